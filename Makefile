@@ -1,0 +1,38 @@
+# One front door: `make` alone lists what there is.
+
+VENV := .venv
+BIN := $(VENV)/bin
+profile ?= cpu
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again: nothing to do
+	@./setup.sh $(profile)
+
+demo: setup ## train the small model on a CPU for a few steps, end to end
+	$(BIN)/empo2 train --profile cpu name=demo
+
+test: setup ## run all tests
+	$(BIN)/python -m pytest
+
+# pyright follows folders, not the import hook of an editable install: build/links shows it the package `empo2`.
+check: setup ## lint, formatting and types
+	@mkdir -p build/links/empo2
+	@ln -sfn -t build/links/empo2 ../../../recipe ../../../memory ../../../agents
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12 --no-annotate \
+	--custom-compile-command "make lock" --overrides overrides.txt --excludes excludes.txt
+
+lock: setup ## resolve requirements/*.in anew into the pinned lists
+	$(LOCK) --excludes excludes-cpu.txt cpu.in --output-file cpu.txt
+	$(LOCK) gpu.in --output-file gpu.txt
+
+clean: ## remove what was built and installed; runs/ stays
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

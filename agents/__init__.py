@@ -1,0 +1,1 @@
+"""Agents and their environments: ordinary OpenAI clients that know nothing of training."""

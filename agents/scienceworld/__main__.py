@@ -1,0 +1,56 @@
+"""Play one episode by hand against any OpenAI-compatible server, and print it. Nothing is trained or posted."""
+
+import argparse
+import os
+from typing import get_args
+
+from .agent import MAX_TOKENS, MODEL, connect, play
+from .tasks import SIMPLIFICATIONS, ActionForm, Episode, paper_max_steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m empo2.agents.scienceworld",
+        description=__doc__,
+        epilog="example: python -m empo2.agents.scienceworld --task find-animal --variation 0 "
+        "--base-url http://127.0.0.1:8000/v1 --model Qwen/Qwen2.5-7B-Instruct",
+    )
+    parser.add_argument("--task", required=True, help="a ScienceWorld task, such as find-animal or power-component")
+    parser.add_argument("--variation", type=int, default=0, help="which variation of the task (default: %(default)s)")
+    parser.add_argument("--base-url", required=True, help="the server's OpenAI address, ending in /v1")
+    parser.add_argument("--model", default=MODEL, help="the name it serves the model under (default: %(default)s)")
+    parser.add_argument("--key", default=os.environ.get("OPENAI_API_KEY", ""), help="default: $OPENAI_API_KEY")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="per reply (default: %(default)s)")
+    parser.add_argument(
+        "--actions",
+        choices=get_args(ActionForm),
+        default="free-text",
+        help="write actions, or choose one of a numbered list, which small models can (default: %(default)s)",
+    )
+    parser.add_argument("--choices", type=int, default=12, help="actions in that list (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="draws that list (default: %(default)s)")
+    parser.add_argument("--max-steps", type=int, help="actions in the episode (default: the paper's, mostly 30)")
+    parser.add_argument(
+        "--simplification",
+        default="easy",
+        help=f"some of {', '.join(SIMPLIFICATIONS)}, joined by commas (default: %(default)s, all of them)",
+    )
+    args = parser.parse_args()
+    try:
+        episode = Episode(
+            task=args.task,
+            variation=args.variation,
+            simplification=args.simplification,
+            max_steps=paper_max_steps(args.task) if args.max_steps is None else args.max_steps,
+            actions=args.actions,
+            choices=args.choices,
+            seed=args.seed,
+        )
+        outcome = play(episode, connect(args.base_url, args.key, args.model, args.max_tokens), show=print)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    print(outcome.message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""config.yaml + profile + user's file + ``key=value`` arguments -> checked settings."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import ConfigError
+
+DEFAULTS = Path(__file__).with_name("config.yaml")
+
+# Sections whose keys belong to others: the agent's variables, the task source's arguments, verl's options. The first
+# two are replaced whole where a layer names another agent class or task source.
+_OPEN = ("agent.env", "tasks.args", "verl")
+_REPLACED_WITH = {"agent.class": "agent.env", "tasks.source": "tasks.args"}
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+class Run(_Section):
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None
+    directory: str
+    steps: Positive
+    validate_every: NotNegative
+    validate_first: bool
+    save_every: NotNegative
+    keep_checkpoints: Positive
+    loggers: list[str]
+
+
+class Algorithm(_Section):
+    name: Literal["empo2", "grpo"]
+    seed: int
+    memory_probability: Probability
+    off_policy_probability: Probability
+    mode_per: Literal["step", "group"]
+    mask_threshold: Probability
+    intrinsic_coefficient: Annotated[float, Field(ge=0)]
+    novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
+    return_scale: Annotated[float, Field(gt=0)]
+    success_return: float
+    tasks_per_step: Positive
+    rollouts_per_task: Annotated[int, Field(ge=2)]
+    mini_batch_tasks: Positive
+    learning_rate: Annotated[float, Field(gt=0)]
+    clip_low: Annotated[float, Field(ge=0, le=1)]
+    clip_high: Annotated[float, Field(ge=0)]
+    clip_dual: Annotated[float, Field(gt=1)]
+    kl_coefficient: Annotated[float, Field(ge=0)]
+    entropy_coefficient: Annotated[float, Field(ge=0)]
+
+
+class Model(_Section):
+    path: str
+    temperature: Annotated[float, Field(gt=0)]
+    val_temperature: Annotated[float, Field(ge=0)]
+    max_prompt_tokens: Positive
+    max_episode_tokens: Positive
+    max_context_tokens: Positive
+
+
+class Agent(_Section):
+    class_: Annotated[str, Field(alias="class", pattern=r"^[\w.]+:\w+$")]
+    env: dict[str, str]
+    time_limit: Positive
+    concurrency: Positive
+
+
+class Tasks(_Section):
+    source: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    args: dict[str, Any]
+
+
+class Memory(_Section):
+    scope: list[str]
+    top_k: Positive
+    min_similarity: Annotated[float, Field(ge=-1, lt=1)]
+    capacity: Positive
+    embedder: str
+    embedder_device: str
+
+
+class Reflection(_Section):
+    max_words: Positive
+    max_tokens: Positive
+    temperature: Annotated[float, Field(ge=0)]
+    timeout: Annotated[float, Field(gt=0)]
+
+
+class Gateway(_Section):
+    host: str
+    port: Annotated[int, Field(ge=0, le=65535)]
+    key: str | None
+
+
+class Hardware(_Section):
+    device: Literal["gpu", "cpu"]
+    nodes: Positive
+    gpus_per_node: Positive
+    tensor_parallel: Positive
+    gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)]
+    offload: bool
+    micro_batch: Positive
+    max_sequences: Positive
+    kv_cache: Positive
+
+
+class Settings(_Section):
+    """All settings of a run, checked. Their meaning stands in config.yaml, once."""
+
+    run: Run
+    algorithm: Algorithm
+    model: Model
+    agent: Agent
+    tasks: Tasks
+    memory: Memory
+    reflection: Reflection
+    gateway: Gateway
+    hardware: Hardware
+    verl: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dict with config.yaml's keys."""
+        return self.model_dump(by_alias=True)
+
+
+def load_settings(
+    profile: str | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    file: Path | None = None,
+    layer: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Lay profile, user's YAML file, a nested mapping and ``key=value`` arguments over config.yaml, and check them.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest right one), a wrong type or value, an unreadable file.
+    """
+    values = yaml.safe_load(DEFAULTS.read_text())
+    profiles = values.pop("profiles")
+    if profile is not None:
+        if profile not in profiles:
+            raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
+        _lay_over(values, profiles[profile])
+    if file is not None:
+        _lay_over(values, _read_yaml(file))
+    if layer is not None:
+        _lay_over(values, layer)
+    for argument in overrides:
+        _lay_over(values, _parse_override(argument))
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
+    _check_together(settings)
+    return settings
+
+
+def _read_yaml(file: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {file}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {file}: must be a mapping of sections, such as 'algorithm: {{seed: 1}}'")
+    return content
+
+
+def _parse_override(argument: str) -> dict[str, Any]:
+    key, equals, text = argument.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{argument!r}: settings are given as key=value, such as algorithm.seed=1")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(
+            f"{argument!r}: the value is not YAML; put quotes around text with special characters"
+        ) from None
+    if isinstance(value, str) and _is_number(value):
+        value = float(value)  # YAML 1.1 reads 1e-6 as text
+    nested: Any = value
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return nested
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _lay_over(base: dict[str, Any], layer: Mapping[str, Any], path: str = "") -> None:
+    for selector, section in _REPLACED_WITH.items():
+        parent, key = selector.split(".")
+        if path == parent and layer.get(key, base[key]) != base[key]:
+            base[section.split(".")[1]] = {}
+    for key, value in layer.items():
+        here = f"{path}.{key}" if path else str(key)
+        inside_open = path.startswith(_OPEN)
+        if key not in base and not inside_open:
+            raise ConfigError(f"{here}={value!r}: there is no such setting{_nearest(here)}")
+        if isinstance(base.get(key), dict):
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"{here}={value!r}: is a section; set one of its keys, such as {here}.{_first(base[key])}"
+                )
+            _lay_over(base[key], value, here)
+        else:
+            base[key] = value
+
+
+def _first(section: Mapping[str, Any]) -> str:
+    return next(iter(section), "NAME")
+
+
+def _nearest(key: str) -> str:
+    defaults = yaml.safe_load(DEFAULTS.read_text())
+    del defaults["profiles"]
+    known = [f"{section}.{name}" for section, names in defaults.items() for name in names] + list(defaults)
+    name = key.rsplit(".", 1)[-1]
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6) or [
+        candidate for candidate in known if candidate.rsplit(".", 1)[-1] == name
+    ]
+    return f"; did you mean {close[0]}?" if close else "; see config.yaml for all of them"
+
+
+def _explain(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{key}={problem['input']!r}: {message}"
+
+
+def _check_together(settings: Settings) -> None:
+    """What no single value shows."""
+    model, hardware, algorithm = settings.model, settings.hardware, settings.algorithm
+    if model.max_prompt_tokens + model.max_episode_tokens > model.max_context_tokens:
+        raise ConfigError(
+            f"model.max_context_tokens={model.max_context_tokens}: must hold max_prompt_tokens + max_episode_tokens "
+            f"= {model.max_prompt_tokens + model.max_episode_tokens}"
+        )
+    gpus = hardware.nodes * hardware.gpus_per_node
+    if gpus % hardware.tensor_parallel:
+        raise ConfigError(f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {gpus} GPUs")
+    if algorithm.mini_batch_tasks > algorithm.tasks_per_step:
+        raise ConfigError(
+            f"algorithm.mini_batch_tasks={algorithm.mini_batch_tasks}: must not exceed tasks_per_step="
+            f"{algorithm.tasks_per_step}"
+        )
+    rows = algorithm.tasks_per_step * algorithm.rollouts_per_task
+    if rows % gpus:
+        raise ConfigError(
+            f"algorithm.tasks_per_step={algorithm.tasks_per_step}: times rollouts_per_task="
+            f"{algorithm.rollouts_per_task} must be a multiple of the {gpus} GPUs"
+        )

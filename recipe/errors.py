@@ -1,0 +1,21 @@
+"""The exceptions of this package: each one is a single line that names the key, the value and the fix."""
+
+
+class Empo2Error(Exception):
+    """Base class; the command line prints its message and exits with ``exit_code``."""
+
+    exit_code = 1
+
+
+class ConfigError(Empo2Error):
+    """A setting is unknown, ill-typed or impossible."""
+
+    exit_code = 2
+
+
+class ProcessError(Empo2Error):
+    """A process of the run ended when it should not have."""
+
+
+class NoUsableRollouts(Empo2Error):
+    """No rollout of a step can be trained on."""

@@ -1,0 +1,546 @@
+"""agent-lightning's gateway with a memory: its own app, one ASGI middleware and the ``/empo2`` routes.
+
+For rollouts that the trainer tagged (``metadata.empo2``) the middleware shows tips in their requests, records one
+``empo2_call`` event beside each of agent-lightning's ``model_request`` events, and asks for a tip when they end. All
+other traffic passes through byte for byte. Whatever fails here is counted and costs tips, never the agent's call.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import structlog
+from agentlightning.schemas import TERMINAL_STATES, RolloutState
+from agentlightning.server.app import _build_auth_dependency, create_app
+from agentlightning.server.proxy import ProxyRouter
+from agentlightning.server.routes.events import record_event
+from agentlightning.server.store import _events, _rollouts
+from empo2.memory import Step
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from pydantic import BaseModel
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .config import Settings
+from .injection import ChatTips, PromptTips, chat_state, newest_turn, prompt_state, render_tips
+from .recall import Recall
+from .reflection import clean_tip, question, reflection_chats, reply_of, spoken
+
+log = structlog.get_logger()
+
+_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/train/openai/v1/(chat/completions|completions)")
+_ROLLOUT = re.compile(r"/api/rollouts/([^/]+)")
+
+# The fields of a chat completion that decide how vLLM renders its prompt (vLLM 0.20 TokenizeChatRequest).
+_RENDERING = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "prompt",
+)
+_TOKENIZE_SECONDS = 60
+
+
+@dataclass
+class Call:
+    """One model call of an episode, as it was sent and answered."""
+
+    state: str
+    chat: list[dict[str, Any]]
+    reply: dict[str, Any]
+    key: np.ndarray | None = None
+
+
+@dataclass
+class Episode:
+    """What the gateway holds of a tagged rollout until it is read."""
+
+    rollout_id: str
+    scope: str
+    memory: bool
+    off_policy: bool
+    chat_tips: ChatTips = field(default_factory=ChatTips)
+    prompt_tips: PromptTips = field(default_factory=PromptTips)
+    calls: list[Call] = field(default_factory=list)
+    pending: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+@dataclass
+class Plan:
+    """One request: what is sent in the place of what the agent asked for, and what is known of its state."""
+
+    body: dict[str, Any]
+    state: str
+    key: np.ndarray | None = None
+    tip_ids: list[int] = field(default_factory=list)
+
+
+class EpisodeMemory:
+    """Tips, events and reflections of the rollouts that are being played."""
+
+    def __init__(self, settings: Settings, recall: Recall, special_tokens: list[str]) -> None:
+        self._settings = settings
+        self._recall = recall
+        self._special_tokens = special_tokens
+        self._episodes: dict[str, Episode] = {}
+        self._reflections: set[asyncio.Task[None]] = set()
+        self._counts: Counter[str] = Counter()
+        self._memory_seconds = 0.0
+        self.router: ProxyRouter
+        self.client: httpx.AsyncClient
+
+    def episode(self, rollout_id: str) -> Episode | None:
+        """The episode of a tagged rollout; None for all others."""
+        rollout = _rollouts.get(rollout_id)
+        tag = getattr(rollout.metadata, "empo2", None) if rollout else None
+        if not isinstance(tag, dict):
+            return None
+        if rollout_id not in self._episodes:
+            self._episodes[rollout_id] = Episode(
+                rollout_id,
+                scope=str(tag["scope"]),
+                memory=tag["rollout_mode"] == "memory",
+                off_policy=tag["update_mode"] == "off-policy",
+            )
+        return self._episodes[rollout_id]
+
+    # A call, before it is sent
+
+    async def plan(self, episode: Episode, body: dict[str, Any]) -> Plan:
+        """The request with its tips. Never raises: without the memory the call goes on as the agent wrote it."""
+        started = time.perf_counter()
+        self._counts["calls"] += 1
+        try:
+            if isinstance(body.get("messages"), list):
+                return await self._plan_chat(episode, body)
+            if isinstance(body.get("prompt"), str):
+                return await self._plan_prompt(episode, body)
+            self._counts["calls_without_text"] += 1  # token ids, or no request at all: the app will say so
+            return Plan(body, state="")
+        except Exception:
+            log.exception("tips left out of a call", rollout_id=episode.rollout_id)
+            self._counts["memory_failures"] += 1
+            return Plan(body, state="")
+        finally:
+            self._memory_seconds += time.perf_counter() - started
+
+    async def _plan_chat(self, episode: Episode, body: dict[str, Any]) -> Plan:
+        messages, tips = body["messages"], episode.chat_tips
+        plan = Plan(body, chat_state(messages))
+        if not episode.memory:
+            return plan
+        turn = newest_turn(messages)
+        block = None if turn is None else tips.block_of(messages, turn)
+        if turn is not None and block is None:
+            block = await self._find_tips(episode, plan)
+            # Another request of the same turn may have been faster: both must show the same tips.
+            known = tips.block_of(messages, turn)
+            block = block if known is None else known
+        plan.body = {**body, "messages": tips.inject(messages, turn, block or "")}
+        return plan
+
+    async def _plan_prompt(self, episode: Episode, body: dict[str, Any]) -> Plan:
+        prompt, tips = body["prompt"], episode.prompt_tips
+        plan = Plan(body, prompt_state(prompt))
+        if not episode.memory:
+            return plan
+        sent = tips.sent_for(prompt)
+        if sent is None:
+            block = await self._find_tips(episode, plan)
+            sent = tips.sent_for(prompt) or tips.inject(prompt, block)
+        plan.body = {**body, "prompt": sent}
+        return plan
+
+    async def _find_tips(self, episode: Episode, plan: Plan) -> str:
+        self._counts["searches"] += 1
+        try:
+            plan.key = await self._recall.embed(plan.state)
+            tips = await self._recall.search(episode.scope, plan.key)
+        except Exception as error:
+            log.error("the memory failed", error=str(error))
+            self._counts["memory_failures"] += 1
+            return ""
+        plan.tip_ids = [tip.id for tip in tips]
+        self._counts["tips_injected"] += len(tips)
+        # A memory may come from another model's run: its tips are cleaned of *this* model's tokens.
+        return render_tips([clean_tip(tip.text, self._special_tokens) for tip in tips])
+
+    def tokenize_without_tips(
+        self, episode: Episode, body: dict[str, Any], plan: Plan
+    ) -> asyncio.Task[list[int]] | None:
+        """Ask vLLM for the ids of the agent's own request, while it generates; None where nothing was put in."""
+        if not episode.off_policy or plan.body == body:
+            return None
+        return asyncio.create_task(self._tokenize(episode, body))
+
+    async def _tokenize(self, episode: Episode, body: dict[str, Any]) -> list[int]:
+        server = self.router.select_server(self.router.model_name, episode.rollout_id)
+        url = server.endpoint.rstrip("/").removesuffix("/v1") + "/tokenize"
+        request = {key: body[key] for key in _RENDERING if key in body} | {"model": server.model}
+        response = await self.client.post(url, json=request, timeout=_TOKENIZE_SECONDS)
+        response.raise_for_status()
+        return response.json()["tokens"]
+
+    # A call, after it was answered
+
+    def answered(
+        self,
+        episode: Episode,
+        attempt_id: str,
+        body: dict[str, Any],
+        plan: Plan,
+        tip_free: asyncio.Task[list[int]] | None,
+        response: dict[str, Any],
+    ) -> None:
+        """Record a call in the background: the agent has its reply already."""
+        reply = reply_of(response)
+        prompt_ids = response.get("prompt_token_ids") or (response.get("choices") or [{}])[0].get("prompt_token_ids")
+        if reply is None or not prompt_ids:
+            return
+        if "prompt" in body and plan.body is not body:
+            episode.prompt_tips.replied(body["prompt"], spoken(reply))
+        chat = plan.body.get("messages") or [{"role": "user", "content": str(plan.body.get("prompt"))}]
+        call = Call(plan.state, chat, reply, plan.key)
+        episode.calls.append(call)
+        task = asyncio.create_task(self._record(episode, attempt_id, call, plan.tip_ids, prompt_ids, tip_free))
+        episode.pending.add(task)
+        task.add_done_callback(episode.pending.discard)
+
+    async def _record(
+        self,
+        episode: Episode,
+        attempt_id: str,
+        call: Call,
+        tip_ids: list[int],
+        prompt_ids: list[int],
+        tip_free: asyncio.Task[list[int]] | None,
+    ) -> None:
+        data: dict[str, Any] = {"prompt_token_ids": prompt_ids, "tip_ids": tip_ids, "scope": episode.scope}
+        try:
+            data["tip_free_prompt_token_ids"] = prompt_ids if tip_free is None else await tip_free
+        except Exception as error:
+            # The event is recorded without them; the trainer leaves such a turn out of an off-policy update.
+            log.error("no tip-free prompt", rollout_id=episode.rollout_id, error=repr(error))
+            self._counts["tokenize_failures"] += 1
+        try:
+            if call.state:
+                call.key = await self._recall.embed(call.state) if call.key is None else call.key
+                visits = await self._recall.visit(episode.scope, call.state, call.key)
+                data |= {"visits": visits, "intrinsic_reward": 1 / visits}
+        except Exception as error:
+            log.error("the memory failed", error=str(error))
+            self._counts["memory_failures"] += 1
+        try:
+            record_event(episode.rollout_id, attempt_id, "empo2_call", data)
+        except HTTPException:
+            log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
+
+    async def settle(self, rollout_id: str) -> None:
+        """Wait until all answered calls of a rollout have their events."""
+        episode = self._episodes.get(rollout_id)
+        if episode is not None and episode.pending:
+            await asyncio.wait(set(episode.pending))
+
+    # An episode, after it ended
+
+    def finished(self, episode: Episode, state: RolloutState, events: list[Any]) -> None:
+        """Ask for the episode's tip in the background. A rollout without calls or score has none to give.
+
+        Args:
+            events: the rollout's own list, held from before its end: the trainer deletes it once it has read it.
+        """
+        if state != RolloutState.SUCCEEDED or not episode.calls:
+            return
+        rewards = [event.data.get("value") for event in events if event.event_type == "reward"]
+        if not rewards or not isinstance(rewards[-1], int | float):
+            return
+        task = asyncio.create_task(self._reflect(episode, float(rewards[-1])))
+        self._reflections.add(task)
+        task.add_done_callback(self._reflections.discard)
+
+    async def _reflect(self, episode: Episode, score: float) -> None:
+        try:
+            async with asyncio.timeout(self._settings.reflection.timeout):
+                await asyncio.gather(*episode.pending, return_exceptions=True)
+                tip = clean_tip(await self._ask_for_tip(episode, score), self._special_tokens)
+            if not tip:
+                raise ValueError("the model answered with no text")
+            steps = [Step(c.state, c.key, spoken(c.reply)) for c in episode.calls if c.key is not None]
+            success = score >= self._settings.algorithm.success_return
+            await self._recall.remember(episode.scope, episode.rollout_id, tip, score, success, steps)
+            self._counts["tips_written"] += 1
+        except (Exception, asyncio.CancelledError) as error:
+            log.error("no tip", rollout_id=episode.rollout_id, error=repr(error))
+            self._counts["reflections_failed"] += 1
+
+    async def _ask_for_tip(self, episode: Episode, score: float) -> str:
+        """Straight to the model server: a call on the rollout's own URL would become a trained row."""
+        settings = self._settings.reflection
+        server = self.router.select_server(self.router.model_name, episode.rollout_id)
+        chats, replies = [call.chat for call in episode.calls], [call.reply for call in episode.calls]
+        for chat in reflection_chats(chats, replies, question(score, settings.max_words)):
+            response = await self.client.post(
+                f"{server.endpoint.rstrip('/')}/chat/completions",
+                json={
+                    "model": server.model,
+                    "messages": chat,
+                    "max_tokens": settings.max_tokens,
+                    "temperature": settings.temperature,
+                },
+                timeout=settings.timeout,
+            )
+            if response.status_code != 400:  # 400: longer than the model's context, or a role that it does not know
+                break
+        response.raise_for_status()
+        return spoken(reply_of(response.json()) or {})
+
+    async def drain(self, timeout: float) -> dict[str, float]:
+        """Wait for the reflections under way, at most ``timeout`` seconds, and hand out the step's metrics."""
+        if self._reflections:
+            _, late = await asyncio.wait(set(self._reflections), timeout=timeout)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        counts, self._counts = self._counts, Counter()
+        seconds, self._memory_seconds = self._memory_seconds, 0.0
+        return {
+            "empo2/calls": counts["calls"],
+            "empo2/tips_injected_per_call": counts["tips_injected"] / max(counts["searches"], 1),
+            "empo2/tips_written": counts["tips_written"],
+            "empo2/reflections_failed": counts["reflections_failed"],
+            "empo2/memory_failures": counts["memory_failures"],
+            "empo2/tokenize_failures": counts["tokenize_failures"],
+            "empo2/memory_ms_per_call": 1000 * seconds / max(counts["calls"], 1),
+            "empo2/memory_size": await self._recall.size(),
+        }
+
+    def forget(self, rollout_id: str) -> None:
+        """The trainer has read the rollout."""
+        self._episodes.pop(rollout_id, None)
+
+    def state(self) -> dict[str, int]:
+        return {"episodes": len(self._episodes), "reflections": len(self._reflections)}
+
+
+class MemoryMiddleware:
+    """Sees an agent's calls before vLLM does, and a rollout's end before the trainer does."""
+
+    def __init__(self, app: ASGIApp, *, memory: EpisodeMemory, key: str) -> None:
+        self._app = app
+        self._memory = memory
+        self._authenticate = _build_auth_dependency(key)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        method, path = scope["method"], scope["path"]
+        if method == "POST" and (match := _CALL.fullmatch(path)):
+            episode = self._memory.episode(match[1])
+            if episode is not None and await self._allowed(scope):
+                return await self._call(episode, match[2], scope, receive, send)
+        elif method == "PATCH" and (match := _ROLLOUT.fullmatch(path)):
+            episode = self._memory.episode(match[1])
+            if episode is not None:
+                return await self._patch(episode, scope, receive, send)
+        elif method == "DELETE" and (match := _ROLLOUT.fullmatch(path)):
+            await self._app(scope, receive, send)
+            if match[1] not in _rollouts:
+                self._memory.forget(match[1])
+            return None
+        return await self._app(scope, receive, send)
+
+    async def _allowed(self, scope: Scope) -> bool:
+        try:
+            await self._authenticate(Request(scope))
+        except HTTPException:
+            return False  # the app answers
+        return True
+
+    async def _call(self, episode: Episode, attempt_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        raw, receive = await _read(receive)
+        body = _json_object(raw)
+        if body is None:
+            return await self._app(scope, receive, send)
+        plan = await self._memory.plan(episode, body)
+        if plan.body is not body:
+            scope, receive = _with_body(scope, receive, json.dumps(plan.body).encode())
+        tip_free = self._memory.tokenize_without_tips(episode, body, plan)
+        status, chunks = 0, []
+
+        async def capture(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            chunks.append(message.get("body", b""))
+            if message["type"] == "http.response.body" and not message.get("more_body", False) and status == 200:
+                # Before the last byte leaves: the agent may report its reward and be gone a moment later.
+                response = _json_object(b"".join(chunks))
+                if response is not None:
+                    self._memory.answered(episode, attempt_id, body, plan, tip_free, response)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, capture)
+        finally:
+            if status != 200 and tip_free is not None:
+                tip_free.cancel()
+
+    async def _patch(self, episode: Episode, scope: Scope, receive: Receive, send: Send) -> None:
+        attempts = _events.get(episode.rollout_id, {})
+        before = _rollouts[episode.rollout_id].status.state
+        await self._app(scope, receive, send)
+        rollout = _rollouts.get(episode.rollout_id)
+        if rollout is None or before in TERMINAL_STATES or rollout.status.state not in TERMINAL_STATES:
+            return
+        events = [event for attempt in attempts.values() for event in attempt]
+        self._memory.finished(episode, rollout.status.state, events)
+
+
+async def _read(receive: Receive) -> tuple[bytes, Receive]:
+    """The request's body, and a ``receive`` that gives it again and then the client's own messages.
+
+    The route waits for ``http.disconnect`` while it forwards: an agent that gives up must stay noticed.
+    """
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return body, _replay(message, receive)
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body, _replay({"type": "http.request", "body": body, "more_body": False}, receive)
+
+
+def _replay(message: Message, receive: Receive) -> Receive:
+    first = [message]
+
+    async def replayed() -> Message:
+        return first.pop() if first else await receive()
+
+    return replayed
+
+
+def _with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Receive]:
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+    headers.append((b"content-length", str(len(body)).encode()))
+    first = {"type": "http.request", "body": body, "more_body": False}
+    state = [first]
+
+    async def replaced() -> Message:
+        if state:
+            await receive()  # the agent's own body
+            return state.pop()
+        return await receive()
+
+    return {**scope, "headers": headers}, replaced
+
+
+def _json_object(raw: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(raw)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class DrainRequest(BaseModel):
+    timeout: float
+
+
+class SnapshotRequest(BaseModel):
+    path: str
+
+
+def make_gateway(
+    settings: Settings, *, model_path: str, key: str, memory_file: Path, recall: Recall | None = None
+) -> FastAPI:
+    """agent-lightning's app with EMPO²'s middleware and routes, to be served in the place of ``agl-server``.
+
+    Args:
+        model_path: the name that the trainer registers its vLLM servers under, a resolved ``model.path``.
+        key: what every caller must present; empty for none.
+        memory_file: the run's memory, created if absent.
+    """
+    app = create_app(
+        {
+            "key": key,
+            "default_proxy": {
+                "model_name": model_path,
+                "include_log_probs": True,
+                "train": {"temperature": settings.model.temperature},
+                "val": {"temperature": settings.model.val_temperature},
+            },
+        }
+    )
+    recall = recall or Recall(settings, memory_file)
+    memory = EpisodeMemory(settings, recall, special_tokens(model_path))
+    app.add_middleware(MemoryMiddleware, memory=memory, key=key)
+    app.include_router(_routes(memory, recall, model_path), dependencies=[Depends(_build_auth_dependency(key))])
+    upstream_lifespan = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        async with upstream_lifespan(app) as state:
+            memory.router, memory.client = app.state.proxy_router, app.state.http_client
+            recall.start()
+            try:
+                yield state
+            finally:
+                await memory.drain(timeout=settings.reflection.timeout)
+                await recall.close()
+
+    app.router.lifespan_context = lifespan
+    return app
+
+
+def _routes(memory: EpisodeMemory, recall: Recall, model_path: str) -> APIRouter:
+    router = APIRouter(prefix="/empo2", tags=["empo2"])
+
+    @router.get("/state")
+    async def state() -> dict[str, Any]:
+        return {"model": model_path, "memory_size": await recall.size(), **memory.state()}
+
+    @router.post("/rollouts/{rollout_id}/settle")
+    async def settle(rollout_id: str) -> dict[str, str]:
+        await memory.settle(rollout_id)
+        return {"status": "ok"}
+
+    @router.post("/drain")
+    async def drain(request: DrainRequest) -> dict[str, float]:
+        return await memory.drain(request.timeout)
+
+    @router.post("/snapshot")
+    async def snapshot(request: SnapshotRequest) -> dict[str, str]:
+        await recall.snapshot(Path(request.path))
+        return {"path": request.path}
+
+    return router
+
+
+def special_tokens(model_path: str) -> list[str]:
+    """The tokens that a model's tokenizer adds to plain text, longest first (``tokenizer.json``).
+
+    Raises:
+        OSError: the model has no ``tokenizer.json``, or the hub cannot be reached for it.
+    """
+    file = Path(model_path) / "tokenizer.json"
+    if not file.parent.is_dir():
+        from huggingface_hub import hf_hub_download
+
+        file = Path(hf_hub_download(model_path, "tokenizer.json"))
+    added = json.loads(file.read_text())["added_tokens"]
+    return sorted({token["content"] for token in added if token["content"].strip()}, key=len, reverse=True)

@@ -1,0 +1,413 @@
+"""Starts gateway, controller and trainer as processes of their own, watches them, and stops exactly what it started."""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .config import Settings
+from .errors import ConfigError, Empo2Error, ProcessError
+from .models import resolve_model
+
+_STOP_SECONDS = 20
+_GATEWAY_SECONDS = 120
+_LOG_LINES = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Training and validation tasks: JSON-like rows, each of which becomes a rollout's input."""
+
+    train: list[dict[str, Any]]
+    val: list[dict[str, Any]]
+
+
+def check_agent(settings: Settings) -> str | None:
+    """Import the agent's class, here and not in each rollout's log; what its ``check()`` says, if it has one.
+
+    Raises:
+        ConfigError: the class cannot be had, or what it needs is missing.
+    """
+    name = settings.agent.class_
+    loaded = _load(name, "agent.class")
+    if not hasattr(loaded, "run"):
+        raise ConfigError(
+            f"agent.class={name!r}: has no run() method; agent-lightning calls {name.split(':')[1]}().run()"
+        )
+    try:
+        return loaded.check() if hasattr(loaded, "check") else None
+    except Exception as error:
+        raise ConfigError(f"agent.class={name!r}: {error}") from None
+
+
+def load_tasks(settings: Settings) -> Tasks:
+    """The tasks that ``tasks.source`` names.
+
+    Raises:
+        ConfigError: the function cannot be had, refuses its arguments, or gives too few tasks for one step.
+    """
+    tasks = settings.tasks
+    try:
+        train, val = _load(tasks.source, "tasks.source")(**tasks.args)
+    except (TypeError, ValueError, KeyError, OSError) as error:
+        raise ConfigError(f"tasks.args={tasks.args}: {error}") from None
+    if not train or not val:
+        raise ConfigError(f"tasks.source={tasks.source!r}: gave {len(train)} training and {len(val)} validation tasks")
+    # agent-lightning drops an incomplete batch: few tasks are repeated until they fill one.
+    repeats = -(-settings.algorithm.tasks_per_step // len(train))
+    return Tasks([dict(row) for row in train] * repeats, [dict(row) for row in val])
+
+
+def _load(name: str, key: str) -> Any:
+    module, attribute = name.split(":")
+    sys.path[:0] = [os.getcwd()] if os.getcwd() not in sys.path else []
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise ConfigError(f"{key}={name!r}: cannot be imported: {error}") from None
+
+
+def make_run_directory(settings: Settings, profile: str | None) -> Path:
+    """A new folder with the resolved settings in it.
+
+    Raises:
+        ConfigError: it exists already.
+    """
+    name = settings.run.name or f"{profile or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
+    directory = Path(settings.run.directory, name).absolute()
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(f"run.name={name!r}: {directory} exists; give another run.name, or remove it") from None
+    write_settings(settings, directory)
+    return directory
+
+
+def write_settings(settings: Settings, directory: Path) -> None:
+    values = settings.to_dict()
+    values["gateway"]["key"] = None  # the run folder may be shown to others
+    (directory / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket for the gateway to inherit, so that a free port stays ours.
+
+    Raises:
+        ConfigError: the port is taken or the host is not this machine's.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"gateway.port={port} on {host}: {error.strerror}; 0 takes a free one") from None
+    listener.listen(1024)
+    return listener
+
+
+@dataclass
+class Processes:
+    """The processes of one run, each with its log, and everything that they start in turn."""
+
+    directory: Path
+    environment: dict[str, str]
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str, command: list[str], inherit: tuple[int, ...] = ()) -> None:
+        with (self.directory / f"{name}.log").open("wb") as log:
+            self.running[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                pass_fds=inherit,
+                start_new_session=True,  # Ctrl-C is the launcher's to hear
+            )
+
+    def check(self) -> None:
+        """Raise if a process has ended that should not have.
+
+        Raises:
+            ProcessError: names it, with the error that it printed or the end of its log.
+        """
+        for name, process in self.running.items():
+            if process.poll() not in (None, 0) or (process.poll() == 0 and name != "trainer"):
+                raise ProcessError(
+                    f"{name} {_ending(process.returncode)}: {_last_words(self.directory / f'{name}.log')}"
+                )
+
+    def stop(self) -> None:
+        """End everything that was started: first asked, then killed. By descent, never by name or port."""
+        for process in self.running.values():
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in self.running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+        # Orphans have become our own children (the launcher is their subreaper).
+        while descendants := psutil.Process().children(recursive=True):
+            for descendant in descendants:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    descendant.kill()
+            psutil.wait_procs(descendants, timeout=1)
+            _reap()
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    ours = [line for line in lines if line.startswith("empo2: error: ")]
+    if ours:
+        return ours[-1].removeprefix("empo2: error: ")
+    return f"the end of {log}:\n" + "\n".join(lines[-_LOG_LINES:])
+
+
+def launch(settings: Settings, profile: str | None, console: Console) -> Path:
+    """Train: everything on this machine. Returns the run folder.
+
+    Raises:
+        Empo2Error: something is wrong before the start, or a process ended; nothing is left running.
+    """
+    started = time.monotonic()
+    said = check_agent(settings)
+    tasks = load_tasks(settings)
+    model = _model(settings)
+    with bind(settings.gateway.host, settings.gateway.port) as listener:
+        directory = make_run_directory(settings, profile)
+        host, port = listener.getsockname()[:2]
+        url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        key = settings.gateway.key or os.environ.get("EMPO2_KEY") or secrets.token_urlsafe(24)
+        console.print(f"run    {directory}\nmodel  {model}", soft_wrap=True, highlight=False)
+        if said:
+            console.print(f"agent  {said}", soft_wrap=True, highlight=False)
+        console.print(f"tasks  {len(tasks.train)} for training, {len(tasks.val)} for validation", highlight=False)
+
+        environment = {**os.environ, "EMPO2_KEY": key, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
+        processes = Processes(directory, environment)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        with _signals_as_exceptions():
+            try:
+                cli = [sys.executable, "-m", "empo2.recipe.cli"]
+                config = ["--config", str(directory / "config.yaml")]
+                processes.start(
+                    "trainer", [*cli, "train", *config, "--gateway", url, "--run-directory", str(directory)]
+                )
+                processes.start(
+                    "gateway",
+                    [
+                        *cli,
+                        "gateway",
+                        *config,
+                        "--fd",
+                        str(listener.fileno()),
+                        "--memory",
+                        str(directory / "memory.sqlite"),
+                    ],
+                    inherit=(listener.fileno(),),
+                )
+                _wait_for_gateway(url, processes)
+                processes.start("controller", _controller(settings, url))
+                _watch(settings, url, key, directory, processes, console, started)
+            finally:
+                with _signals_ignored():
+                    processes.stop()
+    return directory
+
+
+def _python_path() -> str:
+    """The user's agents may lie in the current folder, which only a script's own interpreter searches."""
+    return os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+
+
+def _model(settings: Settings) -> str:
+    try:
+        return str(resolve_model(settings.model.path))
+    except OSError as error:
+        raise ConfigError(f"model.path: {error}") from None
+
+
+def _controller(settings: Settings, url: str) -> list[str]:
+    code = "from agentlightning.controller.__main__ import main; main()"
+    return [
+        sys.executable,
+        "-c",
+        code,
+        "runner_type=local",
+        f"agl_server.url={url}",
+        "agl_server.key=${oc.env:EMPO2_KEY}",  # not on the command line, where everyone could read it
+        f"local_runner.maximum_size={settings.agent.concurrency}",
+        "local_runner.poll_interval=0.5",
+        "hydra.output_subdir=null",
+        "hydra.run.dir=.",
+        "hydra/job_logging=none",
+        "hydra/hydra_logging=none",
+    ]
+
+
+def _wait_for_gateway(url: str, processes: Processes) -> None:
+    deadline = time.monotonic() + _GATEWAY_SECONDS
+    while True:
+        processes.check()
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
+                return
+        if time.monotonic() > deadline:
+            raise ProcessError(f"gateway does not answer at {url} after {_GATEWAY_SECONDS} s")
+        time.sleep(0.2)
+
+
+def _watch(
+    settings: Settings, url: str, key: str, directory: Path, processes: Processes, console: Console, started: float
+) -> None:
+    """Show progress until the trainer is done."""
+    lines = _metrics(directory / "metrics.jsonl")
+    with (
+        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=10) as client,
+        _progress(console, settings.run.steps) as show,
+    ):
+        first_rollout = None
+        show("loading verl and vLLM", None)
+        while True:
+            processes.check()
+            ended = processes.running["trainer"].poll() == 0
+            for metrics in iter(lambda: next(lines), None):
+                show(_sentence(metrics), metrics["step"])
+            if ended:
+                return
+            with contextlib.suppress(httpx.HTTPError):
+                if first_rollout is None and client.get("/api/rollouts?state_in=running&limit=1").json():
+                    first_rollout = time.monotonic() - started
+                    show(f"first rollout {first_rollout:.0f} s after the start", None)
+            time.sleep(0.5)
+
+
+def _metrics(file: Path) -> Iterator[dict[str, Any] | None]:
+    """The lines of a file that grows; None whenever there is no further whole line yet."""
+    while not file.exists():
+        yield None
+    with file.open() as stream:
+        part = ""
+        while True:
+            part += stream.readline()
+            if part.endswith("\n"):
+                yield json.loads(part)
+                part = ""
+            else:
+                yield None
+
+
+def _sentence(metrics: dict[str, Any]) -> str:
+    parts = []
+    if "training/return" in metrics:
+        memory, off_policy = metrics["empo2/rollout_mode"], metrics["empo2/update_mode"]
+        mode = "off-policy" if off_policy else "memory" if memory else "no memory"
+        parts.append(
+            f"return {metrics['training/return']:7.2f}  {mode:10}  {metrics['empo2/memory_size']:.0f} tips"
+            f"  {metrics.get('timing_s/step', 0):.0f} s"
+        )
+        if metrics["empo2/rollouts_dropped"]:
+            parts.append(f"{metrics['empo2/rollouts_dropped']:.0f} rollouts dropped")
+    if metrics.get("val/return") is not None:
+        parts.append(f"validation {metrics['val/return']:.2f}")
+    return "  ".join(parts)
+
+
+@contextlib.contextmanager
+def _progress(console: Console, steps: int) -> Iterator[Callable[[str, int | None], None]]:
+    """A bar on a terminal, a line a step elsewhere."""
+    if not console.is_terminal:
+        yield lambda text, step: console.print(f"step {step}/{steps}  {text}" if step is not None else text)
+        return
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=steps)
+        yield lambda text, step: progress.update(
+            task, description=text, **({} if step is None else {"completed": step})
+        )
+
+
+@contextlib.contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """SIGTERM stops the run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """A second Ctrl-C must not leave half of the processes."""
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
+    """The trainer alone, in this process, against a gateway that runs elsewhere.
+
+    Raises:
+        Empo2Error: as ``empo2.recipe.run_empo2`` does.
+    """
+    tasks = load_tasks(settings)
+    model = _model(settings)
+
+    from . import run_empo2
+    from .verl_config import build_verl_config
+
+    config = build_verl_config(settings, model_path=model, run_directory=directory, gateway_url=url, gateway_key=key)
+    try:
+        run_empo2(config, tasks.train, tasks.val)
+    except Empo2Error:
+        raise
+    finally:
+        import ray
+
+        ray.shutdown()

@@ -1,0 +1,225 @@
+"""A run's ``metrics.jsonl`` as a table of its steps and as a picture of its curves."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .errors import Empo2Error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Console
+    from rich.table import Table
+
+type Row = dict[str, float | None]
+"""One step's metrics by name, ``step`` among them; null where a value was not finite."""
+
+
+class Series(NamedTuple):
+    """One line of a panel: values are multiplied by ``scale`` (100: fraction to percent)."""
+
+    key: str
+    label: str
+    color: str
+    scale: float = 1
+
+
+class Panel(NamedTuple):
+    title: str
+    unit: str
+    series: tuple[Series, ...]
+
+
+# Colours that colour-blind readers can tell apart (Okabe and Ito, 2008).
+_BLUE, _GREEN, _RED, _GREY, _BLACK = "#0072B2", "#009E73", "#D55E00", "#8C8C8C", "#222222"
+
+_MODES = {  # what a step's rollouts were: marker, colour
+    "no memory": ("o", _BLUE),
+    "memory, on-policy": ("^", _GREEN),
+    "memory, off-policy": ("D", _RED),
+    "mixed": ("s", _GREY),
+}
+_RETURN, _VALIDATION_RETURN = "training/return", "val/return"
+_PANELS = (
+    Panel(
+        "Return",
+        "mean per episode",
+        (Series(_RETURN, "training", _GREY), Series(_VALIDATION_RETURN, "validation", _BLACK)),
+    ),
+    Panel(
+        "Success",
+        "% of episodes",
+        (
+            Series("training/success_rate", "training", _GREY, 100),
+            Series("val/success_rate", "validation", _BLACK, 100),
+        ),
+    ),
+    Panel("Intrinsic return", "mean per episode", (Series("training/intrinsic_return", "", _BLUE),)),
+    Panel("Memory", "tips stored", (Series("empo2/memory_size", "", _GREEN),)),
+    Panel("Injection", "tips per call", (Series("empo2/tips_injected_per_call", "", _GREEN),)),
+    Panel("Masked", "% of off-policy tokens", (Series("empo2/masked_token_fraction", "", _RED, 100),)),
+    Panel("Entropy", "nats per token", (Series("actor/entropy", "", _BLUE),)),
+    Panel(
+        "Time",
+        "seconds per step",
+        (Series("timing_s/step", "whole step", _BLACK), Series("timing_s/gen", "rollouts", _GREY)),
+    ),
+)
+
+
+def read_metrics(run: Path) -> list[Row]:
+    """The rows of ``run/metrics.jsonl`` by ascending step, lines of the same step merged, the newest value winning.
+
+    A line that is not whole (the run is being written, or was killed) is skipped.
+
+    Raises:
+        Empo2Error: there is no such file, or no whole line in it.
+    """
+    file = run / "metrics.jsonl"
+    if not file.is_file():
+        raise Empo2Error(f"{run}: no metrics.jsonl; name the folder of a run, such as runs/demo")
+    steps: dict[int, Row] = {}
+    for line in file.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        steps.setdefault(row["step"], {}).update(row)
+    if not steps:
+        raise Empo2Error(f"{file}: no step yet; look again when the first step, or the validation before it, is done")
+    return [steps[step] for step in sorted(steps)]
+
+
+def step_mode(row: Row) -> str | None:
+    """"no memory", "memory, on-policy", "memory, off-policy", "mixed"; None for a row without training."""
+    memory, off_policy = row.get("empo2/rollout_mode"), row.get("empo2/update_mode")
+    if memory is None:
+        return None
+    if memory == 0:
+        return "no memory"
+    if memory == 1 and off_policy in (0, 1):
+        return "memory, off-policy" if off_policy else "memory, on-policy"
+    return "mixed"
+
+
+def print_table(run: Path, console: "Console | None" = None) -> None:
+    """Print one line a step of ``run``. Raises as `read_metrics`."""
+    from rich.console import Console
+
+    (console or Console()).print(steps_table(read_metrics(run), title=str(run)))
+
+
+def steps_table(rows: Sequence[Row], title: str) -> "Table":
+    """A table with one line for each of `read_metrics`'s rows; what was not measured stays empty."""
+    from rich import box
+    from rich.table import Table
+
+    columns = {
+        "return": (_RETURN, "{:.2f}"),
+        "intrinsic": ("training/intrinsic_return", "{:.2f}"),
+        "val return": (_VALIDATION_RETURN, "{:.2f}"),
+        "val success": ("val/success_rate", "{:.0%}"),
+        "memory": ("empo2/memory_size", "{:.0f}"),
+        "tips/call": ("empo2/tips_injected_per_call", "{:.1f}"),
+        "dropped": ("empo2/rollouts_dropped", "{:.0f}"),
+        "time": ("timing_s/step", "{:.0f} s"),
+    }
+    table = Table("step", "mode", title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.columns[0].justify = "right"
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        cells = (form.format(value) if (value := row.get(key)) is not None else "" for key, form in columns.values())
+        table.add_row(f"{row['step']:.0f}", _mode_text(row), *cells)
+    return table
+
+
+def _mode_text(row: Row) -> str:
+    mode = step_mode(row) or ""
+    if mode != "mixed":
+        return mode
+    return f"{row['empo2/rollout_mode']:.0%} memory, {row.get('empo2/update_mode') or 0:.0%} off-policy"
+
+
+def report(*runs: Path) -> Path:
+    """Draw the curves of one run, or the returns of several in one plot.
+
+    Returns:
+        The PNG file: ``curves.png`` in the run's folder; of several, ``comparison.png`` beside the first one's.
+
+    Raises:
+        Empo2Error: as `read_metrics`.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    style = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
+    with plt.rc_context({**style, "legend.frameon": False, "legend.fontsize": 8, "axes.titleweight": "bold"}):
+        if len(runs) == 1:
+            figure, target = _draw_run(read_metrics(runs[0])), runs[0] / "curves.png"
+        else:
+            named = [(run.resolve().name, read_metrics(run)) for run in runs]
+            figure, target = _draw_comparison(named), runs[0].resolve().parent / "comparison.png"
+        figure.savefig(target, dpi=150)
+        plt.close(figure)
+    return target
+
+
+def _draw_run(rows: Sequence[Row]):
+    import matplotlib.pyplot as plt
+
+    panels = [panel for panel in _PANELS if any(_points(rows, series)[0] for series in panel.series)]
+    columns = min(4, max(1, len(panels)))
+    lines = max(1, -(-len(panels) // columns))
+    figure, grid = plt.subplots(lines, columns, figsize=(4 * columns, 3.2 * lines), squeeze=False, layout="constrained")
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        for series in panel.series:
+            _draw_series(axes, rows, series)
+        if panel.title == "Return":
+            _mark_modes(axes, rows)
+        _label(axes, panel.title, panel.unit)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _draw_comparison(named: Sequence[tuple[str, Sequence[Row]]]):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for index, (name, rows) in enumerate(named):
+        color = f"C{index}"
+        axes.plot(*_points(rows, Series(_RETURN, "", color)), color=color, alpha=0.4, label=f"{name}, training")
+        _draw_series(axes, rows, Series(_VALIDATION_RETURN, f"{name}, validation", color))
+    _label(axes, "Return", "mean per episode")
+    return figure
+
+
+def _points(rows: Sequence[Row], series: Series) -> tuple[list[float], list[float]]:
+    points = [(row["step"], value * series.scale) for row in rows if (value := row.get(series.key)) is not None]
+    return [step for step, _ in points if step is not None], [value for _, value in points]
+
+
+def _draw_series(axes: "Axes", rows: Sequence[Row], series: Series) -> None:
+    steps, values = _points(rows, series)
+    if steps:
+        axes.plot(steps, values, color=series.color, marker=".", markersize=4, label=series.label or None)
+
+
+def _mark_modes(axes: "Axes", rows: Sequence[Row]) -> None:
+    for mode, (marker, color) in _MODES.items():
+        steps, values = _points([row for row in rows if step_mode(row) == mode], Series(_RETURN, "", color))
+        if steps:
+            axes.scatter(steps, values, marker=marker, color=color, s=28, zorder=3, label=mode)
+
+
+def _label(axes: "Axes", title: str, unit: str) -> None:
+    axes.set_title(title, loc="left")
+    axes.set_xlabel("step")
+    axes.set_ylabel(unit)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()

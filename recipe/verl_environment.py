@@ -1,0 +1,26 @@
+"""The environment that verl, vLLM and Ray are imported under, here and in every worker process.
+
+Import it before verl. Variables that the user has set are left as they are.
+"""
+
+import os
+
+import torch
+
+VARIABLES = {"VERL_USE_EXTERNAL_MODULES": "empo2.recipe.compat.verl"}
+
+if not torch.cuda.is_available():
+    cores = sorted(os.sched_getaffinity(0))
+    VARIABLES |= {
+        # vLLM 0.20.2 crashes on "nobind" and "all"; an explicit list works.
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "OMP_NUM_THREADS": str(len(cores)),  # Ray would say 1
+        # Ray hides GPUs from tasks that ask for none; there is none to hide.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+VARIABLES = {name: os.environ.setdefault(name, value) for name, value in VARIABLES.items()}
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # 15, upstream's, starves the model beside its own agents

@@ -1,0 +1,115 @@
+"""One simulator for all tests where isolation is not the point, and a scripted model server."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from empo2.agents.scienceworld import agent
+from empo2.agents.scienceworld.environment import Environment
+from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
+
+
+@pytest.fixture(scope="session")
+def environment() -> Iterator[Environment]:
+    with Environment() as shared:
+        yield shared
+
+
+@pytest.fixture
+def shared_simulator(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """Episodes are played in the shared simulator, which they do not close."""
+    monkeypatch.setattr(agent, "Environment", lambda: nullcontext(environment))
+    return environment
+
+
+@dataclass
+class Server:
+    """An OpenAI-compatible server and an event endpoint in one. Requests and events are kept as they came."""
+
+    url: str
+    reply: Callable[[list[dict]], str] = lambda messages: "look around"  # from the chat to the model's reply
+    refusal: tuple[int, str] | None = None  # instead of a reply: a status and a message
+    chats: list[dict] = field(default_factory=list)
+    events: list[dict] = field(default_factory=list)
+    authorizations: set[str | None] = field(default_factory=set)
+    broken_posts: int = 0  # so many events are received, and their connection broken without an answer
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"AGL_OPENAI_BASE_URL": f"{self.url}/v1", "AGL_EVENT_URL": f"{self.url}/events", "AGL_KEY": "secret"}
+
+    def answer(self, path: str, body: dict) -> tuple[int, dict] | None:
+        if path == "/events":
+            self.events.append(body)
+            if self.broken_posts:
+                self.broken_posts -= 1
+                return None
+            return 201, {}
+        self.chats.append(body)
+        if self.refusal:
+            status, message = self.refusal
+            return status, {"error": {"message": message, "type": "BadRequestError", "code": status}}
+        message = {"role": "assistant", "content": self.reply(body["messages"])}
+        return 200, {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
+            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+        }
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            state.authorizations.add(self.headers["Authorization"])
+            answer = state.answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if answer is None:
+                self.close_connection = True
+                return
+            status, body = answer
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state = Server(f"http://127.0.0.1:{http.server_port}")
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield state
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+@pytest.fixture
+def episode() -> Callable[..., Episode]:
+    """An episode of find-non-living-thing, with what the test changes."""
+
+    def make(**changes: object) -> Episode:
+        defaults = {"task": "find-non-living-thing", "variation": 0, "simplification": "easy", "max_steps": 10}
+        return Episode(**{**defaults, "actions": "free-text", "choices": 12, "seed": 0, **changes})
+
+    return make
+
+
+@pytest.fixture
+def variables() -> Callable[[Episode], dict[str, str]]:
+    """An episode as the environment variables that agent-lightning's controller makes of a rollout's input."""
+
+    def make(episode: Episode) -> dict[str, str]:
+        return {name: str(getattr(episode, path.removeprefix("input."))) for name, path in ENV_MAP.items()}
+
+    return make

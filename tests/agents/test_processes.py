@@ -1,0 +1,145 @@
+"""The agent as a process of its own: run as agent-lightning's controller runs it, failed, killed, and by hand.
+
+Every process started here, Java included, inherits a mark in its environment: none may outlive the agent.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.stack
+
+# agentlightning.controller.local_reconciler.LocalReconciler._spawn_for, 1.0.2
+CONTROLLER = [
+    sys.executable,
+    "-c",
+    "import sys; from agentlightning.controller.local_reconciler import _run_local_reconciler_worker; "
+    "sys.exit(_run_local_reconciler_worker(sys.argv[1]))",
+    "empo2.agents.scienceworld.agent:ScienceWorldAgent",
+]
+BY_HAND = [sys.executable, "-m", "empo2.agents.scienceworld"]
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("EMPO2_TEST_MARK") == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    mark = uuid.uuid4().hex
+    started = []
+
+    def start_one(command: list[str], **environ: str) -> subprocess.Popen[str]:
+        environ = {**os.environ, **environ, "EMPO2_TEST_MARK": mark}
+        process = subprocess.Popen(
+            command, env=environ, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+    deadline = time.monotonic() + 10
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+def test_run_by_the_controller(start, server, episode, variables):
+    server.reply = lambda messages: "focus on air"
+    agent = start(CONTROLLER, **variables(episode(task="find-animal")), **server.variables)
+    _, errors = agent.communicate(timeout=60)
+    assert (agent.returncode, errors) == (0, "")
+    assert [event["data"]["value"] for event in server.events] == [-100]
+
+
+def test_without_a_model_server_the_rollout_fails(start, server, episode, variables):
+    down = {**server.variables, "AGL_OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
+    agent = start(CONTROLLER, **variables(episode()), **down)
+    _, errors = agent.communicate(timeout=60)
+    assert agent.returncode == 1
+    assert errors.strip().endswith("openai.APIConnectionError: Connection error.")
+    assert server.events == []
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_agent_leaves_no_java(start, server, episode, variables, stop):
+    asked, release = threading.Event(), threading.Event()
+
+    def reply(messages: list[dict]) -> str:
+        asked.set()
+        release.wait(30)
+        return "look around"
+
+    server.reply = reply
+    agent = start(CONTROLLER, **variables(episode()), **server.variables)
+    assert asked.wait(30)
+    (java,) = psutil.Process(agent.pid).children()
+    assert java.name() == "java"
+    agent.send_signal(stop)
+    agent.communicate(timeout=10)
+    release.set()
+    java.wait(10)
+    assert server.events == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"JAVA": "/nowhere/java"}, "FileNotFoundError: JAVA='/nowhere/java' is not a java executable"),
+        ({"JAVA_TOOL_OPTIONS": "-Xnonsense"}, "RuntimeError: .*java did not start with JAVA_TOOL_OPTIONS='-Xnonsense'"),
+        ({"SCIENCEWORLD_TASK": "find-aminal"}, "ValueError: task 'find-aminal' is unknown; nearest: find-animal"),
+        ({"SCIENCEWORLD_CHOICES": "many"}, "ValueError: SCIENCEWORLD_CHOICES='many' is not an integer"),
+    ],
+)
+def test_a_wrong_setting_fails_the_rollout_with_one_clear_line(start, server, episode, variables, environ, says):
+    agent = start(CONTROLLER, **{**variables(episode()), **server.variables, **environ})
+    _, errors = agent.communicate(timeout=60)
+    assert agent.returncode == 1
+    assert re.match(says, errors.strip().splitlines()[-1])
+    assert "Exception ignored" not in errors
+    assert server.events == []
+
+
+def test_by_hand_it_prints_the_episode_and_posts_nothing(start, server):
+    server.reply = lambda messages: "go to kitchen"
+    flags = ["--task", "find-animal", "--base-url", f"{server.url}/v1", "--model", "m", "--max-steps", "2"]
+    player = start([*BY_HAND, *flags])
+    output, errors = player.communicate(timeout=60)
+    assert (player.returncode, errors) == (0, "")
+    assert "[user] Your task is to find a(n) animal." in output
+    assert "[assistant] go to kitchen\n[user] You move to the kitchen." in output
+    assert output.endswith("find-animal variation 0: score 25 after 2 of 2 steps\n")
+    assert server.events == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--task", "find-aminal"], "error: task 'find-aminal' is unknown; nearest: find-animal"),
+        (["--task", "boil", "--variation", "30"], "error: variation 30 of boil does not exist: it has 0 to 29"),
+    ],
+)
+def test_by_hand_a_wrong_flag_gets_one_line(start, flags, says):
+    player = start([*BY_HAND, *flags, "--base-url", "http://127.0.0.1:9/v1"])
+    _, errors = player.communicate(timeout=60)
+    assert player.returncode == 2
+    assert says in errors.splitlines()[-1]

@@ -1,0 +1,108 @@
+"""The rows: ScienceWorld's own split, the paper's limits, and one clear line for whatever is wrong."""
+
+import dataclasses
+import json
+
+import pytest
+
+from empo2.agents.scienceworld import tasks
+from empo2.agents.scienceworld.environment import Environment
+from empo2.agents.scienceworld.tasks import ENV_MAP, PAPER_TASKS, TASKS, Episode, load
+
+
+def test_the_paper_plays_18_of_the_30_tasks():
+    assert len(TASKS) == 30
+    assert len(set(PAPER_TASKS)) == 18
+    assert set(PAPER_TASKS) < set(TASKS)
+
+
+@pytest.mark.stack
+def test_rows_are_the_first_variations_of_scienceworlds_own_split():
+    train, test = load(["find-animal", "identify-life-stages-2", "chemistry-mix"], seed=7)
+
+    def variations(rows: list[dict], task: str) -> list[int]:
+        return [row["variation"] for row in rows if row["task"] == task]
+
+    # find-animal: 300 variations, 150 train, 75 dev, 75 test; identify-life-stages-2: 10, 4, 2, 4;
+    # chemistry-mix: 32, 16, 8, 8.
+    assert variations(train, "find-animal") == [0, 1, 2, 3, 4]
+    assert variations(test, "find-animal") == list(range(225, 245))
+    assert variations(train, "identify-life-stages-2") == [0, 1, 2, 3]
+    assert variations(test, "identify-life-stages-2") == [6, 7, 8, 9]
+    assert variations(test, "chemistry-mix") == list(range(24, 32))
+    assert train[0] == {
+        "task": "find-animal",
+        "variation": 0,
+        "simplification": "easy",
+        "max_steps": 30,
+        "actions": "free-text",
+        "choices": 12,
+        "seed": 7,
+    }
+    assert json.loads(json.dumps(train)) == train
+
+
+@pytest.mark.stack
+def test_what_we_list_is_what_scienceworld_knows(environment: Environment):
+    simulator = environment._simulator
+    assert {name.replace("(", "").replace(")", "") for name in simulator.get_task_names()} >= set(TASKS)
+    assert set(tasks.SIMPLIFICATIONS) == {"easy", *simulator.get_possible_simplifications()}
+    for task in TASKS:
+        train, test = environment.split(task)
+        assert train
+        assert test
+        assert not set(train) & set(test)
+
+
+def test_step_limits_are_the_papers():
+    limits = {task: tasks.paper_max_steps(task) for task in TASKS}
+    assert limits.pop("chemistry-mix") == 60
+    assert limits.pop("measure-melting-point-known-substance") == 120
+    assert set(limits.values()) == {30}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"names": ["find-aminal"]}, r"task 'find-aminal' is unknown; nearest: find-animal"),
+        ({"names": ["find-animal", "life-stages-2"]}, r"task 'life-stages-2' .* identify-life-stages-2"),
+        ({"names": ["boil"], "simplification": "easy,opendoors"}, r"simplification 'opendoors' .* openDoors"),
+        (
+            {"names": ["power-component"], "simplification": "noElectricalAction"},
+            "needs electrical actions; use 'easy'",
+        ),
+        ({"names": ["boil"], "actions": "chioce"}, r"actions 'chioce' is unknown; nearest: choice"),
+        ({"names": ["boil"], "max_steps": 0}, "max_steps 0 must be at least 1"),
+        ({"names": ["boil"], "choices": 0}, "choices 0 must be at least 1"),
+        ({"names": ["boil"], "train_variations": 0}, "train_variations 0 must be at least 1"),
+        ({"names": ["boil"], "test_variations": -1}, "test_variations -1 must be at least 1"),
+        ({"names": []}, "no task is named"),
+    ],
+)
+def test_a_wrong_argument_gets_one_line_before_java_starts(wrong, says, monkeypatch):
+    monkeypatch.setattr(tasks, "Environment", lambda: pytest.fail("Java was started"))
+    with pytest.raises(ValueError, match=says) as error:
+        load(**wrong)
+    assert "\n" not in str(error.value)
+
+
+def test_an_episode_comes_back_from_its_variables(episode, variables):
+    original = episode(task="boil", variation=3, simplification="", actions="choice", seed=5)
+    assert Episode.from_env(variables(original)) == original
+    assert list(ENV_MAP.values()) == [f"input.{key}" for key in dataclasses.asdict(original)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"SCIENCEWORLD_VARIATION": "three"}, "SCIENCEWORLD_VARIATION='three' is not an integer"),
+        ({"SCIENCEWORLD_MAX_STEPS": "3.5"}, "SCIENCEWORLD_MAX_STEPS='3.5' is not an integer"),
+        ({"SCIENCEWORLD_SEED": "null"}, "SCIENCEWORLD_SEED='null' is not an integer"),
+        ({"SCIENCEWORLD_TASK": None}, "SCIENCEWORLD_TASK is not set: .*input.task"),
+        ({"SCIENCEWORLD_ACTIONS": "typed"}, "actions 'typed' is unknown"),
+    ],
+)
+def test_a_wrong_variable_is_named(change, says, episode, variables):
+    environ = {name: value for name, value in {**variables(episode()), **change}.items() if value is not None}
+    with pytest.raises(ValueError, match=says):
+        Episode.from_env(environ)
