@@ -18,6 +18,10 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     Raises:
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
-    from .trainer import train  # verl takes seconds to import: the gateway and the command line do without
+    # verl takes many seconds to import: the gateway and the command line do without, and Ray starts first.
+    from .cluster import start_ray
+
+    start_ray(config)
+    from .trainer import train
 
     train(config, train_dataset, val_dataset)

@@ -24,10 +24,11 @@ from agentlightning.server.app import _build_auth_dependency, create_app
 from agentlightning.server.proxy import ProxyRouter
 from agentlightning.server.routes.events import record_event
 from agentlightning.server.store import _events, _rollouts
-from empo2.memory import Step
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from empo2.memory import Step
 
 from .config import Settings
 from .injection import ChatTips, PromptTips, chat_state, newest_turn, prompt_state, render_tips

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+
 from empo2.memory import BatchingEmbedder, Embedder, MemoryStore, SentenceEmbedder, Step, Tip
 
 from .config import Settings

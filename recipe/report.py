@@ -12,23 +12,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-type Row = dict[str, float | None]
-"""One step's metrics by name, ``step`` among them; null where a value was not finite."""
+type Row = dict[str, float]
+"""One step's metrics by name, ``step`` among them; what was not measured, or not finite, is absent."""
 
 
 class Series(NamedTuple):
     """One line of a panel: values are multiplied by ``scale`` (100: fraction to percent)."""
 
     key: str
-    label: str
     color: str
+    label: str | None = None
     scale: float = 1
-
-
-class Panel(NamedTuple):
-    title: str
-    unit: str
-    series: tuple[Series, ...]
 
 
 # Colours that colour-blind readers can tell apart (Okabe and Ito, 2008).
@@ -40,31 +34,21 @@ _MODES = {  # what a step's rollouts were: marker, colour
     "memory, off-policy": ("D", _RED),
     "mixed": ("s", _GREY),
 }
-_RETURN, _VALIDATION_RETURN = "training/return", "val/return"
-_PANELS = (
-    Panel(
-        "Return",
-        "mean per episode",
-        (Series(_RETURN, "training", _GREY), Series(_VALIDATION_RETURN, "validation", _BLACK)),
-    ),
-    Panel(
+_RETURN, _VALIDATION = "training/return", "val/return"
+_PANELS: tuple[tuple[str, str, *tuple[Series, ...]], ...] = (  # title, unit, lines
+    ("Return", "mean per episode", Series(_RETURN, _GREY, "training"), Series(_VALIDATION, _BLACK, "validation")),
+    (
         "Success",
         "% of episodes",
-        (
-            Series("training/success_rate", "training", _GREY, 100),
-            Series("val/success_rate", "validation", _BLACK, 100),
-        ),
+        Series("training/success_rate", _GREY, "training", 100),
+        Series("val/success_rate", _BLACK, "validation", 100),
     ),
-    Panel("Intrinsic return", "mean per episode", (Series("training/intrinsic_return", "", _BLUE),)),
-    Panel("Memory", "tips stored", (Series("empo2/memory_size", "", _GREEN),)),
-    Panel("Injection", "tips per call", (Series("empo2/tips_injected_per_call", "", _GREEN),)),
-    Panel("Masked", "% of off-policy tokens", (Series("empo2/masked_token_fraction", "", _RED, 100),)),
-    Panel("Entropy", "nats per token", (Series("actor/entropy", "", _BLUE),)),
-    Panel(
-        "Time",
-        "seconds per step",
-        (Series("timing_s/step", "whole step", _BLACK), Series("timing_s/gen", "rollouts", _GREY)),
-    ),
+    ("Intrinsic return", "mean per episode", Series("training/intrinsic_return", _BLUE)),
+    ("Memory", "tips stored", Series("empo2/memory_size", _GREEN)),
+    ("Injection", "tips per call", Series("empo2/tips_injected_per_call", _GREEN)),
+    ("Masked", "% of off-policy tokens", Series("empo2/masked_token_fraction", _RED, scale=100)),
+    ("Entropy", "nats per token", Series("actor/entropy", _BLUE)),
+    ("Time", "s per step", Series("timing_s/step", _BLACK, "whole step"), Series("timing_s/gen", _GREY, "rollouts")),
 )
 
 
@@ -85,21 +69,23 @@ def read_metrics(run: Path) -> list[Row]:
             row = json.loads(line)
         except json.JSONDecodeError:
             continue
-        steps.setdefault(row["step"], {}).update(row)
+        steps.setdefault(row["step"], {}).update({key: value for key, value in row.items() if value is not None})
     if not steps:
         raise Empo2Error(f"{file}: no step yet; look again when the first step, or the validation before it, is done")
     return [steps[step] for step in sorted(steps)]
 
 
 def step_mode(row: Row) -> str | None:
-    """"no memory", "memory, on-policy", "memory, off-policy", "mixed"; None for a row without training."""
-    memory, off_policy = row.get("empo2/rollout_mode"), row.get("empo2/update_mode")
-    if memory is None:
+    """What the step's rollouts were, one of `_MODES`; None for a row without training."""
+    if "empo2/rollout_mode" not in row:
         return None
-    if memory == 0:
-        return "no memory"
-    if memory == 1 and off_policy in (0, 1):
-        return "memory, off-policy" if off_policy else "memory, on-policy"
+    match row["empo2/rollout_mode"], row.get("empo2/update_mode", 0):
+        case 0, _:
+            return "no memory"
+        case 1, 0:
+            return "memory, on-policy"
+        case 1, 1:
+            return "memory, off-policy"
     return "mixed"
 
 
@@ -118,19 +104,19 @@ def steps_table(rows: Sequence[Row], title: str) -> "Table":
     columns = {
         "return": (_RETURN, "{:.2f}"),
         "intrinsic": ("training/intrinsic_return", "{:.2f}"),
-        "val return": (_VALIDATION_RETURN, "{:.2f}"),
-        "val success": ("val/success_rate", "{:.0%}"),
+        "val return": (_VALIDATION, "{:.2f}"),
         "memory": ("empo2/memory_size", "{:.0f}"),
-        "tips/call": ("empo2/tips_injected_per_call", "{:.1f}"),
+        "tips /call": ("empo2/tips_injected_per_call", "{:.1f}"),
         "dropped": ("empo2/rollouts_dropped", "{:.0f}"),
         "time": ("timing_s/step", "{:.0f} s"),
     }
-    table = Table("step", "mode", title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.columns[0].justify = "right"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    table.add_column("step", justify="right")
+    table.add_column("mode", no_wrap=True)
     for heading in columns:
-        table.add_column(heading, justify="right")
+        table.add_column(heading.replace(" ", "\n"), justify="right")
     for row in rows:
-        cells = (form.format(value) if (value := row.get(key)) is not None else "" for key, form in columns.values())
+        cells = (form.format(row[key]) if key in row else "" for key, form in columns.values())
         table.add_row(f"{row['step']:.0f}", _mode_text(row), *cells)
     return table
 
@@ -139,7 +125,7 @@ def _mode_text(row: Row) -> str:
     mode = step_mode(row) or ""
     if mode != "mixed":
         return mode
-    return f"{row['empo2/rollout_mode']:.0%} memory, {row.get('empo2/update_mode') or 0:.0%} off-policy"
+    return f"{row['empo2/rollout_mode']:.0%} mem, {row.get('empo2/update_mode', 0):.0%} off"
 
 
 def report(*runs: Path) -> Path:
@@ -156,8 +142,7 @@ def report(*runs: Path) -> Path:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    style = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
-    with plt.rc_context({**style, "legend.frameon": False, "legend.fontsize": 8, "axes.titleweight": "bold"}):
+    with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 8}):
         if len(runs) == 1:
             figure, target = _draw_run(read_metrics(runs[0])), runs[0] / "curves.png"
         else:
@@ -171,16 +156,17 @@ def report(*runs: Path) -> Path:
 def _draw_run(rows: Sequence[Row]):
     import matplotlib.pyplot as plt
 
-    panels = [panel for panel in _PANELS if any(_points(rows, series)[0] for series in panel.series)]
-    columns = min(4, max(1, len(panels)))
-    lines = max(1, -(-len(panels) // columns))
+    measured = {key for row in rows for key in row}
+    panels = [panel for panel in _PANELS if any(series.key in measured for series in panel[2:])] or _PANELS[:1]
+    columns = min(4, len(panels))
+    lines = -(-len(panels) // columns)
     figure, grid = plt.subplots(lines, columns, figsize=(4 * columns, 3.2 * lines), squeeze=False, layout="constrained")
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        for series in panel.series:
-            _draw_series(axes, rows, series)
-        if panel.title == "Return":
+    for axes, (title, unit, *lines_of_panel) in zip(grid.flat, panels, strict=False):
+        for series in lines_of_panel:
+            _draw(axes, rows, series)
+        if title == "Return":
             _mark_modes(axes, rows)
-        _label(axes, panel.title, panel.unit)
+        _label(axes, title, unit)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     return figure
@@ -191,35 +177,35 @@ def _draw_comparison(named: Sequence[tuple[str, Sequence[Row]]]):
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for index, (name, rows) in enumerate(named):
-        color = f"C{index}"
-        axes.plot(*_points(rows, Series(_RETURN, "", color)), color=color, alpha=0.4, label=f"{name}, training")
-        _draw_series(axes, rows, Series(_VALIDATION_RETURN, f"{name}, validation", color))
+        _draw(axes, rows, Series(_RETURN, f"C{index}", f"{name}, training"), alpha=0.4)
+        _draw(axes, rows, Series(_VALIDATION, f"C{index}", f"{name}, validation"))
     _label(axes, "Return", "mean per episode")
     return figure
 
 
 def _points(rows: Sequence[Row], series: Series) -> tuple[list[float], list[float]]:
-    points = [(row["step"], value * series.scale) for row in rows if (value := row.get(series.key)) is not None]
-    return [step for step, _ in points if step is not None], [value for _, value in points]
+    measured = [row for row in rows if series.key in row]
+    return [row["step"] for row in measured], [row[series.key] * series.scale for row in measured]
 
 
-def _draw_series(axes: "Axes", rows: Sequence[Row], series: Series) -> None:
+def _draw(axes: "Axes", rows: Sequence[Row], series: Series, alpha: float = 1) -> None:
     steps, values = _points(rows, series)
     if steps:
-        axes.plot(steps, values, color=series.color, marker=".", markersize=4, label=series.label or None)
+        axes.plot(steps, values, color=series.color, marker=".", label=series.label, alpha=alpha)
 
 
 def _mark_modes(axes: "Axes", rows: Sequence[Row]) -> None:
     for mode, (marker, color) in _MODES.items():
-        steps, values = _points([row for row in rows if step_mode(row) == mode], Series(_RETURN, "", color))
+        steps, values = _points([row for row in rows if step_mode(row) == mode], Series(_RETURN, color))
         if steps:
             axes.scatter(steps, values, marker=marker, color=color, s=28, zorder=3, label=mode)
 
 
 def _label(axes: "Axes", title: str, unit: str) -> None:
-    axes.set_title(title, loc="left")
+    axes.set_title(title, loc="left", weight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("step")
     axes.set_ylabel(unit)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()

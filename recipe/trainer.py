@@ -1,27 +1,26 @@
 """agent-lightning's trainer with EMPO²'s draws, rows and objective; the entry point behind ``run_empo2``."""
 
 # pyright: reportPrivateImportUsage=false
+import importlib
 import json
 import math
-import os
+import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import verl_environment
+from . import verl_environment  # noqa: F401  before verl is imported
 
 # isort: split
 import agentlightning.verl.trainer as agl_trainer
 import numpy as np
-import ray
 import torch
 from agentlightning.verl.agl_rollout_manager import AglRolloutManagerBase
 from agentlightning.verl.dataset import LoadedDataset
 from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl import DataProto
-from verl.trainer.ppo.metric_utils import compute_data_metrics
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerManager
@@ -30,10 +29,12 @@ from .config import Settings, load_settings
 from .errors import ConfigError, NoUsableRollouts
 from .objective import hybrid_loss
 from .rollouts import MEMORY, OFF_POLICY, Empo2RolloutManager, Outcomes, check_gateway, scope_of
+from .rows import exact_rows, weightless_fillers, whole_mini_batches, without_fillers
 
 RolloutManagerT = TypeVar("RolloutManagerT", bound=AglRolloutManagerBase)
 
 _ATTEMPTS_PER_STEP = 3
+_VLLM_SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
 
 class Empo2Trainer(agl_trainer.AgentLightningRayPPOTrainer):
@@ -86,56 +87,18 @@ class Empo2Trainer(agl_trainer.AgentLightningRayPPOTrainer):
         metrics.update(_rollout_metrics(outcomes, self._settings.algorithm.success_return))
         metrics.update(self._manager.gateway_metrics)
         metrics["empo2/unmerged_rollouts"] = metrics["training/n_unmerged_rollouts"]
-        return self._whole_mini_batches(self._rows(batch, outcomes, metrics)), metrics
-
-    def _rows(self, batch: DataProto, outcomes: Outcomes, metrics: dict[str, Any]) -> DataProto:
-        """Rows that fit, with their flag and with exact scores: the adapter rounds scores to bfloat16."""
-        fits = ~batch.batch["is_drop_mask"]
-        metrics["empo2/overlong_rows"] = int((~fits).sum())
-        batch = batch[fits.nonzero(as_tuple=True)[0].tolist()]
-        if len(batch) == 0:
-            raise NoUsableRollouts("every training row's prompt is longer than model.max_prompt_tokens")
-        ids = batch.non_tensor_batch["rollout_id_list"]
-        algorithm = self._settings.algorithm
-        scores = torch.tensor(
-            [
-                algorithm.return_scale * (outcomes.returns[i] + algorithm.intrinsic_coefficient * outcomes.intrinsic[i])
-                for i in ids
-            ]
+        kept = exact_rows(batch, outcomes, self._settings.algorithm)
+        metrics["empo2/overlong_rows"] = len(batch) - len(kept)
+        metrics["empo2/off_policy_rows"] = int(kept.batch["off_policy"].sum())
+        actor_rollout = self.config.actor_rollout_ref
+        batch, mini_batch_tasks = whole_mini_batches(
+            kept,
+            group=actor_rollout.rollout.n,
+            gpus=self.resource_pool_manager.get_n_gpus(),
+            planned_tasks=self._planned_mini_batch_tasks,
         )
-        last_token = batch.batch["token_level_scores"].shape[-1] - 1
-        ends = batch.batch["attention_mask"][:, -last_token - 1 :].sum(-1) - 1
-        exact = torch.zeros(batch.batch["token_level_scores"].shape)
-        exact[torch.arange(len(batch)), ends] = scores
-        batch.batch["token_level_scores"] = exact
-        batch.batch["off_policy"] = torch.tensor([outcomes.modes[i].update == OFF_POLICY for i in ids])
-        metrics["empo2/off_policy_rows"] = int(batch.batch["off_policy"].sum())
-        return batch
-
-    def _whole_mini_batches(self, batch: DataProto) -> DataProto:
-        """Fill up with rows that weigh nothing, and size this step's mini-batches to fit.
-
-        agent-lightning floors a batch to whole mini-batches (``_train_step``): with one mini-batch a step, as in the
-        paper, one lost rollout would cost the step. verl reads the same setting for the update (``_update_actor``).
-        """
-        group = self.config.actor_rollout_ref.rollout.n
-        unit = math.lcm(group, self.resource_pool_manager.get_n_gpus())
-        updates = max(1, round(len(batch) / (self._planned_mini_batch_tasks * group)))
-        rows = math.ceil(len(batch) / (updates * unit)) * unit * updates
-        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = rows // (updates * group)
-        missing = rows - len(batch)
-        batch.batch["filler"] = torch.zeros(len(batch), dtype=torch.bool)
-        if not missing:
-            return batch
-        filler = batch[[0] * missing]
-        # One token each, so that a rollout-level advantage can be had; `_update_actor` takes it away again.
-        filler.batch["response_mask"] = torch.zeros_like(filler.batch["response_mask"])
-        filler.batch["response_mask"][:, 0] = 1
-        filler.batch["token_level_scores"] = torch.zeros_like(filler.batch["token_level_scores"])
-        filler.batch["filler"] = torch.ones(missing, dtype=torch.bool)
-        for key in ("rollout_id_list", "data_id_list"):
-            filler.non_tensor_batch[key] = np.array([f"filler-{index}" for index in range(missing)])
-        return DataProto.concat([batch, filler])
+        actor_rollout.actor.ppo_mini_batch_size = mini_batch_tasks  # _train_step and _update_actor read it
+        return batch, metrics
 
     # Optimisation
 
@@ -150,15 +113,12 @@ class Empo2Trainer(agl_trainer.AgentLightningRayPPOTrainer):
                 print(f"step {self.global_steps}, attempt {attempt} of {_ATTEMPTS_PER_STEP}: {error}", flush=True)
                 if attempt == _ATTEMPTS_PER_STEP:
                     raise
-        assert result is not None, "mini-batches are sized to the rows (_whole_mini_batches)"
+        assert result is not None, "mini-batches are sized to the rows (whole_mini_batches)"
         metrics, batch = result
         metrics["empo2/step_attempts"] = attempt
-        filler = batch.batch["filler"]
-        if filler.any():
-            batch = batch[(~filler).nonzero(as_tuple=True)[0].tolist()]
-            # Advantages are normalised by now; the rest of the metrics is put right.
-            real = compute_data_metrics(batch=batch, use_critic=self.use_critic)
-            metrics.update({k: v for k, v in real.items() if "advantages" not in k and "returns" not in k})
+        if batch.batch["filler"].any():
+            batch, real = without_fillers(batch)
+            metrics.update(real)
         return metrics, batch
 
     def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:
@@ -166,16 +126,7 @@ class Empo2Trainer(agl_trainer.AgentLightningRayPPOTrainer):
         return DataProto.from_dict({"old_log_probs": batch.batch["rollout_log_probs"]}), 0.0
 
     def _update_actor(self, batch: DataProto) -> DataProto:
-        filler = batch.batch["filler"]
-        update = DataProto(
-            batch=batch.batch.clone(), non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info
-        )
-        del update.batch["filler"]
-        # agent-lightning divided by all rows, the filled-up ones too.
-        weight = (~filler).float() * len(batch) / (~filler).sum()
-        update.batch["advantages"] = update.batch["advantages"] * weight.unsqueeze(-1)
-        update.batch["response_mask"] = update.batch["response_mask"] * (~filler).unsqueeze(-1)
-        output = super()._update_actor(update)
+        output = super()._update_actor(weightless_fillers(batch))
         _rename_sums(output.meta_info["metrics"])
         return output
 
@@ -282,22 +233,12 @@ def train(config: DictConfig, train_dataset: Sequence[Any], val_dataset: Sequenc
     with open_dict(config):
         config.empo2 = settings.to_dict() | ({"run_directory": run_directory} if run_directory else {})
     agl_trainer.Tracking = RunTracking  # fit() makes its own logger
-    if not ray.is_initialized():
-        _start_ray(config)
+    if not torch.cuda.is_available():
+        # verl's driver imports vLLM for the name of a class: 14 s that pass while the actor's process imports verl.
+        threading.Thread(target=importlib.import_module, args=(_VLLM_SERVER,), daemon=True).start()
     trainer = _make_trainer(config, settings, LoadedDataset(train_dataset), LoadedDataset(val_dataset))
     trainer.init_workers()
     trainer.fit()
-
-
-def _start_ray(config: DictConfig) -> None:
-    from verl.trainer.main_ppo import get_ppo_ray_runtime_env
-
-    options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    runtime_env = {**get_ppo_ray_runtime_env(), **(options.pop("runtime_env", None) or {})}
-    # No worker_process_setup_hook, as agent-lightning has: idle workers would import verl for nothing. The loss is
-    # registered by the module that the loss function lies in (objective.py).
-    runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **verl_environment.VARIABLES}
-    ray.init(runtime_env=runtime_env, _temp_dir=os.environ.get("RAY_TMPDIR"), **options)
 
 
 def _make_trainer(config: DictConfig, settings: Settings, train_set: Any, val_set: Any) -> Empo2Trainer:

@@ -35,7 +35,7 @@ def build_verl_config(
         except Exception as error:
             raise ConfigError(f"verl.{key}={value!r}: {str(error).splitlines()[0]}") from None
     with open_dict(config):
-        config.empo2 = settings.to_dict()
+        config.empo2 = settings.to_dict() | {"run_directory": str(run_directory)}
     return config
 
 

@@ -16,6 +16,9 @@ if not torch.cuda.is_available():
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "OMP_NUM_THREADS": str(len(cores)),  # Ray would say 1
+        # Threads that wait for each other by spinning take the cores from the agents: a decoding step of the small
+        # model beside one busy process takes 84 ms with spinning, 40 ms without (29 ms alone).
+        "OMP_WAIT_POLICY": "passive",
         # Ray hides GPUs from tasks that ask for none; there is none to hide.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }

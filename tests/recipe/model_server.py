@@ -1,0 +1,209 @@
+"""A model server that answers as vLLM 0.20 does where this project depends on it, with a script in the place of a model.
+
+Prompts are rendered by a real chat template and a real tokenizer, for ``/tokenize`` as for the two completion routes.
+"""
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from jinja2 import TemplateError
+
+from empo2.recipe.models import SMOLLM2, resolve_model
+
+Body = dict[str, Any]
+MODEL = str(resolve_model(SMOLLM2))
+_WORDS = ("go", "north", "look", "take", "the", "lamp", "open", "door", "wait", "\n", "3", "é")
+_POLL_SECONDS = 0.01
+
+
+@cache
+def tokenizer() -> Any:
+    """SmolLM2's tokenizer, with its ChatML template."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(MODEL)
+
+
+def normal(messages: list[Body]) -> list[Body]:
+    """What vLLM makes of a chat before its template sees it (``vllm.entrypoints.chat_utils.parse_chat_messages``)."""
+    chat = []
+    for message in messages:
+        message = json.loads(json.dumps(message))
+        content = message.get("content")
+        if not isinstance(content, str):
+            message["content"] = "\n".join(part["text"] for part in content or [])
+        if not message.get("tool_calls"):
+            message.pop("tool_calls", None)
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.loads(call["function"].get("arguments") or "{}")
+        chat.append(message)
+    return chat
+
+
+def seeded_reply(body: Body) -> str:
+    """A few words, the same for the same request."""
+    generator = random.Random(zlib.crc32(json.dumps(body.get("messages", body.get("prompt"))).encode()))
+    return " ".join(generator.choices(_WORDS, k=4)).strip() or "wait"
+
+
+@dataclass
+class Seen:
+    """One request as it came."""
+
+    path: str
+    raw: bytes
+    body: Body
+    prompt_ids: list[int] = field(default_factory=list)
+    reply_ids: list[int] = field(default_factory=list)
+    gone: bool = False  # the client hung up before it had its answer
+
+    @property
+    def prompt(self) -> str:
+        return tokenizer().decode(self.prompt_ids)
+
+
+@dataclass
+class ModelServer:
+    """Switches may be changed while it serves.
+
+    Args:
+        template: a chat template in the place of SmolLM2's.
+        reply: from a request to the text, or to an assistant message, that answers it.
+        delay: seconds that a request takes.
+        fault: a status to answer with in the place of a reply, "hang" for no answer at all, or None.
+        context: tokens of prompt and reply together; 400 beyond, as vLLM answers.
+    """
+
+    template: str | None = None
+    reply: Callable[[Body], str | Body] = seeded_reply
+    delay: Callable[[str, Body], float] = lambda path, body: 0
+    fault: Callable[[str, Body], int | Literal["hang"] | None] = lambda path, body: None
+    context: int = 8192
+    seen: list[Seen] = field(default_factory=list)
+    url: str = ""
+
+    def requests(self, path: str = "/v1/chat/completions") -> list[Seen]:
+        return [seen for seen in self.seen if seen.path == path]
+
+    @contextmanager
+    def serve(self) -> Iterator["ModelServer"]:
+        app = FastAPI()
+        app.add_api_route("/{path:path}", self._answer, methods=["POST"])
+        with serving(app) as url:
+            self.url = f"{url}/v1"
+            yield self
+
+    async def _answer(self, path: str, request: Request) -> Response:
+        raw = await request.body()
+        body = json.loads(raw)
+        seen = Seen(f"/{path}", raw, body)
+        self.seen.append(seen)
+        fault = self.fault(seen.path, body)
+        seconds = 60 if fault == "hang" else self.delay(seen.path, body)
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, _POLL_SECONDS))
+            if await request.is_disconnected():
+                seen.gone = True
+                return Response(status_code=499)
+        if isinstance(fault, int):
+            return _error(fault, "a fault of the test")
+        if body.get("model") != MODEL:
+            return _error(404, f"The model `{body.get('model')}` does not exist.")
+        try:
+            seen.prompt_ids = self.prompt_ids(body)
+        except (TemplateError, KeyError, TypeError) as error:
+            return _error(400, repr(error))
+        if seen.path == "/tokenize":
+            return JSONResponse({"tokens": seen.prompt_ids, "count": len(seen.prompt_ids), "max_model_len": 8192})
+        limit = body.get("max_tokens") or body.get("max_completion_tokens") or 16
+        if len(seen.prompt_ids) + limit > self.context:
+            return _error(400, f"This model's maximum context length is {self.context} tokens.")
+        answer = _completion(body, seen.prompt_ids, self.reply(body), limit, chat=seen.path.endswith("chat/completions"))
+        seen.reply_ids = answer["choices"][0]["token_ids"]
+        return JSONResponse(answer)
+
+    def prompt_ids(self, body: Body) -> list[int]:
+        if "messages" not in body:
+            prompt = body["prompt"]
+            if isinstance(prompt, list) and isinstance(prompt[0], int):
+                return prompt
+            text = prompt if isinstance(prompt, str) else prompt[0]
+            return tokenizer()(text, add_special_tokens=body.get("add_special_tokens", True))["input_ids"]
+        if not isinstance(body["messages"], list) or not body["messages"]:
+            raise TypeError("messages: a non-empty list")
+        # Only chat completions know these two; /tokenize takes them within chat_template_kwargs.
+        own = {key: body[key] for key in ("documents", "reasoning_effort") if body.get(key) and "stream" in body}
+        own |= {key: body[key] for key in ("documents", "reasoning_effort") if body.get(key) and "temperature" in body}
+        text = tokenizer().apply_chat_template(
+            normal(body["messages"]),
+            tools=body.get("tools"),
+            chat_template=body.get("chat_template") or self.template,
+            add_generation_prompt=body.get("add_generation_prompt", True),
+            continue_final_message=body.get("continue_final_message", False),
+            tokenize=False,
+            **((body.get("chat_template_kwargs") or {}) | own),
+        )
+        return tokenizer()(text, add_special_tokens=False)["input_ids"]
+
+
+def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int, *, chat: bool) -> Body:
+    message = {"role": "assistant", "content": reply} if isinstance(reply, str) else {"role": "assistant", **reply}
+    text = message["content"] if message.get("content") else json.dumps(message.get("tool_calls"))
+    ids = [*tokenizer()(text, add_special_tokens=False)["input_ids"], tokenizer().eos_token_id]
+    finish = "stop" if len(ids) <= limit else "length"
+    ids = ids[:limit]
+    if finish == "length":
+        message["content"] = tokenizer().decode(ids)
+    tokens, log_probs = tokenizer().convert_ids_to_tokens(ids), [-0.5 - i / 100 for i in range(len(ids))]
+    choice: Body = {"index": 0, "finish_reason": finish, "stop_reason": None, "token_ids": ids}
+    answer: Body = {"id": "cmpl-1", "created": 0, "model": body["model"], "choices": [choice]}
+    if chat:
+        listed = [{"token": t, "logprob": p, "top_logprobs": []} for t, p in zip(tokens, log_probs, strict=True)]
+        choice |= {"message": {"tool_calls": [], "refusal": None, **message}, "logprobs": {"content": listed}}
+        answer |= {"object": "chat.completion", "prompt_token_ids": prompt_ids}
+    else:
+        choice |= {"text": message["content"], "logprobs": {"token_logprobs": log_probs, "tokens": tokens}}
+        choice["prompt_token_ids"] = prompt_ids
+        answer["object"] = "text_completion"
+    if not body.get("return_token_ids"):
+        answer.pop("prompt_token_ids", None)
+    answer["usage"] = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids)}
+    return answer
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "BadRequestError", "code": status}}, status)
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The app on a free port of 127.0.0.1, in a thread; its URL."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(512)
+        config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive(), "the server did not start"
+                time.sleep(_POLL_SECONDS)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -1,0 +1,145 @@
+"""Names of models, and the small one's checkpoint made from its GGUF file."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from empo2.recipe import models
+from empo2.recipe.models import SMOLLM2, resolve_model
+
+IM_START, IM_END, NEWLINE = 1, 2, 198  # SmolLM2's ids of <|im_start|>, <|im_end|>, "\n"
+QUESTION = {"role": "user", "content": "What is the capital of France?"}
+
+
+def test_a_hub_name_passes_through():
+    assert resolve_model("Qwen/Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B-Instruct"
+
+
+def test_a_checkpoint_directory_becomes_absolute(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("mine") == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("name", ["/no/where", "./nowhere", "~/nowhere", "runs/demo/nowhere"])
+def test_a_path_that_is_not_there(name):
+    with pytest.raises(FileNotFoundError, match="no such directory.*give an existing checkpoint"):
+        resolve_model(name)
+
+
+def test_a_directory_that_is_no_checkpoint(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_the_cache_follows_xdg(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built = tmp_path / "empo2" / "models" / f"{SMOLLM2}-{models._REVISION}"
+    built.mkdir(parents=True)
+    assert resolve_model(SMOLLM2) == built
+
+
+def _stub_convert(gguf: Path, target: Path) -> None:
+    target.mkdir()
+    (target / "config.json").write_text(f"{os.getpid()}")
+
+
+def _resolve_together(cache: Path, barrier, results) -> None:
+    def convert(gguf: Path, target: Path) -> None:
+        _stub_convert(gguf, target)
+        barrier.wait(20)  # both have built before either moves
+
+    models._convert = convert
+    results.put(str(resolve_model(SMOLLM2, cache)))
+
+
+def test_two_processes_may_build_at_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(2), context.Queue()
+    builders = [context.Process(target=_resolve_together, args=(tmp_path, barrier, results)) for _ in range(2)]
+    for builder in builders:
+        builder.start()
+    assert results.get(timeout=30) == results.get(timeout=30)
+    for builder in builders:
+        builder.join(30)
+        assert builder.exitcode == 0
+    assert len(list(tmp_path.iterdir())) == 1, "the loser's directory is gone"
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(gguf: Path, target: Path) -> None:
+        _stub_convert(gguf, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "_convert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model(SMOLLM2, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    return str(resolve_model(SMOLLM2, tmp_path_factory.mktemp("models")))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(checkpoint)
+
+
+def render(tokenizer, messages: list[dict], answer_next: bool = False) -> list[int]:
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=answer_next, return_dict=False)
+
+
+def test_special_tokens(tokenizer):
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (IM_START, IM_END, IM_END)
+    assert tokenizer("a").input_ids == tokenizer.encode("a", add_special_tokens=False), "nothing is added"
+
+
+def test_a_chat_is_chatml_and_every_turn_is_in_it(tokenizer):
+    turns = [
+        {"role": role, "content": text}
+        for role, text in [("system", "one"), ("user", "two"), ("assistant", "three"), ("user", "four")]
+    ]
+    ids = render(tokenizer, turns, answer_next=True)
+    assert tokenizer.decode(ids) == (
+        "<|im_start|>system\none<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n"
+        "<|im_start|>assistant\nthree<|im_end|>\n<|im_start|>user\nfour<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (ids.count(IM_START), ids.count(IM_END)) == (5, 4), "one id each"
+
+
+def test_a_prompt_extends_the_last_one_token_for_token(tokenizer):
+    chat = [QUESTION]
+    prompt = render(tokenizer, chat, answer_next=True)
+    for reply in ("The capital is Paris.", "Action: 12", "3\n\nBecause  of the door."):
+        generated = [*tokenizer.encode(reply, add_special_tokens=False), IM_END]
+        chat = [*chat, {"role": "assistant", "content": reply}, QUESTION]
+        longer = render(tokenizer, chat, answer_next=True)
+        assert longer[: len(prompt) + len(generated) + 1] == [*prompt, *generated, NEWLINE]
+        prompt = longer
+
+
+def test_numbers_are_split_into_digits_and_every_text_survives(tokenizer):
+    """Both fail with the tokenizer that transformers 5.9 makes of this GGUF file."""
+    assert tokenizer.tokenize("2026") == ["2", "0", "2", "6"]
+    for text in ("▁x  y", "don't , stop !", "naïve 日本語 🙂\n\n\tend "):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_greedy_reply(checkpoint, tokenizer):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert model.dtype == torch.bfloat16
+    assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr(), "tied"
+    assert model.generation_config.eos_token_id == IM_END
+    prompt = torch.tensor([render(tokenizer, [QUESTION], answer_next=True)])
+    reply = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, do_sample=False)
+    assert tokenizer.decode(reply[0, prompt.shape[1] :]) == "The capital of France is Paris.<|im_end|>"

@@ -1,0 +1,428 @@
+"""The objective against numbers worked out in numpy, token by token, from the paper's formulas."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from empo2.recipe import verl_environment  # noqa: F401  before verl is imported
+
+# isort: split
+import numpy as np
+import pytest
+import torch
+from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE, normalize_advantages_by_rollout
+from agentlightning.verl.rollout_level_advantage import compute_rollout_level_advantage
+from tensordict import TensorDict
+from verl import DataProto
+from verl.utils import tensordict_utils
+from verl.utils.metric import AggregationType
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import left_right_2_no_padding
+
+from empo2.recipe.objective import hybrid_loss, trust_mask
+
+LOW, HIGH, DUAL = 0.20, 0.30, 10.0
+DELTA = 0.0067
+ELSEWHERE = -3.3  # log-prob of every position that belongs to no response token: none of it may leak in
+
+
+@dataclass
+class Row:
+    """A training row: one number per response token. ``mask`` is 0 for the tokens of observations."""
+
+    new: list[float]  # log π_θ
+    old: list[float]  # log π_old
+    advantage: float | list[float]
+    off_policy: bool = False
+    mask: list[int] | None = None
+    prompt: int = 2
+    ref: list[float] | None = None
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return np.array(self.mask if self.mask is not None else [1] * len(self.new), dtype=bool)
+
+    @property
+    def advantages(self) -> np.ndarray:
+        return np.broadcast_to(np.asarray(self.advantage, dtype=float), len(self.new))
+
+
+def actor_config(**changes: Any) -> FSDPActorConfig:
+    values: dict[str, Any] = {
+        "strategy": "fsdp2",
+        "rollout_n": 8,
+        "ppo_micro_batch_size_per_gpu": 1,
+        "clip_ratio": HIGH,
+        "clip_ratio_low": LOW,
+        "clip_ratio_high": HIGH,
+        "clip_ratio_c": DUAL,
+        "policy_loss": PolicyLossConfig(loss_mode=PER_ROLLOUT_MEAN_LOSS_MODE),
+    }
+    return FSDPActorConfig(**values | changes)
+
+
+def micro_batch(rows: list[Row], *, dp_size: int = 1) -> tuple[TensorDict, dict[str, Any], list[torch.Tensor]]:
+    """What a worker hands to its loss function, made by verl's own padding, and the leaves of its log-probs."""
+    width, length = max(row.prompt for row in rows) + 1, max(len(row.new) for row in rows) + 1
+    count = len(rows)
+    attention = torch.zeros(count, width + length, dtype=torch.long)
+    tensors = {
+        name: torch.zeros(count, length) for name in ("response_mask", "old_log_probs", "advantages", "ref_log_prob")
+    }
+    log_probs = []
+    for i, row in enumerate(rows):
+        size = len(row.new)
+        attention[i, width - row.prompt : width + size] = 1
+        tensors["response_mask"][i, :size] = torch.from_numpy(row.tokens)
+        tensors["old_log_probs"][i, :size] = torch.tensor(row.old)
+        tensors["advantages"][i, :size] = torch.tensor(row.advantages * row.tokens)
+        if row.ref is not None:
+            tensors["ref_log_prob"][i, :size] = torch.tensor(row.ref)
+        # The model's output at a position is the log-prob of the next token.
+        leaf = torch.tensor([ELSEWHERE] * (row.prompt - 1) + row.new + [ELSEWHERE], requires_grad=True)
+        log_probs.append(leaf)
+    if all(row.ref is None for row in rows):
+        del tensors["ref_log_prob"]
+    ids = torch.arange(count * (width + length)).view(count, -1)
+    data = TensorDict(
+        {
+            **tensors,
+            "response_mask": tensors["response_mask"].long(),
+            "input_ids": ids,
+            "prompts": ids[:, :width],
+            "responses": ids[:, width:],
+            "attention_mask": attention,
+            "position_ids": (attention.cumsum(-1) - 1).clamp_min(0),
+            "off_policy": torch.tensor([row.off_policy for row in rows]),
+        },
+        batch_size=count,
+    )
+    data = left_right_2_no_padding(data)
+    tokens = int(sum(row.tokens.sum() for row in rows))
+    tensordict_utils.assign_non_tensor(data, dp_size=dp_size, batch_num_tokens=tokens, global_batch_size=count)
+    offsets = torch.tensor([0, *np.cumsum([len(leaf) for leaf in log_probs])])
+    return data, {"log_probs": torch.nested.nested_tensor_from_jagged(torch.cat(log_probs), offsets)}, log_probs
+
+
+@dataclass
+class Result:
+    loss: float
+    gradients: list[np.ndarray]  # of each row's response tokens
+    metrics: dict[str, Any]
+    elsewhere: float  # sum of |gradient| at all other positions
+
+
+def run(rows: list[Row], *, delta: float = DELTA, loss_function: Any = None, **config: Any) -> Result:
+    data, output, leaves = micro_batch(rows)
+    arguments = {"config": actor_config(**config), "model_output": output, "data": data}
+    loss, metrics = loss_function(**arguments) if loss_function else hybrid_loss(**arguments, mask_threshold=delta)
+    loss.backward()
+    gradients = [leaf.grad for leaf in leaves]
+    assert all(gradient is not None for gradient in gradients)
+    responses = [g[r.prompt - 1 : r.prompt - 1 + len(r.new)].numpy() for g, r in zip(gradients, rows, strict=True)]
+    rest = sum(float(g.abs().sum()) for g in gradients) - sum(float(np.abs(g).sum()) for g in responses)
+    return Result(loss.item(), responses, metrics, rest)
+
+
+def expected(rows: list[Row], *, delta: float = DELTA) -> tuple[float, list[np.ndarray]]:
+    """-Σ mask·1[π_θ ≥ δ or on-policy]·min(rA, clip(r)A), dual-clipped for A < 0; its derivative by log π_θ."""
+    loss, gradients = 0.0, []
+    for row in rows:
+        new, gradient = np.array(row.new), np.zeros(len(row.new))
+        ratio = np.exp(np.clip(new - np.array(row.old), -20, 20))
+        for t in range(len(new)):
+            if not row.tokens[t] or (row.off_policy and delta > 0 and new[t] < math.log(delta)):
+                continue
+            a, r = row.advantages[t], ratio[t]
+            if a >= 0:
+                loss -= min(r * a, min(max(r, 1 - LOW), 1 + HIGH) * a)
+                gradient[t] = -a * r if r <= 1 + HIGH else 0.0
+            else:
+                loss += min(DUAL * -a, max(r, min(max(r, 1 - LOW), 1 + HIGH)) * -a)
+                gradient[t] = -a * r if 1 - LOW <= r <= DUAL else 0.0
+        gradients.append(gradient)
+    return loss, gradients
+
+
+def assert_as_expected(rows: list[Row], *, delta: float = DELTA) -> Result:
+    result, (loss, gradients) = run(rows, delta=delta), expected(rows, delta=delta)
+    assert result.loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
+    for got, want in zip(result.gradients, gradients, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+    assert result.elsewhere == 0
+    return result
+
+
+def random_rows(seed: int, count: int) -> list[Row]:
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        size = int(generator.integers(1, 9))
+        old = generator.uniform(-7, 0, size)
+        mask = generator.integers(0, 2, size)
+        mask[0] = 1
+        rows.append(
+            Row(
+                new=(old + generator.normal(0, 0.4, size)).clip(max=0).tolist(),
+                old=old.tolist(),
+                advantage=float(generator.normal()),
+                off_policy=bool(generator.integers(0, 2)),
+                mask=mask.tolist(),
+                prompt=int(generator.integers(1, 6)),
+            )
+        )
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_loss_and_gradient_of_mixed_batches(seed: int) -> None:
+    assert_as_expected(random_rows(seed, count=6))
+
+
+def test_modes_differ_by_their_flag_alone() -> None:
+    """The prompts are the rows' business; given the same numbers the two on-policy modes are one loss."""
+    numbers = {"new": [-0.5, -6.0, -1.0], "old": [-0.6, -5.9, -1.1], "advantage": 0.5}
+    plain = run([Row(**numbers, prompt=2)])
+    with_tips = run([Row(**numbers, prompt=40)])
+    off_policy = run([Row(**numbers, prompt=2, off_policy=True)])
+    assert plain.loss == with_tips.loss
+    assert plain.loss == pytest.approx(-0.5 * (math.exp(0.1) + math.exp(-0.1) + math.exp(0.1)), rel=1e-6)
+    assert off_policy.loss == pytest.approx(-0.5 * 2 * math.exp(0.1), rel=1e-6)
+
+
+@pytest.mark.parametrize("off_policy", [False, True])
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "flows"),
+    [
+        (1.299, +1.0, -1.299, True),
+        (1.301, +1.0, -1.3, False),
+        (0.799, +1.0, -0.799, True),  # below the lower edge a good token may still be raised
+        (0.801, -1.0, 0.801, True),
+        (0.799, -1.0, 0.8, False),
+        (1.301, -1.0, 1.301, True),  # above the upper edge a bad token may still be lowered
+        (9.99, -1.0, 9.99, True),
+        (10.01, -1.0, 10.0, False),  # dual clip
+        (10.01, +1.0, -1.3, False),
+    ],
+)
+def test_clip_edges(ratio: float, advantage: float, loss: float, flows: bool, off_policy: bool) -> None:
+    result = assert_as_expected(
+        [Row(new=[-1.0], old=[-1.0 - math.log(ratio)], advantage=advantage, off_policy=off_policy)]
+    )
+    assert result.loss == pytest.approx(loss, rel=1e-5)
+    assert bool(result.gradients[0][0] != 0) is flows
+
+
+def test_mask_is_per_token_on_the_current_policy() -> None:
+    """The authors' code masks whole rows, by their lowest token, on the tip-conditioned log-prob."""
+    low, high = math.log(DELTA) - 0.01, math.log(DELTA) + 0.01
+    row = Row(
+        new=[high, low, -0.1, low],
+        old=[low - 0.1, -0.1, low, low],
+        advantage=1.0,
+        off_policy=True,
+    )
+    result = assert_as_expected([row])
+    assert (result.gradients[0] != 0).tolist() == [True, False, False, False]  # the third is clipped: its ratio is high
+    row.old[2] = -0.1
+    assert (assert_as_expected([row]).gradients[0] != 0).tolist() == [True, False, True, False]
+
+
+def test_mask_leaves_the_denominators() -> None:
+    """1/(NT) stays: the loss is the sum without the masked terms, not a mean over the unmasked ones."""
+    share = 1 / (2 * 4)  # a rollout of four tokens among two rows
+    row = Row(new=[-1.0, -9.0, -1.0, -9.0], old=[-1.0, -9.0, -1.0, -9.0], advantage=share, off_policy=True)
+    assert run([row], delta=DELTA).loss == pytest.approx(-2 * share)
+    assert run([row], delta=0).loss == pytest.approx(-4 * share)
+
+
+def test_masked_token_has_no_gradient_and_its_neighbours_keep_theirs() -> None:
+    row = Row(new=[-1.0, -5.5, -2.0], old=[-1.1, -5.6, -1.9], advantage=0.7, off_policy=True)
+    masked, unmasked = run([row]), run([row], delta=0)
+    assert masked.gradients[0][1] == 0
+    assert unmasked.gradients[0][1] != 0
+    assert masked.gradients[0][[0, 2]].tolist() == unmasked.gradients[0][[0, 2]].tolist()
+
+
+def test_threshold_is_a_probability() -> None:
+    """δ as the authors' log-prob -5: a token at -4.9 is trusted, one at -5.1 is not, at -5 itself it is (≥)."""
+    threshold = math.exp(-5)
+    log_prob = torch.tensor([[-4.9, -5.0 + 1e-6, -5.1]])
+    assert trust_mask(log_prob, torch.tensor([True]), threshold).tolist() == [[True, True, False]]
+    assert trust_mask(torch.tensor([[0.0]]), torch.tensor([True]), 1.0).tolist() == [[True]]
+
+
+def test_mask_lets_no_gradient_through() -> None:
+    log_prob = torch.tensor([[-1.0, -9.0]], requires_grad=True)
+    assert not trust_mask(log_prob, torch.tensor([True]), DELTA).requires_grad
+
+
+def test_on_policy_rows_are_never_masked() -> None:
+    below = Row(new=[-12.0, -30.0], old=[-12.1, -30.1], advantage=1.0)
+    masked = Row(new=[-12.0, -30.0], old=[-12.1, -30.1], advantage=1.0, off_policy=True)
+    result = assert_as_expected([below, masked])
+    assert (result.gradients[0] != 0).all()
+    assert (result.gradients[1] == 0).all()
+
+
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_row_without_tokens_weighs_nothing(off_policy: bool) -> None:
+    row = Row(new=[-1.0, -9.0], old=[-0.5, -0.5], advantage=1.0, off_policy=off_policy)
+    empty = Row(new=[-1.0, -9.0], old=[-0.5, -0.5], advantage=1.0, off_policy=off_policy, mask=[0, 0])
+    alone, both = run([row]), assert_as_expected([row, empty])
+    assert both.loss == alone.loss
+    assert (both.gradients[1] == 0).all()
+    for name in ("off_policy_tokens", "masked_tokens", "compared_rows", "log_ppl_gap"):
+        assert both.metrics[name].aggregate() == alone.metrics[name].aggregate()
+
+
+def test_only_rows_without_tokens() -> None:
+    result = run([Row(new=[-1.0], old=[-1.0], advantage=1.0, mask=[0])])
+    assert result.loss == 0
+    assert all(math.isfinite(metric.aggregate()) for metric in result.metrics.values())
+
+
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_extreme_log_probs(off_policy: bool, advantage: float) -> None:
+    row = Row(
+        new=[-1e4, 0.0, -1e-30, -88.0, -1.0],
+        old=[-1e-3, -1e4, -200.0, -1.0, -88.0],
+        advantage=advantage,
+        off_policy=off_policy,
+    )
+    result = assert_as_expected([row])
+    assert np.isfinite(result.gradients[0]).all()
+    assert all(math.isfinite(metric.aggregate()) for metric in result.metrics.values())
+
+
+def test_token_of_probability_zero_is_masked() -> None:
+    row = Row(new=[-math.inf, -1.0], old=[-1.0, -1.0], advantage=1.0, off_policy=True)
+    result = run([row])
+    assert result.loss == pytest.approx(-1.0)
+    assert result.gradients[0].tolist() == pytest.approx([0.0, -1.0])
+
+
+@pytest.mark.parametrize("delta", [0.0, DELTA])
+def test_without_off_policy_rows_it_is_agent_lightnings_loss(delta: float) -> None:
+    rows = random_rows(seed=3, count=8)
+    for row in rows:
+        row.off_policy = False
+    ours, theirs = run(rows, delta=delta), run(rows, loss_function=ppo_loss)
+    assert ours.loss == theirs.loss
+    for mine, other in zip(ours.gradients, theirs.gradients, strict=True):
+        assert mine.tolist() == other.tolist()
+    assert {name: ours.metrics[name].aggregate() for name in theirs.metrics} == {
+        name: metric.aggregate() for name, metric in theirs.metrics.items()
+    }
+
+
+def test_threshold_zero_masks_nothing() -> None:
+    rows = random_rows(seed=4, count=8)
+    rows.append(Row(new=[-math.inf, -1e4], old=[-1.0, -1.0], advantage=1.0, off_policy=True))
+    on_policy = [Row(**{**vars(row), "off_policy": False}) for row in rows]
+    ours, theirs = run(rows, delta=0), run(on_policy, loss_function=ppo_loss)
+    assert any(row.off_policy for row in rows[:-1])
+    assert ours.loss == theirs.loss
+    assert ours.metrics["masked_tokens"].aggregate() == 0
+
+
+def test_kl_term_is_not_masked() -> None:
+    rows = [
+        Row(new=[-1.0, -9.0], old=[-1.0, -9.0], advantage=0.5, off_policy=True, ref=[-1.5, -8.0]),
+        Row(new=[-0.7], old=[-0.7], advantage=-0.5, ref=[-0.2]),
+    ]
+    result = run(rows, use_kl_loss=True, kl_loss_coef=0.01, kl_loss_type="low_var_kl")
+    kl = [math.exp(d) - d - 1 for d in (-0.5, 1.0, 0.5)]
+    assert result.loss == pytest.approx(-0.5 + 0.5 + 0.01 * sum(kl) / 3, rel=1e-5)
+    # The masked token's only gradient is the KL term's: (1 - e^d)·coefficient/tokens.
+    assert result.gradients[0][1] == pytest.approx(0.01 * (1 - math.e) / 3, rel=1e-4)
+
+
+def test_data_parallel_size_scales_as_in_agent_lightnings_loss() -> None:
+    row = Row(new=[-1.0, -9.0], old=[-1.0, -9.0], advantage=0.5, off_policy=True)
+    data, output, _ = micro_batch([row], dp_size=4)
+    loss, _ = hybrid_loss(actor_config(), output, data, mask_threshold=DELTA)
+    assert loss.item() == pytest.approx(-0.5 * 4)
+
+
+def test_sums_by_hand() -> None:
+    rows = [
+        # 3 tokens of an off-policy row, one masked; the observation between them, below δ, is none.
+        Row(new=[-1.0, -9.0, -9.0, -2.0], old=[-5.0] * 4, advantage=1.0, off_policy=True, mask=[1, 0, 1, 1]),
+        # mean gap (0.1 + 0.3) / 2 = 0.2; the observation's is not counted.
+        Row(new=[-1.0, -7.0, -1.0], old=[-1.1, 0.0, -1.3], advantage=1.0, mask=[1, 0, 1]),
+        # mean gap |-0.4| = 0.4, and 0.4 - 0.4 = 0: signs cancel within a row, not between rows.
+        Row(new=[-1.4], old=[-1.0], advantage=1.0),
+        Row(new=[-1.4, -1.0], old=[-1.0, -1.4], advantage=1.0),
+        Row(new=[-1.4], old=[-1.0], advantage=1.0, mask=[0]),
+    ]
+    metrics = run(rows).metrics
+    sums = {
+        name: metrics[name].aggregate()
+        for name in ("off_policy_tokens", "masked_tokens", "compared_rows", "log_ppl_gap")
+    }
+    assert sums == pytest.approx({"off_policy_tokens": 3, "masked_tokens": 1, "compared_rows": 3, "log_ppl_gap": 0.6})
+    assert all(metrics[name].aggregation == AggregationType.SUM for name in sums)
+
+
+def test_from_returns_to_loss() -> None:
+    """The whole chain: agent-lightning's advantages and normalisation, then the loss, on two groups of three."""
+    # rollout, group, return, masks of its rows. b has two rows: its tokens and its advantage count once.
+    rollouts = [
+        ("a", "g", 1.0, [[1, 1]]),
+        ("b", "g", 0.0, [[1, 0, 1], [1]]),
+        ("c", "g", 0.5, [[1, 0, 0, 1]]),
+        ("d", "h", -1.0, [[1, 1, 1]]),
+        ("e", "h", 0.2, [[1]]),
+        ("f", "h", 0.2, [[1, 0]]),
+    ]
+    generator = np.random.default_rng(0)
+    masks = [mask for *_, rows in rollouts for mask in rows]
+    ids = [name for name, _, _, rows in rollouts for _ in rows]
+    groups = [group for _, group, _, rows in rollouts for _ in rows]
+    response_mask = torch.zeros(len(masks), 4, dtype=torch.long)
+    rewards = torch.zeros(len(masks), 4)
+    for i, (mask, name) in enumerate(zip(masks, ids, strict=True)):
+        response_mask[i, : len(mask)] = torch.tensor(mask)
+        rewards[i, len(mask) - 1] = {r[0]: r[2] for r in rollouts}[name]
+    batch = DataProto(
+        batch=TensorDict({"response_mask": response_mask, "token_level_rewards": rewards}, batch_size=len(masks)),
+        non_tensor_batch={"rollout_id_list": np.array(ids), "uid": np.array(groups)},
+    )
+    batch, _ = compute_rollout_level_advantage(
+        batch, adv_estimator="grpo", gamma=1.0, lam=1.0, num_repeat=3, norm_adv_by_std_in_grpo=True
+    )
+    advantages = normalize_advantages_by_rollout(
+        batch.batch["advantages"], response_mask, ids, num_trained_rows=len(masks)
+    )
+
+    # Group g: mean 0.5, standard deviation 0.5. Group h: mean -0.2, deviation √((0.64 + 0.16 + 0.16) / 2).
+    deviation = math.sqrt(0.48)
+    by_hand = {
+        "a": 0.5 / (0.5 + 1e-6),
+        "b": -0.5 / (0.5 + 1e-6),
+        "c": 0.0,
+        "d": -0.8 / (deviation + 1e-6),
+        "e": 0.4 / (deviation + 1e-6),
+        "f": 0.4 / (deviation + 1e-6),
+    }
+    tokens = {"a": 2, "b": 3, "c": 2, "d": 3, "e": 1, "f": 1}
+    share = [by_hand[name] / (tokens[name] * 7) for name in ids]  # 7 rows
+    np.testing.assert_allclose(advantages.sum(-1), share * response_mask.sum(-1).numpy(), rtol=1e-5)
+
+    rows = []
+    for i, mask in enumerate(masks):
+        old = generator.uniform(-8, 0, len(mask))
+        new = old + generator.normal(0, 0.3, len(mask))
+        given = advantages[i, : len(mask)].tolist()
+        rows.append(Row(new.tolist(), old.tolist(), given, off_policy=groups[i] == "h", mask=mask))
+    result = run(rows)
+    for row, value in zip(rows, share, strict=True):
+        row.advantage = value
+    loss, gradients = expected(rows)
+    assert result.loss == pytest.approx(loss, rel=1e-5)
+    for got, want in zip(result.gradients, gradients, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-8)
+    assert 0 < result.metrics["masked_tokens"].aggregate() < result.metrics["off_policy_tokens"].aggregate()

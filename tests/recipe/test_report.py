@@ -1,0 +1,112 @@
+"""The table and the curves of a run, from the lines that the trainer writes."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from empo2.recipe.errors import Empo2Error
+from empo2.recipe.report import print_table, read_metrics, report, step_mode
+
+VALIDATION = {"step": 0, "val/return": 8.25, "val/success_rate": 0.0}
+
+
+def training(step: int, memory: float, off_policy: float, **more: float | None) -> dict:
+    return {
+        "step": step,
+        "training/return": 20.0 + step,
+        "training/intrinsic_return": 1.5,
+        "empo2/rollout_mode": memory,
+        "empo2/update_mode": off_policy,
+        "empo2/memory_size": 8 * step,
+        "empo2/tips_injected_per_call": 2.4 * memory,
+        "empo2/rollouts_dropped": 3,
+        "timing_s/step": 24.4,
+        **more,
+    }
+
+
+ROWS = [VALIDATION, training(1, 1, 1), training(2, 0, 0), training(3, 0.5, 0.25)]
+
+
+def make_run(folder: Path, rows: list[dict], ending: str = "") -> Path:
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + ending)
+    return folder
+
+
+def table(run: Path) -> list[list[str]]:
+    console = Console(width=80, file=io.StringIO())
+    print_table(run, console)
+    lines = console.file.getvalue().splitlines()
+    rule = next(index for index, line in enumerate(lines) if "──" in line)
+    return [line.split() for line in lines[rule + 1 :] if line.strip()]
+
+
+def test_table_has_one_line_a_step(tmp_path):
+    assert table(make_run(tmp_path / "demo", ROWS)) == [
+        ["0", "8.25"],
+        ["1", "memory,", "off-policy", "21.00", "1.50", "8", "2.4", "3", "24", "s"],
+        ["2", "no", "memory", "22.00", "1.50", "16", "0.0", "3", "24", "s"],
+        ["3", "50%", "mem,", "25%", "off", "23.00", "1.50", "24", "1.2", "3", "24", "s"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("memory", "off_policy", "mode"),
+    [
+        (0, 0, "no memory"),
+        (1, 0, "memory, on-policy"),
+        (1, 1, "memory, off-policy"),
+        (1, 0.5, "mixed"),
+        (0.5, 0, "mixed"),
+    ],
+)
+def test_mode_of_a_step(memory, off_policy, mode):
+    assert step_mode(training(1, memory, off_policy)) == mode
+
+
+def test_validation_alone_has_no_mode():
+    assert step_mode(VALIDATION) is None
+
+
+def test_a_line_being_written_is_skipped(tmp_path):
+    assert len(read_metrics(make_run(tmp_path / "demo", ROWS, ending='{"step": 4, "trai'))) == 4
+
+
+def test_lines_of_a_step_are_merged_and_a_resumed_run_wins(tmp_path):
+    rows = [training(2, 0, 0), training(1, 0, 0), {"step": 2, "val/return": 9.0}, {"step": 2, "training/return": 1.0}]
+    first, second = read_metrics(make_run(tmp_path / "demo", rows))
+    assert first["step"] == 1
+    assert (second["training/return"], second["val/return"], second["empo2/memory_size"]) == (1.0, 9.0, 16)
+
+
+def test_a_value_that_was_not_finite_is_absent(tmp_path):
+    (row,) = read_metrics(make_run(tmp_path / "demo", [training(1, 0, 0, **{"actor/entropy": None})]))
+    assert "actor/entropy" not in row
+
+
+@pytest.mark.parametrize("rows", [ROWS, [VALIDATION], [{"step": 0, "val/n_rollouts": 0}]])
+def test_curves_of_one_run(tmp_path, rows):
+    curves = report(make_run(tmp_path / "demo", rows))
+    assert curves == tmp_path / "demo" / "curves.png"
+    assert curves.read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_runs_are_compared_in_one_picture(tmp_path):
+    picture = report(make_run(tmp_path / "empo2", ROWS), make_run(tmp_path / "grpo", ROWS))
+    assert picture == tmp_path / "comparison.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_run_there(tmp_path):
+    with pytest.raises(Empo2Error, match=r"no metrics\.jsonl; name the folder of a run"):
+        report(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", '{"step": 0, "val'])
+def test_nothing_measured_yet(tmp_path, content):
+    with pytest.raises(Empo2Error, match="no step yet"):
+        report(make_run(tmp_path / "demo", [], ending=content))
