@@ -18,6 +18,11 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     Raises:
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
+    from .handshake import check_gateway
+
+    gateway = config.agentlightning
+    check_gateway(gateway.agl_base_url, gateway.agl_key, config.actor_rollout_ref.model.path)
+
     # verl takes many seconds to import: the gateway and the command line do without, and Ray starts first.
     from .cluster import start_ray
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
 import secrets
@@ -24,66 +23,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .config import Settings
-from .errors import ConfigError, Empo2Error, ProcessError
+from .errors import ConfigError, ProcessError
 from .models import resolve_model
+from .tasks import check_agent, load_tasks
+from .verl_config import build_verl_config
 
 _STOP_SECONDS = 20
 _GATEWAY_SECONDS = 120
 _LOG_LINES = 15
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-@dataclass(frozen=True)
-class Tasks:
-    """Training and validation tasks: JSON-like rows, each of which becomes a rollout's input."""
-
-    train: list[dict[str, Any]]
-    val: list[dict[str, Any]]
-
-
-def check_agent(settings: Settings) -> str | None:
-    """Import the agent's class, here and not in each rollout's log; what its ``check()`` says, if it has one.
-
-    Raises:
-        ConfigError: the class cannot be had, or what it needs is missing.
-    """
-    name = settings.agent.class_
-    loaded = _load(name, "agent.class")
-    if not hasattr(loaded, "run"):
-        raise ConfigError(
-            f"agent.class={name!r}: has no run() method; agent-lightning calls {name.split(':')[1]}().run()"
-        )
-    try:
-        return loaded.check() if hasattr(loaded, "check") else None
-    except Exception as error:
-        raise ConfigError(f"agent.class={name!r}: {error}") from None
-
-
-def load_tasks(settings: Settings) -> Tasks:
-    """The tasks that ``tasks.source`` names.
-
-    Raises:
-        ConfigError: the function cannot be had, refuses its arguments, or gives too few tasks for one step.
-    """
-    tasks = settings.tasks
-    try:
-        train, val = _load(tasks.source, "tasks.source")(**tasks.args)
-    except (TypeError, ValueError, KeyError, OSError) as error:
-        raise ConfigError(f"tasks.args={tasks.args}: {error}") from None
-    if not train or not val:
-        raise ConfigError(f"tasks.source={tasks.source!r}: gave {len(train)} training and {len(val)} validation tasks")
-    # agent-lightning drops an incomplete batch: few tasks are repeated until they fill one.
-    repeats = -(-settings.algorithm.tasks_per_step // len(train))
-    return Tasks([dict(row) for row in train] * repeats, [dict(row) for row in val])
-
-
-def _load(name: str, key: str) -> Any:
-    module, attribute = name.split(":")
-    sys.path[:0] = [os.getcwd()] if os.getcwd() not in sys.path else []
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise ConfigError(f"{key}={name!r}: cannot be imported: {error}") from None
 
 
 def make_run_directory(settings: Settings, profile: str | None) -> Path:
@@ -205,6 +153,8 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
     said = check_agent(settings)
     tasks = load_tasks(settings)
     model = _model(settings)
+    # Only to refuse wrong options here: the trainer builds its own.
+    build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
     with bind(settings.gateway.host, settings.gateway.port) as listener:
         directory = make_run_directory(settings, profile)
         host, port = listener.getsockname()[:2]
@@ -400,14 +350,6 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
     model = _model(settings)
 
     from . import run_empo2
-    from .verl_config import build_verl_config
 
     config = build_verl_config(settings, model_path=model, run_directory=directory, gateway_url=url, gateway_key=key)
-    try:
-        run_empo2(config, tasks.train, tasks.val)
-    except Empo2Error:
-        raise
-    finally:
-        import ray
-
-        ray.shutdown()
+    run_empo2(config, tasks.train, tasks.val)

@@ -30,9 +30,10 @@ def reflection_chats(
         replies: each call's reply.
         ask: the question.
     """
-    said = sum(message.get("role") == "assistant" for message in chats[-1])
-    if said >= len(chats) - 1 and said:
-        yield [*chats[-1], _plain(replies[-1]), ask]  # the agent sends its whole chat: the transcript is there
+    first, last = chats[0], chats[-1]
+    said = sum(message.get("role") == "assistant" for message in last[len(first) :])
+    if last[: len(first)] == first and said >= len(chats) - 1:
+        yield [*last, _plain(replies[-1]), ask]  # the agent sends its whole chat: the transcript is there
     lines = [
         f"{name}: {text}"
         for chat, reply in zip(chats, replies, strict=True)

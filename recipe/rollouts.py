@@ -1,8 +1,7 @@
 """From drawn modes to training rows: what the trainer does with rollouts before and after they are played."""
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,8 @@ from agentlightning.schemas import RolloutCreate, RolloutState
 from agentlightning.verl.agl_rollout_manager import AglRolloutManager, CompletedRollout, EnqueuedRollout
 
 from .config import Algorithm
-from .errors import ConfigError, Empo2Error, NoUsableRollouts
+from .errors import NoUsableRollouts
+from .tasks import scope_of
 
 MEMORY, NO_MEMORY = "memory", "no-memory"
 ON_POLICY, OFF_POLICY = "on-policy", "off-policy"
@@ -44,18 +44,6 @@ def draw_modes(algorithm: Algorithm, step: int, groups: int) -> list[Mode]:
         memory, off_policy = generator.random(2) < (algorithm.memory_probability, algorithm.off_policy_probability)
         modes.append(Mode(MEMORY, OFF_POLICY if off_policy else ON_POLICY) if memory else Mode(NO_MEMORY, ON_POLICY))
     return modes * (groups // draws)
-
-
-def scope_of(task: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """The memory that a task's tips go to and come from: its chosen fields, as unambiguous text.
-
-    Raises:
-        ConfigError: the task lacks a field.
-    """
-    missing = [name for name in fields if name not in task]
-    if missing:
-        raise ConfigError(f"memory.scope={list(fields)}: tasks have no field {missing[0]!r}; they have {sorted(task)}")
-    return json.dumps({name: task[name] for name in fields}, default=str)
 
 
 @dataclass
@@ -226,19 +214,3 @@ def _why_none(outcomes: Outcomes, played: int) -> str:
     reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in outcomes.dropped.most_common())
     example = Counter(outcomes.errors).most_common(1)[0][0] if outcomes.errors else "no rollout was played"
     return f"none of {played} rollouts can be used: {reasons} (for example: {example}; see controller.log)"
-
-
-def check_gateway(client: Any, url: str) -> None:
-    """Raise unless ``url`` answers as an EMPO² gateway for this key.
-
-    Raises:
-        Empo2Error: it cannot be reached, refuses the key, or is agent-lightning's own server.
-    """
-    try:
-        response = client.request("GET", "/empo2/state", timeout=30)
-    except Exception as error:
-        raise Empo2Error(f"no gateway answers at {url}: {error}; start one with `empo2 gateway`") from None
-    if response.status_code == 401:
-        raise Empo2Error(f"the gateway at {url} refuses the key; give both sides the same --key or EMPO2_KEY")
-    if response.status_code != 200:
-        raise Empo2Error(f"{url} is not an EMPO² gateway; start `empo2 gateway` in the place of agl-server")

@@ -65,8 +65,12 @@ def whole_mini_batches(batch: DataProto, *, group: int, gpus: int, planned_tasks
     """
     unit = math.lcm(group, gpus)
     updates = max(1, round(len(batch) / (planned_tasks * group)))
-    rows = math.ceil(len(batch) / (updates * unit)) * unit * updates
-    missing = rows - len(batch)
+    while True:
+        mini_batch = math.ceil(len(batch) / (updates * unit)) * unit
+        missing = updates * mini_batch - len(batch)
+        if missing < mini_batch:
+            break
+        updates -= 1  # one could hold fillers alone, for which Adam's momentum would still move the weights
     batch.batch["filler"] = torch.zeros(len(batch), dtype=torch.bool)
     if missing:
         filler = batch[[0] * missing]
@@ -78,7 +82,7 @@ def whole_mini_batches(batch: DataProto, *, group: int, gpus: int, planned_tasks
         for key in ("rollout_id_list", "data_id_list"):
             filler.non_tensor_batch[key] = np.array([f"filler-{index}" for index in range(missing)])
         batch = DataProto.concat([batch, filler])
-    return batch, rows // (updates * group)
+    return batch, mini_batch // group
 
 
 def weightless_fillers(batch: DataProto) -> DataProto:

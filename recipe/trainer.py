@@ -28,8 +28,9 @@ from verl.workers.rollout.llm_server import LLMServerManager
 from .config import Settings, load_settings
 from .errors import ConfigError, NoUsableRollouts
 from .objective import hybrid_loss
-from .rollouts import MEMORY, OFF_POLICY, Empo2RolloutManager, Outcomes, check_gateway, scope_of
+from .rollouts import MEMORY, OFF_POLICY, Empo2RolloutManager, Outcomes
 from .rows import exact_rows, weightless_fillers, whole_mini_batches, without_fillers
+from .tasks import scope_of
 
 RolloutManagerT = TypeVar("RolloutManagerT", bound=AglRolloutManagerBase)
 
@@ -54,7 +55,6 @@ class Empo2Trainer(agl_trainer.AgentLightningRayPPOTrainer):
                 f"actor_rollout_ref.actor.policy_loss.loss_mode={actor.policy_loss.loss_mode!r}: EMPO² is defined on "
                 f"{PER_ROLLOUT_MEAN_LOSS_MODE!r}"
             )
-        check_gateway(self._ensure_agl_client(), self.config.agentlightning.agl_base_url)
 
     def init_workers(self) -> None:
         # agent-lightning's gateway chooses among the servers; verl's balancer would be an idle process.

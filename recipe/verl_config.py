@@ -1,12 +1,12 @@
 """Settings -> the configuration that verl and agent-lightning read: every translated key in one place."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from . import verl_environment  # noqa: F401  composing imports verl
 from .config import Settings
 from .errors import ConfigError
 
@@ -19,8 +19,12 @@ def build_verl_config(
     Raises:
         ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's.
     """
+    # agent-lightning's own search path is pkg://verl, and would import verl before Ray has been started.
+    verl = importlib.util.find_spec("verl")
+    assert verl is not None and verl.submodule_search_locations
+    search_path = f"hydra.searchpath=[file://{verl.submodule_search_locations[0]}/trainer/config]"
     with initialize_config_module(config_module="agentlightning.verl", version_base=None):
-        config = compose(config_name="config")
+        config = compose(config_name="config", overrides=[search_path])
     layers = [_common(settings, model_path, run_directory, gateway_url, gateway_key)]
     if settings.hardware.device == "cpu":
         layers.append(_cpu(settings))
@@ -33,7 +37,8 @@ def build_verl_config(
         try:
             OmegaConf.update(config, key, value, merge=True)
         except Exception as error:
-            raise ConfigError(f"verl.{key}={value!r}: {str(error).splitlines()[0]}") from None
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"verl.{key}={value!r}: not an option of verl or agent-lightning: {reason}") from None
     with open_dict(config):
         config.empo2 = settings.to_dict() | {"run_directory": str(run_directory)}
     return config

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import prompts
-from .environment import Environment
+from .environment import Environment, java_executable
 from .tasks import Episode, read_integer
 
 MODEL = "policy"  # agent-lightning's gateway sets the real name
@@ -44,6 +44,11 @@ class ScienceWorldAgent:
     `AGL_KEY`; `SCIENCEWORLD_MODEL` and `SCIENCEWORLD_MAX_TOKENS` (tokens per reply) may be set. Whatever goes wrong
     is raised and fails the rollout: a reward is posted only for an episode that was played.
     """
+
+    @staticmethod
+    def check() -> str:
+        """What a launcher may show before the first rollout. Raises FileNotFoundError without Java."""
+        return f"ScienceWorld with Java at {java_executable()}"
 
     def run(self) -> None:
         environ = {"AGL_KEY": "", "SCIENCEWORLD_MODEL": MODEL, "SCIENCEWORLD_MAX_TOKENS": str(MAX_TOKENS), **os.environ}

@@ -124,7 +124,7 @@ class ModelServer:
         if body.get("model") != MODEL:
             return _error(404, f"The model `{body.get('model')}` does not exist.")
         try:
-            seen.prompt_ids = self.prompt_ids(body)
+            seen.prompt_ids = self.prompt_ids(body, seen.path)
         except (TemplateError, KeyError, TypeError) as error:
             return _error(400, repr(error))
         if seen.path == "/tokenize":
@@ -132,11 +132,13 @@ class ModelServer:
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or 16
         if len(seen.prompt_ids) + limit > self.context:
             return _error(400, f"This model's maximum context length is {self.context} tokens.")
-        answer = _completion(body, seen.prompt_ids, self.reply(body), limit, chat=seen.path.endswith("chat/completions"))
+        answer = _completion(
+            body, seen.prompt_ids, self.reply(body), limit, chat=seen.path.endswith("chat/completions")
+        )
         seen.reply_ids = answer["choices"][0]["token_ids"]
         return JSONResponse(answer)
 
-    def prompt_ids(self, body: Body) -> list[int]:
+    def prompt_ids(self, body: Body, path: str) -> list[int]:
         if "messages" not in body:
             prompt = body["prompt"]
             if isinstance(prompt, list) and isinstance(prompt[0], int):
@@ -145,9 +147,9 @@ class ModelServer:
             return tokenizer()(text, add_special_tokens=body.get("add_special_tokens", True))["input_ids"]
         if not isinstance(body["messages"], list) or not body["messages"]:
             raise TypeError("messages: a non-empty list")
-        # Only chat completions know these two; /tokenize takes them within chat_template_kwargs.
-        own = {key: body[key] for key in ("documents", "reasoning_effort") if body.get(key) and "stream" in body}
-        own |= {key: body[key] for key in ("documents", "reasoning_effort") if body.get(key) and "temperature" in body}
+        extra = dict(body.get("chat_template_kwargs") or {})
+        if path != "/tokenize":  # vLLM's TokenizeChatRequest has no such fields
+            extra |= {key: body[key] for key in ("documents", "reasoning_effort") if body.get(key)}
         text = tokenizer().apply_chat_template(
             normal(body["messages"]),
             tools=body.get("tools"),
@@ -155,7 +157,7 @@ class ModelServer:
             add_generation_prompt=body.get("add_generation_prompt", True),
             continue_final_message=body.get("continue_final_message", False),
             tokenize=False,
-            **((body.get("chat_template_kwargs") or {}) | own),
+            **extra,
         )
         return tokenizer()(text, add_special_tokens=False)["input_ids"]
 

@@ -1,8 +1,9 @@
 """Names of models, and the small one's checkpoint made from its GGUF file."""
 
-import multiprocessing
-import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_a_checkpoint_directory_becomes_absolute(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["/no/where", "./nowhere", "~/nowhere", "runs/demo/nowhere"])
 def test_a_path_that_is_not_there(name):
-    with pytest.raises(FileNotFoundError, match="no such directory.*give an existing checkpoint"):
+    with pytest.raises(FileNotFoundError, match=r"no such directory.*give an existing checkpoint"):
         resolve_model(name)
 
 
@@ -42,36 +43,34 @@ def test_the_cache_follows_xdg(tmp_path, monkeypatch):
     assert resolve_model(SMOLLM2) == built
 
 
-def _stub_convert(gguf: Path, target: Path) -> None:
+BUILDER = """
+import sys, time
+from pathlib import Path
+from empo2.recipe import models
+
+def convert(gguf, target):
     target.mkdir()
-    (target / "config.json").write_text(f"{os.getpid()}")
+    (target / "config.json").write_text("{}")
+    while len(list(cache.glob(".*/*/config.json"))) < 2:  # both have built before either moves
+        time.sleep(0.01)
+    time.sleep(0.2)
 
-
-def _resolve_together(cache: Path, barrier, results) -> None:
-    def convert(gguf: Path, target: Path) -> None:
-        _stub_convert(gguf, target)
-        barrier.wait(20)  # both have built before either moves
-
-    models._convert = convert
-    results.put(str(resolve_model(SMOLLM2, cache)))
+cache, models._convert = Path(sys.argv[1]), convert
+print(models.resolve_model(models.SMOLLM2, cache))
+"""
 
 
 def test_two_processes_may_build_at_once(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(2), context.Queue()
-    builders = [context.Process(target=_resolve_together, args=(tmp_path, barrier, results)) for _ in range(2)]
-    for builder in builders:
-        builder.start()
-    assert results.get(timeout=30) == results.get(timeout=30)
-    for builder in builders:
-        builder.join(30)
-        assert builder.exitcode == 0
-    assert len(list(tmp_path.iterdir())) == 1, "the loser's directory is gone"
+    command = [sys.executable, "-c", BUILDER, str(tmp_path)]
+    builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    first, second = [builder.communicate(timeout=60)[0].strip() for builder in builders]
+    assert first == second
+    assert list(tmp_path.iterdir()) == [Path(first)], "the loser's directory is gone"
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(gguf: Path, target: Path) -> None:
-        _stub_convert(gguf, target)
+        target.mkdir()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(models, "_convert", interrupted)
@@ -136,7 +135,7 @@ def test_greedy_reply(checkpoint, tokenizer):
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint)
     assert model.dtype == torch.bfloat16
     assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr(), "tied"
     assert model.generation_config.eos_token_id == IM_END

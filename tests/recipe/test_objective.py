@@ -118,11 +118,13 @@ def run(rows: list[Row], *, delta: float = DELTA, loss_function: Any = None, **c
     arguments = {"config": actor_config(**config), "model_output": output, "data": data}
     loss, metrics = loss_function(**arguments) if loss_function else hybrid_loss(**arguments, mask_threshold=delta)
     loss.backward()
-    gradients = [leaf.grad for leaf in leaves]
-    assert all(gradient is not None for gradient in gradients)
-    responses = [g[r.prompt - 1 : r.prompt - 1 + len(r.new)].numpy() for g, r in zip(gradients, rows, strict=True)]
-    rest = sum(float(g.abs().sum()) for g in gradients) - sum(float(np.abs(g).sum()) for g in responses)
-    return Result(loss.item(), responses, metrics, rest)
+    responses, elsewhere = [], 0.0
+    for leaf, row in zip(leaves, rows, strict=True):
+        assert leaf.grad is not None
+        before, response, after = leaf.grad.split([row.prompt - 1, len(row.new), 1])
+        responses.append(response.numpy())
+        elsewhere += float(before.abs().sum() + after.abs().sum())
+    return Result(loss.item(), responses, metrics, elsewhere)
 
 
 def expected(rows: list[Row], *, delta: float = DELTA) -> tuple[float, list[np.ndarray]]:

@@ -38,9 +38,9 @@ def make_run(folder: Path, rows: list[dict], ending: str = "") -> Path:
 
 
 def table(run: Path) -> list[list[str]]:
-    console = Console(width=80, file=io.StringIO())
-    print_table(run, console)
-    lines = console.file.getvalue().splitlines()
+    output = io.StringIO()
+    print_table(run, Console(width=80, file=output))
+    lines = output.getvalue().splitlines()
     rule = next(index for index, line in enumerate(lines) if "──" in line)
     return [line.split() for line in lines[rule + 1 :] if line.strip()]
 

@@ -1,0 +1,286 @@
+"""Where tips stand: in the newest turn only, where they stood in all others, and a prompt extends the one before it."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from empo2.recipe.injection import (
+    ChatTips,
+    PromptTips,
+    chat_state,
+    newest_turn,
+    prompt_state,
+    render_tips,
+    text_of,
+    with_block,
+)
+
+from .model_server import normal, tokenizer
+
+Message = dict[str, Any]
+
+# Well-known styles in our own words; None is SmolLM2's own ChatML.
+TEMPLATES = {
+    "chatml": None,
+    "headers": "{% for m in messages %}<|im_start|>[{{ m.role }}]\n{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>[assistant]\n{% endif %}",
+    "instruct": "{% set ns = namespace(system='') %}{% for m in messages %}"
+    "{% if m.role == 'system' %}{% set ns.system = m.content + '\n' %}"
+    "{% elif m.role == 'user' %}[INST] {{ ns.system }}{{ m.content }} [/INST]{% set ns.system = '' %}"
+    "{% else %} {{ m.content }}<|im_end|>{% endif %}{% endfor %}",
+    "strips": "{% for m in messages %}<start>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content | trim }}<end>\n{% endfor %}{% if add_generation_prompt %}<start>model\n{% endif %}",
+}
+
+
+def user(content: Any) -> Message:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: Any, **more: Any) -> Message:
+    return {"role": "assistant", "content": content, **more}
+
+
+def tool(content: Any) -> Message:
+    return {"role": "tool", "tool_call_id": "1", "content": content}
+
+
+def call(name: str) -> Message:
+    function = {"name": name, "arguments": '{"n": 1}'}
+    return assistant(None, tool_calls=[{"id": "1", "type": "function", "function": function}])
+
+
+SYSTEM = {"role": "system", "content": "You play a game."}
+
+
+def send(tips: ChatTips, messages: list[Message], *texts: str) -> list[Message]:
+    """One call of an agent, for whose newest turn the memory found these tips."""
+    turn = newest_turn(messages)
+    if turn is None:
+        return tips.inject(messages)
+    known = tips.block_of(messages, turn)
+    return tips.inject(messages, turn, render_tips(texts) if known is None else known)
+
+
+def shown(sent: list[Message], text: str) -> list[int]:
+    """Where a tip stands in what was sent."""
+    return [index for index, message in enumerate(sent) if f"- {text}" in text_of(message.get("content"))]
+
+
+def test_tips_stand_in_the_newest_turn_and_again_where_they_stood():
+    """Without the second half each turn's prompt would part from the last one's at the first tip."""
+    tips, first = ChatTips(), [SYSTEM, user("a room")]
+    sent = send(tips, first, "one", "two")
+    assert shown(sent, "one") == shown(sent, "two") == [1]
+    assert sent[0] == SYSTEM
+    assert sent[1]["content"].endswith("\n\na room")
+
+    second = [*first, assistant("look"), user("a lamp")]
+    again = send(tips, second, "three")
+    assert again[:2] == sent
+    assert again[2] == assistant("look")
+    assert shown(again, "three") == [3]
+
+    third = [*second, assistant("take lamp"), user("taken")]
+    last = send(tips, third)
+    assert last[:4] == again
+    assert last[4:] == third[4:]  # no tips found: nothing put in
+
+
+def test_the_agents_own_messages_are_not_changed():
+    messages = [SYSTEM, user([{"type": "text", "text": "a room"}])]
+    before = copy.deepcopy(messages)
+    send(ChatTips(), messages, "tip")
+    assert messages == before
+
+
+def test_a_retry_gets_the_same_prompt_whatever_the_memory_finds_by_then():
+    tips, messages = ChatTips(), [user("a room")]
+    sent = send(tips, messages, "one")
+    assert send(tips, messages, "another") == sent
+    no_tips = [user("a cave")]
+    assert send(tips, no_tips) == no_tips == send(tips, no_tips, "late")
+
+
+def test_an_agent_that_sends_its_last_turn_only_gets_tips_in_each_of_them():
+    tips = ChatTips()
+    assert shown(send(tips, [SYSTEM, user("a room")], "one"), "one") == [1]
+    sent = send(tips, [SYSTEM, user("a lamp")], "two")
+    assert shown(sent, "two") == [1]
+    assert not shown(sent, "one")
+
+
+@pytest.mark.parametrize(
+    "rewritten",
+    [
+        [SYSTEM, user("summary: a room"), assistant("look"), user("a lamp")],
+        [SYSTEM, assistant("look"), user("a lamp")],
+        [{**SYSTEM, "content": "You play on."}, user("a room"), assistant("look"), user("a lamp")],
+        [SYSTEM, user("a lamp")],
+    ],
+    ids=["rewritten", "truncated", "other system text", "emptied"],
+)
+def test_an_agent_that_rewrites_its_history_starts_anew(rewritten: list[Message]):
+    """Tips never go where they were not shown before, and the newest turn gets its own."""
+    tips = ChatTips()
+    send(tips, [SYSTEM, user("a room")], "one")
+    sent = send(tips, rewritten, "two")
+    assert shown(sent, "two") == [len(rewritten) - 1]
+    assert not shown(sent, "one")
+
+
+def test_equal_observations_at_different_turns_keep_their_own_tips():
+    tips, first = ChatTips(), [user("a room")]
+    send(tips, first, "one")
+    second = [*first, assistant("wait"), user("a room")]
+    sent = send(tips, second, "two")
+    assert shown(sent, "one") == [0]
+    assert shown(sent, "two") == [2]
+
+
+def test_a_list_of_parts_stays_one_and_reads_as_text_would():
+    parts = [{"type": "text", "text": "a room"}, {"type": "text", "text": "a door"}]
+    sent = send(ChatTips(), [user(parts)], "one")
+    assert sent[0]["content"][1:] == parts
+    plain = send(ChatTips(), [user("a room\na door")], "one")
+    assert normal(sent) == normal(plain)
+
+
+def test_tool_results_carry_tips_and_tool_calls_are_left_alone():
+    tips, first = ChatTips(), [SYSTEM, user("find the lamp")]
+    sent = send(tips, first, "one")
+    second = [*first, call("look"), tool("a room"), tool("a lamp")]
+    again = send(tips, second, "two")
+    assert again[:4] == [*sent, *second[2:4]]
+    assert shown(again, "two") == [4]
+    assert again[4]["tool_call_id"] == "1"
+    third = [*second, call("take"), tool("taken")]
+    assert send(tips, third, "three")[:5] == again
+
+
+@pytest.mark.parametrize(
+    ("messages", "turn"),
+    [
+        ([], None),
+        ([SYSTEM], None),
+        ([SYSTEM, assistant("hello")], None),
+        ([user("a room"), assistant("I")], None),  # a prefill: its turn has been sent, or never will be alone
+        ([user("a room"), SYSTEM], 0),
+        ([user("a room"), assistant("look"), user(None)], None),
+        ([user("one"), user("two")], 1),
+        ([user("a"), assistant("b"), tool("c"), user("d")], 3),
+    ],
+)
+def test_the_newest_turn(messages: list[Message], turn: int | None):
+    assert newest_turn(messages) == turn
+
+
+def test_a_prefill_keeps_the_tips_of_its_turn():
+    tips = ChatTips()
+    sent = send(tips, [user("a room")], "one")
+    assert send(tips, [user("a room"), assistant("I will")]) == [*sent, assistant("I will")]
+
+
+def test_text_that_looks_like_a_block_of_tips_is_only_text():
+    block = render_tips(["one"])
+    tips, first = ChatTips(), [user(f"{block}\n\na room")]
+    sent = send(tips, first, "one")
+    assert text_of(sent[0]["content"]) == f"{block}\n\n{block}\n\na room"
+    second = [*first, assistant(block), user(block)]
+    assert send(tips, second)[1:] == second[1:]
+
+
+def test_no_tips_make_no_block():
+    assert render_tips([]) == ""
+    assert render_tips(["one", "two"]).splitlines()[1:] == ["- one", "- two"]
+    assert with_block(user("a room"), "block") == user("block\n\na room")
+
+
+def test_the_state_begins_with_the_newest_observation():
+    """Error of the authors' key: MiniLM reads the beginning only, so that it hardly depends on the current state."""
+    first, second = "the task " * 100, "the observation " * 200
+    chat = [SYSTEM, user(first), assistant("look"), user([{"type": "text", "text": second}])]
+    state = chat_state(chat)
+    assert state == second[:1200] + "\n" + first[:400]
+    assert chat_state([*chat, assistant("take"), tool("a lamp")]).startswith("a lamp\nthe task")
+    assert chat_state([SYSTEM, user(first)]) == first[:1200]
+    assert chat_state([SYSTEM]) == chat_state([]) == ""
+
+
+def test_the_state_of_a_prompt_is_its_end():
+    assert prompt_state("short") == "short"
+    prompt = "task" + "x" * 2000 + "observation"
+    assert prompt_state(prompt).startswith("x")
+    assert "observation\ntask" in prompt_state(prompt)
+
+
+def send_prompt(tips: PromptTips, prompt: str, *texts: str) -> str:
+    sent = tips.sent_for(prompt)
+    return tips.inject(prompt, render_tips(texts)) if sent is None else sent
+
+
+def test_a_prompt_extends_what_was_sent_and_answered():
+    tips = PromptTips()
+    first = "Task: find the lamp.\nAction:"
+    sent = send_prompt(tips, first, "one")
+    assert sent.endswith(first)
+    assert send_prompt(tips, first, "another") == sent
+    tips.replied(first, " look")
+    second = first + " look\nYou see a lamp.\nAction:"
+    again = send_prompt(tips, second, "two")
+    assert again.startswith(sent + " look")
+    assert again.endswith("\nYou see a lamp.\nAction:")
+    assert "- two" in again.removeprefix(sent)
+    tips.replied(second, " take")
+    assert send_prompt(tips, second + " take\nTaken.").startswith(again + " take")
+
+
+def test_a_prompt_that_extends_none_starts_anew():
+    tips = PromptTips()
+    send_prompt(tips, "one prompt", "one")
+    tips.replied("one prompt", " reply")
+    assert send_prompt(tips, "another prompt") == "another prompt"
+    assert "- one" not in send_prompt(tips, "another", "two")
+
+
+_text = st.text(max_size=40) | st.sampled_from(["", "\n", " a lamp\n\n", "x\n", "<|im_start|>user\n", "- a note"])
+_content = _text | st.lists(_text, min_size=1, max_size=3).map(
+    lambda texts: [{"type": "text", "text": text} for text in texts]
+)
+_reply = st.text(st.characters(categories=["Ll", "Lu", "Nd", "Zs"], max_codepoint=0x24F), max_size=20).map(
+    lambda text: "go" + text
+)
+_turn = st.tuples(_content, _reply, st.lists(_text, max_size=3))
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+@given(turns=st.lists(_turn, min_size=1, max_size=4), system=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_each_prompt_extends_the_one_before_it(style: str, turns: list[Any], system: bool):
+    """Token for token, wherever the same chat without tips does: else no row merges and no prefix is cached."""
+    tips, messages = ChatTips(), [SYSTEM] if system else []
+    told_before: list[int] = []
+    plain_before: list[int] = []
+    for content, reply, texts in turns:
+        messages = [*messages, user(content)]
+        sent = send(tips, messages, *texts)
+        assert send(tips, messages, "a retry") == sent
+        told, plain = ids(sent, style), ids(messages, style)
+        assert (told != plain) or not texts
+        if plain[: len(plain_before)] == plain_before:
+            assert told[: len(told_before)] == told_before
+        else:
+            assert style not in ("chatml", "headers"), "where special tokens stand between turns it always does"
+        said = [*tokenizer()(reply, add_special_tokens=False)["input_ids"], tokenizer().eos_token_id]
+        told_before, plain_before = told + said, plain + said
+        messages.append(assistant(reply))
+
+
+def ids(messages: list[Message], style: str) -> list[int]:
+    text = tokenizer().apply_chat_template(
+        normal(messages), chat_template=TEMPLATES[style], add_generation_prompt=True, tokenize=False
+    )
+    return tokenizer()(text, add_special_tokens=False)["input_ids"]

@@ -1,0 +1,82 @@
+"""Who may know whom, read from the source; and what the gateway and the command line must not wait for."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("agents", "memory", "recipe")
+
+# All that may name verl, agentlightning.verl or vLLM. The rest, the gateway's side, must start without them.
+TRAINER_SIDE = {
+    "recipe/objective.py",
+    "recipe/rollouts.py",
+    "recipe/rows.py",
+    "recipe/trainer.py",
+    "recipe/compat/verl.py",
+    "recipe/compat/vllm.py",
+}
+
+
+def modules(room: str) -> list[Path]:
+    found = sorted(path for path in (ROOT / room).rglob("*.py"))
+    assert found
+    return found
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute names of all that a module imports, within its functions too; ``a.b`` for ``from a import b``."""
+    package = ["empo2", *path.relative_to(ROOT).with_suffix("").parts][:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            yield from (".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names)
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+@pytest.mark.parametrize("path", modules("agents"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_agents_import_nothing_of_ours(path: Path) -> None:
+    foreign = [name for name in imports(path) if within(name, "empo2") and not within(name, "empo2.agents")]
+    assert not foreign
+    assert not [name for name in imports(path) if within(name, "agentlightning", "verl", "torch", "vllm")]
+
+
+@pytest.mark.parametrize("path", modules("memory"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_memory_knows_neither_recipe_nor_trainer(path: Path) -> None:
+    assert not [
+        name
+        for name in imports(path)
+        if within(name, "empo2.recipe", "empo2.agents", "agentlightning", "verl", "vllm", "ray")
+    ]
+
+
+def test_who_imports_verl() -> None:
+    knowing = {
+        str(path.relative_to(ROOT))
+        for room in ROOMS
+        for path in modules(room)
+        if any(within(name, "verl", "agentlightning.verl", "vllm") for name in imports(path))
+    }
+    assert knowing == TRAINER_SIDE
+
+
+def test_light_modules_stay_light() -> None:
+    """verl takes 20 seconds to import, torch six: the gateway and the command line do without."""
+    code = """
+import sys
+for name in ("empo2.recipe", "empo2.recipe.cli", "empo2.recipe.gateway", "empo2.recipe.launch"):
+    __import__(name)
+    print(name, [heavy for heavy in ("verl", "vllm", "torch", "ray", "transformers") if heavy in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" ", 1)[1] for line in done.stdout.splitlines()] == ["[]"] * 4, done.stdout

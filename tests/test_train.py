@@ -1,0 +1,305 @@
+"""The whole stack, real: ScienceWorld, controller, gateway, vLLM on a CPU, verl, driven as a user would."""
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from empo2.recipe.config import load_settings
+from empo2.recipe.launch import bind
+from empo2.recipe.models import resolve_model
+from empo2.recipe.rollouts import draw_modes
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500)]
+
+CLI = [sys.executable, "-m", "empo2.recipe.cli"]
+STEPS = 3
+SEED = 36
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("train")
+    arguments = [f"run.steps={STEPS}", f"run.save_every={STEPS}", "run.name=test", f"algorithm.seed={SEED}"]
+    before = set(psutil.pids())
+    done = subprocess.run(
+        [*CLI, "train", "--profile", "cpu", *arguments, "algorithm.learning_rate=1e-4"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=1400,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (directory / "output").write_text(done.stdout)
+    left = [p for p in set(psutil.pids()) - before if _is_ours(p)]
+    assert not left, left
+    yield directory / "runs" / "test"
+
+
+def _is_ours(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        line = " ".join(psutil.Process(pid).cmdline())
+        return any(word in line for word in ("raylet", "ray::", "gcs_server", "VLLM", "agentlightning", "java"))
+    return False
+
+
+def test_each_mode_was_trained(run: Path) -> None:
+    algorithm = load_settings("cpu", [f"algorithm.seed={SEED}"]).algorithm
+    drawn = [draw_modes(algorithm, step, 2)[0] for step in range(1, STEPS + 1)]
+    assert [(mode.rollout, mode.update) for mode in drawn] == [
+        ("no-memory", "on-policy"),
+        ("memory", "on-policy"),
+        ("memory", "off-policy"),
+    ]
+    steps = {line["step"]: line for line in metrics_of(run)}
+    assert list(steps) == list(range(STEPS + 1))
+    rows = 8
+    assert [steps[i]["empo2/rollout_mode"] for i in (1, 2, 3)] == [0, 1, 1]
+    assert [steps[i]["empo2/update_mode"] for i in (1, 2, 3)] == [0, 0, 1]
+    assert [steps[i]["empo2/off_policy_rows"] for i in (1, 2, 3)] == [0, 0, rows]
+
+
+def test_metrics_are_complete_and_finite(run: Path) -> None:
+    names = {
+        "training/return",
+        "training/intrinsic_return",
+        "empo2/rollout_mode",
+        "empo2/update_mode",
+        "empo2/off_policy_rows",
+        "empo2/masked_token_fraction",
+        "empo2/tips_injected_per_call",
+        "empo2/tips_written",
+        "empo2/reflections_failed",
+        "empo2/rollouts_dropped",
+        "empo2/memory_size",
+        "empo2/unmerged_rollouts",
+        "empo2/memory_ms_per_call",
+        "actor/pg_loss",
+        "actor/grad_norm",
+        "timing_s/step",
+    }
+    lines = metrics_of(run)
+    for line in lines[1:]:
+        assert names <= line.keys(), names - line.keys()
+        assert all(line[name] is not None and math.isfinite(line[name]) for name in names)
+        assert line["empo2/rollouts_dropped"] == 0
+        assert line["empo2/reflections_failed"] == 0
+        assert line["empo2/memory_failures"] == 0
+        assert line["empo2/unmerged_rollouts"] == 0
+        assert line["empo2/tips_written"] == 8
+        assert 0 < line["training/intrinsic_return"] <= 6
+        assert -100 <= line["training/return"] <= 100
+    for line in (lines[0], lines[-1]):
+        assert -100 <= line["val/return"] <= 100
+        assert 0 <= line["val/success_rate"] <= 1
+        assert line["val/n_rollouts"] == 4
+
+
+def test_trainer_and_vllm_hold_the_same_weights_at_every_step(run: Path) -> None:
+    for line in metrics_of(run)[1:]:
+        if line["empo2/update_mode"] == 0:
+            assert line["rollout_corr/log_ppl_abs_diff"] < 0.05
+            assert line["actor/grad_norm"] > 0
+    # ... though the weights have changed meanwhile: what agreed at the last on-policy step is not the first model.
+    (shard,) = (run / "checkpoints" / f"global_step_{STEPS}" / "actor").glob("model_world_size_1_rank_0.pt")
+    trained = torch.load(shard, weights_only=False)
+    base = load_file(Path(resolve_model("smollm2-135m-instruct")) / "model.safetensors")
+    name = "model.layers.10.mlp.down_proj.weight"
+    weight = trained[name].full_tensor() if hasattr(trained[name], "full_tensor") else trained[name]
+    assert not torch.equal(weight.bfloat16(), base[name].bfloat16())
+
+
+def test_memory_was_filled_and_shown_and_is_part_of_the_checkpoint(run: Path) -> None:
+    steps = metrics_of(run)
+    assert steps[1]["empo2/tips_injected_per_call"] == 0
+    assert steps[2]["empo2/tips_injected_per_call"] > 0
+    assert [line["empo2/memory_size"] for line in steps[1:]] == [8, 16, 24]
+    snapshot = run / "checkpoints" / f"global_step_{STEPS}" / "memory.sqlite"
+    for file in (run / "memory.sqlite", snapshot):
+        with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
+            assert database.execute("SELECT count(*) FROM tips").fetchone() == (24,)
+            scopes = {row[0] for row in database.execute("SELECT DISTINCT scope FROM tips")}
+            texts = [row[0] for row in database.execute("SELECT text FROM tips")]
+    assert scopes == {f'{{"task": "find-non-living-thing", "variation": {variation}}}' for variation in (0, 1)} or (
+        len(scopes) == 2
+    )
+    assert not any("<|im_" in text or "\n" in text for text in texts)
+
+
+def test_run_folder_and_output(run: Path) -> None:
+    for name in ("config.yaml", "trainer.log", "gateway.log", "controller.log", "curves.png"):
+        assert (run / name).stat().st_size > 0, name
+    output = (run.parent.parent / "output").read_text()
+    assert "Java" in output and "first rollout" in output and str(run / "curves.png") in output.replace("\n", "")
+    assert "key: null" in (run / "config.yaml").read_text()
+
+
+# An existing agent-lightning training script becomes EMPO² by one changed import, and `empo2 gateway`.
+
+AGENT_LIGHTNING_SCRIPT = """
+import hydra
+from agentlightning.verl.entrypoint import run_ppo
+
+@hydra.main(config_path="pkg://agentlightning.verl", config_name="config", version_base=None)
+def main(config):
+    tasks = [{"number": number, "task": "guess", "variation": number} for number in (4, 7)]
+    run_ppo(config, tasks, tasks)
+
+if __name__ == "__main__":
+    main()
+"""
+THE_CHANGE = (
+    "from agentlightning.verl.entrypoint import run_ppo",
+    "from empo2.recipe import run_empo2 as run_ppo",
+)
+
+
+def script_overrides(url: str, model: str, trouble: str, folder: Path) -> list[str]:
+    """agent-lightning's and verl's own settings, as such a script's user gives them."""
+    return [
+        f"agentlightning.agl_base_url={url}",
+        "agentlightning.agl_key=${oc.env:EMPO2_KEY}",
+        "agentlightning.rollout_timeout_seconds=60",
+        "agentlightning.local.agent_class=stack_agent:GuessingAgent",
+        f"+agentlightning.local.env_map={{GAME_NUMBER: input.number, GAME_TROUBLE: {trouble}}}",
+        "agentlightning.trace_aggregator.trajectory_max_prompt_length=256",
+        "agentlightning.trace_aggregator.trajectory_max_response_length=512",
+        "algorithm.adv_estimator=grpo",
+        "algorithm.rollout_correction=null",
+        "data.train_batch_size=2",
+        "data.dataloader_num_workers=0",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.model.use_remove_padding=false",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+        "actor_rollout_ref.actor.strategy=fsdp2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+        "actor_rollout_ref.actor.use_torch_compile=false",
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        "actor_rollout_ref.rollout.max_model_len=1024",
+        "actor_rollout_ref.rollout.max_num_seqs=32",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+        "actor_rollout_ref.rollout.free_cache_engine=false",
+        "actor_rollout_ref.rollout.enable_sleep_mode=false",
+        "actor_rollout_ref.rollout.enforce_eager=true",
+        "actor_rollout_ref.rollout.agent.num_workers=0",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=empo2.recipe.compat.vllm.CpuWorkerExtension",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=uni",
+        "reward.num_workers=0",
+        "trainer.n_gpus_per_node=1",
+        "trainer.total_training_steps=2",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.logger=[console]",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        "trainer.resume_mode=disable",
+        "ray_kwargs.ray_init.num_cpus=3",
+        "+ray_kwargs.ray_init.num_gpus=1",
+        "+ray_kwargs.ray_init._node_ip_address=127.0.0.1",
+        "+empo2.algorithm.memory_probability=1.0",
+        "+empo2.algorithm.off_policy_probability=1.0",
+        "+empo2.algorithm.return_scale=1.0",
+        "hydra.run.dir=.",
+        "hydra.output_subdir=null",
+    ]
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """`empo2 gateway` and agent-lightning's own `agl-controller`, started by hand; URL, model and environment."""
+    model = str(resolve_model("smollm2-135m-instruct"))
+    environment = {**os.environ, "EMPO2_KEY": secrets.token_hex(8), "PYTHONPATH": os.pathsep.join(_python_path())}
+    with bind("127.0.0.1", 0) as listener, contextlib.ExitStack() as stack:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for command in (
+            [*CLI, "gateway", "--profile", "cpu", "--fd", str(listener.fileno())],
+            [
+                str(Path(sys.executable).with_name("agl-controller")),
+                "runner_type=local",
+                f"agl_server.url={url}",
+                "agl_server.key=${oc.env:EMPO2_KEY}",
+                "local_runner.poll_interval=0.5",
+                "local_runner.maximum_size=4",
+                "hydra.output_subdir=null",
+            ],
+        ):
+            process = subprocess.Popen(command, cwd=tmp_path, env=environment, pass_fds=(listener.fileno(),))
+            stack.callback(process.wait, 60)
+            stack.callback(process.terminate)
+        yield url, model, environment
+
+
+def _python_path() -> list[str]:
+    return [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
+def test_agent_lightning_script_with_one_changed_import(
+    tmp_path: Path, services: tuple[str, str, dict[str, str]]
+) -> None:
+    """Two off-policy steps of an agent that fails now and then: the failures are counted and cost nothing else."""
+    url, model, environment = services
+    script = tmp_path / "train.py"
+    script.write_text(AGENT_LIGHTNING_SCRIPT.replace(*THE_CHANGE))
+    command = [sys.executable, str(script)]
+    done = subprocess.run(
+        [*command, *script_overrides(url, model, "sometimes", tmp_path)],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    steps = [line for line in done.stdout.splitlines() if line.startswith("step:")]
+    assert len(steps) == 2
+    for line in steps:
+        values = dict(part.split(":", 1) for part in line.split(" - "))
+        dropped = float(values["empo2/rollouts_dropped"])
+        assert float(values["empo2/off_policy_rows"]) == 16 - dropped
+        assert 0 <= float(values["empo2/masked_token_fraction"]) < 1
+    assert "empo2/dropped/failed" in done.stdout  # a fifth of 32 episodes raises
+
+
+def test_agent_that_always_fails_ends_the_run_with_one_clear_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *CLI,
+            "train",
+            "--profile",
+            "cpu",
+            "run.validate_first=false",
+            "agent.class=stack_agent:GuessingAgent",
+            "agent.env={GAME_NUMBER: '3', GAME_TROUBLE: always}",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_python_path())},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
+    (line,) = done.stderr.splitlines()
+    assert "none of 8 rollouts can be used: 8 failed" in line
+    assert "subprocess exited with code 1" in line and "controller.log" in line
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "the game server is down" in (run / "controller.log").read_text()
