@@ -14,7 +14,7 @@ setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again
 	@./setup.sh $(profile)
 
 demo: setup ## train the small model on a CPU for a few steps, end to end
-	$(BIN)/empo2 train --profile cpu name=demo
+	$(BIN)/empo2 train --profile cpu
 
 test: setup ## run all tests
 	$(BIN)/python -m pytest

@@ -53,6 +53,10 @@ _RENDERING = (
     "mm_processor_kwargs",
     "prompt",
 )
+# These decide it too, but TokenizeChatRequest knows them only as arguments of the template.
+_TEMPLATE_ARGUMENTS = ("documents", "reasoning_effort")
+# What a reflection shares with the call before it, or its prompt would not be that call's prompt continued.
+_SHARED = ("tools", "chat_template", "chat_template_kwargs", *_TEMPLATE_ARGUMENTS)
 _TOKENIZE_SECONDS = 60
 
 
@@ -63,6 +67,7 @@ class Call:
     state: str
     chat: list[dict[str, Any]]
     reply: dict[str, Any]
+    shared: dict[str, Any]
     key: np.ndarray | None = None
 
 
@@ -78,6 +83,7 @@ class Episode:
     prompt_tips: PromptTips = field(default_factory=PromptTips)
     calls: list[Call] = field(default_factory=list)
     pending: set[asyncio.Task[None]] = field(default_factory=set)
+    ended: bool = False
 
 
 @dataclass
@@ -108,7 +114,7 @@ class EpisodeMemory:
         """The episode of a tagged rollout; None for all others."""
         rollout = _rollouts.get(rollout_id)
         tag = getattr(rollout.metadata, "empo2", None) if rollout else None
-        if not isinstance(tag, dict):
+        if not isinstance(tag, dict) or not tag.keys() >= {"scope", "rollout_mode", "update_mode"}:
             return None
         if rollout_id not in self._episodes:
             self._episodes[rollout_id] = Episode(
@@ -186,12 +192,17 @@ class EpisodeMemory:
         """Ask vLLM for the ids of the agent's own request, while it generates; None where nothing was put in."""
         if not episode.off_policy or plan.body == body:
             return None
-        return asyncio.create_task(self._tokenize(episode, body))
+        task = asyncio.create_task(self._tokenize(episode, body))
+        # Seen: asyncio shall not complain of a failure if the call itself fails too, and nobody asks for the ids.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
     async def _tokenize(self, episode: Episode, body: dict[str, Any]) -> list[int]:
         server = self.router.select_server(self.router.model_name, episode.rollout_id)
         url = server.endpoint.rstrip("/").removesuffix("/v1") + "/tokenize"
         request = {key: body[key] for key in _RENDERING if key in body} | {"model": server.model}
+        if arguments := {key: body[key] for key in _TEMPLATE_ARGUMENTS if body.get(key) is not None}:
+            request["chat_template_kwargs"] = (body.get("chat_template_kwargs") or {}) | arguments
         response = await self.client.post(url, json=request, timeout=_TOKENIZE_SECONDS)
         response.raise_for_status()
         return response.json()["tokens"]
@@ -209,13 +220,16 @@ class EpisodeMemory:
     ) -> None:
         """Record a call in the background: the agent has its reply already."""
         reply = reply_of(response)
-        prompt_ids = response.get("prompt_token_ids") or (response.get("choices") or [{}])[0].get("prompt_token_ids")
-        if reply is None or not prompt_ids:
+        if reply is None:
             return
-        if "prompt" in body and plan.body is not body:
+        prompt_ids = response.get("prompt_token_ids") or response["choices"][0].get("prompt_token_ids")
+        if not prompt_ids:
+            return
+        if "messages" not in body and plan.body is not body:
             episode.prompt_tips.replied(body["prompt"], spoken(reply))
         chat = plan.body.get("messages") or [{"role": "user", "content": str(plan.body.get("prompt"))}]
-        call = Call(plan.state, chat, reply, plan.key)
+        shared = {key: body[key] for key in _SHARED if key in body}
+        call = Call(plan.state, chat, reply, shared, plan.key)
         episode.calls.append(call)
         task = asyncio.create_task(self._record(episode, attempt_id, call, plan.tip_ids, prompt_ids, tip_free))
         episode.pending.add(task)
@@ -259,13 +273,14 @@ class EpisodeMemory:
     # An episode, after it ended
 
     def finished(self, episode: Episode, state: RolloutState, events: list[Any]) -> None:
-        """Ask for the episode's tip in the background. A rollout without calls or score has none to give.
+        """Ask for the episode's tip in the background. A rollout without states or score has none to give.
 
         Args:
             events: the rollout's own list, held from before its end: the trainer deletes it once it has read it.
         """
-        if state != RolloutState.SUCCEEDED or not episode.calls:
+        if episode.ended or state != RolloutState.SUCCEEDED or not any(call.state for call in episode.calls):
             return
+        episode.ended = True
         rewards = [event.data.get("value") for event in events if event.event_type == "reward"]
         if not rewards or not isinstance(rewards[-1], int | float):
             return
@@ -282,8 +297,8 @@ class EpisodeMemory:
                 raise ValueError("the model answered with no text")
             steps = [Step(c.state, c.key, spoken(c.reply)) for c in episode.calls if c.key is not None]
             success = score >= self._settings.algorithm.success_return
-            await self._recall.remember(episode.scope, episode.rollout_id, tip, score, success, steps)
-            self._counts["tips_written"] += 1
+            if await self._recall.remember(episode.scope, episode.rollout_id, tip, score, success, steps):
+                self._counts["tips_written"] += 1  # else it is known, word for word
         except (Exception, asyncio.CancelledError) as error:
             log.error("no tip", rollout_id=episode.rollout_id, error=repr(error))
             self._counts["reflections_failed"] += 1
@@ -297,6 +312,8 @@ class EpisodeMemory:
             response = await self.client.post(
                 f"{server.endpoint.rstrip('/')}/chat/completions",
                 json={
+                    **episode.calls[-1].shared,
+                    **({"tool_choice": "none"} if "tools" in episode.calls[-1].shared else {}),
                     "model": server.model,
                     "messages": chat,
                     "max_tokens": settings.max_tokens,
@@ -495,8 +512,10 @@ def make_gateway(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with upstream_lifespan(app) as state:
-            memory.router, memory.client = app.state.proxy_router, app.state.http_client
+        # Not agent-lightning's client: reflections would wait in its pool of 100 connections, and agents behind them.
+        limits = httpx.Limits(max_connections=None)
+        async with upstream_lifespan(app) as state, httpx.AsyncClient(limits=limits) as client:
+            memory.router, memory.client = app.state.proxy_router, client
             recall.start()
             try:
                 yield state

@@ -150,6 +150,7 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
         Empo2Error: something is wrong before the start, or a process ended; nothing is left running.
     """
     started = time.monotonic()
+    _check_gpus(settings)
     said = check_agent(settings)
     tasks = load_tasks(settings)
     model = _model(settings)
@@ -195,6 +196,17 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
                 with _signals_ignored():
                     processes.stop()
     return directory
+
+
+def _check_gpus(settings: Settings) -> None:
+    if settings.hardware.device == "gpu":
+        import torch
+
+        wanted, present = settings.hardware.gpus_per_node, torch.cuda.device_count()
+        if present < wanted:
+            raise ConfigError(
+                f"hardware.gpus_per_node={wanted}: this machine has {present}; --profile cpu needs none, gpu-1 one"
+            )
 
 
 def _python_path() -> str:
@@ -348,6 +360,9 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
     """
     tasks = load_tasks(settings)
     model = _model(settings)
+    if settings.hardware.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # hides GPUs from compat/; Ray counts it as the one that it is told of
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.hardware.kv_cache))
 
     from . import run_empo2
 

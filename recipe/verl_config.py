@@ -165,6 +165,7 @@ def _cpu(settings: Settings) -> dict[str, Any]:
                 "enable_sleep_mode": False,
                 "enforce_eager": True,
                 "dtype": "bfloat16",
+                "max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size, to see what fits
                 "engine_kwargs": {
                     "vllm": {
                         "worker_extension_cls": "empo2.recipe.compat.vllm.CpuWorkerExtension",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.launch import Processes
@@ -44,11 +45,14 @@ def run_cli(*arguments: str, directory: Path, **variables: str) -> subprocess.Co
         (["agent.class=empo2.agents.scienceworld.agent:Outcome"], ["agent.class", "run()"]),
         (["model.path=./no/such/model"], ["model.path", "no/such/model"]),
         (["memory.scope=[task,planet]"], ["memory.scope", "planet", "variation"]),
+        (["--profile", "gpu-1"], ["hardware.gpus_per_node=1", "--profile cpu"]),
         (["--profile", "tpu"], ["profile 'tpu'", "cpu"]),
         (["nonsense"], ["nonsense", "key=value"]),
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    if "gpu-1" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
     profile = [] if "--profile" in arguments else ["--profile", "cpu"]
     done = run_cli("train", *profile, *arguments, directory=tmp_path)
     assert done.returncode == 2, done.stderr

@@ -101,9 +101,8 @@ def test_metrics_are_complete_and_finite(run: Path) -> None:
         assert line["empo2/rollouts_dropped"] == 0
         assert line["empo2/reflections_failed"] == 0
         assert line["empo2/memory_failures"] == 0
-        assert line["empo2/unmerged_rollouts"] == 0
         assert line["empo2/tips_written"] == 8
-        assert 0 < line["training/intrinsic_return"] <= 6
+        assert 0 < line["training/intrinsic_return"] <= 8  # steps of an episode
         assert -100 <= line["training/return"] <= 100
     for line in (lines[0], lines[-1]):
         assert -100 <= line["val/return"] <= 100
@@ -136,9 +135,7 @@ def test_memory_was_filled_and_shown_and_is_part_of_the_checkpoint(run: Path) ->
             assert database.execute("SELECT count(*) FROM tips").fetchone() == (24,)
             scopes = {row[0] for row in database.execute("SELECT DISTINCT scope FROM tips")}
             texts = [row[0] for row in database.execute("SELECT text FROM tips")]
-    assert scopes == {f'{{"task": "find-non-living-thing", "variation": {variation}}}' for variation in (0, 1)} or (
-        len(scopes) == 2
-    )
+    assert len(scopes) == 2 and all('"task": "find-animal"' in scope for scope in scopes)
     assert not any("<|im_" in text or "\n" in text for text in texts)
 
 

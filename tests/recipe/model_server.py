@@ -1,4 +1,4 @@
-"""A model server that answers as vLLM 0.20 does where this project depends on it, with a script in the place of a model.
+"""A model server that answers as vLLM 0.20 does where this project depends on it; a script stands for the model.
 
 Prompts are rendered by a real chat template and a real tokenizer, for ``/tokenize`` as for the two completion routes.
 """
@@ -84,6 +84,7 @@ class ModelServer:
         reply: from a request to the text, or to an assistant message, that answers it.
         delay: seconds that a request takes.
         fault: a status to answer with in the place of a reply, "hang" for no answer at all, or None.
+        answer: a whole answer, of status 200, in the place of a completion.
         context: tokens of prompt and reply together; 400 beyond, as vLLM answers.
     """
 
@@ -91,6 +92,7 @@ class ModelServer:
     reply: Callable[[Body], str | Body] = seeded_reply
     delay: Callable[[str, Body], float] = lambda path, body: 0
     fault: Callable[[str, Body], int | Literal["hang"] | None] = lambda path, body: None
+    answer: Callable[[Body], Any] | None = None
     context: int = 8192
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
@@ -125,13 +127,15 @@ class ModelServer:
             return _error(404, f"The model `{body.get('model')}` does not exist.")
         try:
             seen.prompt_ids = self.prompt_ids(body, seen.path)
-        except (TemplateError, KeyError, TypeError) as error:
+        except (TemplateError, KeyError, TypeError, AttributeError) as error:
             return _error(400, repr(error))
         if seen.path == "/tokenize":
             return JSONResponse({"tokens": seen.prompt_ids, "count": len(seen.prompt_ids), "max_model_len": 8192})
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or 16
         if len(seen.prompt_ids) + limit > self.context:
             return _error(400, f"This model's maximum context length is {self.context} tokens.")
+        if self.answer is not None:
+            return JSONResponse(self.answer(body))
         answer = _completion(
             body, seen.prompt_ids, self.reply(body), limit, chat=seen.path.endswith("chat/completions")
         )

@@ -92,7 +92,10 @@ def test_a_reply_goes_back_without_what_the_server_added():
         (assistant("look"), "look"),
         (assistant([{"type": "text", "text": "look"}, {"type": "text", "text": "up"}]), "look\nup"),
         (assistant(None, tool_calls=[{"function": {"name": "go", "arguments": '{"to": 1}'}}]), 'go({"to": 1})'),
-        (assistant("", tool_calls=[{"function": {"name": "a", "arguments": ""}}, {"function": None}]), "a(); None(None)"),
+        (
+            assistant("", tool_calls=[{"function": {"name": "a", "arguments": ""}}, {"function": None}]),
+            "a(); None(None)",
+        ),
         (assistant("look", tool_calls=[{"function": {"name": "go"}}]), "look"),
         (assistant(None), ""),
         ({}, ""),

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from agentlightning.client import AgentLightningSyncClient
 from agentlightning.hooks import RolloutHooks
 from agentlightning.schemas import RolloutCreate, RolloutState
 from agentlightning.server.app import create_app
@@ -17,7 +18,7 @@ from agentlightning.server.store import _events, _rollouts
 from agentlightning.verl.agl_rollout_manager import AglRolloutManager, CompletedRollout, Triplet
 
 from empo2.recipe.config import Algorithm, load_settings
-from empo2.recipe.errors import ConfigError, Empo2Error, NoUsableRollouts
+from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.rollouts import (
     CALL_EVENT,
     MEMORY,
@@ -26,18 +27,18 @@ from empo2.recipe.rollouts import (
     ON_POLICY,
     Empo2RolloutManager,
     Mode,
-    check_gateway,
     draw_modes,
     prepare_for_training,
     scope_of,
 )
 
 KEY = "secret"
+PAPER = load_settings("gpu").algorithm
 
 
 def algorithm(**changes: Any) -> Algorithm:
-    """The paper's, with what the test changes."""
-    return load_settings("gpu").algorithm.model_copy(update=changes)
+    """The paper's settings, with what the test changes."""
+    return PAPER.model_copy(update=changes)
 
 
 # Modes
@@ -317,9 +318,8 @@ def test_nothing_usable_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     made = manager()
     played = [completed(rollout_state=RolloutState.FAILED, error_message="no java"), completed(final_reward=None)]
     monkeypatch.setattr(AglRolloutManager, "enqueue_and_wait_until_completed", lambda self, data, is_train: played)
-    made.client = httpx.Client(
-        transport=httpx.MockTransport(lambda request: httpx.Response(200, json={"empo2/calls": 3}))
-    )
+    drained = httpx.MockTransport(lambda request: httpx.Response(200, json={"empo2/calls": 3}))
+    made.client = AgentLightningSyncClient(base_url="http://gateway", transport=drained)
     with pytest.raises(NoUsableRollouts, match=r"none of 2 rollouts.*1 failed, 1 no reward.*no java"):
         made.enqueue_and_wait_until_completed({}, is_train=True)
     assert made.gateway_metrics == {"empo2/calls": 3}
@@ -331,12 +331,14 @@ def test_nothing_usable_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """agent-lightning's app as a real server: the manager's client is a synchronous one."""
-    app = create_app({"key": KEY, "default_proxy": {"model_name": "m", "train": {}, "val": {}}})
+    proxy = {"model_name": "m", "include_log_probs": True, "train": {"temperature": 1.0}, "val": {"temperature": 0.4}}
+    app = create_app({"key": KEY, "default_proxy": proxy})
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical")
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run)
     thread.start()
     while not running.started:
+        assert thread.is_alive()
         time.sleep(0.01)
     yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
     running.should_exit = True
@@ -420,19 +422,3 @@ def test_task_without_scope_field_creates_nothing(server: str, store: dict[str, 
         made._create_rollouts(TASKS, is_train=True)
     assert not store
     assert made._hooks is hooks
-
-
-def test_gateway_is_told_from_agent_lightnings_own_server(server: str) -> None:
-    with httpx.Client(base_url=server, headers={"Authorization": f"Bearer {KEY}"}) as client:
-        with pytest.raises(Empo2Error, match="is not an EMPO² gateway"):
-            check_gateway(client, server)
-    with httpx.Client(base_url="http://127.0.0.1:9") as client, pytest.raises(Empo2Error, match="no gateway answers"):
-        check_gateway(client, "http://127.0.0.1:9")
-    for status, reason in ((401, "refuses the key"), (200, None)):
-        transport = httpx.MockTransport(lambda request, status=status: httpx.Response(status))
-        with httpx.Client(base_url=server, transport=transport) as client:
-            if reason is None:
-                check_gateway(client, server)
-            else:
-                with pytest.raises(Empo2Error, match=reason):
-                    check_gateway(client, server)

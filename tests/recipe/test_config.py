@@ -1,0 +1,341 @@
+"""Settings: what config.yaml holds, what is refused and how, and what verl is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+from pydantic import BaseModel
+
+from empo2.recipe.config import DEFAULTS, Settings, load_settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.verl_config import build_verl_config
+
+PROFILES = ("gpu", "gpu-1", "cpu")
+
+
+def keys_of_schema() -> set[str]:
+    found = set()
+    for section, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= {f"{section}.{inner.alias or name}" for name, inner in field.annotation.model_fields.items()}
+        else:
+            found.add(section)
+    return found
+
+
+def keys_of_file() -> set[str]:
+    values = yaml.safe_load(DEFAULTS.read_text())
+    del values["profiles"]
+    return {f"{section}.{key}" for section, keys in values.items() for key in keys} | {"verl"}
+
+
+def refused(*overrides: str, profile: str | None = None, **layers: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(profile, overrides, **layers)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_file_and_schema_have_the_same_keys() -> None:
+    assert keys_of_file() == keys_of_schema()
+
+
+def test_every_key_is_explained() -> None:
+    """Its unit, source and reason stand beside it; the run's plain switches and sizes say it by their name."""
+    text = DEFAULTS.read_text().split("\nprofiles:")[0]
+    bare = [line for line in text.splitlines() if line.startswith("  ") and ":" in line and "#" not in line]
+    bare = [line.split(":")[0].strip() for line in bare if not line.startswith("    ")]
+    assert set(bare) <= {"source", "args", "nodes"}
+
+
+def test_profiles_are_valid() -> None:
+    assert set(yaml.safe_load(DEFAULTS.read_text())["profiles"]) == set(PROFILES)
+    for profile in PROFILES:
+        assert load_settings(profile).to_dict().keys() == Settings.model_fields.keys()
+
+
+def test_gpu_is_the_papers() -> None:
+    assert load_settings("gpu") == load_settings()
+    settings = load_settings("gpu").to_dict()
+    paper = {
+        "algorithm": {
+            "name": "empo2",
+            "memory_probability": 0.25,
+            "off_policy_probability": pytest.approx(2 / 3, abs=1e-4),
+            "mode_per": "step",
+            "tasks_per_step": 16,
+            "rollouts_per_task": 8,
+            "mini_batch_tasks": 16,
+            "learning_rate": 1e-6,
+            "clip_low": 0.2,
+            "clip_high": 0.3,
+            "clip_dual": 10.0,
+            "kl_coefficient": 0.0,
+            "entropy_coefficient": 0.0,
+            "mask_threshold": pytest.approx(2.718281828**-5, abs=1e-4),  # the authors' code: log-prob -5
+        },
+        "model": {
+            "path": "Qwen/Qwen2.5-7B-Instruct",
+            "temperature": 1.0,
+            "val_temperature": 0.4,
+            "max_prompt_tokens": 4500,
+        },
+        "memory": {
+            "scope": ["task", "variation"],
+            "top_k": 10,
+            "min_similarity": 0.5,
+            "capacity": 1000,
+            "embedder": "all-MiniLM-L6-v2",
+        },
+        "reflection": {"max_words": 100},
+        "hardware": {"device": "gpu", "nodes": 1, "gpus_per_node": 8, "tensor_parallel": 2},
+    }
+    for section, values in paper.items():
+        assert {key: settings[section][key] for key in values} == values
+
+
+def test_layers_in_their_order(tmp_path: Path) -> None:
+    """Profile, then file, then mapping, then arguments."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("algorithm: {seed: 11, tasks_per_step: 3, clip_low: 0.1, rollouts_per_task: 6}")
+    settings = load_settings(
+        "cpu",
+        ["algorithm.seed=33"],
+        file=file,
+        layer={"algorithm": {"seed": 22, "tasks_per_step": 5}},
+    ).algorithm
+    assert (settings.seed, settings.tasks_per_step, settings.clip_low, settings.rollouts_per_task) == (33, 5, 0.1, 6)
+    assert settings.learning_rate == 1e-5  # the profile's
+    assert settings.clip_high == 0.3  # config.yaml's
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1E-6", "1.0e-6", "0.000001"])
+def test_yaml_reads_1e_6_as_text_and_we_do_not(text: str) -> None:
+    assert load_settings(None, [f"algorithm.learning_rate={text}"]).algorithm.learning_rate == 1e-6
+
+
+@pytest.mark.parametrize("argument", ["algorithm.learning_rate=inf", "algorithm.kl_coefficient=nan"])
+def test_numbers_must_be_finite(argument: str) -> None:
+    assert argument.split("=")[0] in refused(argument)
+
+
+@pytest.mark.parametrize(
+    ("argument", "nearest"),
+    [
+        ("algorithm.learning_rte=1", "algorithm.learning_rate"),
+        ("algorithm.memory_probabilty=1", "algorithm.memory_probability"),
+        ("learning_rate=1", "algorithm.learning_rate"),
+        ("memory.mask_threshold=0.1", "algorithm.mask_threshold"),
+        ("algoritm.seed=1", "algorithm"),
+        ("modle.path=x", "model"),
+    ],
+)
+def test_unknown_key_suggests_the_nearest(argument: str, nearest: str) -> None:
+    message = refused(argument)
+    assert message.startswith(argument.split("=")[0].split(".")[0])
+    assert f"did you mean {nearest}?" in message
+
+
+def test_unknown_key_like_no_other() -> None:
+    assert "config.yaml" in refused("zzz.qqq=1")
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("algorithm.seed=x", ["algorithm.seed='x'", "integer"]),
+        ("algorithm.seed=1.5", ["algorithm.seed=1.5", "integer"]),
+        ("algorithm.tasks_per_step=0", ["algorithm.tasks_per_step=0", "greater than 0"]),
+        ("algorithm.rollouts_per_task=1", ["algorithm.rollouts_per_task=1", "greater than or equal to 2"]),
+        ("algorithm.memory_probability=1.2", ["algorithm.memory_probability=1.2", "less than or equal to 1"]),
+        ("algorithm.clip_dual=1", ["algorithm.clip_dual=1", "greater than 1"]),
+        ("algorithm.mode_per=rollout", ["algorithm.mode_per='rollout'", "'step' or 'group'"]),
+        ("algorithm.name=ppo", ["algorithm.name='ppo'", "'empo2' or 'grpo'"]),
+        ("run.validate_first=1", ["run.validate_first=1", "boolean"]),
+        ("run.name=a/b", ["run.name='a/b'", "pattern"]),
+        ("model.path=3", ["model.path=3", "string"]),
+        ("agent.class=no-colon", ["agent.class='no-colon'", "pattern"]),
+        ("memory.scope=task", ["memory.scope='task'", "list"]),
+        ("gateway.port=70000", ["gateway.port=70000", "65535"]),
+        ("hardware.device=tpu", ["hardware.device='tpu'", "'gpu' or 'cpu'"]),
+        ("agent.env.X=1", ["agent.env.X=1", "string"]),
+        ("algorithm=1", ["algorithm=1", "is a section", "algorithm.name"]),
+        ("algorithm.seed", ["'algorithm.seed'", "key=value"]),
+        ("=1", ["'=1'", "key=value"]),
+        ("run.name=[", ["run.name=[", "not YAML"]),
+    ],
+)
+def test_wrong_values_name_key_and_value(argument: str, parts: list[str]) -> None:
+    message = refused(argument)
+    for part in parts:
+        assert part in message
+
+
+def test_all_wrong_values_at_once() -> None:
+    message = refused("algorithm.seed=x", "gateway.port=-1")
+    assert "algorithm.seed='x'" in message
+    assert "gateway.port=-1" in message
+
+
+def test_unknown_profile() -> None:
+    message = refused(profile="tpu")
+    assert "'tpu'" in message
+    assert all(profile in message for profile in PROFILES)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file"),
+        ("a: [", "not YAML"),
+        ("- 1", "must be a mapping"),
+        ("", "must be a mapping"),
+        ("algorithm: {sed: 1}", "algorithm.sed=1: there is no such setting; did you mean algorithm.seed?"),
+        ("algorithm: 5", "algorithm=5: is a section"),
+    ],
+)
+def test_file_errors(content: str | None, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    if content is not None:
+        file.write_text(content)
+    message = refused(file=file)
+    assert reason in message
+
+
+def test_open_sections_take_any_key() -> None:
+    settings = load_settings(None, ["agent.env.MY_VARIABLE=input.task", "tasks.args.level=3", "verl.trainer.nnodes=2"])
+    assert settings.agent.env["MY_VARIABLE"] == "input.task"
+    assert "SCIENCEWORLD_TASK" in settings.agent.env
+    assert settings.tasks.args["level"] == 3
+    assert settings.verl == {"trainer": {"nnodes": 2}}
+
+
+def test_another_agent_does_not_inherit_variables() -> None:
+    settings = load_settings("cpu", layer={"agent": {"class": "mine:Agent", "env": {"LEVEL": "input.level"}}})
+    assert settings.agent.env == {"LEVEL": "input.level"}
+    assert settings.tasks.args["names"]  # the tasks are still ScienceWorld's
+    assert load_settings("cpu", ["agent.class=mine:Agent"]).agent.env == {}
+    same = load_settings("cpu", [f"agent.class={load_settings().agent.class_}"])
+    assert same.agent.env == load_settings("cpu").agent.env
+
+
+def test_another_task_source_does_not_inherit_arguments() -> None:
+    settings = load_settings("cpu", ["tasks.source=mine:load", "tasks.args.level=3"])
+    assert settings.tasks.args == {"level": 3}
+    assert settings.agent.env
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["model.max_context_tokens=5000"], "model.max_context_tokens=5000"),
+        (["hardware.tensor_parallel=3"], "hardware.tensor_parallel=3"),
+        (["algorithm.mini_batch_tasks=17"], "algorithm.mini_batch_tasks=17"),
+        (
+            ["algorithm.tasks_per_step=3", "algorithm.mini_batch_tasks=1", "algorithm.rollouts_per_task=3"],
+            "tasks_per_step=3",
+        ),
+    ],
+)
+def test_values_that_do_not_go_together(overrides: list[str], key: str) -> None:
+    assert key in refused(*overrides)
+
+
+def test_to_dict_can_be_laid_over_the_defaults_again() -> None:
+    settings = load_settings("cpu", ["tasks.args.level=3"])
+    assert load_settings(layer=settings.to_dict()) == settings
+
+
+# verl's configuration
+
+
+def composed(profile: str, *overrides: str) -> Any:
+    return build_verl_config(
+        load_settings(profile, overrides),
+        model_path="/models/m",
+        run_directory=Path("/runs/demo"),
+        gateway_url="http://127.0.0.1:1",
+        gateway_key="secret",
+    )
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_translation(profile: str) -> None:
+    settings, config = load_settings(profile), composed(profile)
+    algorithm, model, hardware = settings.algorithm, settings.model, settings.hardware
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert actor.optim.lr == algorithm.learning_rate
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.3, 10.0)
+    assert actor.ppo_mini_batch_size == algorithm.mini_batch_tasks
+    assert actor.ppo_epochs == 1
+    assert actor.use_kl_loss is False
+    assert actor.entropy_coeff == 0
+    assert actor.policy_loss.loss_mode == "per_rollout_mean"
+    assert rollout.n == algorithm.rollouts_per_task
+    assert rollout.temperature == 1.0
+    assert rollout.val_kwargs.temperature == 0.4
+    assert rollout.val_kwargs.do_sample is True
+    assert rollout.tensor_model_parallel_size == hardware.tensor_parallel
+    assert rollout.max_model_len == model.max_context_tokens
+    assert rollout.calculate_log_probs is True
+    assert config.algorithm.adv_estimator == "grpo"
+    assert config.algorithm.norm_adv_by_std_in_grpo is True
+    assert config.algorithm.enable_rollout_level_advantage is True
+    assert config.algorithm.rollout_correction is None
+    assert config.agentlightning.trace_aggregator == {
+        "level": "trajectory",
+        "trajectory_max_prompt_length": model.max_prompt_tokens,
+        "trajectory_max_response_length": model.max_episode_tokens,
+    }
+    assert config.agentlightning.agl_base_url == "http://127.0.0.1:1"
+    assert config.agentlightning.agl_key == "secret"
+    assert config.agentlightning.local.agent_class == settings.agent.class_
+    assert config.agentlightning.local.env_map == settings.agent.env
+    assert config.data.train_batch_size == algorithm.tasks_per_step
+    assert config.trainer.n_gpus_per_node == hardware.gpus_per_node
+    assert config.trainer.total_training_steps == settings.run.steps
+    assert config.trainer.experiment_name == "demo"
+    assert config.actor_rollout_ref.model.path == "/models/m"
+    # A run can be made again from what verl was given.
+    given: Any = OmegaConf.to_container(config.empo2)
+    assert given.pop("run_directory") == "/runs/demo"
+    assert load_settings(layer=given) == settings
+
+
+@pytest.mark.parametrize(
+    ("profile", "tensor_parallel", "enforce_eager", "lr", "n"),
+    [("gpu", 2, False, 1e-6, 8), ("gpu-1", 1, False, 1e-6, 8), ("cpu", 1, True, 1e-5, 4)],
+)
+def test_values_of_the_profiles(profile: str, tensor_parallel: int, enforce_eager: bool, lr: float, n: int) -> None:
+    config = composed(profile)
+    rollout = config.actor_rollout_ref.rollout
+    assert rollout.tensor_model_parallel_size == tensor_parallel
+    assert rollout.enforce_eager is enforce_eager
+    assert config.actor_rollout_ref.actor.optim.lr == lr
+    assert rollout.n == n
+    assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == "fsdp2"
+
+
+def test_kl_and_saving() -> None:
+    config = composed("gpu", "algorithm.kl_coefficient=0.01", "run.save_every=0", "run.validate_every=0")
+    actor = config.actor_rollout_ref.actor
+    assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.01)
+    assert config.trainer.save_freq == -1
+    assert config.trainer.test_freq == config.trainer.total_training_steps
+    assert composed("gpu", "model.val_temperature=0").actor_rollout_ref.rollout.val_kwargs.do_sample is False
+
+
+def test_options_of_verl_by_their_own_name() -> None:
+    config = composed("cpu", "verl.trainer.balance_batch=false", "verl.actor_rollout_ref.actor.optim.lr=0.5")
+    assert config.trainer.balance_batch is False
+    assert config.actor_rollout_ref.actor.optim.lr == 0.5  # over the translated one
+
+
+@pytest.mark.parametrize("key", ["trainer.no_such_option", "no_such_section.x", "actor_rollout_ref.actor.optim.rl"])
+def test_unknown_option_of_verl(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^verl\.{key}=1: ") as caught:
+        composed("cpu", f"verl.{key}=1")
+    assert "\n" not in str(caught.value)
