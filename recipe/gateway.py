@@ -322,9 +322,9 @@ class EpisodeMemory:
                 timeout=settings.timeout,
             )
             if response.status_code != 400:  # 400: longer than the model's context, or a role that it does not know
-                break
-        response.raise_for_status()
-        return spoken(reply_of(response.json()) or {})
+                response.raise_for_status()
+                return spoken(reply_of(response.json()) or {})
+        raise ValueError("the model server refuses every form of the transcript")
 
     async def drain(self, timeout: float) -> dict[str, float]:
         """Wait for the reflections under way, at most ``timeout`` seconds, and hand out the step's metrics."""

@@ -80,6 +80,7 @@ class Processes:
     directory: Path
     environment: dict[str, str]
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    interrupted: bool = False
 
     def start(self, name: str, command: list[str], inherit: tuple[int, ...] = ()) -> None:
         with (self.directory / f"{name}.log").open("wb") as log:
@@ -94,11 +95,14 @@ class Processes:
             )
 
     def check(self) -> None:
-        """Raise if a process has ended that should not have.
+        """Raise if the run is to end: a process is gone that should not be, or the user has asked for it.
 
         Raises:
+            KeyboardInterrupt: after Ctrl-C or SIGTERM.
             ProcessError: names it, with the error that it printed or the end of its log.
         """
+        if self.interrupted:
+            raise KeyboardInterrupt
         for name, process in self.running.items():
             if process.poll() not in (None, 0) or (process.poll() == 0 and name != "trainer"):
                 raise ProcessError(
@@ -169,7 +173,7 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
         environment = {**os.environ, "EMPO2_KEY": key, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
         processes = Processes(directory, environment)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        with _signals_as_exceptions():
+        with _noting_signals(processes):
             try:
                 cli = [sys.executable, "-m", "empo2.recipe.cli"]
                 config = ["--config", str(directory / "config.yaml")]
@@ -193,8 +197,7 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
                 processes.start("controller", _controller(settings, url))
                 _watch(settings, url, key, directory, processes, console, started)
             finally:
-                with _signals_ignored():
-                    processes.stop()
+                processes.stop()
     return directory
 
 
@@ -322,29 +325,17 @@ def _progress(console: Console, steps: int) -> Iterator[Callable[[str, int | Non
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=steps)
-        yield lambda text, step: progress.update(
-            task, description=text, **({} if step is None else {"completed": step})
-        )
+        yield lambda text, step: progress.update(task, description=text, completed=step)
 
 
 @contextlib.contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """SIGTERM stops the run as Ctrl-C does."""
+def _noting_signals(processes: Processes) -> Iterator[None]:
+    """Ctrl-C and SIGTERM are noted, for ``Processes.check`` to raise: none can cut short the stopping itself."""
 
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+    def note(number: int, frame: Any) -> None:
+        processes.interrupted = True
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-@contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """A second Ctrl-C must not leave half of the processes."""
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -361,7 +352,7 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
     tasks = load_tasks(settings)
     model = _model(settings)
     if settings.hardware.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # hides GPUs from compat/; Ray counts it as the one that it is told of
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # hides GPUs from compat/, and is the one that Ray is told of
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.hardware.kv_cache))
 
     from . import run_empo2

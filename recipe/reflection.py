@@ -61,11 +61,13 @@ def _plain(reply: Message) -> Message:
 def clean_tip(text: str, special_tokens: Sequence[str]) -> str:
     """One line, without any special token of the model's chat template (one could end the turn that shows the tip)."""
     before = None
-    while before != text:  # taking one out may join the halves of another
+    while before != text:  # a space in the place of a token or of a line break may complete a token that holds spaces
         before = text
         for token in special_tokens:
             text = text.replace(token, " ")
-    return re.sub(r"\s+", " ", "".join(character if character.isprintable() else " " for character in text)).strip()
+        printable = "".join(character if character.isprintable() else " " for character in text)
+        text = re.sub(r"\s+", " ", printable).strip()
+    return text
 
 
 def reply_of(body: dict[str, Any]) -> Message | None:

@@ -32,7 +32,7 @@ def exact_rows(batch: DataProto, outcomes: Outcomes, algorithm: Algorithm) -> Da
     kept = [row for row in range(len(batch)) if fits[row] and len(groups[row_groups[row]]) > 1]
     if not kept:
         raise NoUsableRollouts("no two rollouts of a task have prompts within model.max_prompt_tokens")
-    batch = batch[kept]
+    batch = batch.select_idxs(kept)
     ids = batch.non_tensor_batch["rollout_id_list"]
     scores = torch.tensor(
         [
@@ -73,7 +73,7 @@ def whole_mini_batches(batch: DataProto, *, group: int, gpus: int, planned_tasks
         updates -= 1  # one could hold fillers alone, for which Adam's momentum would still move the weights
     batch.batch["filler"] = torch.zeros(len(batch), dtype=torch.bool)
     if missing:
-        filler = batch[[0] * missing]
+        filler = batch.select_idxs([0] * missing)
         # One token each, so that a rollout-level advantage can be had; `weightless_fillers` takes it away again.
         filler.batch["response_mask"] = torch.zeros_like(filler.batch["response_mask"])
         filler.batch["response_mask"][:, 0] = 1
@@ -99,7 +99,7 @@ def weightless_fillers(batch: DataProto) -> DataProto:
 
 def without_fillers(batch: DataProto) -> tuple[DataProto, dict[str, Any]]:
     """A trained batch's real rows, and agent-lightning's metrics of them (``_train_step`` counted all rows)."""
-    real = batch[(~batch.batch["filler"]).nonzero(as_tuple=True)[0].tolist()]
+    real = batch.select_idxs((~batch.batch["filler"]).nonzero(as_tuple=True)[0].tolist())
     real.meta_info = {**real.meta_info, "global_token_num": real.batch["attention_mask"].sum(-1).tolist()}
     raw = DataProto(batch=real.batch.clone(), non_tensor_batch=real.non_tensor_batch)
     raw.batch["advantages"] = raw.batch["returns"]  # the same in grpo, but for agent-lightning's normalisation

@@ -105,7 +105,8 @@ class Empo2Trainer(agl_trainer.AgentLightningRayPPOTrainer):
     def _train_step(
         self, timing_raw: dict[str, float], curr_step_profile: bool
     ) -> tuple[dict[str, Any], DataProto] | None:
-        for attempt in range(1, _ATTEMPTS_PER_STEP + 1):
+        attempt, lost = 1, 0
+        while True:
             try:
                 result = super()._train_step(timing_raw, curr_step_profile)
                 break
@@ -113,12 +114,18 @@ class Empo2Trainer(agl_trainer.AgentLightningRayPPOTrainer):
                 print(f"step {self.global_steps}, attempt {attempt} of {_ATTEMPTS_PER_STEP}: {error}", flush=True)
                 if attempt == _ATTEMPTS_PER_STEP:
                     raise
+                attempt += 1
+                lost += self._manager.outcomes.dropped.total()
         assert result is not None, "mini-batches are sized to the rows (whole_mini_batches)"
         metrics, batch = result
         metrics["empo2/step_attempts"] = attempt
+        metrics["empo2/rollouts_dropped"] += lost
         if batch.batch["filler"].any():
             batch, real = without_fillers(batch)
             metrics.update(real)
+        # What was sampled has log-probs already: their mean estimates the entropy without a pass over the vocabulary.
+        mask = batch.batch["response_mask"]
+        metrics["actor/entropy"] = -float((batch.batch["rollout_log_probs"] * mask).sum() / mask.sum())
         return metrics, batch
 
     def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:
@@ -167,8 +174,8 @@ class Empo2Trainer(agl_trainer.AgentLightningRayPPOTrainer):
         response.raise_for_status()
 
 
-async def _no_load_balancer(manager: LLMServerManager) -> None:
-    manager.global_load_balancer = None
+async def _no_load_balancer(self: LLMServerManager) -> None:
+    self.global_load_balancer = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _rollout_metrics(outcomes: Outcomes, success_return: float) -> dict[str, float]:

@@ -137,7 +137,9 @@ def test_interrupted_run_leaves_nothing(tmp_path: Path, number: int) -> None:
 
     try:
         wait_for(ray_is_up, 120)
-        launcher.send_signal(number)
+        for _ in range(3):  # an impatient user's further signals must not cut the stopping short
+            launcher.send_signal(number)
+            time.sleep(0.05)
         _, errors = launcher.communicate(timeout=60)
     finally:
         launcher.kill()

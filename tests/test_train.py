@@ -90,6 +90,7 @@ def test_metrics_are_complete_and_finite(run: Path) -> None:
         "empo2/memory_size",
         "empo2/unmerged_rollouts",
         "empo2/memory_ms_per_call",
+        "actor/entropy",
         "actor/pg_loss",
         "actor/grad_norm",
         "timing_s/step",
@@ -102,7 +103,7 @@ def test_metrics_are_complete_and_finite(run: Path) -> None:
         assert line["empo2/reflections_failed"] == 0
         assert line["empo2/memory_failures"] == 0
         assert line["empo2/tips_written"] == 8
-        assert 0 < line["training/intrinsic_return"] <= 8  # steps of an episode
+        assert 0 < line["training/intrinsic_return"] <= 6  # steps of an episode
         assert -100 <= line["training/return"] <= 100
     for line in (lines[0], lines[-1]):
         assert -100 <= line["val/return"] <= 100

@@ -25,7 +25,7 @@ def import_without_sklearn() -> None:
     """transformers imports sklearn, 3 s in each of five processes, for a way of decoding that no one uses here."""
     import transformers.utils
 
-    transformers.utils.is_sklearn_available = lambda: False
+    transformers.utils.is_sklearn_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
 
 
 def use_torch_padding_helpers() -> None:
@@ -35,7 +35,8 @@ def use_torch_padding_helpers() -> None:
     nor a GPU machine has to build flash-attn (sdpa attention, no padding removal).
     """
     import verl.utils.attention_utils as attention_utils
-    from verl.utils.npu_flash_attn_utils import index_first_axis, pad_input, rearrange, unpad_input
+    from einops import rearrange
+    from verl.utils.npu_flash_attn_utils import index_first_axis, pad_input, unpad_input
 
     attention_utils._get_attention_functions = lambda: (index_first_axis, pad_input, rearrange, unpad_input)
 
@@ -48,7 +49,7 @@ def run_without_accelerator() -> None:
     verl.utils.device.get_nccl_backend = lambda: "gloo"
 
     # verl calls torch.cuda's names on torch.cpu (device.get_torch_device).
-    for name in ("empty_cache", "ipc_collect", "set_device", "manual_seed", "manual_seed_all", "set_rng_state"):
+    for name in ("empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "set_rng_state"):
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, _nothing)
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):

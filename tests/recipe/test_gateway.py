@@ -304,7 +304,7 @@ async def test_an_untagged_rollout_leaves_nothing_in_the_memory(house: House):
 
 async def test_a_wrong_key_is_refused_before_any_memory_work(house: House, plain: httpx.AsyncClient):
     rollout = await house.create("memory")
-    wrong = {"headers": {"Authorization": "Bearer wrong"}}
+    wrong: dict[str, Any] = {"headers": {"Authorization": "Bearer wrong"}}
     refused = await house.call(rollout, ROOMS[0], **wrong)
     assert refused.status_code == 401
     assert refused.content == (await plain.post(refused.request.url.path, json=ROOMS[0], **wrong)).content
@@ -315,7 +315,7 @@ async def test_a_wrong_key_is_refused_before_any_memory_work(house: House, plain
     assert (await house.client.get("/healthz", headers={"Authorization": ""})).status_code == 200
     assert house.words.texts == house.model.seen == []
     assert (await house.drain())["empo2/calls"] == 0
-    other = {"headers": {"Authorization": "", "x-api-key": KEY}}
+    other: dict[str, Any] = {"headers": {"Authorization": "", "x-api-key": KEY}}
     assert (await house.call(rollout, ROOMS[0], **other)).status_code == 200
 
 
@@ -1066,4 +1066,7 @@ async def test_the_real_controller_plays_many_agents_at_once(house: House, tmp_p
     metrics = await house.drain()
     assert (metrics["empo2/tips_written"], metrics["empo2/reflections_failed"]) == (16, 0)
     assert metrics["empo2/memory_failures"] == metrics["empo2/tokenize_failures"] == 0
-    assert metrics["empo2/calls"] == 16 * toy_agent.CALLS + 1 + 1 + toy_agent.CALLS
+    others = (
+        1 + toy_agent.CALLS
+    )  # of the agent that raised and the silent one; the hung one has come to one, or to none
+    assert metrics["empo2/calls"] - 16 * toy_agent.CALLS in (others, others + 1)

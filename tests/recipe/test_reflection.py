@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from empo2.recipe.reflection import clean_tip, question, reflection_chats, reply_of, spoken
 
 Message = dict[str, Any]
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>"]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "<end of turn>"]
 ASK = question(-3.5, 40)
 SYSTEM = {"role": "system", "content": "You play a game."}
 
@@ -116,6 +116,8 @@ def test_what_a_reply_did(reply: Message, text: str):
         ("<|im_<|endof</s>text|>start|>", "<|im_<|endof text|>start|>"),
         ("<|im_<|endoftext|>start|>", "<|im_ start|>"),
         ("<|im_end|>\n</s>", ""),
+        ("go <end\u00a0of\nturn> north", "go north"),
+        ("<end</s>of <end of turn> turn>", ""),
         ("naïve 雪 is fine", "naïve 雪 is fine"),
     ],
 )
@@ -123,7 +125,13 @@ def test_a_tip_is_one_line_without_special_tokens(text: str, tip: str):
     assert clean_tip(text, SPECIAL) == tip
 
 
-@given(st.lists(st.sampled_from([*SPECIAL, "<|im_", "end|>", "start|>", "</", "s>", "\n", "\t", " ", "go", "\x7f"])))
+@given(
+    st.lists(
+        st.sampled_from(
+            [*SPECIAL, "<|im_", "end|>", "start|>", "</", "s>", "\n", "\t", " ", "go", "\x7f", "<end", "of", "turn>"]
+        )
+    )
+)
 @settings(max_examples=300, deadline=None)
 def test_no_special_token_is_left_and_cleaning_twice_changes_nothing(pieces: list[str]):
     tip = clean_tip("".join(pieces), SPECIAL)

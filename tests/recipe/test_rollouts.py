@@ -29,8 +29,8 @@ from empo2.recipe.rollouts import (
     Mode,
     draw_modes,
     prepare_for_training,
-    scope_of,
 )
+from empo2.recipe.tasks import scope_of
 
 KEY = "secret"
 PAPER = load_settings("gpu").algorithm

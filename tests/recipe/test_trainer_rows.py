@@ -23,7 +23,16 @@ from verl.utils.metric import AggregationType, Metric
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import NoUsableRollouts
-from empo2.recipe.rollouts import MEMORY, NO_MEMORY, OFF_POLICY, ON_POLICY, Mode, Outcomes
+from empo2.recipe.rollouts import (
+    CALL_EVENT,
+    MEMORY,
+    NO_MEMORY,
+    OFF_POLICY,
+    ON_POLICY,
+    Mode,
+    Outcomes,
+    prepare_for_training,
+)
 from empo2.recipe.rows import exact_rows, weightless_fillers, whole_mini_batches, without_fillers
 from empo2.recipe.trainer import Empo2Trainer, _rename_sums
 
@@ -155,6 +164,50 @@ def test_nothing_but_overlong_rows() -> None:
         exact_rows(batch, outcomes_of(returns), ALGORITHM)
 
 
+def test_off_policy_episode_is_one_row() -> None:
+    """Three turns whose tips are the tokens from 900 on: one tip-free prompt, vLLM's log-probs taken with the tips."""
+    turns = [
+        # sent, without tips, reply, log-probs
+        ([1, 900, 2], [1, 2], [10, 11], [-0.1, -0.2]),
+        ([1, 900, 2, 10, 11, 901, 3], [1, 2, 10, 11, 3], [12], [-0.3]),
+        ([1, 900, 2, 10, 11, 901, 3, 12, 4], [1, 2, 10, 11, 3, 12, 4], [13], [-0.4]),
+    ]
+
+    def episode(name: str, update: str, value: float) -> CompletedRollout:
+        tag = {"rollout_mode": MEMORY, "update_mode": update, "scope": "s"}
+        calls = [{"prompt_token_ids": sent, "tip_free_prompt_token_ids": free} for sent, free, *_ in turns]
+        rollout = CompletedRollout(
+            rollout_id=name,
+            data_id=name[0],
+            step=1,
+            sample_idx_in_step=0,
+            enqueue_time=0,
+            final_reward=value,
+            triplets=[
+                Triplet(prompt={"token_ids": sent}, response={"token_ids": list(reply), "log_probs": list(log_probs)})
+                for sent, _, reply, log_probs in turns
+            ],
+            events=[{"event_type": CALL_EVENT, "data": call} for call in calls],
+            metadata={"empo2": tag},
+        )
+        return prepare_for_training(rollout)[0]
+
+    returns = {"g1": 1.0, "g2": 2.0, "h1": 3.0, "h2": 4.0}
+    episodes = [episode(name, OFF_POLICY if name[0] == "g" else ON_POLICY, value) for name, value in returns.items()]
+    rows = exact_rows(adapted(episodes), outcomes_of(returns, off_policy=("g1", "g2")), ALGORITHM)
+    assert rows.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
+    assert rows.batch["off_policy"].tolist() == [True, True, False, False]
+    ids, mask = rows.batch["input_ids"], rows.batch["attention_mask"].bool()
+    assert ids[0][mask[0]].tolist() == [1, 2, 10, 11, 3, 12, 4, 13]
+    assert ids[2][mask[2]].tolist() == [1, 900, 2, 10, 11, 901, 3, 12, 4, 13]
+    assert rows.batch["response_mask"][0].tolist() == [1, 1, 0, 1, 0, 1, 0, 0]
+    assert rows.batch["response_mask"][2].tolist() == [1, 1, 0, 0, 1, 0, 1, 0]
+    for row in range(4):
+        trained = rows.batch["response_mask"][row].bool()
+        assert rows.batch["responses"][row][trained].tolist() == [10, 11, 12, 13]
+        assert rows.batch["rollout_log_probs"][row][trained].tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
+
+
 # Mini-batches
 
 
@@ -188,24 +241,21 @@ def test_whole_mini_batches(count: int, group: int, gpus: int, planned_tasks: in
     assert mini_batch % gpus == 0
 
 
-@pytest.mark.parametrize("count", range(1, 70))
 @pytest.mark.parametrize(("group", "gpus", "planned_tasks"), [(8, 1, 2), (4, 1, 2), (8, 8, 1), (6, 4, 3)])
-def test_no_mini_batch_is_lost_whatever_the_count(count: int, group: int, gpus: int, planned_tasks: int) -> None:
-    batch = DataProto(
-        batch=TensorDict(
-            {"response_mask": torch.ones(count, 2), "token_level_scores": torch.ones(count, 2)}, batch_size=count
-        ),
-        non_tensor_batch={
-            "rollout_id_list": np.arange(count).astype(str),
-            "data_id_list": np.arange(count).astype(str),
-        },
-    )
-    batch, size = whole_mini_batches(batch, group=group, gpus=gpus, planned_tasks=planned_tasks)
-    assert len(batch) % (size * group) == 0
-    assert size * group % gpus == 0
-    assert int((~batch.batch["filler"]).sum()) == count
-    # No optimizer step on fillers alone: AdamW's momentum would move the weights all the same.
-    assert (~batch.batch["filler"]).view(-1, size * group).any(-1).all()
+def test_no_row_is_lost_whatever_the_count(group: int, gpus: int, planned_tasks: int) -> None:
+    for count in range(1, 70):
+        names = np.arange(count).astype(str)
+        tensors = {"response_mask": torch.ones(count, 2), "token_level_scores": torch.ones(count, 2)}
+        batch = DataProto(
+            batch=TensorDict(tensors, batch_size=count),
+            non_tensor_batch={"rollout_id_list": names, "data_id_list": names},
+        )
+        batch, size = whole_mini_batches(batch, group=group, gpus=gpus, planned_tasks=planned_tasks)
+        assert len(batch) % (size * group) == 0
+        assert size * group % gpus == 0
+        assert int((~batch.batch["filler"]).sum()) == count
+        # No optimizer step on fillers alone: AdamW's momentum would move the weights all the same.
+        assert (~batch.batch["filler"]).view(-1, size * group).any(-1).all()
 
 
 def test_fillers_are_nobodys_group() -> None:
