@@ -102,7 +102,7 @@ def test_metrics_are_complete_and_finite(run: Path) -> None:
         assert line["empo2/rollouts_dropped"] == 0
         assert line["empo2/reflections_failed"] == 0
         assert line["empo2/memory_failures"] == 0
-        assert line["empo2/tips_written"] == 8
+        assert 0 < line["empo2/tips_written"] <= 8  # a tip known word for word is not stored again
         assert 0 < line["training/intrinsic_return"] <= 6  # steps of an episode
         assert -100 <= line["training/return"] <= 100
     for line in (lines[0], lines[-1]):
@@ -129,11 +129,12 @@ def test_memory_was_filled_and_shown_and_is_part_of_the_checkpoint(run: Path) ->
     steps = metrics_of(run)
     assert steps[1]["empo2/tips_injected_per_call"] == 0
     assert steps[2]["empo2/tips_injected_per_call"] > 0
-    assert [line["empo2/memory_size"] for line in steps[1:]] == [8, 16, 24]
+    written = [line["empo2/tips_written"] for line in steps[1:]]
+    assert [line["empo2/memory_size"] for line in steps[1:]] == [sum(written[: step + 1]) for step in range(STEPS)]
     snapshot = run / "checkpoints" / f"global_step_{STEPS}" / "memory.sqlite"
     for file in (run / "memory.sqlite", snapshot):
         with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
-            assert database.execute("SELECT count(*) FROM tips").fetchone() == (24,)
+            assert database.execute("SELECT count(*) FROM tips").fetchone() == (sum(written),)
             scopes = {row[0] for row in database.execute("SELECT DISTINCT scope FROM tips")}
             texts = [row[0] for row in database.execute("SELECT text FROM tips")]
     assert len(scopes) == 2 and all('"task": "find-animal"' in scope for scope in scopes)
@@ -175,7 +176,8 @@ def script_overrides(url: str, model: str, trouble: str, folder: Path) -> list[s
         "agentlightning.agl_key=${oc.env:EMPO2_KEY}",
         "agentlightning.rollout_timeout_seconds=60",
         "agentlightning.local.agent_class=stack_agent:GuessingAgent",
-        f"+agentlightning.local.env_map={{GAME_NUMBER: input.number, GAME_TROUBLE: {trouble}}}",
+        "+agentlightning.local.env_map.GAME_NUMBER=input.number",
+        f"+agentlightning.local.env_map.GAME_TROUBLE={trouble}",
         "agentlightning.trace_aggregator.trajectory_max_prompt_length=256",
         "agentlightning.trace_aggregator.trajectory_max_response_length=512",
         "algorithm.adv_estimator=grpo",
@@ -197,7 +199,7 @@ def script_overrides(url: str, model: str, trouble: str, folder: Path) -> list[s
         "actor_rollout_ref.rollout.max_num_seqs=32",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
         "actor_rollout_ref.rollout.free_cache_engine=false",
-        "actor_rollout_ref.rollout.enable_sleep_mode=false",
+        "+actor_rollout_ref.rollout.enable_sleep_mode=false",
         "actor_rollout_ref.rollout.enforce_eager=true",
         "actor_rollout_ref.rollout.agent.num_workers=0",
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=empo2.recipe.compat.vllm.CpuWorkerExtension",
