@@ -101,7 +101,7 @@ class EpisodeMemory:
 
     def __init__(self, settings: Settings, recall: Recall, special_tokens: list[str]) -> None:
         self._settings = settings
-        self._recall = recall
+        self.recall = recall
         self._special_tokens = special_tokens
         self._episodes: dict[str, Episode] = {}
         self._reflections: set[asyncio.Task[None]] = set()
@@ -175,8 +175,8 @@ class EpisodeMemory:
     async def _find_tips(self, episode: Episode, plan: Plan) -> str:
         self._counts["searches"] += 1
         try:
-            plan.key = await self._recall.embed(plan.state)
-            tips = await self._recall.search(episode.scope, plan.key)
+            plan.key = await self.recall.embed(plan.state)
+            tips = await self.recall.search(episode.scope, plan.key)
         except Exception as error:
             log.error("the memory failed", error=str(error))
             self._counts["memory_failures"] += 1
@@ -253,8 +253,8 @@ class EpisodeMemory:
             self._counts["tokenize_failures"] += 1
         try:
             if call.state:
-                call.key = await self._recall.embed(call.state) if call.key is None else call.key
-                visits = await self._recall.visit(episode.scope, call.state, call.key)
+                call.key = await self.recall.embed(call.state) if call.key is None else call.key
+                visits = await self.recall.visit(episode.scope, call.state, call.key)
                 data |= {"visits": visits, "intrinsic_reward": 1 / visits}
         except Exception as error:
             log.error("the memory failed", error=str(error))
@@ -297,7 +297,7 @@ class EpisodeMemory:
                 raise ValueError("the model answered with no text")
             steps = [Step(c.state, c.key, spoken(c.reply)) for c in episode.calls if c.key is not None]
             success = score >= self._settings.algorithm.success_return
-            if await self._recall.remember(episode.scope, episode.rollout_id, tip, score, success, steps):
+            if await self.recall.remember(episode.scope, episode.rollout_id, tip, score, success, steps):
                 self._counts["tips_written"] += 1  # else it is known, word for word
         except (Exception, asyncio.CancelledError) as error:
             log.error("no tip", rollout_id=episode.rollout_id, error=repr(error))
@@ -344,7 +344,7 @@ class EpisodeMemory:
             "empo2/memory_failures": counts["memory_failures"],
             "empo2/tokenize_failures": counts["tokenize_failures"],
             "empo2/memory_ms_per_call": 1000 * seconds / max(counts["calls"], 1),
-            "empo2/memory_size": await self._recall.size(),
+            "empo2/memory_size": await self.recall.size(),
         }
 
     def forget(self, rollout_id: str) -> None:
@@ -375,6 +375,9 @@ class MemoryMiddleware:
             episode = self._memory.episode(match[1])
             if episode is not None:
                 return await self._patch(episode, scope, receive, send)
+        elif method == "POST" and path == "/api/models":
+            # vLLM is up. Earlier, the embedder would compete with verl and vLLM for the cores while they start.
+            self._memory.recall.start()
         elif method == "DELETE" and (match := _ROLLOUT.fullmatch(path)):
             await self._app(scope, receive, send)
             if match[1] not in _rollouts:
@@ -516,7 +519,6 @@ def make_gateway(
         limits = httpx.Limits(max_connections=None)
         async with upstream_lifespan(app) as state, httpx.AsyncClient(limits=limits) as client:
             memory.router, memory.client = app.state.proxy_router, client
-            recall.start()
             try:
                 yield state
             finally:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .config import Settings
 from .errors import ConfigError, ProcessError
 from .models import resolve_model
-from .tasks import check_agent, load_tasks
+from .tasks import Tasks, check_agent, load_tasks
 from .verl_config import build_verl_config
 
 _STOP_SECONDS = 20
@@ -162,6 +162,7 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
     with bind(settings.gateway.host, settings.gateway.port) as listener:
         directory = make_run_directory(settings, profile)
+        (directory / "tasks.json").write_text(json.dumps(asdict(tasks), indent=1))
         host, port = listener.getsockname()[:2]
         url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
         key = settings.gateway.key or os.environ.get("EMPO2_KEY") or secrets.token_urlsafe(24)
@@ -349,7 +350,8 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
     Raises:
         Empo2Error: as ``empo2.recipe.run_empo2`` does.
     """
-    tasks = load_tasks(settings)
+    file = directory / "tasks.json"
+    tasks = Tasks(**json.loads(file.read_text())) if file.exists() else load_tasks(settings)
     model = _model(settings)
     if settings.hardware.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # hides GPUs from compat/, and is the one that Ray is told of

@@ -33,7 +33,9 @@ class Recall:
         self._opening: asyncio.Task[MemoryStore] | None = None
 
     def start(self) -> None:
-        """Begin to load the embedder and open the file; returns at once."""
+        """Begin to load the embedder and open the file; returns at once, and does nothing the second time."""
+        if self._opening is not None:
+            return
         self._embedder.start()
         self._opening = asyncio.create_task(self._open())
         self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -54,7 +56,8 @@ class Recall:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _store(self, work: Callable[[MemoryStore], T]) -> T:
-        assert self._opening is not None, "start() first"
+        self.start()
+        assert self._opening is not None
         store = await asyncio.shield(self._opening)
         return await self._in_thread(lambda: work(store))
 
@@ -64,6 +67,7 @@ class Recall:
 
     async def embed(self, state: str) -> np.ndarray:
         """The state's key, float32 [dimension]."""
+        self.start()
         return await self._embedder.embed(state)
 
     async def search(self, scope: str, key: np.ndarray) -> list[Tip]:
