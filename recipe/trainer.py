@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from . import verl_environment  # noqa: F401  before verl is imported
+from .compat import verl as _compat  # noqa: F401  a script that composes its configuration has imported verl already
 
 # isort: split
 import agentlightning.verl.trainer as agl_trainer

@@ -36,10 +36,18 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("train")
-    arguments = [f"run.steps={STEPS}", f"run.save_every={STEPS}", "run.name=test", f"algorithm.seed={SEED}"]
+    arguments = [
+        f"run.steps={STEPS}",
+        f"run.save_every={STEPS}",
+        "run.name=test",
+        "run.validate_first=false",
+        f"algorithm.seed={SEED}",
+        "algorithm.learning_rate=1e-4",
+        "tasks.args.max_steps=4",
+    ]
     before = set(psutil.pids())
     done = subprocess.run(
-        [*CLI, "train", "--profile", "cpu", *arguments, "algorithm.learning_rate=1e-4"],
+        [*CLI, "train", "--profile", "cpu", *arguments],
         cwd=directory,
         capture_output=True,
         text=True,
@@ -68,8 +76,9 @@ def test_each_mode_was_trained(run: Path) -> None:
         ("memory", "off-policy"),
     ]
     steps = {line["step"]: line for line in metrics_of(run)}
-    assert list(steps) == list(range(STEPS + 1))
-    rows = 8
+    assert list(steps) == list(range(1, STEPS + 1))
+    rows = steps[3]["training/n_sample_trained"]
+    assert rows >= 8  # a reply that is tokenised differently when it is sent back opens a row of its own
     assert [steps[i]["empo2/rollout_mode"] for i in (1, 2, 3)] == [0, 1, 1]
     assert [steps[i]["empo2/update_mode"] for i in (1, 2, 3)] == [0, 0, 1]
     assert [steps[i]["empo2/off_policy_rows"] for i in (1, 2, 3)] == [0, 0, rows]
@@ -96,23 +105,22 @@ def test_metrics_are_complete_and_finite(run: Path) -> None:
         "timing_s/step",
     }
     lines = metrics_of(run)
-    for line in lines[1:]:
+    for line in lines:
         assert names <= line.keys(), names - line.keys()
         assert all(line[name] is not None and math.isfinite(line[name]) for name in names)
         assert line["empo2/rollouts_dropped"] == 0
         assert line["empo2/reflections_failed"] == 0
         assert line["empo2/memory_failures"] == 0
         assert 0 < line["empo2/tips_written"] <= 8  # a tip known word for word is not stored again
-        assert 0 < line["training/intrinsic_return"] <= 6  # steps of an episode
+        assert 0 < line["training/intrinsic_return"] <= 4  # steps of an episode
         assert -100 <= line["training/return"] <= 100
-    for line in (lines[0], lines[-1]):
-        assert -100 <= line["val/return"] <= 100
-        assert 0 <= line["val/success_rate"] <= 1
-        assert line["val/n_rollouts"] == 4
+    assert -100 <= lines[-1]["val/return"] <= 100
+    assert 0 <= lines[-1]["val/success_rate"] <= 1
+    assert lines[-1]["val/n_rollouts"] == 4
 
 
 def test_trainer_and_vllm_hold_the_same_weights_at_every_step(run: Path) -> None:
-    for line in metrics_of(run)[1:]:
+    for line in metrics_of(run):
         if line["empo2/update_mode"] == 0:
             assert line["rollout_corr/log_ppl_abs_diff"] < 0.05
             assert line["actor/grad_norm"] > 0
@@ -127,10 +135,10 @@ def test_trainer_and_vllm_hold_the_same_weights_at_every_step(run: Path) -> None
 
 def test_memory_was_filled_and_shown_and_is_part_of_the_checkpoint(run: Path) -> None:
     steps = metrics_of(run)
-    assert steps[1]["empo2/tips_injected_per_call"] == 0
-    assert steps[2]["empo2/tips_injected_per_call"] > 0
-    written = [line["empo2/tips_written"] for line in steps[1:]]
-    assert [line["empo2/memory_size"] for line in steps[1:]] == [sum(written[: step + 1]) for step in range(STEPS)]
+    assert steps[0]["empo2/tips_injected_per_call"] == 0
+    assert steps[1]["empo2/tips_injected_per_call"] > 0
+    written = [line["empo2/tips_written"] for line in steps]
+    assert [line["empo2/memory_size"] for line in steps] == [sum(written[: step + 1]) for step in range(STEPS)]
     snapshot = run / "checkpoints" / f"global_step_{STEPS}" / "memory.sqlite"
     for file in (run / "memory.sqlite", snapshot):
         with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
