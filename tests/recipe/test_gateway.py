@@ -29,7 +29,7 @@ from agentlightning.server.app import create_app
 from agentlightning.server.store import _events, _models, _rollouts, _terminal_order
 
 from empo2.memory import Embedder, MemoryStore, SentenceEmbedder, Step
-from empo2.recipe import gateway
+from empo2.recipe import episodes
 from empo2.recipe.config import load_settings
 from empo2.recipe.gateway import make_gateway, special_tokens
 from empo2.recipe.recall import Recall
@@ -199,7 +199,7 @@ async def opened(
     model: ModelServer | None = None,
 ) -> AsyncIterator[House]:
     words, model = words or Words(), model or ModelServer()
-    checked = load_settings("cpu", ["reflection.timeout=10", *settings])
+    checked = load_settings("cpu", ["reflection.timeout=10", "memory.top_k=10", *settings])
     file = folder / "memory.sqlite"
     app = make_gateway(
         checked, model_path=MODEL, key=KEY, memory_file=file, recall=Recall(checked, file, embedder or (lambda: words))
@@ -866,7 +866,7 @@ async def test_an_unknown_tip_free_prompt_is_left_out_of_the_event(
     house: House, fault: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """Never the prompt with its tips in its place."""
-    monkeypatch.setattr(gateway, "_TOKENIZE_SECONDS", 0.3)
+    monkeypatch.setattr(episodes, "_TOKENIZE_SECONDS", 0.3)
     await house.teach(ROOMS, "tip")
     house.model.fault = lambda path, body: fault if path == "/tokenize" else None
     rollout = await house.create("memory", "off-policy")
