@@ -282,9 +282,12 @@ def test_agent_lightning_script_with_one_changed_import(
     assert len(steps) == 2
     for line in steps:
         values = dict(part.split(":", 1) for part in line.split(" - "))
-        dropped = float(values["empo2/rollouts_dropped"])
-        assert float(values["empo2/off_policy_rows"]) == 16 - dropped
-        assert 0 <= float(values["empo2/masked_token_fraction"]) < 1
+        numbers = {
+            key: float(text.removeprefix("np.float64(").rstrip(")")) for key, text in values.items() if "empo2/" in key
+        }
+        assert numbers["empo2/update_mode"] == 1
+        assert numbers["empo2/off_policy_rows"] >= 16 - numbers["empo2/rollouts_dropped"] >= 4
+        assert 0 <= numbers["empo2/masked_token_fraction"] < 1
     assert "empo2/dropped/failed" in done.stdout  # a fifth of 32 episodes raises
 
 
