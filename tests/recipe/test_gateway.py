@@ -184,10 +184,13 @@ def turns(*observations: Any, system: str | None = None, **more: Any) -> list[Bo
 ROOMS = turns("a dark room with a lamp", "the lamp is lit", "a door opens", system="You play a game.")
 
 
-def as_trainer(url: str, **options: Any) -> httpx.AsyncClient:
+def as_trainer(url: str) -> httpx.AsyncClient:
     # verify=False: certificates are not needed here, and take longer to read than most tests take.
+    # No keep-alive: uvicorn closes a connection after a request that failed in agent-lightning's app, and the next
+    # request may go out on it before that is seen.
     headers = {"Authorization": f"Bearer {KEY}"}
-    return httpx.AsyncClient(base_url=url, headers=headers, timeout=30, verify=False, **options)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=30, verify=False, limits=limits)
 
 
 @asynccontextmanager
@@ -207,8 +210,7 @@ async def opened(
     async with AsyncExitStack() as stack:
         stack.enter_context(model.serve())
         url = stack.enter_context(serving(app))
-        limits = httpx.Limits(max_connections=None)
-        client = await stack.enter_async_context(as_trainer(url, limits=limits))
+        client = await stack.enter_async_context(as_trainer(url))
         house = House(client, model, words, folder)
         model.reply = house.reply
         (await client.post("/api/models", json=[{"model": MODEL, "endpoint": model.url}])).raise_for_status()
