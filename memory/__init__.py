@@ -4,17 +4,25 @@ Knows neither the recipe nor agent-lightning nor verl; importing it loads no tor
 """
 
 from empo2.memory.batching import BatchingEmbedder
-from empo2.memory.embedder import Embedder, EmbedderError, SentenceEmbedder
-from empo2.memory.file import MemoryFileError
-from empo2.memory.store import MemoryStore, Step, Tip
+from empo2.memory.embedder import Embedder, EmbedderError, SentenceEmbedder, embedder_name
+from empo2.memory.file import MemoryFileError, copy_memory
+from empo2.memory.retrieval import ByScore, BySimilarity, ByValue, Policy
+from empo2.memory.store import MemoryStore
+from empo2.memory.tips import Step, Tip
 
 __all__ = [
     "BatchingEmbedder",
+    "ByScore",
+    "BySimilarity",
+    "ByValue",
     "Embedder",
     "EmbedderError",
     "MemoryFileError",
     "MemoryStore",
+    "Policy",
     "SentenceEmbedder",
     "Step",
     "Tip",
+    "copy_memory",
+    "embedder_name",
 ]

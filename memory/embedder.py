@@ -47,7 +47,7 @@ class SentenceEmbedder:
     """
 
     def __init__(self, model: str, device: str = "cpu", dtype: Literal["auto", "float32", "bfloat16"] = "auto") -> None:
-        self.name = model.removeprefix("sentence-transformers/")  # the library takes these two for one model
+        self.name = embedder_name(model)
         try:
             # Imported here, in the thread that loads the model: it takes 20 seconds.
             import torch
@@ -81,6 +81,11 @@ class SentenceEmbedder:
         vectors = vectors.reshape(len(texts), self.dimension)
         # Again after the model's own normalisation, which in bfloat16 is 0.2 % off.
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def embedder_name(model: str) -> str:
+    """What a memory file knows the model by: the library takes a name with and without its own prefix for one."""
+    return model.removeprefix("sentence-transformers/")
 
 
 def _packaged_files(name: str) -> str | None:

@@ -1,20 +1,19 @@
-"""The memory file: its tables, how it is opened or refused, read into RAM and copied."""
+"""The memory file: its tables, how it is opened, locked or refused, and copied."""
 
+import fcntl
 import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any, TextIO
 
-import numpy as np
-
-from empo2.memory.index import ColumnTable
-
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL);
 CREATE TABLE tips (
-    id INTEGER PRIMARY KEY, scope TEXT NOT NULL, episode TEXT NOT NULL UNIQUE, text TEXT NOT NULL,
-    score REAL NOT NULL, success INTEGER, created REAL NOT NULL  -- Unix time, seconds
+    id INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL, episode TEXT NOT NULL UNIQUE, text TEXT NOT NULL,
+    score REAL NOT NULL, success INTEGER, created REAL NOT NULL,  -- Unix time, seconds
+    value REAL NOT NULL DEFAULT 0  -- learned value Q
 );
 CREATE TABLE entries (
     id INTEGER PRIMARY KEY, tip_id INTEGER NOT NULL REFERENCES tips (id), step INTEGER NOT NULL,
@@ -23,9 +22,18 @@ CREATE TABLE entries (
 CREATE TABLE states (
     id INTEGER PRIMARY KEY, scope TEXT NOT NULL, state TEXT NOT NULL, key BLOB NOT NULL, visits INTEGER NOT NULL
 );
+CREATE TABLE plays (  -- an episode that tips were looked up for
+    episode TEXT PRIMARY KEY, scope TEXT NOT NULL, score REAL NOT NULL, success INTEGER,
+    searches INTEGER NOT NULL, hits INTEGER NOT NULL, created REAL NOT NULL  -- Unix time, seconds
+);
+CREATE TABLE credits (  -- which tips an episode was shown, in how many turns; tips that were dropped keep theirs
+    episode TEXT NOT NULL REFERENCES plays (episode), tip_id INTEGER NOT NULL, turns INTEGER NOT NULL,
+    PRIMARY KEY (episode, tip_id)
+) WITHOUT ROWID;
 CREATE INDEX tips_by_scope ON tips (scope);
 CREATE INDEX entries_by_tip ON entries (tip_id);
 CREATE INDEX states_by_scope ON states (scope);
+CREATE INDEX credits_by_tip ON credits (tip_id);
 """
 
 
@@ -33,72 +41,152 @@ class MemoryFileError(Exception):
     """A memory file that cannot be used as asked; the message names the file and says why."""
 
 
-def open_memory_file(path: Path, *, embedder: str, dimension: int) -> sqlite3.Connection:
-    """Open a memory file, created if absent or empty, for this thread.
+def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqlite3.Connection, TextIO | None]:
+    """Open a memory file for writing, created if absent or empty, and lock it against other writers.
 
     Every commit outlives the process (WAL, synchronous=NORMAL); a power loss can cost the last commits.
+
+    Returns:
+        The connection, for this thread, and the lock, which is held until it is closed (None for ":memory:").
 
     Raises:
         MemoryFileError: see `MemoryStore`.
     """
-    db = None
+    db = lock = None
     try:
         db = sqlite3.connect(path)
-        if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
+        if not _is_empty(db):  # before anything is written beside a file which could be anybody's
+            _check_embedder(read_meta(db, path), path, embedder, dimension)
+        if str(path) != ":memory:":
+            lock = _lock(path)
+        if _is_empty(db):
             _create(db, embedder, dimension)
-        _check(db, path, embedder, dimension)
-        # Only now, because it writes to the file, which could have been anybody's.
+        _check_embedder(read_meta(db, path), path, embedder, dimension)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
-    except (sqlite3.Error, MemoryFileError) as error:
-        if db is not None:
-            db.close()
+    except (sqlite3.Error, OSError, MemoryFileError) as error:
+        for resource in (db, lock):
+            if resource is not None:
+                resource.close()
         if isinstance(error, MemoryFileError):
             raise
         raise MemoryFileError(f"{path}: cannot be opened as a memory file: {error}") from error
-    return db
+    return db, lock
 
 
-def load_entries(db: sqlite3.Connection, scope: str, dimension: int) -> ColumnTable:
-    """The scope's entries, oldest first: id, key [dimension], score, and `text`, equal where tip texts are equal."""
-    rows = db.execute(
-        "SELECT entries.id, key, score, text FROM entries JOIN tips ON tips.id = tip_id"
-        " WHERE scope = ? ORDER BY entries.id",
-        (scope,),
-    ).fetchall()
-    return ColumnTable(
-        id=np.array([row[0] for row in rows], np.int64),
-        key=_matrix([row[1] for row in rows], dimension),
-        score=np.array([row[2] for row in rows], np.float64),
-        text=np.array([hash(row[3]) for row in rows], np.int64),
-    )
+def open_reader(path: Path) -> sqlite3.Connection:
+    """Open an existing memory file, of any embedder, to read only; it may be in use by a writer.
+
+    Raises:
+        MemoryFileError: there is no such file, it is not a memory file, or of another schema.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        try:
+            return _checked(sqlite3.connect(uri, uri=True), path)
+        except sqlite3.OperationalError:
+            # A file in WAL mode cannot be read in a folder that cannot be written to, unless it is said not to change.
+            if not path.is_file() or os.access(path.absolute().parent, os.W_OK) or _beside(path, "-wal").exists():
+                raise
+            return _checked(sqlite3.connect(f"{uri}&immutable=1", uri=True), path)
+    except sqlite3.Error as error:
+        raise MemoryFileError(f"{path}: cannot be read as a memory file: {error}") from error
 
 
-def load_states(db: sqlite3.Connection, scope: str, dimension: int) -> ColumnTable:
-    """The scope's visited states, oldest first: id, key [dimension] and visits."""
-    query = "SELECT id, key, visits FROM states WHERE scope = ? ORDER BY id"
-    rows = db.execute(query, (scope,)).fetchall()
-    return ColumnTable(
-        id=np.array([row[0] for row in rows], np.int64),
-        key=_matrix([row[1] for row in rows], dimension),
-        visits=np.array([row[2] for row in rows], np.int64),
-    )
+def read_meta(db: sqlite3.Connection, path: Path) -> dict[str, Any]:
+    """What the file says of itself: schema, embedder (name of the model) and dimension (of its keys).
+
+    Raises:
+        MemoryFileError: not a memory file, or of another schema.
+    """
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        raise MemoryFileError(f"{path}: an SQLite file, but not a memory file (it has no table 'meta')")
+    meta = dict(db.execute("SELECT key, value FROM meta"))
+    if meta.get("schema") != SCHEMA_VERSION:
+        raise MemoryFileError(
+            f"{path}: has memory schema {meta.get('schema')}; this version of empo2 reads schema {SCHEMA_VERSION}:"
+            " use the version that wrote it, or another memory file"
+        )
+    return meta
+
+
+def copy_memory(source: Path, target: Path) -> None:
+    """Put a consistent copy of a memory file, which may be in use by another process, at a new path.
+
+    Raises:
+        MemoryFileError: `source` is not a memory file or of another schema, `target` exists, or the copy failed;
+            nothing is left at `target` then.
+    """
+    if target.exists():
+        raise MemoryFileError(f"{target}: exists already; give a new path for the copy of {source}")
+    with closing(open_reader(source)) as db:
+        try:
+            copy_memory_file(db, target)
+        except (sqlite3.Error, OSError) as error:
+            raise MemoryFileError(f"{source}: cannot be copied to {target}: {error}") from error
 
 
 def copy_memory_file(db: sqlite3.Connection, path: Path) -> None:
     """Put a consistent copy of an open memory file at `path`, in place of any file there, at one stroke."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)
-    with closing(sqlite3.connect(temporary)) as copy:
-        db.backup(copy)
-    # What a killed process left beside an older file at `path` would be replayed into the new one.
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-    os.replace(temporary, path)
+    temporary = _beside(path, ".tmp")
+    _remove(temporary)  # what a killed process left
+    try:
+        with closing(sqlite3.connect(temporary)) as copy:
+            db.backup(copy)
+            # Not WAL, as the original: a copy is one file and can be read in a folder that cannot be written to.
+            copy.execute("PRAGMA journal_mode = DELETE")
+        # What a killed process left beside an older file at `path` would be replayed into the new one.
+        for suffix in ("-wal", "-shm", "-journal"):
+            _beside(path, suffix).unlink(missing_ok=True)
+        os.replace(temporary, path)
+    finally:
+        _remove(temporary)
 
 
-def _matrix(blobs: list[bytes], dimension: int) -> np.ndarray:
-    return np.frombuffer(b"".join(blobs), np.float32).reshape(-1, dimension)
+def restore_memory_file(db: sqlite3.Connection, path: Path, snapshot: Path) -> None:
+    """Make the content of the memory file `db`, open at `path`, that of a snapshot, in one transaction.
+
+    Row by row, so that the ids of tips go on from where they were and are never given twice.
+
+    Raises:
+        MemoryFileError: the snapshot cannot be used; nothing has changed then.
+    """
+    meta = read_meta(db, path)
+    with closing(open_reader(snapshot)) as reader:
+        _check_embedder(read_meta(reader, snapshot), snapshot, meta["embedder"], meta["dimension"])
+    try:
+        db.execute("ATTACH ? AS snapshot", (str(snapshot.absolute()),))
+        try:
+            with db:
+                for table in ("credits", "plays", "entries", "tips", "states"):
+                    db.execute(f"DELETE FROM main.{table}")
+                    db.execute(f"INSERT INTO main.{table} SELECT * FROM snapshot.{table}")
+        finally:
+            db.execute("DETACH snapshot")
+    except sqlite3.Error as error:
+        raise MemoryFileError(f"{snapshot}: cannot be restored to {path}: {error}") from error
+
+
+def _checked(db: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    try:
+        read_meta(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _check_embedder(meta: dict[str, Any], path: Path, embedder: str, dimension: int) -> None:
+    if (meta["embedder"], meta["dimension"]) != (embedder, dimension):
+        raise MemoryFileError(
+            f"{path}: was written with embedder {meta['embedder']!r} ({meta['dimension']} dimensions), but the"
+            f" embedder is now {embedder!r} ({dimension}); their keys cannot be compared: use that embedder again,"
+            " another memory file, or embed it anew with `empo2 memory export` and `empo2 memory import`"
+        )
+
+
+def _is_empty(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
 
 
 def _create(db: sqlite3.Connection, embedder: str, dimension: int) -> None:
@@ -108,17 +196,28 @@ def _create(db: sqlite3.Connection, embedder: str, dimension: int) -> None:
         db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
 
 
-def _check(db: sqlite3.Connection, path: Path, embedder: str, dimension: int) -> None:
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-        raise MemoryFileError(f"{path}: an SQLite file, but not a memory file (it has no table 'meta')")
-    meta = dict(db.execute("SELECT key, value FROM meta"))
-    if meta.get("schema") != SCHEMA_VERSION:
+def _lock(path: Path) -> TextIO:
+    """Held while the file is open: the lock of a killed process is free."""
+    lock = _beside(path.resolve(), ".lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with lock:
+            lock.seek(0)
+            owner = lock.read().strip()
         raise MemoryFileError(
-            f"{path}: has memory schema {meta.get('schema')}; this version of empo2 reads schema {SCHEMA_VERSION}"
-        )
-    if (meta["embedder"], meta["dimension"]) != (embedder, dimension):
-        raise MemoryFileError(
-            f"{path}: was written with embedder {meta['embedder']!r} ({meta['dimension']} dimensions), but the"
-            f" embedder is now {embedder!r} ({dimension}); their keys cannot be compared:"
-            " use that embedder again or another memory file"
-        )
+            f"{path}: is in use by another process (pid {owner}); stop that first, or use another memory file"
+        ) from None
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        _beside(path, suffix).unlink(missing_ok=True)

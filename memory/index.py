@@ -1,5 +1,7 @@
 """What the store keeps in RAM: unit keys, cosine similarity and a growing columnar table."""
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -29,9 +31,12 @@ def cosine_similarities(keys: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 class ColumnTable:
-    """Named numpy columns of one length; rows are appended at the end and dropped at the front.
+    """Named numpy columns of one length; rows are appended at the end and mostly dropped at the front.
 
     Both are O(1) per row in the long run: a full buffer is replaced by one of twice the live rows.
+
+    Args:
+        columns: the first rows, [n, ...] per column; they also give shapes and dtypes.
     """
 
     def __init__(self, **columns: np.ndarray):
@@ -46,21 +51,27 @@ class ColumnTable:
         """The live rows of a column, oldest first: a view, valid until the next append."""
         return self._buffers[column][self._start : self._end]
 
-    def append(self, **rows: ArrayLike) -> None:
-        """Add one value to each column."""
-        if self._end == len(next(iter(self._buffers.values()))):
-            self._double()
+    def append(self, count: int, **rows: ArrayLike) -> None:
+        """Add `count` rows: [count, ...] per column, or one value for all of them."""
+        if self._end + count > len(next(iter(self._buffers.values()))):
+            self._grow(count)
         for column, buffer in self._buffers.items():
-            buffer[self._end] = rows[column]
-        self._end += 1
+            buffer[self._end : self._end + count] = rows[column]
+        self._end += count
 
     def drop_oldest(self, count: int) -> None:
         self._start += count
 
-    def _double(self) -> None:
+    def drop(self, column: str, values: Collection[int]) -> None:
+        """Drop every row that has one of the values in the column."""
+        keep = ~np.isin(self[column], list(values))
+        self._buffers = {name: self[name][keep] for name in self._buffers}
+        self._start, self._end = 0, int(keep.sum())
+
+    def _grow(self, count: int) -> None:
         live = len(self)
         for column, old in self._buffers.items():
-            new = np.empty((max(64, 2 * live), *old.shape[1:]), old.dtype)
+            new = np.empty((max(64, 2 * live, live + count), *old.shape[1:]), old.dtype)
             new[:live] = self[column]
             self._buffers[column] = new
         self._start, self._end = 0, live

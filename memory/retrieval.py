@@ -1,26 +1,151 @@
-"""Which stored entries answer a query: pure functions, arrays in, row indices out."""
+"""Which stored entries answer a query: policies, arrays in, row indices out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 
-def best_by_score(
-    similarities: np.ndarray, scores: np.ndarray, texts: np.ndarray, *, k: int, min_similarity: float
-) -> np.ndarray:
+@dataclass(frozen=True)
+class Entries:
+    """What a policy ranks: arrays [n], oldest entry first.
+
+    Attributes:
+        similarities: cosine of each entry's key with the query.
+        scores: score of the entry's episode.
+        values: learned value Q of the entry's tip.
+        texts: a number per entry, equal where the tip texts are equal. All entries of an episode share one tip,
+            so "each text once" also means "each episode once".
+    """
+
+    similarities: np.ndarray
+    scores: np.ndarray
+    values: np.ndarray
+    texts: np.ndarray
+
+
+class Policy(Protocol):
+    """How tips are chosen."""
+
+    def __call__(self, entries: Entries) -> np.ndarray:
+        """Row indices, best first, no two of one text."""
+        ...
+
+
+@dataclass(frozen=True)
+class ByScore:
     """EMPO²'s retrieval (arXiv 2602.23008): similar enough, then the best score first.
 
-    Args:
-        similarities: cosine of each entry's key with the query, [n], oldest entry first.
-        scores: score of each entry's episode, [n].
-        texts: a number per entry, [n], equal where the tip texts are equal. All entries of an episode share
-            one tip, so "each text once" also means "each episode once".
+    Ties go by similarity, then newest first; of the entries of one text the first in that order counts.
+
+    Attributes:
         k: most rows to return.
         min_similarity: only entries with a cosine strictly above it count.
-
-    Returns:
-        At most `k` row indices, by score descending, then similarity descending, then newest first;
-        of the rows of one text only the first in that order.
     """
-    candidates = np.flatnonzero(similarities > min_similarity)
-    order = candidates[np.lexsort((-candidates, -similarities[candidates], -scores[candidates]))]
-    _, first_of_text = np.unique(texts[order], return_index=True)
-    return order[np.sort(first_of_text)[:k]]
+
+    k: int
+    min_similarity: float
+
+    def __call__(self, entries: Entries) -> np.ndarray:
+        similar = np.flatnonzero(entries.similarities > self.min_similarity)
+        return _first_of_texts(similar, (entries.scores, entries.similarities), entries.texts, self.k)
+
+
+@dataclass(frozen=True)
+class BySimilarity:
+    """The most similar first; ties go by score, then newest first. Attributes as of `ByScore`."""
+
+    k: int
+    min_similarity: float
+
+    def __call__(self, entries: Entries) -> np.ndarray:
+        similar = np.flatnonzero(entries.similarities > self.min_similarity)
+        return _first_of_texts(similar, (entries.similarities, entries.scores), entries.texts, self.k)
+
+
+@dataclass(frozen=True)
+class ByValue:
+    """MemRL's two phases (arXiv 2601.03192): the most similar are candidates, of which the most useful are shown.
+
+    Candidates have a cosine of at least `min_similarity`, each text once, by its most similar entry (the newest of
+    equals). Over them, rank = (1 - weight) z(similarity) + weight z(Q), z with the population's standard deviation
+    and 0 where that is 0. Ties go by similarity, then newest first.
+
+    Attributes:
+        k: most rows to return (MemRL's k2).
+        min_similarity: lowest cosine of a candidate (δ).
+        candidates: most candidates (k1).
+        weight: of the learned value (λ): 0 is similarity alone, 1 the learned value alone.
+        exploration: probability that the k are drawn at random from the candidates; they come best first as well.
+        generator: makes these draws.
+    """
+
+    k: int
+    min_similarity: float
+    candidates: int
+    weight: float
+    exploration: float
+    generator: np.random.Generator
+
+    def __call__(self, entries: Entries) -> np.ndarray:
+        similar = np.flatnonzero(entries.similarities >= self.min_similarity)
+        rows = _first_of_texts(similar, (entries.similarities,), entries.texts, self.candidates)
+        similarities = entries.similarities[rows].astype(np.float64)
+        rank = (1 - self.weight) * _z_scores(similarities) + self.weight * _z_scores(entries.values[rows])
+        ranked = rows[np.lexsort((rows, similarities, rank))[::-1]]
+        if self.generator.random() < self.exploration:
+            drawn = self.generator.choice(len(ranked), min(self.k, len(ranked)), replace=False)
+            return ranked[np.sort(drawn)]
+        return ranked[: self.k]
+
+
+def _z_scores(values: np.ndarray) -> np.ndarray:
+    # Of equal values the deviation is 0, but not always in floating point.
+    deviation = values.std() if len(values) and np.ptp(values) else 0.0
+    return (values - values.mean()) / deviation if deviation else np.zeros(len(values))
+
+
+def _first_of_texts(rows: np.ndarray, keys: Sequence[np.ndarray], texts: np.ndarray, k: int) -> np.ndarray:
+    """The first k of `rows` in the order of `_head`, of each text only the first.
+
+    Sorts a few rows only: 100,000 would take 20 ms. Where these hold too few texts, their texts are put aside and
+    the rest is looked at again, at most k times.
+    """
+    found = np.empty(0, np.intp)
+    while len(rows) and len(found) < k:
+        head = _head(rows, keys, 32 * k)
+        _, first = np.unique(texts[head], return_index=True)
+        found = np.concatenate([found, head[np.sort(first)]])
+        if len(found) < k:
+            rows = rows[~np.isin(texts[rows], texts[head[first]])]
+    return found[:k]
+
+
+def _head(rows: np.ndarray, keys: Sequence[np.ndarray], size: int) -> np.ndarray:
+    """The first `size` of `rows` (ascending) by the keys, each descending, then by row, descending; in that order."""
+    inside, tied = [], rows  # `tied` could be in as well, as far as the keys so far say
+    for key in keys:
+        if len(tied) <= size:
+            break
+        values = key[tied]
+        border = _nth_largest(values, size)
+        inside.append(tied[values > border])
+        tied = tied[values == border]
+        size -= len(inside[-1])
+    head = np.concatenate([*inside, tied[-size:]])
+    return head[np.lexsort((head, *(key[head] for key in reversed(keys))))[::-1]]
+
+
+def _nth_largest(values: np.ndarray, n: int) -> float:
+    """As `np.partition` finds it, which is slow on many values: most are seen to be too small beforehand."""
+    width = len(values) // (4 * n)
+    if width > 1:
+        # Of groups of `width` values the n best have maxima of at least this, so the n-th largest is not below it.
+        maxima = values[: len(values) // width * width].reshape(width, -1).max(axis=0)
+        bound = np.partition(maxima, -n)[-n]
+        above = values[values > bound]
+        if len(above) < n:
+            return bound
+        values = above
+    return np.partition(values, -n)[-n]

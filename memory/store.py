@@ -2,38 +2,17 @@
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from empo2.memory.file import copy_memory_file, load_entries, load_states, open_memory_file
+from empo2.memory.file import copy_memory_file, open_memory_file, restore_memory_file
 from empo2.memory.index import ColumnTable, cosine_similarities, unit
-from empo2.memory.novelty import count_visit
-from empo2.memory.retrieval import best_by_score
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of an episode: the state met, its embedding [dimension], and the action taken there."""
-
-    state: str
-    key: np.ndarray
-    action: str
-
-
-@dataclass(frozen=True)
-class Tip:
-    """A tip found for a state. `action` is what its episode did in the stored state most similar to that one."""
-
-    id: int
-    episode: str
-    text: str
-    action: str
-    score: float
-    success: bool | None
-    similarity: float
+from empo2.memory.loading import load_entries
+from empo2.memory.novelty import VisitedStates
+from empo2.memory.retrieval import Entries, Policy
+from empo2.memory.tips import Step, Tip
 
 
 class MemoryStore:
@@ -43,7 +22,11 @@ class MemoryStore:
     that returns has been committed: in WAL mode with synchronous=NORMAL a killed process loses nothing, and
     only a power loss can cost the last commits (never the file).
 
-    To be created and used in one thread, by one process at a time; others may read the file meanwhile.
+    To be created and used in one thread. The file is locked against other writers, by `<file>.lock` beside it,
+    until it is closed; others may read it meanwhile.
+
+    Each tip has a learned value Q, MemRL's utility of an entry (arXiv 2601.03192). MemRL's entry is one experience
+    with one intent; here one experience, the tip, is found by several states, and Q is the tip's.
 
     Args:
         path: the file, created if absent.
@@ -52,7 +35,8 @@ class MemoryStore:
         capacity: most entries (steps) per scope; the oldest give way.
 
     Raises:
-        MemoryFileError: not a memory file, of a newer schema, or written with another embedder or dimension.
+        MemoryFileError: not a memory file, of another schema, written with another embedder or dimension, or in use
+            by another process.
     """
 
     def __init__(self, path: str | Path, *, embedder: str, dimension: int, capacity: int = 1000):
@@ -61,36 +45,42 @@ class MemoryStore:
         self._path = Path(path)
         self._dimension = dimension
         self._capacity = capacity
-        self._db = open_memory_file(self._path, embedder=embedder, dimension=dimension)
+        self._db, self._lock = open_memory_file(self._path, embedder=embedder, dimension=dimension)
         self._entries: dict[str, ColumnTable] = {}
-        self._states: dict[str, ColumnTable] = {}
+        self._states = VisitedStates(self._db, dimension)
 
     def add_episode(
-        self, scope: str, episode: str, *, tip: str, score: float, success: bool | None, steps: Sequence[Step]
+        self,
+        scope: str,
+        episode: str,
+        *,
+        tip: str,
+        score: float,
+        success: bool | None,
+        steps: Sequence[Step],
+        value: float = 0.0,
+        created: float | None = None,
     ) -> int:
         """Store an episode's tip under each of its steps, and return how many entries that made.
 
         A step equal to a stored entry in scope, tip, state, action and score is left out, as in the paper
         (arXiv 2602.23008); an episode that is stored already is left alone (returns 0).
 
+        Args:
+            value: the tip's learned value Q so far.
+            created: Unix time in seconds; None is now.
+
         Raises:
-            ValueError: an empty tip, a score that is not finite, or an unusable key. Nothing is stored then.
+            ValueError: an empty tip, a score or value that is not finite, or an unusable key. Nothing is stored then.
         """
         if not tip.strip():
             raise ValueError(f"tip of episode {episode!r} is empty: {tip!r}")
-        score = float(score)  # SQLite does not take numpy's float32
-        if not math.isfinite(score):
-            raise ValueError(f"score of episode {episode!r} is {score}; it must be finite")
+        score, value = _finite(episode, "score", score), _finite(episode, "value", value)
         keys = [unit(step.key, self._dimension) for step in steps]
         if self._db.execute("SELECT 1 FROM tips WHERE episode = ?", (episode,)).fetchone():
             return 0
-        seen = set(
-            self._db.execute(
-                "SELECT state, action FROM entries JOIN tips ON tips.id = tip_id"
-                " WHERE scope = ? AND text = ? AND score = ?",
-                (scope, tip, score),
-            )
-        )
+        index = self._entry_index(scope)
+        seen = self._steps_stored_with(index, tip, score)
         fresh: dict[tuple[str, str], int] = {}
         for number, step in enumerate(steps):
             if (step.state, step.action) not in seen:
@@ -99,12 +89,13 @@ class MemoryStore:
         if not numbers:
             return 0
 
-        index = self._entry_index(scope)
         excess = max(0, len(index) + len(numbers) - self._capacity)
+        # A tip's entries stand together, so only the last of these tips can keep some.
+        emptied = set(index["tip"][:excess].tolist()) - set(index["tip"][excess : excess + 1].tolist())
         with self._db:
             tip_id = self._insert(
-                "INSERT INTO tips (scope, episode, text, score, success, created) VALUES (?, ?, ?, ?, ?, ?)",
-                (scope, episode, tip, score, success, time.time()),
+                "INSERT INTO tips (scope, episode, text, score, success, created, value) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (scope, episode, tip, score, success, time.time() if created is None else created, value),
             )
             ids = [
                 self._insert(
@@ -113,31 +104,75 @@ class MemoryStore:
                 )
                 for number in numbers
             ]
-            self._db.executemany("DELETE FROM entries WHERE id = ?", [(int(i),) for i in index["id"][:excess]])
-            self._db.execute(
-                "DELETE FROM tips WHERE scope = ? AND NOT EXISTS (SELECT 1 FROM entries WHERE tip_id = tips.id)",
-                (scope,),
-            )
+            self._delete("entries", "id", index["id"][:excess].tolist())
+            self._delete("tips", "id", emptied)
         # RAM follows the file, never the other way round: a failed commit leaves both as they were.
         index.drop_oldest(excess)
-        for entry_id, number in zip(ids, numbers, strict=True):
-            index.append(id=entry_id, key=keys[number], score=score, text=hash(tip))
+        rows = {"id": ids, "key": [keys[number] for number in numbers]}
+        index.append(len(ids), **rows, tip=tip_id, score=score, value=value, text=hash(tip))
         return len(numbers)
 
-    def search(self, scope: str, key: np.ndarray, *, k: int = 10, min_similarity: float = 0.5) -> list[Tip]:
-        """The scope's tips for a state, best score first; see `retrieval.best_by_score` for the exact order.
+    def search(self, scope: str, key: np.ndarray, policy: Policy) -> list[Tip]:
+        """The scope's tips for a state, chosen and ordered by the policy.
 
         Args:
             key: embedding of the current state, [dimension].
-            min_similarity: cosine that an entry must exceed.
 
         Raises:
             ValueError: an unusable key.
         """
         index = self._entry_index(scope)
         similarities = cosine_similarities(index["key"], unit(key, self._dimension))
-        rows = best_by_score(similarities, index["score"], index["text"], k=k, min_similarity=min_similarity)
+        rows = policy(Entries(similarities, index["score"], index["value"], index["text"]))
         return [self._tip(int(index["id"][row]), float(similarities[row])) for row in rows]
+
+    def record_play(
+        self,
+        scope: str,
+        episode: str,
+        *,
+        score: float,
+        success: bool | None,
+        searches: int,
+        hits: int,
+        shown: Mapping[int, int],
+        reward: float,
+        learning_rate: float,
+    ) -> None:
+        """Record an episode that tips were looked up for, and move the value of each tip that it was shown.
+
+        Q <- Q + learning_rate (reward - Q), MemRL's update (arXiv 2601.03192): once per episode, in however many
+        turns the tip was shown. An episode that is recorded already is left alone.
+
+        Args:
+            score: the environment's return.
+            searches: turns that tips were looked up for.
+            hits: turns that some were found for.
+            shown: ids of the tips shown, each with the number of turns. One that was dropped since is recorded, too.
+            reward: the return as the trainer scales it.
+
+        Raises:
+            ValueError: a score or reward that is not finite. Nothing is stored then.
+        """
+        score, reward = _finite(episode, "score", score), _finite(episode, "reward", reward)
+        updates: list[tuple[str, int, float]] = []
+        with self._db:
+            play = self._db.execute(
+                "INSERT INTO plays VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (episode) DO NOTHING",
+                (episode, scope, score, success, searches, hits, time.time()),
+            )
+            if play.rowcount == 0:
+                return
+            for tip, turns in shown.items():
+                self._db.execute("INSERT INTO credits VALUES (?, ?, ?)", (episode, tip, turns))
+                updates += self._db.execute(
+                    "UPDATE tips SET value = value + ? * (? - value) WHERE id = ? RETURNING scope, id, value",
+                    (learning_rate, reward, tip),
+                ).fetchall()
+        for tip_scope, tip, value in updates:
+            if index := self._entries.get(tip_scope):
+                first, end = np.searchsorted(index["tip"], [tip, tip + 1])
+                index["value"][first:end] = value
 
     def visit(self, scope: str, state: str, key: np.ndarray, *, threshold: float) -> int:
         """Count a visit to a state and return n >= 1, for the intrinsic reward 1/n; see `novelty.count_visit`.
@@ -149,20 +184,26 @@ class MemoryStore:
         Raises:
             ValueError: an unusable key.
         """
-        key = unit(key, self._dimension)
-        index = self._state_index(scope)
-        row, count = count_visit(cosine_similarities(index["key"], key), index["visits"], threshold=threshold)
-        if row is None:
-            with self._db:
-                state_id = self._insert(
-                    "INSERT INTO states (scope, state, key, visits) VALUES (?, ?, ?, 1)", (scope, state, key.tobytes())
-                )
-            index.append(id=state_id, key=key, visits=1)
-        else:
-            with self._db:
-                self._db.execute("UPDATE states SET visits = visits + 1 WHERE id = ?", (int(index["id"][row]),))
-            index["visits"][row] += 1
-        return count
+        return self._states.visit(scope, state, unit(key, self._dimension), threshold=threshold)
+
+    def add_state(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
+        """Add visits to the state that is known word for word, or a new state with them, however similar to others.
+
+        Raises:
+            ValueError: an unusable key, or no visits.
+        """
+        if visits < 1:
+            raise ValueError(f"state {state!r} has {visits} visits; a visited state has at least 1")
+        self._states.add(scope, state, unit(key, self._dimension), visits)
+
+    def remove_tips(self, ids: Collection[int]) -> int:
+        """Remove tips and their entries, and return how many tips there were. Credits given for them stay."""
+        with self._db:
+            self._delete("entries", "tip_id", ids)
+            removed = self._delete("tips", "id", ids)
+        for index in self._entries.values():
+            index.drop("tip", ids)
+        return removed
 
     def size(self, scope: str | None = None) -> int:
         """Number of tips, of one scope or of all."""
@@ -179,39 +220,72 @@ class MemoryStore:
     def snapshot(self, path: str | Path) -> None:
         """Copy the memory as it is now to another file, which is replaced at one stroke if it exists.
 
-        A snapshot is a memory file. To go back to it, open it and snapshot it onto the old file: unlike
-        copying files, this cannot leave the old file's write-ahead log to be replayed into the new one.
+        A snapshot is a memory file; `restore` goes back to it.
         """
-        if Path(path).resolve() == self._path.resolve():
-            raise ValueError(f"{path} is the open memory file itself; a snapshot needs another path")
-        copy_memory_file(self._db, Path(path))
+        copy_memory_file(self._db, self._other(path))
+
+    def restore(self, path: str | Path) -> None:
+        """Make the content that of a snapshot, in one transaction. Ids of tips are not given twice all the same.
+
+        Raises:
+            MemoryFileError: the snapshot is not a memory file, of another schema, embedder or dimension, or damaged;
+                nothing has changed then.
+        """
+        restore_memory_file(self._db, self._path, self._other(path))
+        self._entries.clear()
+        self._states.forget()
 
     def close(self) -> None:
         self._db.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def _other(self, path: str | Path) -> Path:
+        if Path(path).resolve() == self._path.resolve():
+            raise ValueError(f"{path} is the open memory file itself; a snapshot needs another path")
+        return Path(path)
+
+    def _steps_stored_with(self, index: ColumnTable, tip: str, score: float) -> set[tuple[str, str]]:
+        """State and action of the entries with this tip's text and score."""
+        alike = np.unique(index["tip"][(index["text"] == hash(tip)) & (index["score"] == score)])
+        return {
+            step
+            for tip_id in alike.tolist()
+            for step in self._db.execute(
+                "SELECT state, action FROM entries JOIN tips ON tips.id = tip_id WHERE tip_id = ? AND text = ?",
+                (tip_id, tip),
+            )
+        }
 
     def _insert(self, statement: str, values: tuple) -> int:
         row_id = self._db.execute(statement, values).lastrowid
         assert row_id is not None  # it is None only before the first INSERT
         return row_id
 
+    def _delete(self, table: str, column: str, ids: Collection[int]) -> int:
+        return self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(i,) for i in ids]).rowcount
+
     def _count(self, query: str, scope: str | None) -> int:
         where, values = ("", ()) if scope is None else (" WHERE scope = ?", (scope,))
         return self._db.execute(query + where, values).fetchone()[0]
 
     def _tip(self, entry_id: int, similarity: float) -> Tip:
-        tip_id, episode, text, action, score, success = self._db.execute(
-            "SELECT tips.id, episode, text, action, score, success FROM entries JOIN tips ON tips.id = tip_id"
+        tip_id, episode, text, action, score, success, value = self._db.execute(
+            "SELECT tips.id, episode, text, action, score, success, value FROM entries JOIN tips ON tips.id = tip_id"
             " WHERE entries.id = ?",
             (entry_id,),
         ).fetchone()
-        return Tip(tip_id, episode, text, action, score, None if success is None else bool(success), similarity)
+        success = None if success is None else bool(success)
+        return Tip(tip_id, episode, text, action, score, success, value, similarity)
 
     def _entry_index(self, scope: str) -> ColumnTable:
         if scope not in self._entries:
             self._entries[scope] = load_entries(self._db, scope, self._dimension)
         return self._entries[scope]
 
-    def _state_index(self, scope: str) -> ColumnTable:
-        if scope not in self._states:
-            self._states[scope] = load_states(self._db, scope, self._dimension)
-        return self._states[scope]
+
+def _finite(episode: str, name: str, value: float) -> float:
+    number = float(value)  # SQLite does not take numpy's float32
+    if not math.isfinite(number):
+        raise ValueError(f"{name} of episode {episode!r} is {number}; it must be finite")
+    return number

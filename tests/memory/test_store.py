@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import empo2.memory
-from empo2.memory import MemoryFileError, MemoryStore, Step
+from empo2.memory import ByScore, MemoryStore, Step
 
 EAST, NORTH, UP = np.eye(3, dtype=np.float32)
 BETWEEN = (EAST + NORTH) / math.sqrt(2)  # cosine 0.707 to both
@@ -33,35 +31,45 @@ def add(store, episode, *steps, scope="task", tip=None, score=1.0, success=None)
     return store.add_episode(scope, episode, tip=tip or f"tip of {episode}", score=score, success=success, steps=steps)
 
 
-def found(store, key, scope="task", **options):
-    return [tip.episode for tip in store.search(scope, key, **options)]
+def search(store, key, scope="task", k=10, min_similarity=0.5):
+    return store.search(scope, key, ByScore(k, min_similarity))
+
+
+def found(store, key, **options):
+    return [tip.episode for tip in search(store, key, **options)]
 
 
 def test_exported_names():
     assert empo2.memory.__all__ == [
         "BatchingEmbedder",
+        "ByScore",
+        "BySimilarity",
+        "ByValue",
         "Embedder",
         "EmbedderError",
         "MemoryFileError",
         "MemoryStore",
+        "Policy",
         "SentenceEmbedder",
         "Step",
         "Tip",
+        "copy_memory",
+        "embedder_name",
     ]
 
 
 def test_a_tip_is_found_by_the_state_nearest_to_the_query(store):
     assert add(store, "e", ("start", EAST, "go"), ("end", NORTH, "stop"), score=-3.5, success=False) == 2
-    (tip,) = store.search("task", NORTH)
+    (tip,) = search(store, NORTH)
     assert (tip.episode, tip.text, tip.action, tip.score, tip.success) == ("e", "tip of e", "stop", -3.5, False)
     assert tip.similarity == pytest.approx(1)
-    assert store.search("task", UP) == []
+    assert search(store, UP) == []
 
 
 @pytest.mark.parametrize("success", [None, False, True])
 def test_success_comes_back_as_given(store, success):
     add(store, "e", ("s", EAST), success=success)
-    assert store.search("task", EAST)[0].success is success
+    assert search(store, EAST)[0].success is success
 
 
 def test_search_orders_by_score_and_limits(store):
@@ -94,7 +102,7 @@ def test_an_episode_answers_once_and_so_does_a_text(store):
 
 def test_keys_need_not_come_normalised(store):
     add(store, "e", ("s", 7 * EAST))
-    assert store.search("task", 0.1 * BETWEEN)[0].similarity == pytest.approx(math.sqrt(0.5))
+    assert search(store, 0.1 * BETWEEN)[0].similarity == pytest.approx(math.sqrt(0.5))
 
 
 @pytest.mark.parametrize("variation", [0, 4, 5, 29, 1000, "unseen", "", "a/b'; --", "état 日本"])
@@ -121,7 +129,7 @@ def test_storing_an_episode_twice_changes_nothing(store):
     assert add(store, "e", ("s", EAST)) == 1
     assert add(store, "e", ("other", NORTH), tip="other", score=5) == 0
     assert (store.size(), store.entries()) == (1, 1)
-    assert store.search("task", EAST)[0].text == "tip of e"
+    assert search(store, EAST)[0].text == "tip of e"
 
 
 def test_an_episode_without_steps_stores_nothing(store):
@@ -142,7 +150,7 @@ def test_the_oldest_entries_give_way_within_their_scope(tmp_path):
         assert (store.size("task"), store.entries("task")) == (3, 3)
         assert (store.size("other"), store.entries("other"), store.size()) == (1, 1, 4)
         assert add(store, "long", *[(f"t{i}", UP, f"{i}") for i in range(5)]) == 3
-        assert [(tip.episode, tip.action) for tip in store.search("task", UP)] == [("long", "4")]
+        assert [(tip.episode, tip.action) for tip in search(store, UP)] == [("long", "4")]
         assert (store.size("task"), store.entries("task")) == (1, 3)
 
 
@@ -152,6 +160,7 @@ def test_the_oldest_entries_give_way_within_their_scope(tmp_path):
         ({"tip": " \n"}, "tip of episode 'e' is empty"),
         ({"score": math.nan}, "score of episode 'e' is nan"),
         ({"score": -math.inf}, "score of episode 'e' is -inf"),
+        ({"value": math.nan}, "value of episode 'e' is nan"),
         ({"steps": [Step("s", EAST, "a"), Step("s", np.ones(2), "a")]}, r"key has shape \(2,\)"),
         ({"tip": "\ud800"}, "surrogates"),
         ({"steps": [Step("s", EAST, "a"), Step("\ud800", EAST, "a")]}, "surrogates"),
@@ -167,12 +176,65 @@ def test_a_bad_episode_is_named_and_leaves_nothing(store, changes, complaint):
 
 def test_numpy_scores_are_stored_as_numbers(store):
     add(store, "e", ("s", EAST), score=np.float32(0.5))  # pyright: ignore[reportArgumentType]
-    assert store.search("task", EAST)[0].score == 0.5
+    assert search(store, EAST)[0].score == 0.5
 
 
 def test_capacity_must_hold_something(tmp_path):
     with pytest.raises(ValueError, match="capacity is 0"):
         open_store(tmp_path / "m.db", capacity=0)
+
+
+def test_learned_value_and_time_can_be_given(store, tmp_path):
+    steps = [Step("s", EAST, "a")]
+    store.add_episode("task", "e", tip="t", score=1, success=None, steps=steps, value=0.25, created=1e9)
+    assert search(store, EAST)[0].value == 0.25
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as reader:
+        assert reader.execute("SELECT created, value FROM tips").fetchall() == [(1e9, 0.25)]
+
+
+def test_the_last_entries_of_a_tip_keep_it_however_many_tips_give_way(tmp_path):
+    with closing(open_store(tmp_path / "m.db", capacity=6)) as store:
+        for episode in "abc":
+            add(store, episode, ("s", EAST, f"{episode}1"), ("t", EAST, f"{episode}2"))
+        add(store, "d", ("s", EAST, "d1"), ("t", EAST, "d2"), ("u", EAST, "d3"))  # a goes, and half of b
+        assert (store.size(), store.entries()) == (3, 6)
+        assert [(tip.episode, tip.action) for tip in search(store, EAST)] == [("d", "d3"), ("c", "c2"), ("b", "b2")]
+        add(store, "e", ("s", EAST, "e1"), ("t", EAST, "e2"), ("u", EAST, "e3"), ("v", EAST, "e4"))  # b, c and d1
+        assert (found(store, EAST), store.entries()) == (["e", "d"], 6)
+    with closing(open_store(tmp_path / "m.db", capacity=2)) as store:  # smaller than what it holds
+        assert (found(store, EAST), store.entries()) == (["e", "d"], 6)
+        add(store, "f", ("s", EAST))
+        assert (found(store, EAST), store.entries()) == (["f", "e"], 2)
+
+
+def test_an_id_is_never_used_again(store):
+    add(store, "a", ("s", EAST))
+    add(store, "b", ("s", EAST))
+    first, second = sorted(tip.id for tip in search(store, EAST))
+    assert store.remove_tips([second]) == 1
+    add(store, "c", ("s", EAST))
+    assert search(store, EAST)[0].id > second
+    assert search(store, EAST)[1].id == first
+
+
+def test_removed_tips_are_not_found_and_their_entries_are_gone(tmp_path):
+    with closing(open_store(tmp_path / "m.db")) as store:
+        for episode in "abc":
+            add(store, episode, ("s", EAST), ("t", NORTH))
+        add(store, "elsewhere", ("s", EAST), scope="other")
+        ids = {tip.episode: tip.id for tip in search(store, EAST)}
+        (other,) = search(store, EAST, scope="other")
+        assert store.remove_tips([]) == 0
+        assert store.remove_tips({ids["b"], ids["a"], 999}) == 2
+        assert (found(store, EAST), found(store, NORTH), store.entries()) == (["c"], ["c"], 3)
+        assert store.remove_tips([ids["a"]]) == 0
+        assert store.remove_tips([other.id]) == 1
+        assert found(store, EAST, scope="other") == []
+        add(store, "d", ("s", EAST))
+        assert found(store, EAST) == ["d", "c"]
+    with closing(open_store(tmp_path / "m.db")) as store:
+        assert found(store, EAST) == ["d", "c"]
+        assert store.entries() == 3
 
 
 def test_visits_by_hand(store):
@@ -185,6 +247,27 @@ def test_visits_by_hand(store):
     assert visit(EAST) == 5
     assert visit(NORTH) == 2
     assert visit(EAST, "other") == 1
+
+
+def test_visits_are_added_to_a_state_known_word_for_word(tmp_path):
+    with closing(open_store(tmp_path / "m.db")) as store:
+        store.add_state("task", "east", EAST, 3)
+        store.add_state("task", "almost east", EAST, 10)  # the same key, another state
+        store.add_state("task", "east", NORTH, 4)  # the key of the known state stays
+        store.add_state("other", "east", EAST, 100)
+        assert store.visit("task", "east", EAST, threshold=0.7) == 18
+        assert store.visit("task", "north", NORTH, threshold=0.7) == 1
+    with closing(sqlite3.connect(tmp_path / "m.db")) as db:
+        rows = db.execute("SELECT scope, state, visits FROM states ORDER BY id").fetchall()
+    assert rows == [("task", "east", 8), ("task", "almost east", 10), ("other", "east", 100), ("task", "north", 1)]
+
+
+def test_a_state_without_visits_is_refused(store):
+    with pytest.raises(ValueError, match="state 'east' has 0 visits"):
+        store.add_state("task", "east", EAST, 0)
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        store.add_state("task", "east", np.ones(2), 1)
+    assert store.visit("task", "east", EAST, threshold=0.7) == 1
 
 
 def test_visits_grow_past_every_buffer(tmp_path):
@@ -204,7 +287,7 @@ def fill(store):
 
 def answers(store):
     queries = np.random.default_rng(1).normal(size=(10, 3))
-    return [store.search("task", query) for query in queries], store.size(), store.entries(), store.scopes()
+    return [search(store, query) for query in queries], store.size(), store.entries(), store.scopes()
 
 
 def test_memory_survives_a_restart(tmp_path):
@@ -217,118 +300,3 @@ def test_memory_survives_a_restart(tmp_path):
             fill(other)
             for key in np.random.default_rng(2).normal(size=(20, 3)):
                 assert store.visit("task", "s", key, threshold=0.9) == other.visit("task", "s", key, threshold=0.9)
-
-
-def test_a_snapshot_is_a_memory_of_its_own(store, tmp_path):
-    fill(store)
-    before = answers(store)
-    target = tmp_path / "snapshot.db"
-    store.snapshot(target)
-    store.snapshot(target)
-    add(store, "later", ("s", EAST), score=100)
-    assert sorted(path.name for path in tmp_path.glob("snapshot*")) == ["snapshot.db"]
-    with closing(open_store(target)) as copy:
-        assert answers(copy) == before
-        add(copy, "only here", ("s", EAST), score=100)
-    assert found(store, EAST, k=1) == ["later"]
-
-
-def test_going_back_to_a_snapshot_does_not_replay_what_a_killed_process_left(tmp_path):
-    live, kept = tmp_path / "live.db", tmp_path / "kept.db"
-    store = open_store(live)
-    add(store, "before", ("s", EAST))
-    store.snapshot(kept)
-    add(store, "after", ("s", EAST))
-    left = {path: path.read_bytes() for path in tmp_path.glob("live.db*")}  # as a SIGKILL would leave them
-    store.close()
-    for path, content in left.items():
-        path.write_bytes(content)
-    assert live.with_name("live.db-wal").stat().st_size > 0
-
-    with closing(open_store(kept)) as snapshot:
-        snapshot.snapshot(live)
-    with closing(open_store(live)) as store:
-        assert found(store, EAST) == ["before"]
-
-
-def test_a_snapshot_onto_itself_is_refused(store, tmp_path):
-    with pytest.raises(ValueError, match="another path"):
-        store.snapshot(tmp_path / "." / "memory.db")
-
-
-def test_others_can_read_while_the_store_is_open(store, tmp_path):
-    add(store, "e", ("s", EAST))
-    with closing(sqlite3.connect(tmp_path / "memory.db")) as reader:
-        assert reader.execute("SELECT episode FROM tips").fetchall() == [("e",)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"embedder": "sundial"}, r"'compass' \(3 dimensions\).*now 'sundial' \(3\)"),
-        ({"dimension": 4}, r"'compass' \(3 dimensions\).*now 'compass' \(4\)"),
-    ],
-)
-def test_a_file_of_another_embedder_is_refused(tmp_path, changes, complaint):
-    open_store(tmp_path / "m.db").close()
-    with pytest.raises(MemoryFileError, match=f"m.db: .*{complaint}"):
-        open_store(tmp_path / "m.db", **changes)
-
-
-def test_a_file_of_a_newer_schema_is_refused(tmp_path):
-    open_store(tmp_path / "m.db").close()
-    with closing(sqlite3.connect(tmp_path / "m.db")) as db, db:
-        db.execute("UPDATE meta SET value = 2 WHERE key = 'schema'")
-    with pytest.raises(MemoryFileError, match=r"m.db: has memory schema 2; .* schema 1"):
-        open_store(tmp_path / "m.db")
-
-
-def test_foreign_files_are_refused_and_left_as_they_were(tmp_path):
-    text, other = tmp_path / "notes.txt", tmp_path / "other.db"
-    text.write_text("not a database, and long enough to be looked at" * 10)
-    with closing(sqlite3.connect(other)) as db, db:
-        db.execute("CREATE TABLE contacts (name)")
-    before = text.read_bytes(), other.read_bytes()
-    with pytest.raises(MemoryFileError, match=r"notes.txt: .*not a database"):
-        open_store(text)
-    with pytest.raises(MemoryFileError, match=r"other.db: .*not a memory file"):
-        open_store(other)
-    with pytest.raises(MemoryFileError, match=r"m.db: .*unable to open"):
-        open_store(tmp_path / "absent" / "m.db")
-    assert (text.read_bytes(), other.read_bytes()) == before
-
-
-STEP = st.tuples(st.sampled_from(["s0", "s1", "s2"]), st.integers(0, 5), st.sampled_from(["go", "look"]))
-EPISODE = st.tuples(
-    st.sampled_from(["x", "y"]), st.sampled_from(["t0", "t1", "t2"]), st.sampled_from([0.0, 1.0]), st.lists(STEP)
-)
-KEYS = np.random.default_rng(3).normal(size=(6, 3)).astype(np.float32)
-KEYS /= np.linalg.norm(KEYS, axis=1, keepdims=True)
-
-
-@given(st.lists(EPISODE, max_size=8), st.integers(1, 6), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
-def test_any_history_gives_what_plain_python_gives_and_scopes_never_mix(episodes, capacity, query):
-    """Two scopes in one store, against a list per scope."""
-    lists = {"x": [], "y": []}
-    with closing(open_store(":memory:", capacity=capacity)) as store:
-        for number, (scope, tip, score, steps) in enumerate(episodes):
-            rows = [(tip, score, state, action) for state, _, action in steps]
-            held = [row[:4] for row in lists[scope]]
-            new = [i for i, row in enumerate(rows) if row not in held and row not in rows[:i]][-capacity:]
-            stored = add(
-                store, f"e{number}", *[(s, KEYS[k], a) for s, k, a in steps], scope=scope, tip=tip, score=score
-            )
-            assert stored == len(new)
-            lists[scope] = (lists[scope] + [(*rows[i], steps[i][1], f"e{number}") for i in new])[-capacity:]
-        for scope, rows in lists.items():
-            expected, used = [], set()
-            similarity = [float(np.vecdot(KEYS[row[4]], KEYS[query])) for row in rows]
-            for i in sorted(range(len(rows)), key=lambda i: (rows[i][1], similarity[i], i), reverse=True):
-                if similarity[i] > 0.5 and rows[i][0] not in used:
-                    used.add(rows[i][0])
-                    expected.append((rows[i][5], rows[i][3]))
-            found = [(tip.episode, tip.action) for tip in store.search(scope, KEYS[query])]
-            assert found == expected
-            assert store.entries(scope) == len(rows)
-            assert store.size(scope) == len({row[5] for row in rows})

@@ -1,0 +1,28 @@
+"""What goes into the memory and what comes out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an episode: the state met, its embedding [dimension], and the action taken there."""
+
+    state: str
+    key: np.ndarray
+    action: str
+
+
+@dataclass(frozen=True)
+class Tip:
+    """A tip found for a state. `action` is what its episode did in the stored state most similar to that one."""
+
+    id: int
+    episode: str
+    text: str
+    action: str
+    score: float
+    success: bool | None
+    value: float
+    similarity: float

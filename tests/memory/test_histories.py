@@ -1,0 +1,194 @@
+"""Any history of any scopes gives what a plain model of the store gives, and scopes never mix."""
+
+import copy
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from empo2.memory import ByScore, BySimilarity, ByValue, MemoryStore, Step
+
+KEYS = np.random.default_rng(3).normal(size=(6, 3)).astype(np.float32)
+KEYS /= np.linalg.norm(KEYS, axis=1, keepdims=True)
+K, MIN_SIMILARITY, CANDIDATES, RATE = 3, 0.3, 4, 0.3
+POLICIES = {
+    "score": ByScore(K, MIN_SIMILARITY),
+    "similarity": BySimilarity(K, MIN_SIMILARITY),
+    # Weight 1: by the value alone, which needs no z-scores.
+    "value": ByValue(K, MIN_SIMILARITY, CANDIDATES, 1.0, 0.0, np.random.default_rng(0)),
+}
+
+
+def similarity(key, query):
+    return float(np.vecdot(KEYS[key], KEYS[query]))
+
+
+@dataclass
+class Model:
+    """A store in plain Python: a list of entries and of states per scope, a dict of tips."""
+
+    capacity: int
+    tips: dict = field(default_factory=dict)  # id -> [scope, episode, text, score, value]
+    entries: dict = field(default_factory=dict)  # scope -> [(tip, state, action, key)]
+    states: dict = field(default_factory=dict)  # scope -> [[state, key, visits]]
+    plays: set = field(default_factory=set)
+    next_id: int = 1
+
+    def add_episode(self, scope, episode, text, score, steps):
+        held = self.entries.setdefault(scope, [])
+        known = {(*self.tips[tip][2:4], *step) for tip, *step, _ in held}
+        new = []
+        for state, key, action in steps:
+            if (text, score, state, action) not in known:
+                known.add((text, score, state, action))
+                new.append((self.next_id, state, action, key))
+        new = new[-self.capacity :]
+        if new:
+            self.tips[self.next_id] = [scope, episode, text, score, 0.0]
+            self.next_id += 1
+            self.entries[scope] = (held + new)[-self.capacity :]
+            self.forget_tips_without_entries()
+        return len(new)
+
+    def forget_tips_without_entries(self):
+        kept = {tip for entries in self.entries.values() for tip, *_ in entries}
+        self.tips = {tip: row for tip, row in self.tips.items() if tip in kept}
+
+    def remove(self, ids):
+        removed = len(self.tips.keys() & ids)
+        self.entries = {s: [entry for entry in rows if entry[0] not in ids] for s, rows in self.entries.items()}
+        self.forget_tips_without_entries()
+        return removed
+
+    def play(self, episode, shown, reward):
+        if episode not in self.plays:
+            self.plays.add(episode)
+            for tip in self.tips.keys() & shown:
+                self.tips[tip][4] += RATE * (reward - self.tips[tip][4])
+
+    def visit(self, scope, state, key):
+        rows = self.states.setdefault(scope, [])
+        near = [row for row in rows if similarity(row[1], key) > MIN_SIMILARITY]
+        count = sum(row[2] for row in near) + 1
+        if near:
+            max(near, key=lambda row: similarity(row[1], key))[2] += 1
+        else:
+            rows.append([state, key, 1])
+        return count
+
+    def add_state(self, scope, state, key, visits):
+        rows = self.states.setdefault(scope, [])
+        for row in rows:
+            if row[0] == state:
+                row[2] += visits
+                return
+        rows.append([state, key, visits])
+
+    def search(self, scope, query, policy):
+        entries = enumerate(self.entries.get(scope, []))
+        rows = [(*self.tips[row[0]][2:], similarity(row[3], query), i, row) for i, row in entries]
+        rows = [row for row in rows if row[3] > MIN_SIMILARITY]
+        order = {"score": (1, 3, 4), "similarity": (3, 1, 4), "value": (3, 4)}[policy]
+        found, texts = [], set()
+        for row in sorted(rows, key=lambda row: [row[i] for i in order], reverse=True):
+            if row[0] not in texts:
+                texts.add(row[0])
+                found.append(row)
+        if policy == "value":
+            found = sorted(found[:CANDIDATES], key=lambda row: row[2:5], reverse=True)
+        return [(row[5][0], row[5][2], row[2]) for row in found[:K]]  # tip, action, value
+
+
+SCOPE = st.sampled_from(["", " ", "a", "A", "a ", "é", "e\u0301", "\0", "a\0", "1", "1.0", "%", "'; --", '{"t": 1}'])
+NUMBER = st.integers(0, 12)  # of an episode, a tip, a play
+STEP = st.tuples(st.sampled_from(["s0", "s1", "s2"]), st.integers(0, 5), st.sampled_from(["go", "look"]))
+ADD = st.tuples(
+    st.just("add"), NUMBER, st.sampled_from(["t0", "t1", "t2"]), st.sampled_from([0.0, 1.0]), st.lists(STEP, max_size=5)
+)
+OPERATION = st.one_of(
+    ADD,
+    ADD,
+    st.tuples(st.just("play"), NUMBER, st.sets(NUMBER, max_size=4), st.sampled_from([-1.0, 0.3, 1.0])),
+    st.tuples(st.just("visit"), st.sampled_from(["s0", "s1"]), st.integers(0, 5)),
+    st.tuples(st.just("state"), st.sampled_from(["s0", "s1"]), st.integers(0, 5), st.integers(1, 3)),
+    st.tuples(st.just("remove"), st.sets(NUMBER, max_size=2)),
+    st.tuples(st.sampled_from(["snapshot", "restore", "reopen"])),
+)
+
+
+@given(
+    st.lists(SCOPE, min_size=2, max_size=3, unique=True),
+    st.lists(st.tuples(st.integers(0, 2), OPERATION, st.integers(0, 5)), max_size=25),
+    st.integers(1, 8),
+)
+@settings(max_examples=120, deadline=None)
+def test_any_history_gives_what_a_plain_model_gives(scopes, history, capacity):
+    with TemporaryDirectory() as folder:
+
+        def open_store():
+            return MemoryStore(f"{folder}/memory.db", embedder="random", dimension=3, capacity=capacity)
+
+        def check(query):
+            for scope in scopes:
+                for name, policy in POLICIES.items():
+                    found = [(tip.id, tip.action, tip.value) for tip in store.search(scope, KEYS[query], policy)]
+                    assert found == model.search(scope, query, name)
+                assert store.entries(scope) == len(model.entries.get(scope, []))
+                assert store.size(scope) == sum(tip[0] == scope for tip in model.tips.values())
+            assert store.scopes() == sorted({tip[0] for tip in model.tips.values()})
+
+        store, model, kept = open_store(), Model(capacity), None
+        try:
+            for which, (kind, *values), query in history:
+                scope = scopes[which % len(scopes)]
+                match kind, values:
+                    case "add", [number, text, score, steps]:
+                        known = any(tip[1] == f"e{number}" for tip in model.tips.values())
+                        expected = 0 if known else model.add_episode(scope, f"e{number}", text, score, steps)
+                        stored = store.add_episode(
+                            scope,
+                            f"e{number}",
+                            tip=text,
+                            score=score,
+                            success=None,
+                            steps=[Step(state, KEYS[key], action) for state, key, action in steps],
+                        )
+                        assert stored == expected
+                    case "play", [number, shown, reward]:
+                        model.play(f"p{number}", shown, reward)
+                        store.record_play(
+                            scope,
+                            f"p{number}",
+                            score=0.0,
+                            success=None,
+                            searches=1,
+                            hits=1,
+                            shown=dict.fromkeys(shown, 2),
+                            reward=reward,
+                            learning_rate=RATE,
+                        )
+                    case "visit", [state, key]:
+                        expected = model.visit(scope, state, key)
+                        assert store.visit(scope, state, KEYS[key], threshold=MIN_SIMILARITY) == expected
+                    case "state", [state, key, visits]:
+                        model.add_state(scope, state, key, visits)
+                        store.add_state(scope, state, KEYS[key], visits)
+                    case "remove", [ids]:
+                        assert store.remove_tips(ids) == model.remove(ids)
+                    case "snapshot", []:
+                        store.snapshot(f"{folder}/kept.db")
+                        kept = copy.deepcopy(model)
+                    case "restore", [] if kept:
+                        store.restore(f"{folder}/kept.db")
+                        model = replace(copy.deepcopy(kept), next_id=model.next_id)
+                    case "reopen", []:
+                        store.close()
+                        store = open_store()
+                check(query)
+        finally:
+            store.close()
+        with closing(open_store()) as store:
+            check(0)
