@@ -1,4 +1,4 @@
-"""empo2 train | gateway | report."""
+"""empo2 train | gateway | report | memory."""
 
 import argparse
 import os
@@ -9,6 +9,7 @@ from typing import Any
 
 from .config import Settings, load_settings
 from .errors import ConfigError, Empo2Error
+from .memory_command import add_memory_command
 
 _SETTINGS_HELP = """\
 Settings are given as key=value, as they stand in config.yaml, which explains each of them:
@@ -54,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, such as runs/demo")
     report.set_defaults(run=_report)
+
+    add_memory_command(commands)
     return parser
 
 
@@ -85,12 +88,13 @@ def _key(settings: Settings) -> str:
 def _train(options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from .launch import launch, make_run_directory, train_only
+    from .launch import launch, train_only
+    from .run_directory import open_run_directory
 
     settings = _settings(options)
     if options.gateway:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        directory = options.run_directory or make_run_directory(settings, options.profile)
+        directory = options.run_directory or open_run_directory(settings, options.profile)[0]
         return train_only(settings, options.gateway, _key(settings), directory)
     console = Console()
     directory = launch(settings, options.profile, console)
@@ -108,12 +112,15 @@ def _gateway(options: argparse.Namespace) -> None:
     from .gateway import make_gateway
     from .launch import bind
     from .models import resolve_model
+    from .run_directory import check_memory_file
 
     settings = _settings(options)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     key = _key(settings)
     if not key and settings.gateway.host != "127.0.0.1":
         raise ConfigError(f"gateway.host={settings.gateway.host}: other machines can reach it; give a --key")
+    if options.memory.exists():
+        check_memory_file(options.memory, settings, key=f"--memory {options.memory}")
     try:
         model = str(resolve_model(settings.model.path))
         app = make_gateway(settings, model_path=model, key=key, memory_file=options.memory)

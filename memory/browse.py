@@ -1,0 +1,203 @@
+"""Queries on a memory file that is only read: a live run's, or a snapshot."""
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from empo2.memory.file import MemoryFileError, open_reader
+from empo2.memory.index import cosine_similarities, unit
+from empo2.memory.loading import load_entries
+from empo2.memory.retrieval import Entries, Policy
+
+type Order = Literal["best", "newest", "used", "value"]
+
+_ORDERS: dict[Order, str] = {
+    "best": "score DESC, id DESC",
+    "newest": "created DESC, id DESC",
+    "used": "shown DESC, score DESC, id DESC",
+    "value": "value DESC, score DESC, id DESC",
+}
+
+
+class StoredTip(NamedTuple):
+    """A tip as it is stored. ``shown`` counts the episodes that it was shown in, ``created`` is Unix time, seconds."""
+
+    id: int
+    scope: str
+    episode: str
+    text: str
+    score: float
+    success: bool | None
+    value: float
+    created: float
+    shown: int
+
+
+class FoundTip(NamedTuple):
+    """A tip that a search has found, and the cosine of its most similar state with the query."""
+
+    tip: StoredTip
+    similarity: float
+
+
+class ScopeCounts(NamedTuple):
+    """What a scope holds; ``searches`` and ``hits`` (searches that found tips) are sums over its plays."""
+
+    scope: str
+    tips: int
+    entries: int
+    states: int
+    plays: int
+    searches: int
+    hits: int
+
+
+class Play(NamedTuple):
+    """An episode that tips were looked up for; ``hits`` of its ``searches`` found some."""
+
+    episode: str
+    scope: str
+    score: float
+    success: bool | None
+    searches: int
+    hits: int
+    created: float
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a tip must meet, all of it. None and False ask for nothing.
+
+    Args:
+        score_below, value_below: strictly below.
+        created_before: Unix time, seconds.
+        never_shown: in no episode.
+    """
+
+    score_below: float | None = None
+    value_below: float | None = None
+    created_before: float | None = None
+    never_shown: bool = False
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """The memory file as it is now: all queries on the connection see one moment, however long a run writes on.
+
+    No writer is held up.
+
+    Raises:
+        MemoryFileError: no such file, not a memory file, of another schema, or damaged.
+    """
+    if not path.is_file():
+        raise MemoryFileError(f"{path}: there is no such file")
+    try:
+        with closing(open_reader(path)) as db:
+            db.execute("BEGIN")
+            yield db
+    except sqlite3.Error as error:
+        raise MemoryFileError(f"{path}: cannot be read as a memory file: {error}") from error
+
+
+def embedder_of(db: sqlite3.Connection) -> tuple[str, int]:
+    """Name of the embedder that made the keys, and their dimension."""
+    meta = dict(db.execute("SELECT key, value FROM meta"))
+    return meta["embedder"], meta["dimension"]
+
+
+def scopes(db: sqlite3.Connection) -> list[str]:
+    """All scopes with tips, states or plays, sorted."""
+    return [
+        scope
+        for (scope,) in db.execute(
+            "SELECT scope FROM tips UNION SELECT scope FROM states UNION SELECT scope FROM plays ORDER BY scope"
+        )
+    ]
+
+
+def stored_tips(
+    db: sqlite3.Connection,
+    scopes: Collection[str] | None = None,
+    *,
+    order: Order,
+    limit: int | None = None,
+    conditions: Conditions | None = None,
+) -> list[StoredTip]:
+    """The tips of some or all scopes that meet the conditions, in an order; newest first where that says nothing."""
+    asked = conditions or Conditions()
+    rows = db.execute(
+        "SELECT * FROM (SELECT id, scope, episode, text, score, success, value, created,"
+        " (SELECT count(*) FROM credits WHERE tip_id = tips.id) AS shown FROM tips)"
+        " WHERE (:scopes IS NULL OR scope IN (SELECT value FROM json_each(:scopes)))"
+        " AND (:score IS NULL OR score < :score) AND (:value IS NULL OR value < :value)"
+        " AND (:created IS NULL OR created < :created) AND NOT (:never_shown AND shown)"
+        f" ORDER BY {_ORDERS[order]} LIMIT :limit",
+        {
+            "scopes": _json(scopes),
+            "score": asked.score_below,
+            "value": asked.value_below,
+            "created": asked.created_before,
+            "never_shown": asked.never_shown,
+            "limit": -1 if limit is None else limit,
+        },
+    )
+    return [StoredTip._make((*row[:5], _success(row[5]), *row[6:])) for row in rows]
+
+
+def find_tips(db: sqlite3.Connection, scopes: Collection[str], key: np.ndarray, policy: Policy) -> list[FoundTip]:
+    """What a search would find for a state's key [dimension], were these scopes one; best first.
+
+    Raises:
+        ValueError: an unusable key.
+        MemoryFileError: the stored keys are damaged.
+    """
+    dimension = embedder_of(db)[1]
+    key = unit(key, dimension)
+    tables = [load_entries(db, scope, dimension) for scope in scopes]
+    columns = {name: np.concatenate([table[name] for table in tables]) for name in ("tip", "score", "value", "text")}
+    similarities = np.concatenate([cosine_similarities(table["key"], key) for table in tables])
+    rows = policy(
+        Entries(similarities=similarities, scores=columns["score"], values=columns["value"], texts=columns["text"])
+    )
+    tips = {tip.id: tip for tip in stored_tips(db, scopes, order="best")}
+    return [FoundTip(tips[int(columns["tip"][row])], float(similarities[row])) for row in rows]
+
+
+def scope_counts(db: sqlite3.Connection, scopes: Collection[str]) -> list[ScopeCounts]:
+    """One row for each of the scopes, in their order."""
+    counts = [
+        dict(db.execute(f"SELECT scope, {count} GROUP BY scope"))
+        for count in (
+            "count(*) FROM tips",
+            "count(*) FROM entries JOIN tips ON tips.id = tip_id",
+            "count(*) FROM states",
+            "count(*) FROM plays",
+            "sum(searches) FROM plays",
+            "sum(hits) FROM plays",
+        )
+    ]
+    return [ScopeCounts(scope, *(count.get(scope, 0) for count in counts)) for scope in scopes]
+
+
+def plays(db: sqlite3.Connection, scopes: Collection[str] | None = None) -> list[Play]:
+    """The plays of some or all scopes, in the order of their recording."""
+    rows = db.execute(
+        "SELECT episode, scope, score, success, searches, hits, created FROM plays"
+        " WHERE (:scopes IS NULL OR scope IN (SELECT value FROM json_each(:scopes))) ORDER BY rowid",
+        {"scopes": _json(scopes)},
+    )
+    return [Play._make((*row[:3], _success(row[3]), *row[4:])) for row in rows]
+
+
+def _json(scopes: Collection[str] | None) -> str | None:
+    return None if scopes is None else json.dumps(list(scopes))  # one parameter: SQLite limits their number
+
+
+def _success(stored: int | None) -> bool | None:
+    return None if stored is None else bool(stored)

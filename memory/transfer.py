@@ -1,0 +1,261 @@
+"""A memory as JSON lines: to read, to move to another embedder, to lay over another memory.
+
+The first line is a ``meta`` record; then come ``tip``, ``state`` and ``play`` records, each in the order of their
+storing. No record holds an embedding: an import embeds every state again.
+"""
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import batched
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Literal, TypedDict
+
+import numpy as np
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+
+from empo2.memory.browse import embedder_of, plays, stored_tips
+from empo2.memory.embedder import Embedder
+from empo2.memory.file import SCHEMA_VERSION, MemoryFileError, copy_memory
+from empo2.memory.store import MemoryStore
+from empo2.memory.tips import Step
+
+_BATCH = 64  # texts per forward pass
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
+_Positive = Annotated[int, Field(ge=1, lt=2**53)]
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a tip cannot be blank")
+    return text
+
+
+@with_config(_STRICT)
+class StepRecord(TypedDict):
+    state: str
+    action: str
+
+
+@with_config(_STRICT)
+class MetaRecord(TypedDict):
+    kind: Literal["meta"]
+    schema: int
+    embedder: str
+    dimension: int
+
+
+@with_config(_STRICT)
+class TipRecord(TypedDict):
+    kind: Literal["tip"]
+    scope: str
+    episode: str
+    text: Annotated[str, AfterValidator(_not_blank)]
+    score: float
+    success: bool | None
+    value: float
+    created: float
+    steps: Annotated[list[StepRecord], Field(min_length=1)]
+
+
+@with_config(_STRICT)
+class StateRecord(TypedDict):
+    kind: Literal["state"]
+    scope: str
+    state: str
+    visits: _Positive
+
+
+@with_config(_STRICT)
+class PlayRecord(TypedDict):
+    """``shown``: in how many turns each tip was shown, by the tip's episode; tips dropped since are left out."""
+
+    kind: Literal["play"]
+    scope: str
+    episode: str
+    score: float
+    success: bool | None
+    searches: _Count
+    hits: _Count
+    created: float
+    shown: dict[str, _Positive]
+
+
+type Record = MetaRecord | TipRecord | StateRecord | PlayRecord
+
+_RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
+
+
+@dataclass(frozen=True)
+class Records:
+    """A whole export."""
+
+    tips: list[TipRecord]
+    states: list[StateRecord]
+    plays: list[PlayRecord]
+
+    def texts(self) -> list[str]:
+        """What an import needs the keys of: the text of every state, each once."""
+        states = [step["state"] for tip in self.tips for step in tip["steps"]]
+        return list(dict.fromkeys([*states, *(state["state"] for state in self.states)]))
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import has stored, and what it left alone because it was there."""
+
+    tips: int
+    known_tips: int
+    states: int
+    plays: int
+    known_plays: int
+
+
+def export_records(db: sqlite3.Connection) -> Iterator[Record]:
+    """All that a memory file holds, save its keys and the credits of tips that are gone."""
+    embedder, dimension = embedder_of(db)
+    yield MetaRecord(kind="meta", schema=SCHEMA_VERSION, embedder=embedder, dimension=dimension)
+    for tip in sorted(stored_tips(db, order="newest")):  # by id
+        steps = db.execute("SELECT state, action FROM entries WHERE tip_id = ? ORDER BY id", (tip.id,))
+        yield TipRecord(
+            kind="tip",
+            scope=tip.scope,
+            episode=tip.episode,
+            text=tip.text,
+            score=tip.score,
+            success=tip.success,
+            value=tip.value,
+            created=tip.created,
+            steps=[StepRecord(state=state, action=action) for state, action in steps],
+        )
+    for scope, state, visits in db.execute("SELECT scope, state, visits FROM states ORDER BY id"):
+        yield StateRecord(kind="state", scope=scope, state=state, visits=visits)
+    for play in plays(db):
+        shown = db.execute(
+            "SELECT tips.episode, turns FROM credits JOIN tips ON tips.id = tip_id"
+            " WHERE credits.episode = ? ORDER BY tip_id",
+            (play.episode,),
+        )
+        yield PlayRecord(kind="play", **play._asdict(), shown=dict(shown.fetchall()))
+
+
+def read_records(file: Path) -> Records:
+    """An export from a file, every line of it checked.
+
+    Raises:
+        MemoryFileError: a line that cannot be used; the message has its number and the reason.
+        OSError: the file cannot be read.
+    """
+    by_kind: dict[str, list] = {"meta": [], "tip": [], "state": [], "play": []}
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = _RECORD.validate_json(line)
+            except ValidationError as error:
+                raise MemoryFileError(f"{file}: line {number}: {_reason(error)}") from None
+            if (record["kind"] == "meta") != (number == 1):
+                raise MemoryFileError(f"{file}: line {number}: the first line, and only that, is a 'meta' record")
+            if record["kind"] == "meta" and record["schema"] != SCHEMA_VERSION:
+                raise MemoryFileError(
+                    f"{file}: line {number}: has memory schema {record['schema']}; this version of empo2 reads schema"
+                    f" {SCHEMA_VERSION}"
+                )
+            by_kind[record["kind"]].append(record)
+    if not by_kind["meta"]:
+        raise MemoryFileError(f"{file}: is empty; an export begins with a 'meta' record")
+    return Records(by_kind["tip"], by_kind["state"], by_kind["play"])
+
+
+def import_records(
+    path: Path,
+    records: Records,
+    embedder: Embedder,
+    progress: Callable[[Sequence[tuple[str, ...]]], Iterable[tuple[str, ...]]],
+) -> Imported:
+    """Add an export to a memory file, or make a new one of it: all of it, or nothing if this fails or is killed.
+
+    Every state is embedded again, each text once. A tip and a play whose episodes are stored already are left alone,
+    and so is a tip with no step that is new; the visits of a known state add up. Nothing is dropped, whatever the
+    capacity of the run that uses the memory next. Values are taken as they are: the plays have had their effect.
+
+    Args:
+        progress: is given the batches of texts and gives them back one by one, to show how far the work is.
+
+    Raises:
+        MemoryFileError: the file is in use, or made with another embedder.
+    """
+
+    def fill(file: Path) -> Imported:
+        keys: dict[str, np.ndarray] = {}
+        for batch in progress(list(batched(records.texts(), _BATCH))):
+            keys.update(zip(batch, embedder.embed(batch), strict=True))
+        with closing(_open(file, embedder)) as store:
+            tips = _add_tips(store, records.tips, keys)
+            for state in records.states:
+                store.add_state(state["scope"], state["state"], keys[state["state"]], state["visits"])
+        with closing(sqlite3.connect(file)) as db:
+            plays = _add_plays(db, records.plays)
+        return Imported(tips, len(records.tips) - tips, len(records.states), plays, len(records.plays) - plays)
+
+    with TemporaryDirectory(prefix=f"{path.name}.import-", dir=path.parent) as folder:
+        copy = Path(folder, path.name)
+        if not path.exists():
+            imported = fill(copy)
+            copy_memory(copy, path)
+            return imported
+        with closing(_open(path, embedder)) as store:  # which locks it
+            store.snapshot(copy)
+            imported = fill(copy)
+            store.restore(copy)
+            return imported
+
+
+def _open(file: Path, embedder: Embedder) -> MemoryStore:
+    return MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=sys.maxsize)
+
+
+def _add_tips(store: MemoryStore, tips: Sequence[TipRecord], keys: Mapping[str, np.ndarray]) -> int:
+    return sum(
+        store.add_episode(
+            tip["scope"],
+            tip["episode"],
+            tip=tip["text"],
+            score=tip["score"],
+            success=tip["success"],
+            steps=[Step(step["state"], keys[step["state"]], step["action"]) for step in tip["steps"]],
+            value=tip["value"],
+            created=tip["created"],
+        )
+        > 0
+        for tip in tips
+    )
+
+
+def _add_plays(db: sqlite3.Connection, plays: Sequence[PlayRecord]) -> int:
+    """Not by `MemoryStore.record_play`, which would move the values once more and date the plays today."""
+    added = 0
+    with db:
+        for play in plays:
+            if db.execute(
+                "INSERT INTO plays (episode, scope, score, success, searches, hits, created)"
+                " VALUES (:episode, :scope, :score, :success, :searches, :hits, :created)"
+                " ON CONFLICT (episode) DO NOTHING",
+                play,
+            ).rowcount:
+                added += 1
+                db.executemany(
+                    "INSERT INTO credits SELECT ?, id, ? FROM tips WHERE episode = ?",
+                    [(play["episode"], turns, tip) for tip, turns in play["shown"].items()],
+                )
+    return added
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"][1:])  # after the record's kind
+    reason = " ".join(first["msg"].split())  # it may quote the line
+    return f"{where}: {reason}" if where else reason

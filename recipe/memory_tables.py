@@ -1,0 +1,148 @@
+"""What ``empo2 memory`` prints: tips, found tips and statistics, at 80 columns and wider."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from empo2.memory.browse import Play, ScopeCounts, StoredTip
+
+_NOTE = "Q: learned value. shown: episodes that the tip was shown in."
+_SCOPES = 20  # rows of the table of scopes
+_BINS, _BAR = 10, 40  # of the histogram of Q: bins, and columns of the longest bar
+
+
+def scope_text(scope: str) -> str:
+    """A scope as ``--scope`` takes it: ``task=find-animal,variation=3``; one that is no JSON object as it stands."""
+    fields = scope_fields(scope)
+    return ",".join(f"{name}={value}" for name, value in fields.items()) if fields else scope
+
+
+def scope_fields(text: str) -> dict[str, str]:
+    """The fields of a JSON object as texts; none of any other text."""
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return {}
+    if not isinstance(fields, dict):
+        return {}
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+
+
+def tips_table(tips: Sequence[StoredTip], cosines: Sequence[float] | None = None) -> Table:
+    """One row a tip, in their order; ``cosines`` with a query [len(tips)], where there was one."""
+    scopes = {tip.scope for tip in tips}
+    title = _clean(scope_text(*scopes)) if len(scopes) == 1 else None
+    table = _table(title=title, caption=_NOTE, leading=1)
+    headings = [*([] if cosines is None else ["cosine"]), "score", "success", "Q", "shown", "age"]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    # A column for the scopes would leave the tips too little room.
+    table.add_column("tip" if len(scopes) == 1 else "scope, tip", overflow="fold")
+    for row, tip in enumerate(tips):
+        table.add_row(
+            *([] if cosines is None else [f"{cosines[row]:.2f}"]),
+            f"{tip.score:.4g}",
+            {None: "", True: "yes", False: "no"}[tip.success],
+            f"{tip.value:.2f}",
+            str(tip.shown),
+            _age(tip.created),
+            _clean(tip.text) if len(scopes) == 1 else Text("\n").join([_short(tip.scope), _clean(tip.text)]),
+        )
+    return table
+
+
+def scopes_table(counts: Sequence[ScopeCounts], plays: Sequence[Play]) -> Table:
+    """One row a scope, those with the most tips first, and one for all; ``return`` is the mean of the plays'."""
+    returns: dict[str, list[float]] = {}
+    for play in plays:
+        returns.setdefault(play.scope, []).append(play.score)
+    table = _table()
+    table.add_column("scope", overflow="fold")
+    for heading in ("tips", "entries", "states", "plays", "hit rate", "return"):
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    def add(name: Text, numbers: Sequence[int], scores: Sequence[float]) -> None:
+        tips, entries, states, number, searches, hits = numbers
+        rate = f"{hits / searches:.0%}" if searches else ""
+        mean = f"{np.mean(scores):.2f}" if scores else ""
+        table.add_row(name, *(f"{count:,}" for count in (tips, entries, states, number)), rate, mean)
+
+    largest = sorted(counts, key=lambda count: -count.tips)[:_SCOPES]
+    for count in largest:
+        add(_clean(scope_text(count.scope)), count[1:], returns.get(count.scope, []))
+    if len(counts) > 1:
+        name = "all" if len(largest) == len(counts) else f"all {len(counts):,}; {len(largest)} are listed"
+        sums = [sum(column) for column in zip(*(count[1:] for count in counts), strict=True)]
+        add(Text(name, "bold"), sums, [play.score for play in plays])
+    return table
+
+
+def returns_table(plays: Sequence[Play]) -> Table:
+    """The returns of the plays in which tips were found, and of those in which none were."""
+    table = _table()
+    table.add_column("plays")
+    for heading in ("number", "mean return", "median", "least", "most", "success"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, group in (
+        ("tips found", [play for play in plays if play.hits]),
+        ("none found", [play for play in plays if not play.hits]),
+    ):
+        if not group:
+            continue
+        scores = [play.score for play in group]
+        known = [play.success for play in group if play.success is not None]
+        figures = (f"{figure:.2f}" for figure in (np.mean(scores), np.median(scores), min(scores), max(scores)))
+        table.add_row(name, str(len(group)), *figures, f"{np.mean(known):.0%}" if known else "")
+    return table
+
+
+def value_lines(values: np.ndarray) -> list[str]:
+    """Quartiles of the learned values [n > 0], and a histogram where they differ in what is printed of them."""
+    least, *quartiles, most = (f"{quantile:.2f}" for quantile in np.quantile(values, [0, 0.25, 0.5, 0.75, 1]))
+    lines = [f"Q of {len(values):,} tips: least {least}, quartiles {' '.join(quartiles)}, most {most}"]
+    if np.ptp(values) >= 0.01:
+        counts, edges = np.histogram(values, _BINS)
+        for low, count in zip(edges, counts, strict=False):
+            lines.append(f"{low:>8.2f}  {'█' * math.ceil(_BAR * count / counts.max())} {count:,}")
+        lines.append(f"{edges[-1]:>8.2f}")
+    return lines
+
+
+def _table(**options: Any) -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title_justify="left",
+        caption_justify="left",
+        **options,
+    )
+
+
+def _clean(text: str) -> Text:
+    """One line, without what would steer a terminal: a weak policy writes anything."""
+    return Text(" ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text).split()))
+
+
+def _short(scope: str) -> Text:
+    text = _clean(" ".join(scope_fields(scope).values()) or scope)
+    text.stylize("dim")
+    return text
+
+
+def _age(created: float) -> str:
+    """How long ago a Unix time is, in its largest unit."""
+    seconds = max(0.0, time.time() - created)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"

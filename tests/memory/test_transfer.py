@@ -1,0 +1,260 @@
+"""Export and import: what goes out comes in, once; what is wrong changes nothing."""
+
+import json
+import zlib
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from empo2.memory import BySimilarity, MemoryFileError, MemoryStore, Step
+from empo2.memory.browse import embedder_of, reading
+from empo2.memory.transfer import Imported, Records, export_records, import_records, read_records
+
+ODD = '"quotes", \u2028 and\nlines: é😀\x00'
+
+
+class Hashes:
+    """Equal texts have cosine 1, all others about 0."""
+
+    def __init__(self, name: str = "hashes", dimension: int = 32, failing: str | None = None) -> None:
+        self.name, self.dimension, self.failing = name, dimension, failing
+        self.texts: list[str] = []
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        if self.failing in texts:
+            raise RuntimeError("out of memory")
+        self.texts += texts
+        keys = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=self.dimension) for text in texts]
+        vectors = np.array(keys, np.float32).reshape(-1, self.dimension)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def open_store(path: Path, embedder: Hashes, capacity: int = 1000) -> MemoryStore:
+    return MemoryStore(path, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)
+
+
+def fill(path: Path, embedder: Hashes) -> Path:
+    def steps(*states: str) -> list[Step]:
+        return [Step(state, key, f"act {state}") for state, key in zip(states, embedder.embed(states), strict=True)]
+
+    with closing(open_store(path, embedder)) as store:
+        store.add_episode("a", "gone", tip="t0", score=1, success=None, steps=steps("x"))
+        store.add_episode("a", "one", tip="t1", score=-2.5, success=False, steps=steps("x", "y"), value=0.25)
+        store.add_episode(ODD, "two", tip=ODD, score=1e300, success=True, steps=steps("x", ODD), created=12.5)
+        store.add_episode("a", "three", tip="t1", score=-2.5, success=True, steps=steps("y", "z"))  # y is there already
+        store.record_play(
+            "a",
+            "p",
+            score=3,
+            success=None,
+            searches=5,
+            hits=4,
+            shown={1: 2, 2: 3, 4: 1},
+            reward=1,
+            learning_rate=0.5,
+        )
+        store.record_play(ODD, "q", score=0, success=True, searches=1, hits=0, shown={}, reward=1, learning_rate=0.5)
+        store.remove_tips([1])
+        for state in ("x", "x", "y"):
+            store.visit("a", state, embedder.embed([state])[0], threshold=0.9)
+        store.visit(ODD, ODD, embedder.embed([ODD])[0], threshold=0.9)
+    return path
+
+
+def exported(path: Path) -> list[dict]:
+    with reading(path) as db:
+        return [dict(record) for record in export_records(db)]
+
+
+def to_file(path: Path, records: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def bring(path: Path, records: Records, embedder: Hashes) -> Imported:
+    return import_records(path, records, embedder, progress=lambda batches: batches)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return fill(tmp_path / "source.sqlite", Hashes())
+
+
+@pytest.fixture
+def records(source: Path, tmp_path: Path) -> Records:
+    return read_records(to_file(tmp_path / "export.jsonl", exported(source)))
+
+
+def test_what_an_export_holds(source: Path) -> None:
+    meta, *rest = exported(source)
+    assert meta == {"kind": "meta", "schema": 2, "embedder": "hashes", "dimension": 32}
+    tips = [record for record in rest if record["kind"] == "tip"]
+    assert [(tip["episode"], tip["value"], tip["success"]) for tip in tips] == [
+        ("one", 0.625, False),  # 0.25 + 0.5 (1 - 0.25)
+        ("two", 0, True),
+        ("three", 0.5, True),
+    ]
+    assert tips[0]["steps"] == [{"state": "x", "action": "act x"}, {"state": "y", "action": "act y"}]
+    assert (tips[1]["scope"], tips[1]["text"], tips[1]["created"]) == (ODD, ODD, 12.5)
+    states = [record for record in rest if record["kind"] == "state"]
+    assert [(state["scope"], state["state"], state["visits"]) for state in states] == [
+        ("a", "x", 2),
+        ("a", "y", 1),
+        (ODD, ODD, 1),
+    ]
+    plays = [record for record in rest if record["kind"] == "play"]
+    assert [(play["episode"], play["score"], play["success"]) for play in plays] == [("p", 3, None), ("q", 0, True)]
+    assert [(play["searches"], play["hits"]) for play in plays] == [(5, 4), (1, 0)]
+    assert [play["shown"] for play in plays] == [{"one": 3, "three": 1}, {}]  # "gone" has no tip any more
+    assert len(rest) == 3 + 3 + 2
+
+
+def test_there_and_back_with_another_embedder(source: Path, records: Records, tmp_path: Path) -> None:
+    other = Hashes("other", dimension=8)
+    imported = bring(tmp_path / "new.sqlite", records, other)
+    assert imported == Imported(tips=3, known_tips=0, states=3, plays=2, known_plays=0)
+    meta, *rest = exported(source)
+    assert exported(tmp_path / "new.sqlite") == [meta | {"embedder": "other", "dimension": 8}, *rest]
+    assert sorted(other.texts) == sorted(["x", "y", "z", ODD])  # each once
+    with closing(open_store(tmp_path / "new.sqlite", other)) as store:
+        (tip,) = store.search(ODD, other.embed([ODD])[0], BySimilarity(10, 0.99))
+        assert (tip.episode, tip.action, tip.similarity) == ("two", f"act {ODD}", pytest.approx(1))
+        assert store.visit("a", "x", other.embed(["x"])[0], threshold=0.99) == 3
+    assert [path.name for path in tmp_path.iterdir() if "import" in path.name or "tmp" in path.name] == []
+
+
+def test_into_a_memory_that_knows_a_part(records: Records, tmp_path: Path) -> None:
+    embedder, path = Hashes(), tmp_path / "target.sqlite"
+    with closing(open_store(path, embedder)) as store:
+        x, w = embedder.embed(["x", "w"])
+        store.add_episode("a", "one", tip="mine", score=4, success=True, steps=[Step("x", x, "mine")], value=0.125)
+        store.add_state("a", "x", x, 10)
+        store.add_state("a", "w", w, 4)
+        store.record_play(
+            "a", "p", score=9, success=True, searches=1, hits=1, shown={1: 1}, reward=0.125, learning_rate=0.5
+        )
+    assert bring(path, records, embedder) == Imported(tips=2, known_tips=1, states=3, plays=1, known_plays=1)
+    _, *rest = exported(path)
+    by_episode = {record["episode"]: record for record in rest if record["kind"] == "tip"}
+    assert (by_episode["one"]["text"], by_episode["one"]["value"]) == ("mine", 0.125)
+    # Without the other "one", no step of "three" is known.
+    assert list(by_episode) == ["one", "two", "three"] and len(by_episode["three"]["steps"]) == 1
+    visits = {(r["scope"], r["state"]): r["visits"] for r in rest if r["kind"] == "state"}
+    assert visits == {("a", "x"): 12, ("a", "w"): 4, ("a", "y"): 1, (ODD, ODD): 1}
+    assert [(r["episode"], r["score"], r["shown"]) for r in rest if r["kind"] == "play"] == [
+        ("p", 9, {"one": 1}),
+        ("q", 0, {}),
+    ]
+
+
+def test_a_second_time_only_visits_grow(source: Path, records: Records) -> None:
+    before = exported(source)
+    assert bring(source, records, Hashes()) == Imported(tips=0, known_tips=3, states=3, plays=0, known_plays=2)
+    doubled = [record | {"visits": 2 * record["visits"]} if "visits" in record else record for record in before]
+    assert exported(source) == doubled
+
+
+def test_nothing_gives_way_to_the_capacity_of_a_run(tmp_path: Path) -> None:
+    steps = [{"state": f"s{number % 7}", "action": str(number)} for number in range(1500)]
+    tip = {"kind": "tip", "scope": "a", "episode": "e", "text": "t", "score": 1, "success": None, "value": 0}
+    meta = {"kind": "meta", "schema": 2, "embedder": "any", "dimension": 1}
+    file = to_file(tmp_path / "long.jsonl", [meta, tip | {"created": 1, "steps": steps}])
+    for _ in ("new", "existing"):
+        bring(tmp_path / "new.sqlite", read_records(file), Hashes())
+        assert exported(tmp_path / "new.sqlite")[1]["steps"] == steps
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_failure_changes_nothing(source: Path, records: Records, tmp_path: Path, exists: bool) -> None:
+    target = source if exists else tmp_path / "new.sqlite"
+    before = exported(source)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        bring(target, records, Hashes(failing="z"))
+    assert exported(source) == before
+    files = {path.name for path in tmp_path.iterdir() if not path.name.endswith(("-wal", "-shm"))}
+    assert files == {"export.jsonl", "source.sqlite", "source.sqlite.lock"}
+
+
+def test_refuses_a_memory_in_use_or_of_another_embedder(source: Path, records: Records) -> None:
+    before = exported(source)
+    with closing(open_store(source, Hashes())), pytest.raises(MemoryFileError, match="in use by another process"):
+        bring(source, records, Hashes())
+    with pytest.raises(MemoryFileError, match=r"'hashes'.*'other'"):
+        bring(source, records, Hashes("other"))
+    assert exported(source) == before
+
+
+META = '{"kind": "meta", "schema": 2, "embedder": "e", "dimension": 2}'
+TIP = {"kind": "tip", "scope": "a", "episode": "e", "text": "t", "score": 1, "success": None, "value": 0, "created": 1}
+TIP["steps"] = [{"state": "s", "action": "a"}]
+STATE = {"kind": "state", "scope": "a", "state": "s", "visits": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "is empty"),
+        ([META, "{"], "line 2: Invalid JSON"),
+        ([META, ""], "line 2: Invalid JSON"),
+        ([META, "[]"], "line 2: .*object"),
+        ([META, '{"kind": "poem"}'], "line 2: .*'poem'"),
+        ([META, '{"kind": "a\\nb"}'], "line 2: .*'tip'"),
+        ([META, "{}"], "line 2: .*'kind'"),
+        ([META, META], "line 2: the first line, and only that"),
+        ([json.dumps(TIP)], "line 1: the first line, and only that"),
+        ([META.replace("2,", "1,", 1)], "line 1: has memory schema 1; .* reads schema 2"),
+        ([META, json.dumps(STATE), json.dumps(TIP | {"text": " \x1c"})], "line 3: text: .*blank"),
+        ([META, json.dumps(TIP | {"score": "1"})], "line 2: score: .*number"),
+        ([META, json.dumps(TIP | {"score": float("nan")})], "line 2: score: .*finite"),
+        ([META, json.dumps(TIP | {"value": float("inf")})], "line 2: value: .*finite"),
+        ([META, json.dumps(TIP).replace('"value": 0', '"value": 1e999')], "line 2: value: .*finite"),
+        ([META, json.dumps(TIP | {"steps": []})], "line 2: steps: .*at least 1 item"),
+        ([META, json.dumps(TIP | {"steps": [{"state": "s"}]})], r"line 2: steps\.0\.action: .*required"),
+        ([META, json.dumps(TIP | {"embedding": [1]})], "line 2: embedding: .*not permitted"),
+        ([META, json.dumps(STATE | {"visits": 0})], "line 2: visits: .*greater than or equal to 1"),
+        ([META, json.dumps(STATE | {"visits": 2**63})], "line 2: visits: .*less than"),
+        ([META, json.dumps(STATE).replace('"s"', '"\\ud83d"')], "line 2: Invalid JSON"),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path: Path, lines: list[str], words: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text("".join(line + "\n" for line in lines))
+    with pytest.raises(MemoryFileError, match=words) as caught:
+        read_records(file)
+    assert str(caught.value).startswith(f"{file}: ") and "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[bytes]:
+    play = {"kind": "play", "scope": "a", "episode": "p", "score": 1, "success": True, "searches": 1, "hits": 1}
+    more = [json.dumps(record) for record in (TIP, STATE, play | {"created": 2, "shown": {"e": 1}})]
+    return [line.encode() for line in (META, *more)]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_spoilt_lines_are_stored_or_refused(tmp_path: Path, lines: list[bytes], data: st.DataObject) -> None:
+    """What is let through can be stored; nothing else than a MemoryFileError keeps it out."""
+    text = bytearray(b"\n".join(lines))
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        scalars = [b"-1", b"0.5", b"null", b'""', b'" "', b"[]", b"{}", b"9" * 400, b"NaN", b"\\ud800", b"\n"]
+        text[start : start + data.draw(st.integers(0, 9))] = data.draw(st.sampled_from(scalars) | st.binary(max_size=5))
+    file, target = tmp_path / "lines.jsonl", tmp_path / "new.sqlite"
+    file.write_bytes(text)
+    try:
+        records = read_records(file)
+    except MemoryFileError as error:
+        assert "\n" not in str(error).replace(str(file), "")
+        return
+    imported = bring(target, records, Hashes())
+    assert imported.tips + imported.known_tips == len(records.tips)
+    with reading(target) as db:
+        assert embedder_of(db) == ("hashes", 32)
+    for path in (target, tmp_path / "new.sqlite.lock"):
+        path.unlink(missing_ok=True)
