@@ -1,4 +1,5 @@
-"""A finished episode -> the chats that its tip is asked in, and the tip as it may be shown again."""
+"""A finished episode -> the chats that its tip is asked in, and what is kept of the answer."""
+# ruff: noqa: RUF001 (quotes, dashes and full stops of other languages are meant)
 
 from typing import Any
 
@@ -6,11 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.recipe.reflection import clean_tip, question, reflection_chats, reply_of, spoken
+from empo2.recipe.config import Reflection, load_settings
+from empo2.recipe.reflection import question, reflection_chats, reply_of, spoken
+from empo2.recipe.tip_text import clean_tip, refusal, tip_of
 
 Message = dict[str, Any]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "<end of turn>"]
-ASK = question(-3.5, 40)
+
+
+def reflection(*overrides: str) -> Reflection:
+    return load_settings(None, [f"reflection.{override}" for override in overrides]).reflection
+
+
+CHAT = reflection("max_words=40")
+ASK = question(CHAT, -3.5, success=False)
 SYSTEM = {"role": "system", "content": "You play a game."}
 
 
@@ -22,15 +32,30 @@ def assistant(content: Any, **more: Any) -> Message:
     return {"role": "assistant", "content": content, **more}
 
 
-def asked(chats: list[list[Message]], replies: list[Message]) -> list[list[Message]]:
-    return list(reflection_chats(chats, replies, ASK))
+def asked(chats: list[list[Message]], replies: list[Message], settings: Reflection = CHAT) -> list[list[Message]]:
+    return list(reflection_chats(settings, chats, replies, ASK))
 
 
-def test_the_question_names_score_and_length():
-    assert ASK["role"] == "user"
-    assert "-3.5" in ASK["content"]
-    assert "40 words" in ASK["content"]
-    assert "100," not in question(0.1, 7)["content"]
+def test_the_question_of_the_default_prompt():
+    expected = (
+        "The episode is over: the task was not completed, with a final score of -3.5. Write one note for the next "
+        "player of this task: what was tried, what it showed, and how far it was from completing the task. One "
+        "sentence, at most 40 words, no preamble."
+    )
+    assert user(expected) == ASK
+
+
+@pytest.mark.parametrize(
+    ("prompt", "score", "success", "content"),
+    [
+        ("{outcome}; {score}; {words}", 100.0, True, "the task was completed; 100; 7"),
+        ("{outcome}; {score}; {words}", 1 / 3, False, "the task was not completed; 0.333333; 7"),
+        ("Say {{why}}.", 0.0, False, "Say {why}."),
+    ],
+)
+def test_a_prompt_of_ones_own_is_filled_in(prompt: str, score: float, success: bool, content: str):
+    settings = reflection(f"prompt={prompt!r}", "max_words=7")
+    assert question(settings, score, success) == user(content)
 
 
 def test_an_agent_that_sends_its_whole_chat_is_asked_at_its_end():
@@ -66,14 +91,25 @@ def test_other_agents_are_asked_with_a_transcript(chats: list[list[Message]]):
         assert message["content"].endswith(ASK["content"])
 
 
-def test_a_transcript_is_cut_to_its_end():
+@pytest.mark.parametrize(("characters", "quarter"), [(12_000, 3_000), (1_001, 250), (3, 1)])
+def test_a_transcript_is_cut_to_its_end(characters: int, quarter: int):
+    """And then to a quarter of that, never to nothing: text[-0:] would be all of it."""
     chats = [[user(f"room {number} " + "x" * 400)] for number in range(100)]
-    long, short = asked(chats, [assistant(f"go {number}") for number in range(100)])
-    for chat, limit in ((long, 12_000), (short, 3_000)):
-        text = chat[0]["content"]
-        assert limit < len(text) < limit + 400
-        assert "Action: go 99" in text
-        assert "Action: go 0\n" not in text
+    replies = [assistant(f"go {number}") for number in range(100)]
+    whole = "\n".join(f"Observation: {chats[number][0]['content']}\nAction: go {number}" for number in range(100))
+    assert asked(chats, replies, reflection(f"transcript_characters={characters}")) == [
+        [user(f"An episode:\n\n...\n{whole[-limit:]}\n\n{ASK['content']}")] for limit in (characters, quarter)
+    ]
+
+
+def test_the_transcript_can_be_all_that_the_model_sees():
+    """Its fallbacks are those of the chat, which is left out."""
+    chats = [[SYSTEM, user("a room")], [SYSTEM, user("a room"), assistant("look"), user("a lamp")]]
+    replies = [assistant("look"), assistant("take")]
+    chat, *transcripts = asked(chats, replies)
+    assert chat == [*chats[1], assistant("take"), ASK]
+    assert asked(chats, replies, reflection("sees=transcript")) == transcripts
+    assert len(transcripts) == 2
 
 
 def test_a_reply_goes_back_without_what_the_server_added():
@@ -138,6 +174,336 @@ def test_no_special_token_is_left_and_cleaning_twice_changes_nothing(pieces: lis
     assert not any(token in tip for token in SPECIAL)
     assert "\n" not in tip
     assert clean_tip(tip, SPECIAL) == tip
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "tip"),
+    [
+        ([], "go <|im_end|>", "go <|im_end|>"),
+        (["", " ", "\u200b"], "go north", "go north"),
+        ([" <|x|> "], "go<|x|>north", "go north"),
+        (["<|x\u200by|>"], "go <|x\u200by|> north <|x y|>", "go north"),
+        (["</s>", "</s></s>", "x</s>"], "go</s></s>x</s>north", "go north"),
+        (["雪"], "雪go雪 雪north", "go north"),
+    ],
+)
+def test_odd_special_tokens(tokens: list[str], text: str, tip: str):
+    assert clean_tip(text, tokens) == tip
+
+
+@pytest.mark.parametrize(
+    ("reply", "tip"),
+    [
+        pytest.param(reply, tip, id=tip[:24] or repr(reply[:16]))
+        for reply, tip in [
+            # the first sentence
+            ("Open the door.", "Open the door."),
+            ("Open the door. Then go north.", "Open the door."),
+            ("Open the door! Then go north.", "Open the door!"),
+            ("Is it locked? Then go north.", "Is it locked?"),
+            ("the door was shut. go north.", "the door was shut."),
+            ("Open it!!! Go!!! Now!!!", "Open it!!!"),
+            ("It ended at step 5. Then it stopped.", "It ended at step 5."),
+            ("(It was shut.) Go north.", "(It was shut.)"),
+            ("open the door then go north", "open the door then go north"),
+            ("The door opened\nand showed nothing. Then I left.", "The door opened and showed nothing."),
+            ("Open the door\n\nThen go north", "Open the door"),
+            ("Open the door.\r\nGo north.", "Open the door."),
+            # no end of a sentence
+            ("It took 3.5 minutes at 0.25 of the heat. Go.", "It took 3.5 minutes at 0.25 of the heat."),
+            ("Look for food, e.g. An apple, i.e. fruit. Go.", "Look for food, e.g. An apple, i.e. fruit."),
+            ("Ask Dr. J. R. Smith, Mr. X etc. about it. Go.", "Ask Dr. J. R. Smith, Mr. X etc. about it."),
+            ("The U.S. door shuts at 5 p.m. every day. Go.", "The U.S. door shuts at 5 p.m. every day."),
+            ('It said "Stop!" and shut. Go.', 'It said "Stop!" and shut.'),
+            ('It said "Stop." Then it shut.', 'It said "Stop."'),
+            ("Well... it was shut. Go.", "Well... it was shut."),
+            ("It was shut... Go.", "It was shut..."),
+            ("Edit main.py, not a.txt. Go.", "Edit main.py, not a.txt."),
+            # other languages
+            ("先打开门。然后往北走。", "先打开门。"),
+            ("本当に？はい。", "本当に？"),
+            ("「開門！」他說。", "開門！"),
+            ("दरवाज़ा खोलो। फिर जाओ।", "दरवाज़ा खोलो।"),
+            ("هل الباب مغلق؟ نعم.", "هل الباب مغلق؟"),
+            ("Öffne die Tür, z.B. mit dem Schlüssel. Dann geh.", "Öffne die Tür, z.B. mit dem Schlüssel."),
+            ("เปิดประตูก่อนแล้วเดินไปทางเหนือ", "เปิดประตูก่อนแล้วเดินไปทางเหนือ"),
+            # preambles
+            ("Sure! Open the door.", "Open the door."),
+            ("Sure, here is the note: open the door.", "open the door."),
+            ("Sure!\n\nHere's a note for the next player of this task:\n\n- Open the door.", "Open the door."),
+            ("Okay. Certainly! Below is the note.\n\nOpen the door.", "Open the door."),
+            ("I'd be happy to help! Here is one sentence: Open the door.", "Open the door."),
+            ("I can help with that. Open the door.", "Open the door."),
+            ("Here is what I would do:\nOpen the door.", "Open the door."),
+            ("!!! Open the door.", "Open the door."),
+            ("!!!\n\nOpen the door.", "Open the door."),
+            ("<think>\nHm. It was shut.\n</think>\n\nOpen the door.", "Open the door."),
+            ("Hm. It was shut.\n</think>Open the door.", "Open the door."),
+            # labels
+            ("Tip: Open the door.", "Open the door."),
+            ("NOTE: open the door.", "open the door."),
+            ("**Note:** Open the door.", "Open the door."),
+            ("__Note__: Open the door.", "Open the door."),
+            ("Tip #1: Tip: Open the door.", "Open the door."),
+            ("One-sentence note - open the door.", "open the door."),
+            ("Note for the next player: open the door.", "open the door."),
+            ("My note for the next player would be: open the door.", "open the door."),
+            ("## Summary\n\nOpen the door.", "Open the door."),
+            ("<|im_start|>assistant\nOpen the door.<|im_end|>", "Open the door."),
+            # what only looks like one
+            ("Sure enough the door was shut.", "Sure enough the door was shut."),
+            ("Greatness waits behind the door.", "Greatness waits behind the door."),
+            ("Here is the key to the door.", "Here is the key to the door."),
+            ("Note that the door is shut.", "Note that the door is shut."),
+            ("Tip the bucket over. Go.", "Tip the bucket over."),
+            ("tip", "tip"),
+            ("Try this: open the door.", "Try this: open the door."),
+            # lists
+            ("1. Open the door.\n2. Go north.", "Open the door."),
+            ("- open the door\n- go north", "open the door"),
+            ("* open the door\n* go north", "open the door"),
+            ("(1) open the door", "open the door"),
+            ("To win:\n- open the door\n- go north", "To win: - open the door"),
+            ("Steps: 1. Open the door. 2. Go north.", "Steps: 1. Open the door."),
+            ("-5 degrees is cold.", "-5 degrees is cold."),
+            ("- 3 is the key.", "3 is the key."),
+            # quotes and emphasis
+            ('"Open the door."', "Open the door."),
+            ('"Open the door".', "Open the door."),
+            ('"Open the door. Then go."', "Open the door."),
+            ('Note: "Open the door. Then go."', "Open the door."),
+            ('"Note: open the door."', "open the door."),
+            ("“Open the door.”", "Open the door."),
+            ("'Don't open the door.'", "Don't open the door."),
+            ('"Open" was refused.', '"Open" was refused.'),
+            ('"Open" and "shut"', '"Open" and "shut"'),
+            ("Use `look` and *then* **open the _red_ door**.", "Use look and then open the red door."),
+            ("2 * 3 * 4 is a**b for snake_case in *.txt.", "2 * 3 * 4 is a**b for snake_case in *.txt."),
+            ("```python\nprint(1)\n```", "print(1)"),
+            # what a weak model says
+            ('{"note": "Open the door. Go."}', '{"note": "Open the door.'),
+            ('{"action": 3, "ok": true}', '{"action": 3, "ok": true}'),
+            ("def act(x): return x + 1", "def act(x): return x + 1"),
+            ("42", "42"),
+            ("3. ", "3."),
+            ("1 2 3 4", "1 2 3 4"),
+            ("Action: 3\nObservation: You", "Action: 3 Observation: You"),
+            ("🎉 Open the door. 🎉", "🎉 Open the door."),
+            ("Open<|im_end|>\n<|im_start|>user\nthe door", "Open"),
+            ("go\x00\x1b[31m north\u202e.", "go [31m north ."),
+            # nothing
+            ("", ""),
+            (" \n\t", ""),
+            ("...", ""),
+            ("?! ** --", ""),
+            ("🎉🎉🎉", ""),
+            ("Sure!", ""),
+            ("Here is the note:", ""),
+            ("<|im_end|></s><|im_end|>", ""),
+            ("<think>It was shut. I shall", ""),
+        ]
+    ],
+)
+def test_a_tip_is_the_first_real_sentence_of_a_reply(reply: str, tip: str):
+    assert tip_of(reply, SPECIAL, 30) == tip
+
+
+@pytest.mark.parametrize(
+    ("reply", "words", "tip"),
+    [
+        ("Open the red door.", 4, "Open the red door."),
+        ("Open the red door.", 3, "Open the red"),
+        ("Open, the red door.", 1, "Open"),
+        ("Go on - the door is open", 3, "Go on"),
+        ("x" * 5000, 3, "x" * 36),
+        ("Open " + "x" * 5000, 3, "Open"),
+        ("Open " + "x" * 31, 3, "Open " + "x" * 31),
+        ("Open " + "x" * 32, 3, "Open"),
+        ("雪" * 100, 2, "雪" * 24),
+    ],
+)
+def test_a_long_sentence_is_cut_after_a_whole_word(reply: str, words: int, tip: str):
+    assert tip_of(reply, [], words) == tip
+
+
+@pytest.mark.parametrize(
+    ("reply", "tip"),
+    [
+        ("The key opens the do", "The key opens the"),
+        ("The key opens the ", "The key opens the"),
+        ("The key opens it.", "The key opens it."),
+        ("Open the door. Then g", "Open the door."),
+        ("雪" * 10, "雪" * 10),
+        ("", ""),
+    ],
+)
+def test_a_reply_that_met_its_token_limit_loses_its_half_word(reply: str, tip: str):
+    assert tip_of(reply, SPECIAL, 30, truncated=True) == tip
+
+
+PIECES = [
+    *SPECIAL,
+    *["<|im_", "end|>", "<end", "of", "turn>", "\n", "\n\n", "\t", " ", "\x7f", "\u2028", "\u200b"],
+    *["Sure!", "Note:", "tip", "Here is the note:", "Here is", "- ", "1. ", "e.g.", "Dr.", "3.5", "go", "Then", "雪"],
+    *[
+        "**",
+        "*",
+        "_",
+        "`",
+        '"',
+        "'",
+        "“",
+        "”",
+        "「",
+        "」",
+        ".",
+        "!",
+        "。",
+        "...",
+        ":",
+        ",",
+        "(",
+        ")",
+        "<think>",
+        "</think>",
+    ],
+]
+
+
+@given(
+    st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=40).map("".join), st.integers(1, 12), st.booleans()
+)
+@settings(max_examples=500, deadline=None)
+def test_whatever_the_reply_a_tip_is_one_clean_line_of_limited_length(reply: str, words: int, truncated: bool):
+    tip = tip_of(reply, SPECIAL, words, truncated)
+    assert tip.isprintable()
+    assert not any(token in tip for token in SPECIAL)
+    assert len(tip.split()) <= words
+    assert len(tip) <= 12 * words
+    assert clean_tip(tip, SPECIAL) == tip
+    assert tip_of(tip, SPECIAL, words) == tip
+
+
+QUESTION = ASK["content"]
+
+
+@pytest.mark.parametrize(
+    "tip",
+    [
+        "Open the door.",
+        "Open",
+        "7",
+        "Look, look.",
+        "No, no, no.",
+        "Look left, look right, look left, look right.",
+        "Open the door, then open the door again.",
+        "The player tried the kitchen and the hallway, found no animal in the kitchen or the hallway, and was far from "
+        "completing the task.",
+        "It was far from completing the task.",
+        "The task was not completed because the stove was never turned on.",
+        "The next player of this task should write down what was tried in the kitchen.",
+        "先打开厨房的门，然后往北走到走廊，在那里可以找到钥匙，最后再回到厨房把炉子打开，不要忘记关门。",
+        "厨房里没有动物走廊里也没有动物所以应该先去外面看看那里有一只鸟可以完成任务",
+        "เปิดประตูห้องครัวก่อนแล้วเดินไปทางเหนือเพื่อหากุญแจที่อยู่บนโต๊ะในห้องนั่งเล่น",
+        "Donaudampfschifffahrtsgesellschaftskapitän",
+        '{"note": "Open the door."}',
+        "1 2 3 4 5 6 7 8",
+    ],
+)
+def test_an_ordinary_tip_is_not_refused(tip: str):
+    assert refusal(tip, [QUESTION, "You play a game. Answer with the number of an action."]) is None
+
+
+def test_a_long_ordinary_sentence_is_not_refused():
+    tip = (
+        "The player first went from the hallway to the kitchen and looked at the table, the sink and the fridge, which "
+        "showed that there was no animal in the kitchen, then went back to the hallway and on to the greenhouse, where "
+        "there was a bee on a flower, picked up the bee and put it in the red box in the kitchen instead of the blue "
+        "box in the living room, so that the task was half done, and the next player should take the bee from the "
+        "greenhouse to the blue box in the living room at once."
+    )
+    assert len(tip.split()) == 100
+    assert refusal(tip, [QUESTION]) is None
+
+
+@pytest.mark.parametrize("tip", ["", " ", "...", "?! **", "🎉🎉", "_ _", "。", "()[]{}"])
+def test_a_tip_without_a_letter_or_a_digit_is_empty(tip: str):
+    assert refusal(tip, [QUESTION]) == "empty"
+
+
+@pytest.mark.parametrize(
+    "tip",
+    [
+        "no no no no",
+        "Go, go, GO! Go...",
+        "1 1 1 1 1 1",
+        "0 1 0 1 0 1 0 1",
+        "open the door open the door open the door",
+        "The player opened the door and the door and the door and the door and the door",
+        "go north and then go south and then go north and then go south and then go north and then go south",
+        "x" * 21 + "x" * 339,
+        "ha" * 100,
+        "打开门" * 20,
+        "看，看，看，看，看",
+        "\\n\\n\\n\\n\\n",
+    ],
+)
+def test_a_tip_that_goes_round_in_circles_is_refused(tip: str):
+    assert refusal(tip, [QUESTION]) == "repetition"
+
+
+@pytest.mark.parametrize(
+    "tip",
+    [
+        QUESTION,
+        "Write one note for the next player of this task: what was tried.",
+        "One sentence, at most 40 words, no preamble.",
+        "what was tried, what it showed, and how far it was from completing the task",
+        "THE EPISODE IS OVER; THE TASK WAS NOT COMPLETED!",
+        "It says what was tried, what it showed, and how far it was from the door.",
+        "The next player.",
+        "You play a game of many rooms.",
+    ],
+)
+def test_a_tip_that_repeats_what_was_asked_is_refused(tip: str):
+    assert refusal(tip, [QUESTION, "You play a game of many rooms. Answer with one number."]) == "copy"
+
+
+def test_more_than_half_of_the_runs_of_four_words_make_a_copy():
+    """a-e: of two runs one is known, of three two are."""
+    assert refusal("a b c d e", ["a b c d"]) is None
+    assert refusal("a b c d e f", ["a b c d e"]) == "copy"
+    assert refusal("a b c d", ["a b c", "b c d"]) is None
+    assert refusal("a b c", ["x a b c d"]) == "copy"
+    assert refusal("a b c", []) is None
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "x",
+        "x ",
+        ".",
+        ".)",
+        '"',
+        "* ",
+        "*a ",
+        "\n-",
+        "Sure! ",
+        "Note: ",
+        "<end of ",
+        "<|im_end|>",
+        "e.g. ",
+        "'a ",
+        "here is ",
+    ],
+)
+def test_long_replies_take_linear_time(unit: str):
+    """Quadratic, each of them would run for minutes."""
+    reply = unit * (300_000 // len(unit))
+    tip = tip_of(reply, SPECIAL, 30, truncated=True)
+    assert len(tip) <= 360
+    assert refusal(tip, [reply]) in ("empty", "repetition")
 
 
 @pytest.mark.parametrize(

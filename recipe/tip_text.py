@@ -1,0 +1,179 @@
+"""What is kept of the text that a policy answers a reflection with: one clean sentence, or a reason to refuse it."""
+# ruff: noqa: RUF001 (quotes, dashes and full stops of other languages are meant)
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Literal
+
+# Twice an English word with its space: bounds what max_words cannot, text without spaces.
+_CHARACTERS_PER_WORD = 12
+
+_THOUGHT = re.compile(r"(?s)\A.*</think>|<think>.*")
+_HALF_WORD = re.compile(r"\s\S*[^\s.!?。！？]\Z")  # a reply's last word, unless it ends a sentence
+_MARKUP = re.compile(r"```\w*|`|(?<![\w*_])[*_]{1,3}(?=[\w\"'“‘(])|(?<=[^\s*_])[*_]{1,3}(?![\w*_])")
+_QUOTES = {'"': '"', "'": "'", "“": "”", "„": "“", "‘": "’", "«": "»", "「": "」", "『": "』"}
+_BULLET = r"(?:[-+*•·▪◦‣–—>#|=~_]+|\(?\d{1,2}[.)])(?=\s)"
+_CLOSING = r"[\"'”’»」』)\]}）】]"
+
+# Where a sentence may end. The lookbehinds keep the search linear in a long run of marks, and a list with its heading.
+_END = re.compile(
+    rf"[。！？｡।॥؟۔።។။]+{_CLOSING}*|(?<![.!?…])[.!?…]+{_CLOSING}*(?=\s|\Z)|(?<![:：\n])\n(?=\n|{_BULLET})"
+)
+# A full stop that ends no sentence: initials, "e.g.", and the number of a list's item.
+_ABBREVIATION = re.compile(
+    r"(?:\A|[^\w.])(?:[^\W\d_](?:\.[^\W\d_])*|mr|mrs|ms|dr|prof|st|vs|cf|etc|approx|fig)\.\Z|(?:\A|:\s)\(?\d{1,2}\.\Z",
+    re.IGNORECASE,
+)
+_PREAMBLE = re.compile(
+    rf"""\s+ | {_BULLET}
+    | (?:sure(?:\ thing)? | of\ course | certainly | absolutely | ok(?:ay)? | al(?:l\ )?right | great | got\ it
+        | understood | no\ problem | thanks | thank\ you | hello | hi)\ *(?:[,.!:;…]+ | \n)
+    | i(?:['’]d|\ would)\ be\ (?:happy|glad)\ to\b [^\n.:!?]{{0,120}} [.:!]
+    | (?:i\ can|i\ will|i['’]ll|let\ me)\ (?:help|assist|write|provide|summarize|summarise)\b [^\n.:!?]{{0,120}} [.:!]
+    | (?:here|below)(?:['’]s|\ is|\ are)\b [^\n.:!?]{{0,120}} [:：]\ *(?:\n | \Z)
+    | (?:here|below)(?:['’]s|\ is|\ are)\b [^\n.:!?]{{0,60}} \b(?:note|tip|hint|summary|sentence|advice|what)\b
+      [^\n.:!?]{{0,60}} [:：.!]
+    | (?:(?:the|a|my|one|next|final|key|short|brief|quick|single|one-sentence)\ ){{0,3}}
+      (?:note|tip|hint|advice|lesson|takeaway|summary|reflection|answer|response|assistant)s?
+      (?:\ (?:for|to|from)\ [^\n.:!?]{{1,60}}?)? (?:\ (?:is|would\ be))? (?:\ \#?\d{{1,2}})?
+      \ *(?:[:：] | \ [-–—]\ | \n)
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def clean_tip(text: str, special_tokens: Sequence[str]) -> str:
+    """One line, without any special token of the model's chat template (one could end the turn that shows the tip)."""
+    tokens = _one_line_each(tuple(special_tokens))
+    lasts, longest = {token[-1] for token in tokens}, len(tokens[0]) if tokens else 0
+    kept: list[str] = []
+    for character in _one_line(text):
+        if character != " " or kept[-1:] != [" "]:
+            kept.append(character)
+        if character in lasts:  # checked as it grows: the space in the place of a token may complete another
+            tail = "".join(kept[-longest:])
+            for token in tokens:
+                if tail.endswith(token):
+                    del kept[-len(token) :]
+                    if kept[-1:] != [" "]:
+                        kept.append(" ")
+                    break
+    return "".join(kept).strip()
+
+
+@cache  # a model may have hundreds, and every tip that is shown is cleaned
+def _one_line_each(tokens: tuple[str, ...]) -> list[str]:
+    return sorted({_one_line(token) for token in tokens} - {""}, key=len, reverse=True)
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+
+
+def tip_of(reply: str, special_tokens: Sequence[str], max_words: int, truncated: bool = False) -> str:
+    """The first real sentence of a reply, clean as by `clean_tip`; empty if there is none.
+
+    Left out are a reasoning model's thoughts, preambles ("Sure!", "Here is the note:"), labels ("Tip:"), bullets,
+    markdown emphasis and quotes around the whole. A text without a sentence end is taken whole. A sentence of more
+    than `max_words` words, or 12 characters for each of them, is cut after a whole word, and nothing is put in the
+    place of the rest; only a first word that is longer than that by itself is cut inside.
+
+    Args:
+        reply: the model's text as it came.
+        truncated: the reply met its token limit (`finish_reason` is "length"), so that its last word may be half a one.
+    """
+    if truncated:
+        reply = _HALF_WORD.sub("", reply)
+    before, tip = None, _THOUGHT.sub("", reply)
+    while tip != before:  # quotes may hold a label, a label emphasis; after the first round the text is short
+        before, tip = tip, _cut(clean_tip(_first_sentence(tip, special_tokens), special_tokens), max_words)
+    return tip
+
+
+def _first_sentence(text: str, special_tokens: Sequence[str]) -> str:
+    text = _MARKUP.sub("", _unquoted(text.strip()))
+    for token in special_tokens:
+        text = text.replace(token, "\n\n")
+    text = re.sub(r"\n{2,}", "\n\n", "\n".join(line.strip() for line in text.splitlines()))
+    start = 0
+    while start < len(text):
+        while preamble := _PREAMBLE.match(text, start):
+            start = preamble.end()
+        end = _sentence_end(text, start)
+        if any(map(str.isalnum, text[start:end])):
+            return text[start:end]
+        start = end
+    return ""
+
+
+def _unquoted(text: str) -> str:
+    """Without quotes around the whole, or an opening one that nothing closes."""
+    closing = _QUOTES.get(text[:1])
+    if closing is None:
+        return text
+    places = [match.start() for match in re.finditer(rf"(?<!\w){closing}|{closing}(?!\w)", text[1:])]
+    inside = text[1:]
+    if not places:
+        return inside
+    place = places[0]
+    return inside[:place] + inside[place + 1 :] if inside[place + 1 :] in ("", ".", "!", "?", "。") else text
+
+
+def _sentence_end(text: str, start: int) -> int:
+    for match in _END.finditer(text, start):
+        mark, after = match[0], text[match.end() : match.end() + 2].strip()[:1]
+        if after.islower() and mark not in {".", "!", "?", "\n"}:
+            continue  # the sentence goes on after a quotation or "..."
+        if mark == "." and _ABBREVIATION.search(text[max(start, match.start() - 12) : match.start() + 1]):
+            continue
+        return match.end()
+    return len(text)
+
+
+def _cut(text: str, max_words: int) -> str:
+    limit = _CHARACTERS_PER_WORD * max_words
+    cut = " ".join(text.split()[:max_words])
+    if len(cut) > limit:
+        cut = cut[: limit + 1].rpartition(" ")[0] or cut[:limit]
+    return text if cut == text else cut.rstrip(" ,;:-–—([{\"'“‘«")
+
+
+def refusal(tip: str, prompts: Iterable[str]) -> Literal["empty", "repetition", "copy"] | None:
+    """Why a tip is not worth keeping; None if it may be.
+
+    - empty: there is no letter and no digit.
+    - repetition: more than half of its word pairs are repeats (distinct-2 of Li et al. 2016 below 0.5), as in a phrase
+      of any length said three times. A sentence of 100 ordinary words stays above 0.75; one that names a thing twice,
+      or a phrase said twice, passes.
+    - copy: more than half of its runs of four words stand in one of `prompts`; of a shorter tip, the whole. A tip that
+      answers the question shares a run or two with it ("from completing the task"); a weak model repeats it whole.
+
+    Args:
+        prompts: what the model was told to do: the question, and the system message if there is one.
+    """
+    words = _words(tip)
+    if not words:
+        return "empty"
+    pairs = _ngrams(words, 2)
+    if 2 * len(set(pairs)) < len(pairs):
+        return "repetition"
+    runs = _ngrams(words, 4)
+    for prompt in prompts:
+        known = set(_ngrams(_words(prompt), min(4, len(words))))
+        if 2 * sum(run in known for run in runs) > len(runs):
+            return "copy"
+    return None
+
+
+def _words(text: str) -> list[str]:
+    """Lower-case words; of a run too long to be one (a language without spaces, noise) every four characters."""
+    words = []
+    for run in re.findall(r"[^\W_]+", text.lower()):
+        words += [run] if len(run) <= 20 else [run[index : index + 4] for index in range(len(run) - 3)]
+    return words
+
+
+def _ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    n = min(n, len(words))
+    return list(zip(*(words[index:] for index in range(n)), strict=False))
