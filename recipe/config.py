@@ -34,6 +34,7 @@ class Run(_Section):
     validate_first: bool
     save_every: NotNegative
     keep_checkpoints: Positive
+    resume: Literal["never", "auto"]
     loggers: list[str]
 
 
@@ -81,15 +82,25 @@ class Tasks(_Section):
 
 
 class Memory(_Section):
+    from_: Annotated[str | None, Field(alias="from")]
     scope: list[str]
+    retrieval: Literal["score", "similarity", "value"]
     top_k: Positive
     min_similarity: Annotated[float, Field(ge=-1, lt=1)]
+    candidates: Positive
+    value_weight: Probability
+    value_learning_rate: Annotated[float, Field(gt=0, le=1)]
+    exploration: Probability
     capacity: Positive
     embedder: str
     embedder_device: str
+    embedder_threads: Positive
 
 
 class Reflection(_Section):
+    prompt: str
+    sees: Literal["chat", "transcript"]
+    transcript_characters: Positive
     max_words: Positive
     max_tokens: Positive
     temperature: Annotated[float, Field(ge=0)]
@@ -260,6 +271,17 @@ def _check_together(settings: Settings) -> None:
             f"algorithm.mini_batch_tasks={algorithm.mini_batch_tasks}: must not exceed tasks_per_step="
             f"{algorithm.tasks_per_step}"
         )
+    memory = settings.memory
+    if memory.retrieval == "value" and memory.candidates < memory.top_k:
+        raise ConfigError(
+            f"memory.candidates={memory.candidates}: must be at least top_k={memory.top_k}, which are shown of them"
+        )
+    try:
+        settings.reflection.prompt.format(score="0", outcome="", words=1)
+    except (LookupError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"reflection.prompt: only {{score}}, {{outcome}} and {{words}} are filled in, {{{{ is a brace ({error!r})"
+        ) from None
     rows = algorithm.tasks_per_step * algorithm.rollouts_per_task
     if rows % gpus:
         raise ConfigError(

@@ -21,9 +21,10 @@ from fastapi import HTTPException
 from empo2.memory import Step
 
 from .config import Settings
-from .injection import ChatTips, PromptTips, chat_state, newest_turn, prompt_state, render_tips
+from .injection import ChatTips, Message, PromptTips, chat_state, newest_turn, prompt_state, render_tips, text_of
 from .recall import Recall
-from .reflection import clean_tip, question, reflection_chats, reply_of, spoken
+from .reflection import question, reflection_chats, reply_of, spoken
+from .tip_text import clean_tip, refusal, tip_of
 
 log = structlog.get_logger()
 
@@ -70,6 +71,9 @@ class Episode:
     prompt_tips: PromptTips = field(default_factory=PromptTips)
     calls: list[Call] = field(default_factory=list)
     pending: set[asyncio.Task[None]] = field(default_factory=set)
+    searches: int = 0
+    hits: int = 0
+    shown: Counter[int] = field(default_factory=Counter)  # tip id -> turns
     ended: bool = False
 
 
@@ -94,8 +98,14 @@ class EpisodeMemory:
         self._reflections: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
         self._memory_seconds = 0.0
+        self._embedding_seconds = 0.0  # of searches: what the agents have waited for
         self.router: ProxyRouter
         self.client: httpx.AsyncClient
+
+    def start(self) -> None:
+        """Load the embedder and open the memory, unless the algorithm has no use for them."""
+        if self._settings.algorithm.name == "empo2":
+            self.recall.start()
 
     def episode(self, rollout_id: str) -> Episode | None:
         """The episode of a tagged rollout; None for all others."""
@@ -161,14 +171,20 @@ class EpisodeMemory:
 
     async def _find_tips(self, episode: Episode, plan: Plan) -> str:
         self._counts["searches"] += 1
+        episode.searches += 1
         try:
-            plan.key = await self.recall.embed(plan.state)
+            started = time.perf_counter()
+            plan.key = await self.recall.embed(plan.state, urgent=True)
+            self._embedding_seconds += time.perf_counter() - started
             tips = await self.recall.search(episode.scope, plan.key)
         except Exception as error:
             log.error("the memory failed", error=str(error))
             self._counts["memory_failures"] += 1
             return ""
         plan.tip_ids = [tip.id for tip in tips]
+        episode.shown.update(plan.tip_ids)
+        episode.hits += bool(tips)
+        self._counts["hits"] += bool(tips)
         self._counts["tips_injected"] += len(tips)
         # A memory may come from another model's run: its tips are cleaned of *this* model's tokens.
         return render_tips([clean_tip(tip.text, self._special_tokens) for tip in tips])
@@ -240,7 +256,7 @@ class EpisodeMemory:
             self._counts["tokenize_failures"] += 1
         try:
             if call.state:
-                call.key = await self.recall.embed(call.state) if call.key is None else call.key
+                call.key = await self.recall.embed(call.state, urgent=False) if call.key is None else call.key
                 visits = await self.recall.visit(episode.scope, call.state, call.key)
                 data |= {"visits": visits, "intrinsic_reward": 1 / visits}
         except Exception as error:
@@ -260,7 +276,9 @@ class EpisodeMemory:
     # An episode, after it ended
 
     def finished(self, episode: Episode, state: RolloutState, events: list[Any]) -> None:
-        """Ask for the episode's tip in the background. A rollout without states or score has none to give.
+        """Credit the tips that the episode saw and ask for its own, in the background.
+
+        A rollout without states or score has neither.
 
         Args:
             events: the rollout's own list, held from before its end: the trainer deletes it once it has read it.
@@ -271,31 +289,51 @@ class EpisodeMemory:
         rewards = [event.data.get("value") for event in events if event.event_type == "reward"]
         if not rewards or not isinstance(rewards[-1], int | float):
             return
-        task = asyncio.create_task(self._reflect(episode, float(rewards[-1])))
+        task = asyncio.create_task(self._conclude(episode, float(rewards[-1])))
         self._reflections.add(task)
         task.add_done_callback(self._reflections.discard)
 
-    async def _reflect(self, episode: Episode, score: float) -> None:
+    async def _conclude(self, episode: Episode, score: float) -> None:
+        success = score >= self._settings.algorithm.success_return
+        if episode.searches:
+            try:
+                await self.recall.record_play(
+                    episode.scope,
+                    episode.rollout_id,
+                    score,
+                    success,
+                    searches=episode.searches,
+                    hits=episode.hits,
+                    shown=episode.shown,
+                )
+            except Exception as error:
+                log.error("the memory failed", error=str(error))
+                self._counts["memory_failures"] += 1
+        await self._reflect(episode, score, success)
+
+    async def _reflect(self, episode: Episode, score: float, success: bool) -> None:
         try:
             async with asyncio.timeout(self._settings.reflection.timeout):
                 await asyncio.gather(*episode.pending, return_exceptions=True)
-                tip = clean_tip(await self._ask_for_tip(episode, score), self._special_tokens)
-            if not tip:
-                raise ValueError("the model answered with no text")
+                ask = question(self._settings.reflection, score, success)
+                tip = await self._ask_for_tip(episode, ask)
+            if reason := refusal(tip, [text_of(ask["content"])]):
+                self._counts["tips_refused"] += 1
+                self._counts[f"tips_refused/{reason}"] += 1
+                return
             steps = [Step(c.state, c.key, spoken(c.reply)) for c in episode.calls if c.key is not None]
-            success = score >= self._settings.algorithm.success_return
             if await self.recall.remember(episode.scope, episode.rollout_id, tip, score, success, steps):
                 self._counts["tips_written"] += 1  # else it is known, word for word
         except (Exception, asyncio.CancelledError) as error:
             log.error("no tip", rollout_id=episode.rollout_id, error=repr(error))
             self._counts["reflections_failed"] += 1
 
-    async def _ask_for_tip(self, episode: Episode, score: float) -> str:
+    async def _ask_for_tip(self, episode: Episode, ask: Message) -> str:
         """Straight to the model server: a call on the rollout's own URL would become a trained row."""
         settings = self._settings.reflection
         server = self.router.select_server(self.router.model_name, episode.rollout_id)
         chats, replies = [call.chat for call in episode.calls], [call.reply for call in episode.calls]
-        for chat in reflection_chats(chats, replies, question(score, settings.max_words)):
+        for chat in reflection_chats(settings, chats, replies, ask):
             response = await self.client.post(
                 f"{server.endpoint.rstrip('/')}/chat/completions",
                 json={
@@ -310,7 +348,10 @@ class EpisodeMemory:
             )
             if response.status_code != 400:  # 400: longer than the model's context, or a role that it does not know
                 response.raise_for_status()
-                return spoken(reply_of(response.json()) or {})
+                answer = response.json()
+                reply = reply_of(answer)
+                truncated = reply is not None and answer["choices"][0].get("finish_reason") == "length"
+                return tip_of(spoken(reply or {}), self._special_tokens, settings.max_words, truncated)
         raise ValueError("the model server refuses every form of the transcript")
 
     async def drain(self, timeout: float) -> dict[str, float]:
@@ -323,14 +364,19 @@ class EpisodeMemory:
                 await asyncio.wait(late)
         counts, self._counts = self._counts, Counter()
         seconds, self._memory_seconds = self._memory_seconds, 0.0
+        embedding, self._embedding_seconds = self._embedding_seconds, 0.0
         return {
             "empo2/calls": counts["calls"],
             "empo2/tips_injected_per_call": counts["tips_injected"] / max(counts["searches"], 1),
             "empo2/tips_written": counts["tips_written"],
+            "empo2/tips_refused": counts["tips_refused"],
+            **{f"empo2/{name}": count for name, count in counts.items() if name.startswith("tips_refused/")},
             "empo2/reflections_failed": counts["reflections_failed"],
             "empo2/memory_failures": counts["memory_failures"],
             "empo2/tokenize_failures": counts["tokenize_failures"],
+            "empo2/hit_rate": counts["hits"] / max(counts["searches"], 1),
             "empo2/memory_ms_per_call": 1000 * seconds / max(counts["calls"], 1),
+            "empo2/embedding_ms_per_search": 1000 * embedding / max(counts["searches"], 1),
             "empo2/memory_size": await self.recall.size(),
         }
 

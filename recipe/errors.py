@@ -17,5 +17,9 @@ class ProcessError(Empo2Error):
     """A process of the run ended when it should not have."""
 
 
+class GatewayError(Empo2Error):
+    """The gateway refuses what the trainer needs of it."""
+
+
 class NoUsableRollouts(Empo2Error):
     """No rollout of a step can be trained on."""

@@ -7,8 +7,9 @@ other traffic passes through byte for byte.
 
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from agentlightning.server.store import _events, _rollouts
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from empo2.memory import EmbedderError, MemoryFileError
 
 from .config import Settings
 from .episodes import Episode, EpisodeMemory
@@ -50,7 +53,7 @@ class MemoryMiddleware:
                 return await self._patch(episode, scope, receive, send)
         elif method == "POST" and path == "/api/models":
             # vLLM is up. Earlier, the embedder would compete with verl and vLLM for the cores while they start.
-            self._memory.recall.start()
+            self._memory.start()
         elif method == "DELETE" and (match := _ROLLOUT.fullmatch(path)):
             await self._app(scope, receive, send)
             if match[1] not in _rollouts:
@@ -155,7 +158,7 @@ class DrainRequest(BaseModel):
     timeout: float
 
 
-class SnapshotRequest(BaseModel):
+class FileRequest(BaseModel):
     path: str
 
 
@@ -219,11 +222,27 @@ def _routes(memory: EpisodeMemory, recall: Recall, model_path: str) -> APIRouter
         return await memory.drain(request.timeout)
 
     @router.post("/snapshot")
-    async def snapshot(request: SnapshotRequest) -> dict[str, str]:
-        await recall.snapshot(Path(request.path))
+    async def snapshot(request: FileRequest) -> dict[str, str]:
+        with _refusing(request.path):
+            await recall.snapshot(Path(request.path))
+        return {"path": request.path}
+
+    @router.post("/restore")
+    async def restore(request: FileRequest) -> dict[str, str]:
+        with _refusing(request.path):
+            await recall.restore(Path(request.path))
         return {"path": request.path}
 
     return router
+
+
+@contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """What the memory refuses becomes an answer that says why."""
+    try:
+        yield
+    except (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError) as error:
+        raise HTTPException(409, detail=f"{path}: {error}") from None
 
 
 def special_tokens(model_path: str) -> list[str]:

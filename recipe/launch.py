@@ -12,19 +12,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .checkpoints import last_checkpoint, step_of
 from .config import Settings
 from .errors import ConfigError, ProcessError
 from .models import resolve_model
+from .run_directory import MEMORY_FILE, METRICS_FILE, open_run_directory
 from .tasks import Tasks, check_agent, load_tasks
 from .verl_config import build_verl_config
 
@@ -32,28 +32,6 @@ _STOP_SECONDS = 20
 _GATEWAY_SECONDS = 120
 _LOG_LINES = 15
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-def make_run_directory(settings: Settings, profile: str | None) -> Path:
-    """A new folder with the resolved settings in it.
-
-    Raises:
-        ConfigError: it exists already.
-    """
-    name = settings.run.name or f"{profile or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
-    directory = Path(settings.run.directory, name).absolute()
-    try:
-        directory.mkdir(parents=True)
-    except FileExistsError:
-        raise ConfigError(f"run.name={name!r}: {directory} exists; give another run.name, or remove it") from None
-    write_settings(settings, directory)
-    return directory
-
-
-def write_settings(settings: Settings, directory: Path) -> None:
-    values = settings.to_dict()
-    values["gateway"]["key"] = None  # the run folder may be shown to others
-    (directory / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -161,12 +139,14 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
     # Only to refuse wrong options here: the trainer builds its own.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
     with bind(settings.gateway.host, settings.gateway.port) as listener:
-        directory = make_run_directory(settings, profile)
+        directory, resumed = open_run_directory(settings, profile)
         (directory / "tasks.json").write_text(json.dumps(asdict(tasks), indent=1))
         host, port = listener.getsockname()[:2]
         url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
         key = settings.gateway.key or os.environ.get("EMPO2_KEY") or secrets.token_urlsafe(24)
         console.print(f"run    {directory}\nmodel  {model}", soft_wrap=True, highlight=False)
+        if resumed is not None:
+            console.print(f"resume after step {step_of(resumed)}, with the memory of that step", highlight=False)
         if said:
             console.print(f"agent  {said}", soft_wrap=True, highlight=False)
         console.print(f"tasks  {len(tasks.train)} for training, {len(tasks.val)} for validation", highlight=False)
@@ -190,7 +170,7 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
                         "--fd",
                         str(listener.fileno()),
                         "--memory",
-                        str(directory / "memory.sqlite"),
+                        str(directory / MEMORY_FILE),
                     ],
                     inherit=(listener.fileno(),),
                 )
@@ -259,7 +239,7 @@ def _watch(
     settings: Settings, url: str, key: str, directory: Path, processes: Processes, console: Console, started: float
 ) -> None:
     """Show progress until the trainer is done."""
-    lines = _metrics(directory / "metrics.jsonl")
+    lines = _metrics(directory / METRICS_FILE)
     with (
         httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=10) as client,
         _progress(console, settings.run.steps) as show,
@@ -281,10 +261,13 @@ def _watch(
 
 
 def _metrics(file: Path) -> Iterator[dict[str, Any] | None]:
-    """The lines of a file that grows; None whenever there is no further whole line yet."""
+    """The lines that a file grows by; None whenever there is no further whole line yet."""
+    begin = file.stat().st_size if file.exists() else 0
+    yield None
     while not file.exists():
         yield None
     with file.open() as stream:
+        stream.seek(begin)
         part = ""
         while True:
             part += stream.readline()
@@ -304,8 +287,9 @@ def _sentence(metrics: dict[str, Any]) -> str:
             f"return {metrics['training/return']:7.2f}  {mode:10}  {metrics['empo2/memory_size']:.0f} tips"
             f"  {metrics.get('timing_s/step', 0):.0f} s"
         )
-        if metrics["empo2/rollouts_dropped"]:
-            parts.append(f"{metrics['empo2/rollouts_dropped']:.0f} rollouts dropped")
+        for key in ("rollouts_dropped", "memory_failures"):
+            if metrics.get(f"empo2/{key}"):
+                parts.append(f"{metrics[f'empo2/{key}']:.0f} {key.replace('_', ' ')}")
     if metrics.get("val/return") is not None:
         parts.append(f"validation {metrics['val/return']:.2f}")
     return "  ".join(parts)
@@ -359,5 +343,12 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
 
     from . import run_empo2
 
-    config = build_verl_config(settings, model_path=model, run_directory=directory, gateway_url=url, gateway_key=key)
+    config = build_verl_config(
+        settings,
+        model_path=model,
+        run_directory=directory,
+        gateway_url=url,
+        gateway_key=key,
+        resume_from=last_checkpoint(directory / "checkpoints"),
+    )
     run_empo2(config, tasks.train, tasks.val)

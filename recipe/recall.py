@@ -1,7 +1,7 @@
 """The memory as the gateway uses it: asynchronous, off the event loop, and never in an agent's way."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,18 @@ from typing import TypeVar
 
 import numpy as np
 
-from empo2.memory import BatchingEmbedder, Embedder, MemoryStore, SentenceEmbedder, Step, Tip
+from empo2.memory import (
+    BatchingEmbedder,
+    ByScore,
+    BySimilarity,
+    ByValue,
+    Embedder,
+    MemoryStore,
+    Policy,
+    SentenceEmbedder,
+    Step,
+    Tip,
+)
 
 from .config import Settings
 
@@ -26,8 +37,10 @@ class Recall:
         memory = settings.memory
         self._settings = settings
         self._file = file
+        self._policy = _policy(settings)
         self._embedder = BatchingEmbedder(
-            embedder or partial(SentenceEmbedder, memory.embedder, device=memory.embedder_device)
+            embedder or partial(SentenceEmbedder, memory.embedder, device=memory.embedder_device),
+            threads=memory.embedder_threads,
         )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memory")
         self._opening: asyncio.Task[MemoryStore] | None = None
@@ -65,17 +78,14 @@ class Recall:
         """Wait until the embedder is loaded and the file is open."""
         await self._store(lambda store: None)
 
-    async def embed(self, state: str) -> np.ndarray:
-        """The state's key, float32 [dimension]."""
+    async def embed(self, state: str, *, urgent: bool) -> np.ndarray:
+        """The state's key, float32 [dimension]; ``urgent`` where an agent waits for it."""
         self.start()
-        return await self._embedder.embed(state)
+        return await self._embedder.embed(state, urgent=urgent)
 
     async def search(self, scope: str, key: np.ndarray) -> list[Tip]:
-        """The scope's tips for a state, the best first (``memory.top_k``, ``memory.min_similarity``)."""
-        memory = self._settings.memory
-        return await self._store(
-            lambda store: store.search(scope, key, k=memory.top_k, min_similarity=memory.min_similarity)
-        )
+        """The scope's tips for a state, the best first by ``memory.retrieval``."""
+        return await self._store(lambda store: store.search(scope, key, self._policy))
 
     async def visit(self, scope: str, state: str, key: np.ndarray) -> int:
         """Count a visit to the state; n of the intrinsic reward 1/n."""
@@ -90,6 +100,25 @@ class Recall:
             lambda store: store.add_episode(scope, episode, tip=tip, score=score, success=success, steps=steps)
         )
 
+    async def record_play(
+        self, scope: str, episode: str, score: float, success: bool, searches: int, hits: int, shown: Mapping[int, int]
+    ) -> None:
+        """Credit the tips that were shown in an episode (tip id -> turns) with what came of it."""
+        settings = self._settings
+        await self._store(
+            lambda store: store.record_play(
+                scope,
+                episode,
+                score=score,
+                success=success,
+                searches=searches,
+                hits=hits,
+                shown=shown,
+                reward=settings.algorithm.return_scale * score,
+                learning_rate=settings.memory.value_learning_rate,
+            )
+        )
+
     async def size(self) -> int:
         """Number of tips, 0 while the memory is being opened."""
         if self._opening is None or not self._opening.done() or self._opening.exception():
@@ -100,6 +129,10 @@ class Recall:
         """A consistent copy of the memory, renamed into place."""
         await self._store(lambda store: store.snapshot(path))
 
+    async def restore(self, path: Path) -> None:
+        """Go back to a snapshot."""
+        await self._store(lambda store: store.restore(path))
+
     async def close(self) -> None:
         if self._opening is not None and self._opening.done() and not self._opening.exception():
             await self._store(lambda store: store.close())
@@ -107,3 +140,19 @@ class Recall:
             self._opening.cancel()
         await self._embedder.close()
         await asyncio.to_thread(self._thread.shutdown)
+
+
+def _policy(settings: Settings) -> Policy:
+    memory = settings.memory
+    if memory.retrieval == "score":
+        return ByScore(memory.top_k, memory.min_similarity)
+    if memory.retrieval == "similarity":
+        return BySimilarity(memory.top_k, memory.min_similarity)
+    return ByValue(
+        memory.top_k,
+        memory.min_similarity,
+        candidates=memory.candidates,
+        weight=memory.value_weight,
+        exploration=memory.exploration,
+        generator=np.random.default_rng(settings.algorithm.seed),
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import Empo2Error
+from .run_directory import METRICS_FILE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +61,7 @@ def read_metrics(run: Path) -> list[Row]:
     Raises:
         Empo2Error: there is no such file, or no whole line in it.
     """
-    file = run / "metrics.jsonl"
+    file = run / METRICS_FILE
     if not file.is_file():
         raise Empo2Error(f"{run}: no metrics.jsonl; name the folder of a run, such as runs/demo")
     steps: dict[int, Row] = {}

@@ -26,11 +26,13 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerManager
 
+from .checkpoints import checkpoint_folder, mark_complete, remove_old_checkpoints
 from .config import Settings, load_settings
-from .errors import ConfigError, NoUsableRollouts
+from .errors import ConfigError, GatewayError, NoUsableRollouts
 from .objective import hybrid_loss
 from .rollouts import MEMORY, OFF_POLICY, Empo2RolloutManager, Outcomes
 from .rows import exact_rows, weightless_fillers, whole_mini_batches, without_fillers
+from .run_directory import MEMORY_FILE, METRICS_FILE
 from .tasks import scope_of
 
 RolloutManagerT = TypeVar("RolloutManagerT", bound=AglRolloutManagerBase)
@@ -170,8 +172,28 @@ class Empo2Trainer(agl_trainer.AgentLightningRayPPOTrainer):
 
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
-        folder = Path(self.config.trainer.default_local_dir).absolute() / f"global_step_{self.global_steps}"
-        response = self._ensure_agl_client().post("/empo2/snapshot", json={"path": str(folder / "memory.sqlite")})
+        directory = Path(self.config.trainer.default_local_dir).absolute()
+        folder = checkpoint_folder(directory, self.global_steps)
+        if self._settings.algorithm.name == "empo2":
+            self._ask_gateway("snapshot", folder / MEMORY_FILE)
+        mark_complete(folder)
+        if keep := self.config.trainer.max_actor_ckpt_to_keep:
+            remove_old_checkpoints(directory, keep)
+
+    def _load_checkpoint(self) -> Any:
+        result = super()._load_checkpoint()
+        if self.global_steps > 0 and self._settings.algorithm.name == "empo2":
+            trainer = self.config.trainer
+            folder = checkpoint_folder(Path(trainer.default_local_dir).absolute(), self.global_steps)
+            if trainer.resume_mode == "resume_path":
+                folder = Path(trainer.resume_from_path).absolute()
+            self._ask_gateway("restore", folder / MEMORY_FILE)
+        return result
+
+    def _ask_gateway(self, verb: str, file: Path) -> None:
+        response = self._ensure_agl_client().post(f"/empo2/{verb}", json={"path": str(file)}, timeout=None)
+        if response.status_code == 409:
+            raise GatewayError(f"the gateway cannot {verb} the memory: {response.json()['detail']}")
         response.raise_for_status()
 
 
@@ -212,7 +234,7 @@ class RunTracking(Tracking):
     def __init__(self, *args: Any, config: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(*args, config=config, **kwargs)
         directory = config.get("empo2", {}).get("run_directory")
-        self._file = Path(directory) / "metrics.jsonl" if directory else None
+        self._file = Path(directory) / METRICS_FILE if directory else None
 
     def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
         super().log(data=data, step=step, backend=backend)

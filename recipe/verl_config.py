@@ -12,9 +12,18 @@ from .errors import ConfigError
 
 
 def build_verl_config(
-    settings: Settings, *, model_path: str, run_directory: Path, gateway_url: str, gateway_key: str
+    settings: Settings,
+    *,
+    model_path: str,
+    run_directory: Path,
+    gateway_url: str,
+    gateway_key: str,
+    resume_from: Path | None = None,
 ) -> DictConfig:
     """agent-lightning's configuration with this run's values, EMPO²'s own settings under ``empo2``.
+
+    Args:
+        resume_from: a checkpoint of the run, whose step has been validated if it was to be.
 
     Raises:
         ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's.
@@ -28,6 +37,10 @@ def build_verl_config(
     layers = [_common(settings, model_path, run_directory, gateway_url, gateway_key)]
     if settings.hardware.device == "cpu":
         layers.append(_cpu(settings))
+    if resume_from is not None:
+        layers.append(
+            {"trainer": {"resume_mode": "resume_path", "resume_from_path": str(resume_from), "val_before_train": False}}
+        )
     for layer in layers:
         with open_dict(config):
             config = OmegaConf.merge(config, layer)

@@ -8,6 +8,7 @@ import secrets
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,29 +36,59 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Three steps, of which the second was begun twice: the trainer was killed in its middle."""
     directory = tmp_path_factory.mktemp("train")
+    run = directory / "runs" / "test"
     arguments = [
         f"run.steps={STEPS}",
-        f"run.save_every={STEPS}",
+        "run.save_every=1",
         "run.name=test",
+        "run.resume=auto",
         "run.validate_first=false",
         f"algorithm.seed={SEED}",
         "algorithm.learning_rate=1e-4",
         "tasks.args.max_steps=4",
     ]
+    command = [*CLI, "train", "--profile", "cpu", *arguments]
     before = set(psutil.pids())
-    done = subprocess.run(
-        [*CLI, "train", "--profile", "cpu", *arguments],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=1400,
-    )
+    with subprocess.Popen(
+        command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as launcher:
+        try:
+            first = run / "checkpoints" / "global_step_1"
+            while launcher.poll() is None and not _has_learned_since(first, run):
+                time.sleep(0.5)
+            assert launcher.poll() is None, launcher.communicate()
+            for process in psutil.Process(launcher.pid).children():
+                if "--run-directory" in process.cmdline():
+                    process.kill()
+            _, errors = launcher.communicate(timeout=120)
+        finally:
+            launcher.terminate()
+    assert launcher.returncode == 1
+    assert errors.startswith("empo2: error: trainer was ended by SIGKILL: the end of "), errors
+    assert not _left_since(before)
+
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=1400)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (directory / "output").write_text(done.stdout)
-    left = [p for p in set(psutil.pids()) - before if _is_ours(p)]
-    assert not left, left
-    yield directory / "runs" / "test"
+    assert not _left_since(before)
+    yield run
+
+
+def _has_learned_since(checkpoint: Path, run: Path) -> bool:
+    """Whether the memory holds tips that the checkpoint, once it is whole, does not."""
+    return (checkpoint / "complete").exists() and not tips_of(run) <= tips_of(checkpoint)
+
+
+def tips_of(folder: Path) -> set[str]:
+    """The episodes that have left tips in the folder's memory."""
+    with contextlib.closing(sqlite3.connect(f"file:{folder / 'memory.sqlite'}?mode=ro", uri=True)) as database:
+        return {episode for (episode,) in database.execute("SELECT episode FROM tips")}
+
+
+def _left_since(before: set[int]) -> list[int]:
+    return [pid for pid in set(psutil.pids()) - before if _is_ours(pid)]
 
 
 def _is_ours(pid: int) -> bool:
@@ -149,10 +180,29 @@ def test_memory_was_filled_and_shown_and_is_part_of_the_checkpoint(run: Path) ->
     assert not any("<|im_" in text or "\n" in text for text in texts)
 
 
+def test_a_killed_run_went_on_with_weights_and_memory_of_one_step(run: Path) -> None:
+    checkpoints = run / "checkpoints"
+    lost = tips_of(run / "set-aside-1") - tips_of(run)
+    assert lost  # tips of the second step, which was played anew from the first step's memory
+    kept = sorted(folder.name for folder in checkpoints.glob("global_step_*"))
+    assert kept == ["global_step_2", "global_step_3"]
+    assert tips_of(checkpoints / "global_step_3") == tips_of(run)
+    steps = metrics_of(run)
+    assert (
+        len(tips_of(checkpoints / "global_step_2")) == steps[0]["empo2/tips_written"] + steps[1]["empo2/tips_written"]
+    )
+    # Adam counts its steps, the one before the kill included.
+    optimizer = torch.load(checkpoints / "global_step_3" / "actor" / "optim_world_size_1_rank_0.pt", weights_only=False)
+    assert {int(state["step"]) for state in optimizer["state"].values()} == {STEPS}
+    # Gateway and trainer: the killed ones' logs are kept.
+    assert (run / "set-aside-1" / "trainer.log").stat().st_size > 0
+
+
 def test_run_folder_and_output(run: Path) -> None:
     for name in ("config.yaml", "trainer.log", "gateway.log", "controller.log", "curves.png"):
         assert (run / name).stat().st_size > 0, name
     output = (run.parent.parent / "output").read_text()
+    assert "resume after step 1" in output and "step 1/3" not in output and "step 3/3" in output
     assert "Java" in output and "first rollout" in output and str(run / "curves.png") in output.replace("\n", "")
     assert "key: null" in (run / "config.yaml").read_text()
 

@@ -1,0 +1,33 @@
+"""Checkpoints of a run: weights and memory of one step, complete or not there at all."""
+
+import shutil
+from pathlib import Path
+
+_COMPLETE = "complete"  # an empty file, written last: what a kill has cut short lacks it
+_STEP = "global_step_"  # verl's
+
+
+def checkpoint_folder(directory: Path, step: int) -> Path:
+    """Where verl puts the checkpoint of a step."""
+    return directory / f"{_STEP}{step}"
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix(_STEP))
+
+
+def mark_complete(folder: Path) -> None:
+    (folder / _COMPLETE).touch()
+
+
+def last_checkpoint(directory: Path) -> Path | None:
+    """The complete checkpoint of the latest step; None if there is none."""
+    complete = [marker.parent for marker in directory.glob(f"{_STEP}*/{_COMPLETE}")]
+    return max(complete, key=step_of, default=None)
+
+
+def remove_old_checkpoints(directory: Path, keep: int) -> None:
+    """Leave the latest ``keep`` complete ones. verl forgets, when a run is continued, what was saved before."""
+    complete = sorted((marker.parent for marker in directory.glob(f"{_STEP}*/{_COMPLETE}")), key=step_of)
+    for folder in set(directory.glob(f"{_STEP}*")) - set(complete[-keep:]):
+        shutil.rmtree(folder)

@@ -1,0 +1,44 @@
+"""The gateway, empty and quiet."""
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import structlog
+from agentlightning.server.app import create_app
+
+from .house import KEY, STORES, House, as_trainer, opened
+from .model_server import MODEL, serving
+
+
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def empty_stores() -> Iterator[None]:
+    """agent-lightning's stores belong to the process."""
+    yield
+    for store in STORES:
+        store.clear()
+
+
+@pytest.fixture
+async def house(quiet: None, empty_stores: None, tmp_path: Path) -> AsyncIterator[House]:
+    async with opened(tmp_path) as opened_house:
+        yield opened_house
+
+
+@pytest.fixture
+async def plain(quiet: None, empty_stores: None) -> AsyncIterator[httpx.AsyncClient]:
+    """agent-lightning's own app, on the same stores."""
+    temperatures = {"train": {"temperature": 1.0}, "val": {"temperature": 0.4}}
+    proxy = {"model_name": MODEL, "include_log_probs": True, **temperatures}
+    with serving(create_app({"key": KEY, "default_proxy": proxy})) as url:
+        async with as_trainer(url) as client:
+            yield client

@@ -1,0 +1,218 @@
+"""The gateway as the tests use it: agent-lightning's real app with the memory in it, before a scripted model server."""
+
+import asyncio
+import json
+import sqlite3
+import threading
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from agentlightning.server.store import _events, _models, _rollouts, _terminal_order
+
+from empo2.memory import Embedder
+from empo2.recipe.config import load_settings
+from empo2.recipe.gateway import make_gateway
+from empo2.recipe.recall import Recall
+
+from .model_server import MODEL, Body, ModelServer, Seen, serving
+
+KEY = "the-key"
+STORES: tuple[Any, ...] = (_rollouts, _events, _models, _terminal_order)
+BLOCK = "Notes from earlier episodes"
+CHAT = "/v1/chat/completions"
+MODES = [("no-memory", "on-policy"), ("memory", "on-policy"), ("memory", "off-policy")]
+
+
+class Words:
+    """Embeds a text as the hashes of its words: equal texts have cosine 1, texts with no word in common about 0."""
+
+    name, dimension = "words", 64
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.failure: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def embed(self, texts: Any) -> np.ndarray:
+        self.gate.wait(20)
+        if self.failure:
+            raise self.failure
+        self.texts += texts
+        return np.array([self._key(text) for text in texts], np.float32)
+
+    def _key(self, text: str) -> np.ndarray:
+        key = np.zeros(self.dimension)
+        for word in [*text.split(), "."]:
+            key += np.random.default_rng(zlib.crc32(word.encode())).normal(size=self.dimension)
+        return key / np.linalg.norm(key)
+
+
+def is_reflection(body: Body) -> bool:
+    return "The episode is over" in str(body.get("messages", [{}])[-1].get("content"))
+
+
+def in_reflection(fault: Any) -> Callable[[str, Body], Any]:
+    return lambda path, body: fault if path == CHAT and is_reflection(body) else None
+
+
+@dataclass
+class House:
+    """The gateway, what it stands before, and how a trainer, a controller and agents would use it."""
+
+    client: httpx.AsyncClient
+    model: ModelServer
+    words: Words
+    folder: Path
+    tip: str = "Take the lamp first."
+    rollouts: list[str] = field(default_factory=list)
+
+    def reply(self, body: Body) -> str | Body:
+        """The same actions with and without tips."""
+        if is_reflection(body):
+            return self.tip
+        said = [message for message in body.get("messages", []) if message["role"] == "assistant"]
+        return f"go {len(said)}"
+
+    async def create(self, mode: str | None = "memory", update: str = "on-policy", scope: str = "a") -> str:
+        """A running rollout; untagged for mode None."""
+        tag = {"rollout_mode": mode, "update_mode": update, "scope": scope}
+        return await self.create_as({"empo2": tag} if mode else {})
+
+    async def create_as(self, metadata: Any) -> str:
+        created = await self.client.post("/api/rollouts", json=[{"input": {}, "metadata": metadata}])
+        rollout = created.json()[0]["rollout_id"]
+        self.rollouts.append(rollout)
+        await self.patch(rollout, "running")
+        return rollout
+
+    async def patch(self, rollout: str, state: str, **options: Any) -> httpx.Response:
+        return await self.client.patch(f"/api/rollouts/{rollout}", json={"status": {"state": state}}, **options)
+
+    async def call(self, rollout: str, body: Any, **options: Any) -> httpx.Response:
+        """A call as an agent makes it; bytes are sent as they are."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        path = "completions" if b'"prompt"' in content and b'"messages"' not in content else "chat/completions"
+        url = f"/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1/{path}"
+        return await self.client.post(url, content=content, **options)
+
+    async def play(self, rollout: str, bodies: list[Body]) -> list[list[int]]:
+        """All calls of an episode; the prompt ids that the model server saw."""
+        for body in bodies:
+            answer = await self.call(rollout, {"model": "any", "max_tokens": 8, **body})
+            assert answer.status_code == 200, answer.text
+        await self.client.post(f"/empo2/rollouts/{rollout}/settle")
+        return [prompt_ids(event) for event in await self.events(rollout, "model_request")]
+
+    async def events(self, rollout: str, event_type: str) -> list[Body]:
+        found = await self.client.get(f"/api/rollouts/{rollout}/events", params={"event_type": event_type})
+        return [event["data"] for event in found.json()]
+
+    async def reward(self, rollout: str, value: Any) -> None:
+        event = {"event_type": "reward", "data": {"value": value}}
+        (await self.client.post(f"/api/rollouts/{rollout}/attempt/0/events", json=event)).raise_for_status()
+
+    async def finish(self, rollout: str, score: Any = 1.0) -> None:
+        await self.reward(rollout, score)
+        (await self.patch(rollout, "succeeded")).raise_for_status()
+
+    async def teach(self, bodies: list[Body], *tips: str, scope: str = "a") -> None:
+        """Episodes that leave these tips, each with a higher score than the one before."""
+        for number, self.tip in enumerate(tips):
+            rollout = await self.create("no-memory", scope=scope)
+            await self.play(rollout, bodies)
+            await self.finish(rollout, 10.0 * number)
+            metrics = await self.drain()
+            assert metrics["empo2/tips_written"] == 1, metrics
+
+    async def drain(self, timeout: float = 10) -> dict[str, float]:
+        return (await self.client.post("/empo2/drain", json={"timeout": timeout})).raise_for_status().json()
+
+    async def state(self) -> Body:
+        return (await self.client.get("/empo2/state")).json()
+
+    async def snapshot(self) -> tuple[list[tuple], list[tuple]]:
+        """The memory as it is written: (scope, text, score) of each tip, (state, action) of each entry."""
+        path = self.folder / "snapshot.sqlite"
+        (await self.client.post("/empo2/snapshot", json={"path": str(path)})).raise_for_status()
+        with closing(sqlite3.connect(path)) as db:
+            tips = db.execute("SELECT scope, text, score FROM tips ORDER BY id").fetchall()
+            return tips, db.execute("SELECT state, action FROM entries ORDER BY id").fetchall()
+
+    def last(self) -> Seen:
+        return self.model.requests()[-1]
+
+    def reflections(self) -> list[Seen]:
+        return [seen for seen in self.model.requests() if is_reflection(seen.body)]
+
+
+def prompt_ids(event: Body) -> list[int]:
+    response = event["response"]
+    return response.get("prompt_token_ids") or response["choices"][0]["prompt_token_ids"]
+
+
+def turns(*observations: Any, system: str | None = None, **more: Any) -> list[Body]:
+    """The requests of an agent that sends its whole chat, where the model answers as `House.reply` does."""
+    messages, bodies = [{"role": "system", "content": system}] if system else [], []
+    for number, observation in enumerate(observations):
+        messages = [*messages, {"role": "user", "content": observation}]
+        bodies.append({"messages": messages, **more})
+        messages = [*messages, {"role": "assistant", "content": f"go {number}"}]
+    return bodies
+
+
+ROOMS = turns("a dark room with a lamp", "the lamp is lit", "a door opens", system="You play a game.")
+
+
+def as_trainer(url: str) -> httpx.AsyncClient:
+    # verify=False: certificates are not needed here, and take longer to read than most tests take.
+    # No keep-alive: uvicorn closes a connection after a request that failed in agent-lightning's app, and the next
+    # request may go out on it before that is seen.
+    headers = {"Authorization": f"Bearer {KEY}"}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=30, verify=False, limits=limits)
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path,
+    *settings: str,
+    words: Words | None = None,
+    embedder: Callable[[], Embedder] | None = None,
+    model: ModelServer | None = None,
+) -> AsyncIterator[House]:
+    words, model = words or Words(), model or ModelServer()
+    checked = load_settings("cpu", ["reflection.timeout=10", "memory.top_k=10", *settings])
+    file = folder / "memory.sqlite"
+    app = make_gateway(
+        checked, model_path=MODEL, key=KEY, memory_file=file, recall=Recall(checked, file, embedder or (lambda: words))
+    )
+    async with AsyncExitStack() as stack:
+        stack.enter_context(model.serve())
+        url = stack.enter_context(serving(app))
+        client = await stack.enter_async_context(as_trainer(url))
+        house = House(client, model, words, folder)
+        model.reply = house.reply
+        (await client.post("/api/models", json=[{"model": MODEL, "endpoint": model.url}])).raise_for_status()
+        yield house
+
+
+async def both(house: House, plain: httpx.AsyncClient, rollout: str, body: Any) -> tuple[Any, Any]:
+    """What the gateway and what agent-lightning's own app answer to a call."""
+    told = await house.call(rollout, body)
+    client, house.client = house.client, plain
+    alone = await house.call(rollout, body)
+    house.client = client
+    return (told.status_code, told.content), (alone.status_code, alone.content)
+
+
+async def until(condition: Callable[[], Any], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)

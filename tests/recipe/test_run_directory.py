@@ -1,0 +1,156 @@
+"""A run's folder: new, refused, continued, and never overwritten."""
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from empo2.memory import MemoryStore, Step
+from empo2.recipe.checkpoints import last_checkpoint, mark_complete, remove_old_checkpoints
+from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.run_directory import open_run_directory
+
+
+def settings_in(tmp_path: Path, *overrides: str) -> Settings:
+    return load_settings("cpu", [f"run.directory={tmp_path}", *overrides])
+
+
+def checkpoint(directory: Path, step: int, *, complete: bool = True) -> Path:
+    folder = directory / f"global_step_{step}"
+    (folder / "actor").mkdir(parents=True)
+    if complete:
+        mark_complete(folder)
+    return folder
+
+
+def begun(tmp_path: Path, steps: int, *overrides: str) -> Path:
+    """A run that was killed after some steps, as another process leaves it: every step saved but the last."""
+    run = tmp_path / "a"
+    code = (
+        "import sys; from empo2.recipe.config import load_settings\n"
+        "from empo2.recipe.run_directory import open_run_directory\n"
+        "open_run_directory(load_settings('cpu', sys.argv[1:]), 'cpu')"
+    )
+    arguments = [f"run.directory={tmp_path}", "run.name=a", *overrides]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    lines = [json.dumps({"step": step, "training/return": 10.0 * step}) + "\n" for step in range(steps + 1)]
+    (run / "metrics.jsonl").write_text("".join(lines) + '{"step": 9, "trai')
+    for name in ("trainer.log", "memory.sqlite", "memory.sqlite-wal", "tasks.json"):
+        (run / name).write_text(f"{name} of the first time")
+    for step in range(1, steps):
+        checkpoint(run / "checkpoints", step)
+    checkpoint(run / "checkpoints", steps, complete=False)
+    return run
+
+
+def test_a_new_run_has_its_settings_without_the_key(tmp_path: Path) -> None:
+    run, resumed = open_run_directory(settings_in(tmp_path, "run.name=a", "gateway.key=secret"), "cpu")
+    assert (run, resumed) == (tmp_path / "a", None)
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    assert values["gateway"]["key"] is None and values["run"]["name"] == "a"
+    assert load_settings(file=run / "config.yaml").run.name == "a"
+
+
+def test_a_run_goes_on_from_its_last_complete_checkpoint(tmp_path: Path) -> None:
+    run = begun(tmp_path, 3)
+    opened, resumed = open_run_directory(
+        settings_in(tmp_path, "run.name=a", "run.resume=auto", "run.steps=7", "run.save_every=5"), "cpu"
+    )
+    assert (opened, resumed) == (run, run / "checkpoints" / "global_step_2")
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]
+    assert {path.name for path in run.iterdir()} == {"checkpoints", "config.yaml", "metrics.jsonl", "set-aside-1"}
+    assert yaml.safe_load((run / "config.yaml").read_text())["run"]["steps"] == 7
+    aside = run / "set-aside-1"
+    assert (aside / "trainer.log").read_text() == "trainer.log of the first time"
+    assert (aside / "memory.sqlite-wal").exists() and (aside / "memory.sqlite").exists()
+    assert yaml.safe_load((aside / "config.yaml").read_text())["run"]["steps"] == 6
+    assert (aside / "metrics.jsonl").read_text().endswith('"trai')
+
+
+def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+    run = begun(tmp_path, 1)
+    _, resumed = open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu")
+    assert resumed is None
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [0]
+    assert not (run / "memory.sqlite").exists()
+
+
+def test_a_name_that_is_new_is_begun(tmp_path: Path) -> None:
+    assert open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu") == (tmp_path / "a", None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["run.name=a"], "run.name='a': .*a exists; .*run.resume=auto"),
+        (["run.resume=auto"], "run.resume='auto': give run.name"),
+        (["run.name=a", "run.resume=auto", "run.steps=2"], "run.steps=2: the run 'a' has done 2; give more"),
+        (["run.name=a", "run.resume=auto", "model.path=other"], "model.path='other': the run 'a' has it at 'smollm2"),
+        (
+            ["run.name=a", "run.resume=auto", "algorithm.name=grpo"],
+            "algorithm.name='grpo': the run 'a' has it at 'empo2'",
+        ),
+        (["run.name=a", "run.resume=auto", "memory.scope=[task]"], r"memory.scope=\['task'\]"),
+        (["run.name=a", "run.resume=auto", "memory.embedder=other"], "memory.embedder='other'"),
+        (["run.name=b", "memory.from=/nowhere"], "memory.from='/nowhere': .*/nowhere"),
+    ],
+)
+def test_refused_without_a_change(tmp_path: Path, overrides: list[str], words: str) -> None:
+    begun(tmp_path, 3)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(ConfigError, match=words) as refusal:
+        open_run_directory(settings_in(tmp_path, *overrides), "cpu")
+    assert "\n" not in str(refusal.value)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_folder_that_is_no_run_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="not the folder of a run"):
+        open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["thesis.txt"]
+
+
+def test_a_run_that_is_being_trained_is_not_continued(tmp_path: Path) -> None:
+    run, _ = open_run_directory(settings_in(tmp_path, "run.name=a"), "cpu")
+    with pytest.raises(ConfigError, match=r"run.name='a': another process is training"):
+        open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu")
+    assert [path.name for path in run.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("named", ["folder", "file"])
+def test_a_memory_can_start_from_another_runs(tmp_path: Path, named: str) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    key = np.eye(384, dtype=np.float32)[0]
+    with closing(MemoryStore(other / "memory.sqlite", embedder="all-MiniLM-L6-v2", dimension=384)) as store:
+        store.add_episode("task", "e", tip="a tip", score=3, success=False, steps=[Step("state", key, "go")])
+        source = other if named == "folder" else other / "memory.sqlite"
+        run, _ = open_run_directory(settings_in(tmp_path, "run.name=a", f"memory.from={source}"), "cpu")
+        assert store.size() == 1
+    with closing(MemoryStore(run / "memory.sqlite", embedder="all-MiniLM-L6-v2", dimension=384)) as store:
+        assert store.size("task") == 1
+
+
+def test_a_memory_of_another_embedder_is_refused(tmp_path: Path) -> None:
+    MemoryStore(tmp_path / "memory.sqlite", embedder="other", dimension=8).close()
+    with pytest.raises(ConfigError, match=r"memory.from=.*embedder 'other'.*memory.embedder='all-MiniLM-L6-v2'"):
+        open_run_directory(settings_in(tmp_path, "run.name=a", f"memory.from={tmp_path}"), "cpu")
+    assert not (tmp_path / "a").exists()
+
+
+def test_checkpoints_are_the_latest_complete_ones(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path) is None
+    for step in (2, 9, 10):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 11, complete=False)
+    assert last_checkpoint(tmp_path) == tmp_path / "global_step_10"
+    remove_old_checkpoints(tmp_path, keep=2)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["global_step_10", "global_step_9"]
