@@ -1,6 +1,8 @@
-"""An async front to an embedder: what many callers ask for is embedded in few batches, in one thread."""
+"""An async front to an embedder: urgent texts first, in threads of their own, and nothing is embedded twice."""
 
 import asyncio
+import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,27 +12,33 @@ import numpy as np
 
 from empo2.memory.embedder import Embedder, EmbedderError
 
-MAX_BATCH = 64  # texts per forward pass; on a CPU 64 are no faster per text than 16, so more would only add delay
-RECENT_TEXTS = 4096  # 6 MB of MiniLM keys
+MAX_BATCH = 4
+BACKGROUND_NICENESS = 19
+RECENT_TEXTS = 16_384  # 25 MB of MiniLM keys
 
 
 class BatchingEmbedder:
-    """An embedder for the coroutines of one event loop; model and embeddings live in one thread of its own.
+    """An embedder for the coroutines of one event loop; model and embeddings live in threads of its own.
 
-    All texts that wait when the thread gets free go into the next batch. A text that is waiting already, or is
-    among the last 4,096 embedded, is not embedded again.
+    Urgent texts are embedded in `threads` threads, all others in one thread more, which yields its core to
+    everything else. Texts that wait when a thread gets free are its next batch. A text that is waiting or being
+    embedded already, or is among the last 16,384, is not embedded again.
 
     Args:
-        factory: makes the embedder; called once, in the thread.
+        factory: makes the embedder, whose `embed` must bear concurrent calls; called once, in a thread.
+        threads: number of urgent batches embedded at once.
     """
 
-    def __init__(self, factory: Callable[[], Embedder]) -> None:
+    def __init__(self, factory: Callable[[], Embedder], threads: int = 1) -> None:
         self._factory = factory
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="embedder")
+        self._threads = threads
+        self._urgent_pool = ThreadPoolExecutor(threads, thread_name_prefix="embedder")
+        self._background_pool = ThreadPoolExecutor(1, thread_name_prefix="embedder-background", initializer=_be_nice)
         self._task: asyncio.Task[None] | None = None
         self._loaded: asyncio.Future[Embedder] | None = None
-        self._waiting: dict[str, asyncio.Future[np.ndarray]] = {}  # oldest first; the batch in flight included
-        self._arrival = asyncio.Event()
+        self._futures: dict[str, asyncio.Future[np.ndarray]] = {}  # of the texts that wait and those in a batch
+        self._urgent = _Queue()
+        self._background = _Queue()
         self._recent: OrderedDict[str, np.ndarray] = OrderedDict()
         self._refusal: str | None = "the embedder is not running: call start() first"
 
@@ -42,7 +50,7 @@ class BatchingEmbedder:
         self._task = loop.create_task(self._run(self._loaded))
 
     async def ready(self) -> Embedder:
-        """The loaded embedder, for its name and dimension (its `embed` belongs to the thread).
+        """The loaded embedder, for its name and dimension (its `embed` belongs to the threads).
 
         Raises:
             EmbedderError: the model did not load, or the embedder is not running.
@@ -51,8 +59,13 @@ class BatchingEmbedder:
             raise EmbedderError(self._refusal)
         return await asyncio.shield(self._loaded)
 
-    async def embed(self, text: str) -> np.ndarray:
+    async def embed(self, text: str, *, urgent: bool = True) -> np.ndarray:
         """The text's embedding, a read-only float32 [dimension] of L2 norm 1; waits for the model if need be.
+
+        Args:
+            text: what to embed.
+            urgent: whether somebody waits for what follows. A text that waits as not urgent moves up once it is
+                asked for urgently.
 
         Raises:
             EmbedderError: the model did not load (then for good), this embedding failed (another call tries
@@ -63,42 +76,49 @@ class BatchingEmbedder:
         if text in self._recent:
             self._recent.move_to_end(text)
             return self._recent[text]
-        if text not in self._waiting:
-            self._waiting[text] = asyncio.get_running_loop().create_future()
-            self._arrival.set()
+        if text not in self._futures:
+            self._futures[text] = asyncio.get_running_loop().create_future()
+            (self._urgent if urgent else self._background).add(text)
+        elif urgent and self._background.discard(text):
+            self._urgent.add(text)
         # Shielded: others may wait for the same text when this caller is cancelled.
-        return await asyncio.shield(self._waiting[text])
+        return await asyncio.shield(self._futures[text])
 
     async def close(self) -> None:
-        """Fail the callers that still wait (EmbedderError), then end the thread once its running call is done."""
+        """Fail the callers that still wait (EmbedderError), then end the threads once their running calls are done."""
         self._stop("the embedder is closed")
         if self._task:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await asyncio.to_thread(self._thread.shutdown)
+        for pool in (self._urgent_pool, self._background_pool):
+            await asyncio.to_thread(pool.shutdown)
 
     async def _run(self, loaded: asyncio.Future[Embedder]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            embedder = await loop.run_in_executor(self._thread, self._factory)
+            embedder = await loop.run_in_executor(self._urgent_pool, self._factory)
         except Exception as error:
             self._stop(f"the embedder did not load: {error!r}")
             return
         loaded.set_result(embedder)
+        await asyncio.gather(
+            *(self._serve(self._urgent, self._urgent_pool, embedder) for _ in range(self._threads)),
+            self._serve(self._background, self._background_pool, embedder),
+        )
+
+    async def _serve(self, queue: "_Queue", pool: ThreadPoolExecutor, embedder: Embedder) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            await self._arrival.wait()
-            batch = list(islice(self._waiting, MAX_BATCH))
+            batch = await queue.take(MAX_BATCH)
             try:
-                vectors = await loop.run_in_executor(self._thread, embedder.embed, batch)
+                vectors = await loop.run_in_executor(pool, embedder.embed, batch)
                 keys = dict(zip(batch, vectors, strict=True))
             except Exception as error:
                 for text in batch:
-                    _fail(self._waiting.pop(text), f"an embedding failed: {error!r}")
+                    _fail(self._futures.pop(text), f"an embedding failed: {error!r}")
             else:
                 for text, key in keys.items():
-                    self._waiting.pop(text).set_result(self._remember(text, key))
-            if not self._waiting:
-                self._arrival.clear()
+                    self._futures.pop(text).set_result(self._remember(text, key))
 
     def _remember(self, text: str, key: np.ndarray) -> np.ndarray:
         key = key.copy()  # a view would keep its whole batch alive
@@ -112,9 +132,39 @@ class BatchingEmbedder:
         self._refusal = reason
         if self._loaded and not self._loaded.done():
             _fail(self._loaded, reason)
-        for future in self._waiting.values():
+        for future in self._futures.values():
             _fail(future, reason)
-        self._waiting.clear()
+        self._futures.clear()
+
+
+class _Queue:
+    """Texts that wait, oldest first; any of them can be taken out."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, None] = {}
+        self._arrival = asyncio.Event()
+
+    def add(self, text: str) -> None:
+        self._texts[text] = None
+        self._arrival.set()
+
+    def discard(self, text: str) -> bool:
+        """Take the text out; False if it does not wait here."""
+        return self._texts.pop(text, text) is None
+
+    async def take(self, most: int) -> list[str]:
+        """The oldest texts, at least one."""
+        while not self._texts:
+            self._arrival.clear()
+            await self._arrival.wait()
+        batch = list(islice(self._texts, most))
+        for text in batch:
+            del self._texts[text]
+        return batch
+
+
+def _be_nice() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICENESS)  # of this thread alone, on Linux
 
 
 def _fail(future: asyncio.Future, reason: str) -> None:

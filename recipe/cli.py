@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .config import Settings, load_settings
 from .errors import ConfigError, Empo2Error
@@ -31,8 +31,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+class _OneLineParser(argparse.ArgumentParser):
+    """A wrong option is one clear line, as any other error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"empo2: error: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _OneLineParser(
         prog="empo2",
         description="EMPO² on agent-lightning: train an LLM agent that writes itself tips, and unlearns to need them.",
     )

@@ -13,19 +13,18 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 
 from empo2.memory import (
-    ByScore,
     BySimilarity,
-    ByValue,
     EmbedderError,
     MemoryFileError,
     MemoryStore,
+    Policy,
     SentenceEmbedder,
     embedder_name,
 )
@@ -44,20 +43,16 @@ from empo2.memory.transfer import export_records, import_records, read_records
 from .config import load_settings
 from .errors import ConfigError
 from .memory_tables import returns_table, scope_fields, scope_text, scopes_table, tips_table, value_lines
+from .recall import retrieval_policy
 from .run_directory import MEMORY_FILE
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-class _OneLineParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"empo2: error: {message}; see {self.prog} --help\n")
-
-
 def add_memory_command(commands: Any) -> None:
     """Hang ``memory`` and its verbs into the sub-commands of ``empo2``."""
     memory = commands.add_parser("memory", help="show, search, move and thin out what an agent has learned")
-    verbs = memory.add_subparsers(required=True, metavar="VERB", parser_class=_OneLineParser)
+    verbs = memory.add_subparsers(required=True, metavar="VERB")
 
     show = _verb(verbs, "show", _show, "show tips", "show runs/demo --scope task=find-animal --order value -n 5")
     _add_memory(show)
@@ -239,34 +234,24 @@ def _search(options: argparse.Namespace, console: Console) -> None:
                 f"{embedder.dimension}; export it and import it into a new file"
             )
         key = embedder.embed([options.text])[0]
-        policy = _policy(options.policy, options.n)
-        found = find_tips(db, chosen, key, policy)
+        found = find_tips(db, chosen, key, _policy(options.policy, options.n))
         nearest = find_tips(db, chosen, key, BySimilarity(1, -math.inf))
     if found:
         console.print(tips_table([tip for tip, _ in found], [similarity for _, similarity in found]))
     elif nearest:
-        console.print(f"no tip has a cosine above {policy.min_similarity}; the highest is {nearest[0].similarity:.2f}:")
+        least = load_settings().memory.min_similarity
+        console.print(f"no tip has a cosine above {least}; the highest is {nearest[0].similarity:.2f}:")
         console.print(tips_table([nearest[0].tip], [nearest[0].similarity]))
     else:
         console.print("no tips yet")
     return None
 
 
-def _policy(name: str, count: int) -> ByScore | BySimilarity | ByValue:
+def _policy(name: str, count: int) -> Policy:
     """As the gateway's, with the settings of config.yaml, but without chance."""
-    memory = load_settings().memory
-    if name == "score":
-        return ByScore(count, memory.min_similarity)
-    if name == "similarity":
-        return BySimilarity(count, memory.min_similarity)
-    return ByValue(
-        count,
-        memory.min_similarity,
-        candidates=max(count, memory.candidates),
-        weight=memory.value_weight,
-        exploration=0,
-        generator=np.random.default_rng(0),
-    )
+    candidates = max(count, load_settings().memory.candidates)
+    choice = {"retrieval": name, "top_k": count, "candidates": candidates, "exploration": 0.0}
+    return retrieval_policy(load_settings(layer={"memory": choice}))
 
 
 def _stats(options: argparse.Namespace, console: Console) -> None:

@@ -37,7 +37,7 @@ class Recall:
         memory = settings.memory
         self._settings = settings
         self._file = file
-        self._policy = _policy(settings)
+        self._policy = retrieval_policy(settings)
         self._embedder = BatchingEmbedder(
             embedder or partial(SentenceEmbedder, memory.embedder, device=memory.embedder_device),
             threads=memory.embedder_threads,
@@ -142,7 +142,8 @@ class Recall:
         await asyncio.to_thread(self._thread.shutdown)
 
 
-def _policy(settings: Settings) -> Policy:
+def retrieval_policy(settings: Settings) -> Policy:
+    """What ``memory.retrieval`` names, with its settings; its draws are seeded by ``algorithm.seed``."""
     memory = settings.memory
     if memory.retrieval == "score":
         return ByScore(memory.top_k, memory.min_similarity)
