@@ -1,16 +1,18 @@
-"""The async front: right vectors, few batches, and an error for everyone when there is none."""
+"""The async front: right vectors, urgent texts first, and an error for everyone when there is none."""
 
 import asyncio
+import os
 import threading
-import time
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
 
 from empo2.memory import BatchingEmbedder, EmbedderError
-from empo2.memory.batching import MAX_BATCH, RECENT_TEXTS
+from empo2.memory.batching import BACKGROUND_NICENESS, MAX_BATCH, RECENT_TEXTS
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(30)]
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
 
 def letters_of(text):
@@ -19,28 +21,44 @@ def letters_of(text):
 
 
 class Letters:
-    """Embeds a text as its letter counts; keeps the batches it was given, and waits at the gate for each."""
+    """Embeds a text as its letter counts; keeps the batches it was given, each of which waits at its kind's gate."""
 
     name, dimension = "letters", 26
 
     def __init__(self):
-        self.batches: list[list[str]] = []
-        self.gate = threading.Event()
-        self.gate.set()
-        self.failure: Exception | None = None
+        self.urgent: list[list[str]] = []
+        self.background: list[list[str]] = []
+        self.urgent_gate, self.background_gate = threading.Event(), threading.Event()
+        self.open()
+        self.failing = ""
+
+    def open(self):
+        self.urgent_gate.set()
+        self.background_gate.set()
+
+    def shut(self):
+        self.urgent_gate.clear()
+        self.background_gate.clear()
 
     def embed(self, texts):
-        assert threading.current_thread().name.startswith("embedder")
-        self.batches.append(list(texts))
-        self.gate.wait()
-        if self.failure:
-            raise self.failure
+        thread = threading.current_thread().name
+        assert thread.startswith("embedder")
+        if thread.startswith("embedder-background"):
+            batches, gate = self.background, self.background_gate
+        else:
+            batches, gate = self.urgent, self.urgent_gate
+        batches.append(list(texts))
+        gate.wait()
+        if self.failing and self.failing in texts:
+            raise RuntimeError("out of ink")
         return np.array([letters_of(text) for text in texts])
 
 
 @pytest.fixture
 def letters():
-    return Letters()
+    letters = Letters()
+    yield letters
+    letters.open()  # a failed test shall not leave a thread at a gate, for which the interpreter would wait
 
 
 @pytest.fixture
@@ -53,92 +71,177 @@ async def until(condition):
         await asyncio.sleep(0.001)
 
 
-async def test_many_callers_get_their_own_vectors_in_few_batches(letters, batching):
+async def asked(*calls):
+    """Tasks of the calls, which have come as far as they get by themselves."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0)
+    return tasks
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_many_callers_get_their_own_vectors(letters, threads):
+    batching = BatchingEmbedder(lambda: letters, threads=threads)
     texts = [chr(97 + i % 26) * (1 + i // 26) for i in range(128)]
     batching.start()
-    vectors = await asyncio.gather(*map(batching.embed, texts))
+    vectors = await asyncio.gather(*(batching.embed(text, urgent=i % 4 == 0) for i, text in enumerate(texts)))
     await batching.close()
-    assert [len(batch) for batch in letters.batches] == [MAX_BATCH, MAX_BATCH]
     for text, vector in zip(texts, vectors, strict=True):
         assert np.array_equal(vector, letters_of(text))
+    assert sorted(chain.from_iterable(letters.urgent)) == sorted(texts[::4])
+    assert list(chain.from_iterable(letters.background)) == [text for i, text in enumerate(texts) if i % 4]
 
 
-async def test_what_waits_when_the_thread_gets_free_is_one_batch(letters, batching):
-    letters.gate.clear()
+async def test_what_waits_when_a_thread_gets_free_is_its_next_batch_the_oldest_first(letters, batching):
+    letters.shut()
     batching.start()
-    first = asyncio.create_task(batching.embed("first"))
-    await until(lambda: letters.batches)
-    others = [asyncio.create_task(batching.embed(text)) for text in "abc"]
-    await asyncio.sleep(0)
-    letters.gate.set()
-    await asyncio.gather(first, *others)
+    calls = await asked(batching.embed("first", urgent=True), batching.embed("other", urgent=False))
+    await until(lambda: letters.urgent and letters.background)
+    names = [f"{i}" for i in range(MAX_BATCH + 1)]
+    calls += await asked(*(batching.embed(name, urgent=True) for name in names))
+    calls += await asked(*(batching.embed(f"b{name}", urgent=False) for name in names))
+    letters.open()
+    await asyncio.gather(*calls)
     await batching.close()
-    assert letters.batches == [["first"], ["a", "b", "c"]]
+    assert letters.urgent == [["first"], names[:-1], names[-1:]]
+    assert letters.background == [["other"], [f"b{name}" for name in names[:-1]], [f"b{names[-1]}"]]
 
 
-async def test_a_text_is_embedded_once(letters, batching):
-    letters.gate.clear()
+async def test_an_urgent_text_does_not_wait_for_the_background(letters, batching):
+    letters.background_gate.clear()
     batching.start()
-    waiting = [asyncio.create_task(batching.embed("x")) for _ in range(3)]
-    await until(lambda: letters.batches)
-    waiting += [asyncio.create_task(batching.embed("x"))]  # in flight by now
-    await asyncio.sleep(0)
-    letters.gate.set()
-    vectors = [*await asyncio.gather(*waiting), await batching.embed("x")]  # and the last from the recent ones
+    background = await asked(*(batching.embed(f"{i}", urgent=False) for i in range(50)))
+    await until(lambda: letters.background)
+    assert np.array_equal(await batching.embed("urgent", urgent=True), letters_of("urgent"))
+    assert not any(call.done() for call in background)
+    letters.open()
+    await asyncio.gather(*background)
     await batching.close()
-    assert letters.batches == [["x"]]
+
+
+async def test_a_background_text_that_gets_urgent_moves_up(letters, batching):
+    letters.shut()
+    batching.start()
+    calls = await asked(batching.embed("first", urgent=True), batching.embed("other", urgent=False))
+    await until(lambda: letters.urgent and letters.background)
+    calls += await asked(*(batching.embed(text, urgent=False) for text in "abc"))
+    calls += await asked(batching.embed("b", urgent=True), batching.embed("b", urgent=False))
+    letters.urgent_gate.set()
+    vectors = await asyncio.gather(*calls[-2:], calls[3])  # the background stands still
+    letters.open()
+    await asyncio.gather(*calls)
+    await batching.close()
+    assert all(np.array_equal(vector, letters_of("b")) for vector in vectors)
+    assert letters.urgent == [["first"], ["b"]]
+    assert letters.background == [["other"], ["a", "c"]]
+
+
+async def test_urgent_batches_are_embedded_at_once_in_as_many_threads(letters):
+    letters.shut()
+    batching = BatchingEmbedder(lambda: letters, threads=3)
+    batching.start()
+    calls = []
+    for i in range(3):  # the next comes when the last is being embedded
+        calls += await asked(batching.embed(f"{i}", urgent=True))
+        await until(lambda text=f"{i}": [text] in letters.urgent)
+    calls += await asked(batching.embed("waits", urgent=True))
+    letters.open()
+    await asyncio.gather(*calls)
+    await batching.close()
+    assert letters.urgent == [["0"], ["1"], ["2"], ["waits"]]
+
+
+async def test_only_the_background_thread_is_nice(letters, batching):
+    niceness = {}
+    embed = letters.embed
+
+    def noting_embed(texts):
+        niceness[texts[0]] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        return embed(texts)
+
+    letters.embed = noting_embed
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    batching.start()
+    await asyncio.gather(batching.embed("urgent", urgent=True), batching.embed("background", urgent=False))
+    await batching.close()
+    assert niceness == {"urgent": before, "background": max(before, BACKGROUND_NICENESS)}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+@pytest.mark.parametrize("kind", ["urgent", "background"])
+async def test_a_text_is_embedded_once(letters, batching, kind):
+    letters.shut()
+    batching.start()
+    waiting = await asked(*(batching.embed("x", urgent=kind == "urgent") for _ in range(3)))
+    await until(lambda: getattr(letters, kind))
+    waiting += await asked(*(batching.embed("x", urgent=urgent) for urgent in (True, False)))  # in flight by now
+    letters.open()
+    vectors = [*await asyncio.gather(*waiting)]
+    vectors += [await batching.embed("x", urgent=urgent) for urgent in (True, False)]  # from the recent ones
+    await batching.close()
+    assert letters.urgent + letters.background == [["x"]]
     assert all(vector is vectors[0] for vector in vectors)
     with pytest.raises(ValueError, match="read-only"):
         vectors[0][0] = 1
 
 
-async def test_only_texts_not_asked_for_lately_are_forgotten(letters, batching):
+async def test_only_texts_not_asked_for_lately_are_forgotten(letters, batching, monkeypatch):
+    assert RECENT_TEXTS == 16_384
+    monkeypatch.setattr("empo2.memory.batching.RECENT_TEXTS", 100)
+    urgently = partial(batching.embed, urgent=True)
     batching.start()
-    await batching.embed("kept")
-    await batching.embed("forgotten")
-    await batching.embed("kept")
-    await asyncio.gather(*(batching.embed(f"{i}") for i in range(RECENT_TEXTS - 1)))
-    letters.batches.clear()
-    await batching.embed("kept")
-    await batching.embed("forgotten")
+    await urgently("kept")
+    await urgently("forgotten")
+    await urgently("kept")
+    await asyncio.gather(*(urgently(f"{i}") for i in range(99)))
+    letters.urgent.clear()
+    await urgently("kept")
+    await urgently("forgotten")
     await batching.close()
-    assert letters.batches == [["forgotten"]]
+    assert letters.urgent == [["forgotten"]]
 
 
 async def test_the_event_loop_runs_while_the_model_loads(letters):
-    loading = threading.Event()
+    loading, may_load = threading.Event(), threading.Event()
 
     def load():
-        loading.wait()
+        loading.set()
+        may_load.wait()
         return letters
 
     batching = BatchingEmbedder(load)
     batching.start()
-    caller = asyncio.create_task(batching.embed("x"))
-    started = time.monotonic()
-    await asyncio.sleep(0.01)
-    assert time.monotonic() - started < 5 and not caller.done()
-    loading.set()
+    try:
+        callers = await asked(*(batching.embed("x", urgent=urgent) for urgent in (False, True)))
+        await until(loading.is_set)
+        assert not any(caller.done() for caller in callers)
+    finally:
+        may_load.set()
     assert await batching.ready() is letters
-    assert np.array_equal(await caller, letters_of("x"))
+    assert all(np.array_equal(vector, letters_of("x")) for vector in await asyncio.gather(*callers))
     await batching.close()
+    assert letters.urgent == [["x"]]
 
 
-async def test_a_failed_embedding_fails_its_callers_and_the_next_call_tries_again(letters, batching):
+async def test_a_failed_batch_fails_its_own_callers_and_the_next_call_tries_again(letters, batching):
+    letters.shut()
+    letters.failing = "a"
     batching.start()
-    letters.failure = RuntimeError("out of ink")
-    outcomes = await asyncio.gather(*map(batching.embed, "aab"), return_exceptions=True)
-    assert [str(outcome) for outcome in outcomes] == ["an embedding failed: RuntimeError('out of ink')"] * 3
-    assert all(isinstance(outcome, EmbedderError) for outcome in outcomes)
-    letters.failure = None
-    assert np.array_equal(await batching.embed("a"), letters_of("a"))
+    failing = await asked(*(batching.embed(text, urgent=True) for text in "aab"))
+    [other] = await asked(batching.embed("c", urgent=False))
+    letters.open()
+    failed = await asyncio.gather(*failing, return_exceptions=True)
+    assert [str(outcome) for outcome in failed] == ["an embedding failed: RuntimeError('out of ink')"] * 3
+    assert all(isinstance(outcome, EmbedderError) for outcome in failed)
+    assert np.array_equal(await other, letters_of("c"))
+    letters.failing = ""
+    assert np.array_equal(await batching.embed("a", urgent=True), letters_of("a"))
     await batching.close()
 
 
 async def test_an_embedder_that_loses_rows_fails_its_callers(letters, batching):
     letters.embed = lambda texts: np.ones((1, 26))
     batching.start()
-    outcomes = await asyncio.gather(*map(batching.embed, "ab"), return_exceptions=True)
+    outcomes = await asyncio.gather(*(batching.embed(text, urgent=True) for text in "ab"), return_exceptions=True)
     await batching.close()
     assert [type(outcome) for outcome in outcomes] == [EmbedderError] * 2
 
@@ -152,8 +255,9 @@ async def test_a_failed_load_is_remembered():
 
     batching = BatchingEmbedder(load)
     batching.start()
-    outcomes = await asyncio.gather(batching.ready(), *map(batching.embed, "ab"), return_exceptions=True)
-    for call in (batching.ready, lambda: batching.embed("later")):
+    calls = (batching.ready(), batching.embed("a", urgent=True), batching.embed("b", urgent=False))
+    outcomes = [*await asyncio.gather(*calls, return_exceptions=True)]
+    for call in (batching.ready, partial(batching.embed, "later", urgent=True)):
         with pytest.raises(EmbedderError) as failure:
             await call()
         outcomes.append(failure.value)
@@ -162,38 +266,37 @@ async def test_a_failed_load_is_remembered():
     assert loads == [1]
 
 
-async def test_closing_fails_who_waits_and_ends_the_thread(letters, batching):
-    letters.gate.clear()
+async def test_closing_fails_who_waits_and_ends_the_threads(letters, batching):
+    letters.shut()
     batching.start()
-    running = asyncio.create_task(batching.embed("running"))
-    await until(lambda: letters.batches)
-    waiting = asyncio.create_task(batching.embed("waiting"))
-    await asyncio.sleep(0)
+    calls = await asked(batching.embed("running", urgent=True), batching.embed("there too", urgent=False))
+    await until(lambda: letters.urgent and letters.background)
+    calls += await asked(batching.embed("waiting", urgent=True), batching.embed("waits too", urgent=False))
     closing = asyncio.create_task(batching.close())
-    for caller in (running, waiting, asyncio.create_task(batching.embed("late"))):
+    for caller in (*calls, asyncio.create_task(batching.embed("late", urgent=True))):
         with pytest.raises(EmbedderError, match="the embedder is closed"):
             await caller
-    letters.gate.set()
+    letters.open()
     await closing
     await batching.close()
-    assert letters.batches == [["running"]]
+    assert (letters.urgent, letters.background) == ([["running"]], [["there too"]])
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("embedder")]
 
 
 async def test_a_caller_that_is_cancelled_does_not_take_others_along(letters, batching):
-    letters.gate.clear()
+    letters.shut()
     batching.start()
-    leaver, stayer = (asyncio.create_task(batching.embed("x")) for _ in range(2))
-    await until(lambda: letters.batches)
+    leaver, stayer = await asked(*(batching.embed("x", urgent=urgent) for urgent in (True, False)))
+    await until(lambda: letters.urgent)
     leaver.cancel()
-    letters.gate.set()
+    letters.open()
     assert np.array_equal(await stayer, letters_of("x"))
     assert leaver.cancelled()
     await batching.close()
 
 
 async def test_before_start_there_is_an_error_and_no_waiting(batching):
-    for call in (batching.ready, lambda: batching.embed("x")):
+    for call in (batching.ready, partial(batching.embed, "x", urgent=True)):
         with pytest.raises(EmbedderError, match=r"call start\(\) first"):
             await call()
     await batching.close()

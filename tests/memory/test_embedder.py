@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -41,10 +42,49 @@ def test_similar_sentences_are_more_similar(minilm):
     assert near @ same > 0.8 > 0.3 > near @ far
 
 
+def observations(count: int) -> list[str]:
+    """Texts of 3 to some 300 word pieces, no two of a kind."""
+    things = ["a red box", "an unlit stove", "2 seeds (dry)", "the door to the hallway", "Water @ 21.5 °C", "nothing"]
+    return [
+        f"Step {i}. " + ". ".join(f"You see {things[i * k % len(things)]} at {k}" for k in range(i % 23))
+        for i in range(count)
+    ]
+
+
+def test_it_gives_what_the_library_gives(minilm):
+    texts = [*TEXTS, *observations(24)]
+    library = minilm._model.encode(texts, batch_size=7, normalize_embeddings=True, show_progress_bar=False)
+    assert np.vecdot(minilm.embed(texts), library).min() >= 0.9999
+    assert np.vecdot(np.concatenate([minilm.embed([text]) for text in texts]), library).min() >= 0.9999
+
+
+def test_a_models_own_prompt_stands_before_each_text(minilm, monkeypatch):
+    monkeypatch.setattr(minilm, "_prompt", "query: ")
+    library = minilm._model.encode(TEXTS[:2], prompt="query: ", show_progress_bar=False)
+    assert np.vecdot(minilm.embed(TEXTS[:2]), library).min() >= 0.9999
+
+
 def test_bfloat16_keeps_the_direction(minilm):
-    exact, rounded = minilm.embed(TEXTS), SentenceEmbedder("all-MiniLM-L6-v2", dtype="bfloat16").embed(TEXTS)
+    texts = [*TEXTS, *observations(24)]
+    exact, rounded = minilm.embed(texts), SentenceEmbedder("all-MiniLM-L6-v2", dtype="bfloat16").embed(texts)
     assert np.linalg.norm(rounded, axis=1) == pytest.approx(1, abs=1e-6)
     assert np.vecdot(exact, rounded).min() > 0.999
+
+
+@pytest.mark.parametrize("capability", ["avx512_bf16", "amx_bf16", None])
+def test_auto_is_bfloat16_where_the_cpu_is_fast_at_it(monkeypatch, capability):
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {} if capability is None else {capability: True})
+    assert SentenceEmbedder("all-MiniLM-L6-v2")._model.dtype == (torch.bfloat16 if capability else torch.float32)
+
+
+def test_threads_can_embed_at_once(minilm):
+    texts = observations(20)
+    alone = np.concatenate([minilm.embed([text]) for text in texts])
+    with ThreadPoolExecutor(4) as pool:
+        together = np.concatenate(list(pool.map(lambda text: minilm.embed([text]), texts)))
+    assert np.vecdot(together, alone).min() > 0.99999
 
 
 def test_a_lone_surrogate_does_not_fail_its_batch(minilm):
@@ -70,7 +110,7 @@ async def test_minilm_behind_the_async_front(minilm):
     batching = BatchingEmbedder(lambda: minilm)
     batching.start()
     texts = [f"You are in room {i} and see a door." for i in range(20)]
-    vectors = await asyncio.gather(*map(batching.embed, texts))
+    vectors = await asyncio.gather(*(batching.embed(text, urgent=i % 2 == 0) for i, text in enumerate(texts)))
     await batching.close()
     for text, vector in zip(texts, vectors, strict=True):
         assert np.vecdot(vector, minilm.embed([text])[0]) == pytest.approx(1, abs=1e-5)
