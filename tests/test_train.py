@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,30 +50,46 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "tasks.args.max_steps=4",
     ]
     command = [*CLI, "train", "--profile", "cpu", *arguments]
-    before = set(psutil.pids())
-    with subprocess.Popen(
-        command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as launcher:
-        try:
-            first = run / "checkpoints" / "global_step_1"
-            while launcher.poll() is None and not _has_learned_since(first, run):
-                time.sleep(0.5)
-            assert launcher.poll() is None, launcher.communicate()
-            for process in psutil.Process(launcher.pid).children():
-                if "--run-directory" in process.cmdline():
-                    process.kill()
-            _, errors = launcher.communicate(timeout=120)
-        finally:
-            launcher.terminate()
-    assert launcher.returncode == 1
+    first = run / "checkpoints" / "global_step_1"
+    code, _, errors = _launch(command, directory, kill_trainer_once=lambda: _has_learned_since(first, run))
+    assert code == 1
     assert errors.startswith("empo2: error: trainer was ended by SIGKILL: the end of "), errors
-    assert not _left_since(before)
-
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=1400)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (directory / "output").write_text(done.stdout)
-    assert not _left_since(before)
+    code, output, errors = _launch(command, directory)
+    assert code == 0, output[-3000:] + errors[-3000:]
+    (directory / "output").write_text(output)
     yield run
+
+
+def _launch(
+    command: list[str], directory: Path, kill_trainer_once: Callable[[], bool] = lambda: False
+) -> tuple[int, str, str]:
+    """Exit code and output of a launcher, none of whose processes may outlive it."""
+    started: set[psutil.Process] = set()
+    with (directory / "out").open("w") as out, (directory / "err").open("w") as err:
+        launcher = psutil.Popen(command, cwd=directory, stdout=out, stderr=err)
+        try:
+            while launcher.poll() is None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    started |= set(launcher.children(recursive=True))
+                    if kill_trainer_once():
+                        for process in launcher.children():
+                            if "--run-directory" in process.cmdline():
+                                process.kill()
+                        break
+                time.sleep(0.5)
+            launcher.wait(120)
+        finally:
+            if launcher.poll() is None:
+                launcher.terminate()
+    assert len(started) > 5
+    assert [process for process in started if _is_alive(process)] == []
+    return launcher.returncode, (directory / "out").read_text(), (directory / "err").read_text()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _has_learned_since(checkpoint: Path, run: Path) -> bool:
@@ -85,17 +101,6 @@ def tips_of(folder: Path) -> set[str]:
     """The episodes that have left tips in the folder's memory."""
     with contextlib.closing(sqlite3.connect(f"file:{folder / 'memory.sqlite'}?mode=ro", uri=True)) as database:
         return {episode for (episode,) in database.execute("SELECT episode FROM tips")}
-
-
-def _left_since(before: set[int]) -> list[int]:
-    return [pid for pid in set(psutil.pids()) - before if _is_ours(pid)]
-
-
-def _is_ours(pid: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        line = " ".join(psutil.Process(pid).cmdline())
-        return any(word in line for word in ("raylet", "ray::", "gcs_server", "VLLM", "agentlightning", "java"))
-    return False
 
 
 def test_each_mode_was_trained(run: Path) -> None:
