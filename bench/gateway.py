@@ -1,0 +1,336 @@
+"""What the gateway adds to an agent's model calls: agent-lightning's own server beside `empo2 gateway`.
+
+Concurrent agents play episodes of 20 turns with ever new observations, through real processes, HTTP and the real
+embedder, against a model server that answers after a set time and costs next to no CPU. In one run, one after the other
+for each number of agents, with their starts spread over one model call:
+
+  no gateway       the agents call the model server: what this benchmark itself and HTTP add
+  agl-server       agent-lightning's own server
+  empo2, untagged  `empo2 gateway`, rollouts without a tag: memory off
+  empo2            10,000 tips in memory; every fourth rollout sees tips, the others get their novelty counted
+  empo2, known     the same episodes once more: all states are among the last embedded, so this is without embedding
+
+  added            time of a call at the agent, less the model server's set time; nothing else is subtracted
+  loop, CPU        CPU time of the gateway's event loop, and of the whole process, per call
+  embedding        what the gateway says a search waited for its embedding, on average
+  of plain         episodes per second, against agl-server
+  others           cores that other processes of this machine used meanwhile: more than 0.1, and the row says little
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+from rich.table import Table
+from shared import HEADERS, KEY, SCOPE, Goal, empo2_gateway, fill_memory, free_port, report, say, server, turns
+
+TIPS = 10_000
+GOAL_AGENTS = 64
+NO_GATEWAY, AGL_SERVER, UNTAGGED, TAGGED, KNOWN = "no gateway", "agl-server", "empo2, untagged", "empo2", "empo2, known"
+_CALL_SECONDS = 300
+# One token is about 5 bytes of a chat as JSON; every id is written with 6, so that a prompt's ids are cut from this.
+_PROMPT_IDS = b",".join(b"%d" % (10_000 + i % 30_000) for i in range(30_000))
+_REPLY = "take the blue jug and go to the kitchen"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way from the agents to the model server: its URL, its process (None for no gateway), and how to play."""
+
+    name: str
+    url: str
+    model: str
+    pid: int | None = None
+    tagged: bool = False
+
+
+@dataclass
+class Played:
+    """Milliseconds added to each call; CPU per call in milliseconds; episodes per second; cores used by others."""
+
+    without_tips: list[float] = field(default_factory=list)
+    with_tips: list[float] = field(default_factory=list)
+    loop_cpu: float = 0.0
+    cpu: float = 0.0
+    episodes: float = 0.0
+    others: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: 8 agents, 4 turns of 0.2 s, 500 tips")
+    parser.add_argument(
+        "--agents", type=int, nargs="+", default=[1, 16, 64, 128], metavar="N", help="concurrent agents"
+    )
+    parser.add_argument("--turns", type=int, default=20, metavar="N", help="model calls of an episode (default: 20)")
+    parser.add_argument(
+        "--delay", type=float, default=1.0, metavar="SECONDS", help="the model server's time (default: 1)"
+    )
+    parser.add_argument("--tips", type=int, default=TIPS, metavar="N", help=f"tips in memory (default: {TIPS:,})")
+    parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="settings of `empo2 gateway`")
+    options = parser.parse_args()
+    if options.quick:
+        options.agents, options.turns, options.delay, options.tips = [8], 4, 0.2, 500
+    with tempfile.TemporaryDirectory() as folder:
+        table, goals = asyncio.run(compare(Path(folder), options))
+    report(table, goals)
+
+
+async def compare(folder: Path, options: argparse.Namespace) -> tuple[Table, list[Goal]]:
+    table = Table(title=f"episodes of {options.turns} calls of {options.delay:g} s; milliseconds")
+    for column in ("agents", "way", "calls", "added p50", "added p99", "loop", "CPU", "embedding"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    table.add_column("episodes/s", justify="right")
+    table.add_column("of plain", justify="right")
+    table.add_column("others", justify="right")
+    goals = _goals(None)
+    with _ways(folder, options) as ways:
+        async with httpx.AsyncClient(
+            headers=HEADERS, timeout=_CALL_SECONDS, limits=httpx.Limits(max_connections=None)
+        ) as client:
+            for way in ways:
+                await _warm_up(client, way)
+            for agents in options.agents:
+                rows = {}
+                for way in ways:
+                    say(f"{agents} agents: {way.name}")
+                    rows[way.name] = await play(client, way, agents, options.turns, options.delay)
+                    _add_rows(table, agents, way.name, rows)
+                table.add_section()
+                if agents == GOAL_AGENTS:
+                    goals = _goals(rows)
+    return table, goals
+
+
+@contextmanager
+def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
+    """All processes, with their ways to be played in this order."""
+    say("the memory is filled")
+    memory = folder / "memory.sqlite"
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # torch stays out of this process
+        pool.submit(fill_memory, memory, options.tips).result()
+    agl_folder, empo2_folder = folder / "agl", folder / "empo2"
+    agl_folder.mkdir()
+    empo2_folder.mkdir()
+    shutil.move(memory, empo2_folder)
+    say("the processes start")
+    model_url, agl_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    model = multiprocessing.get_context("spawn").Process(
+        target=serve_model, args=(int(model_url.rpartition(":")[2]), options.delay), daemon=True
+    )
+    model.start()
+    agl_command = [sys.executable, "-m", "agentlightning.server", "host=127.0.0.1", f"key={KEY}"]
+    agl_command += [f"port={agl_url.rpartition(':')[2]}", "default_proxy.model_name=smollm2", "hydra.run.dir=."]
+    settings = [f"memory.capacity={options.tips}", *options.set]
+    try:
+        with (
+            server(agl_command, f"{agl_url}/healthz", agl_folder / "log") as agl_pid,
+            empo2_gateway(empo2_folder, empo2_folder / memory.name, *settings) as (url, pid),
+        ):
+            name = httpx.get(f"{url}/empo2/state", headers=HEADERS).json()["model"]
+            for gateway, served in (agl_url, "smollm2"), (url, name):
+                register = [{"model": served, "endpoint": f"{model_url}/v1"}]
+                httpx.post(f"{gateway}/api/models", json=register, headers=HEADERS).raise_for_status()
+            yield [
+                Way(NO_GATEWAY, model_url, "smollm2"),
+                Way(AGL_SERVER, agl_url, "smollm2", agl_pid),
+                Way(UNTAGGED, url, name, pid),
+                Way(TAGGED, url, name, pid, tagged=True),
+                Way(KNOWN, url, name, pid, tagged=True),
+            ]
+    finally:
+        model.terminate()
+        model.join()
+
+
+async def _warm_up(client: httpx.AsyncClient, way: Way) -> None:
+    """One episode of two calls, which waits for the embedder to be loaded and opens connections and the memory."""
+    await play(client, way, 1, 2, 0.0)
+
+
+async def play(client: httpx.AsyncClient, way: Way, agents: int, count: int, delay: float) -> Played:
+    """All agents play one episode each of `count` turns; the same episodes whichever the way."""
+    rollouts = [await _create(client, way, agent) for agent in range(agents)]
+    episodes = [turns(random.Random(f"{agents} {agent}"), count) for agent in range(agents)]
+    played = Played()
+    before, others = _cpu_seconds(way.pid), _others_cpu_seconds()
+    started = time.perf_counter()
+    await asyncio.gather(
+        *(
+            _episode(client, way, rollout, agent, texts, played, delay, start=delay * agent / agents)
+            for agent, (rollout, texts) in enumerate(zip(rollouts, episodes, strict=True))
+        )
+    )
+    seconds = time.perf_counter() - started
+    played.episodes, played.others = agents / seconds, (_others_cpu_seconds() - others) / seconds
+    if way.tagged:
+        drained = await client.post(f"{way.url}/empo2/drain", json={"timeout": _CALL_SECONDS})
+        played.metrics = drained.raise_for_status().json()
+        if played.metrics["empo2/memory_failures"] or played.metrics["empo2/reflections_failed"]:
+            raise RuntimeError(f"the memory failed, so this is no measurement: {played.metrics}")
+    after, calls = _cpu_seconds(way.pid), agents * count
+    played.loop_cpu, played.cpu = (1000 * (end - begin) / calls for begin, end in zip(before, after, strict=True))
+    if way.pid is not None:
+        for rollout in rollouts:  # as the trainer does
+            (await client.delete(f"{way.url}/api/rollouts/{rollout}")).raise_for_status()
+    return played
+
+
+async def _create(client: httpx.AsyncClient, way: Way, agent: int) -> str:
+    if way.pid is None:
+        return ""
+    memory, update = agent % 4 == 0, "off-policy" if agent % 12 else "on-policy"
+    tag = {
+        "rollout_mode": "memory" if memory else "no-memory",
+        "update_mode": update if memory else "on-policy",
+        "scope": SCOPE,
+    }
+    body = [{"input": {}, "metadata": {"empo2": tag} if way.tagged else {}}]
+    created = await client.post(f"{way.url}/api/rollouts", json=body)
+    rollout = created.raise_for_status().json()[0]["rollout_id"]
+    await _patch(client, way, rollout, "running")
+    return rollout
+
+
+async def _patch(client: httpx.AsyncClient, way: Way, rollout: str, state: str) -> None:
+    patched = await client.patch(f"{way.url}/api/rollouts/{rollout}", json={"status": {"state": state}})
+    patched.raise_for_status()
+
+
+async def _episode(
+    client: httpx.AsyncClient,
+    way: Way,
+    rollout: str,
+    agent: int,
+    texts: list[str],
+    played: Played,
+    delay: float,
+    start: float,
+) -> None:
+    base = f"{way.url}/v1" if way.pid is None else f"{way.url}/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1"
+    added = played.with_tips if way.tagged and agent % 4 == 0 else played.without_tips
+    messages = [{"role": "system", "content": "You act in a small text world. Reply with one action."}]
+    await asyncio.sleep(start)
+    for text in texts:
+        messages.append({"role": "user", "content": text})
+        body = {"model": way.model, "messages": messages, "max_tokens": 32}
+        sent = time.perf_counter()
+        answer = await client.post(f"{base}/chat/completions", json=body)
+        added.append(1000 * (time.perf_counter() - sent - delay))
+        messages.append(answer.raise_for_status().json()["choices"][0]["message"])
+    if way.pid is not None:
+        event = {"event_type": "reward", "data": {"value": float(agent % 11) * 10}}
+        posted = await client.post(f"{way.url}/api/rollouts/{rollout}/attempt/0/events", json=event)
+        posted.raise_for_status()
+        await _patch(client, way, rollout, "succeeded")
+
+
+def _cpu_seconds(pid: int | None) -> tuple[float, float]:
+    """CPU time of a process so far: of its main thread, which runs the event loop, and of all."""
+    if pid is None:
+        return 0.0, 0.0
+    threads = {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()}
+    return threads[pid], sum(threads.values())
+
+
+def _others_cpu_seconds() -> float:
+    """CPU time so far of all processes but this one and its children, and what the host took from this machine."""
+    times = psutil.cpu_times()
+    busy = times.user + times.system + times.irq + times.softirq + times.steal
+    own = psutil.Process()
+    return busy - sum(sum(process.cpu_times()[:2]) for process in (own, *own.children(recursive=True)))
+
+
+def serve_model(port: int, delay: float) -> None:
+    """A model server of next to no cost: `/tokenize` at once, a chat completion after `delay` seconds."""
+    import uvicorn
+
+    tokens = _REPLY.split()
+    ids = b",".join(b"%d" % i for i in range(10_000, 10_000 + len(tokens)))
+    log_probs = ",".join(f'{{"token": "{token}", "logprob": -0.5, "top_logprobs": []}}' for token in tokens).encode()
+    completion = (
+        b'{"id": "1", "object": "chat.completion", "created": 0, "model": "smollm2", "choices": [{"index": 0,'
+        b' "finish_reason": "stop", "message": {"role": "assistant", "content": "%b"}, "token_ids": [%b],'
+        b' "logprobs": {"content": [%b]}}], "prompt_token_ids": [%%b]}' % (_REPLY.encode(), ids, log_probs)
+    )
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size += len(message.get("body", b""))
+            more = message.get("more_body", False)
+        prompt_ids = _PROMPT_IDS[: 6 * (size // 5) - 1]
+        if scope["path"] == "/tokenize":
+            body = b'{"tokens": [%b]}' % prompt_ids
+        else:
+            await asyncio.sleep(delay)
+            body = completion % prompt_ids
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="off", timeout_keep_alive=300)
+
+
+def _add_rows(table: Table, agents: int, name: str, rows: dict[str, Played]) -> None:
+    played = rows[name]
+    plain = rows[AGL_SERVER].episodes if AGL_SERVER in rows else None
+    kinds = [("", played.without_tips), (": calls with tips", played.with_tips)]
+    for number, (kind, added) in enumerate((kind, added) for kind, added in kinds if added):
+        cells = [""] * 6
+        if number == 0:
+            embedding = played.metrics.get("empo2/embedding_ms_per_search")
+            cells = [
+                f"{played.loop_cpu:.2f}" if played.cpu else "-",
+                f"{played.cpu:.2f}" if played.cpu else "-",
+                "-" if embedding is None else f"{embedding:.1f}",
+                f"{played.episodes:.3f}",
+                "-" if plain is None else f"{played.episodes / plain:.3f}",
+                f"{played.others:.2f}",
+            ]
+        p50, p99 = np.percentile(added, (50, 99))
+        table.add_row(str(agents), name + kind, str(len(added)), f"{p50:.1f}", f"{p99:.1f}", *cells)
+
+
+def _goals(rows: dict[str, Played] | None) -> list[Goal]:
+    beside = f"added over agl-server beside the embedding (known, with tips), {GOAL_AGENTS} agents"
+    texts = (
+        f"{beside}: p50 at most 5 ms",
+        f"{beside}: p99 at most 20 ms",
+        f"embedding (with tips, new less known), {GOAL_AGENTS} agents: p50 at most 15 ms",
+        f"episodes per second at least 0.98 of agl-server's, {GOAL_AGENTS} agents",
+    )
+    if rows is None:
+        return [Goal(text, None, False) for text in texts]
+    plain, known, new = (
+        np.percentile(added, (50, 99))
+        for added in (rows[AGL_SERVER].without_tips, rows[KNOWN].with_tips, rows[TAGGED].with_tips)
+    )
+    p50, p99 = known - plain
+    embedding, rate = new[0] - known[0], rows[TAGGED].episodes / rows[AGL_SERVER].episodes
+    return [
+        Goal(texts[0], f"{p50:.1f} ms", p50 <= 5),
+        Goal(texts[1], f"{p99:.1f} ms", p99 <= 20),
+        Goal(texts[2], f"{embedding:.1f} ms", embedding <= 15),
+        Goal(texts[3], f"{rate:.3f}", rate >= 0.98),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""What tips cost vLLM's prefix cache: real vLLM, the same episodes through `empo2 gateway` without and with tips.
+
+On a CPU, with SmolLM2-135M. An episode's prompts extend one another, so vLLM need only read what is new since the last
+turn, as long as earlier turns stay as they were sent, tips included. The prefix cache is emptied before each pass.
+
+  prompt tokens   of all calls (vllm:prefix_cache_queries)
+  hits            of these, found in the cache (vllm:prefix_cache_hits)
+  of reusable     hits by the tokens that had stood in the turn before: less than 1 by what vLLM rounds down to blocks
+  prefill tokens  the rest of the prompt tokens, which vLLM had to compute
+  reflections     the requests for a tip when the episodes have ended, each the whole episode and one question
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import random
+import re
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from rich.table import Table
+from shared import HEADERS, SCOPE, Goal, empo2_gateway, fill_memory, free_port, report, say, server, turns
+
+from empo2.recipe.models import SMOLLM2, resolve_model
+from empo2.recipe.verl_environment import VARIABLES
+
+TIPS = 500
+_CALL_SECONDS = 600
+_TOKENS = 8192  # SmolLM2's context
+_REPLY_TOKENS = 8
+_GOAL = "share of hits at least 0.95 of that without tips"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Tokens that vLLM looked up in its prefix cache, and those that it found there."""
+
+    queries: float
+    hits: float
+
+    def __sub__(self, before: "Counts") -> "Counts":
+        return Counts(self.queries - before.queries, self.hits - before.hits)
+
+    @property
+    def share(self) -> float:
+        return self.hits / self.queries
+
+    @property
+    def prefill(self) -> float:
+        return self.queries - self.hits
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Tips shown at each turn; tokens that had stood in the turn before; vLLM's counts for calls and reflections."""
+
+    tips: float
+    reusable: int
+    calls: Counts
+    reflections: Counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: 2 episodes of 3 turns")
+    parser.add_argument("--episodes", type=int, default=16, metavar="N", help="episodes (default: 16)")
+    parser.add_argument("--turns", type=int, default=10, metavar="N", help="model calls of an episode (default: 10)")
+    parser.add_argument("--agents", type=int, default=4, metavar="N", help="concurrent episodes (default: 4)")
+    parser.add_argument(
+        "--top-k", type=int, default=10, metavar="N", help="tips shown at most at each turn (default: 10)"
+    )
+    options = parser.parse_args()
+    if options.quick:
+        options.episodes, options.turns = 2, 3
+    with tempfile.TemporaryDirectory() as folder:
+        passes = asyncio.run(compare(Path(folder), options))
+    table = Table(title=f"{options.episodes} episodes of {options.turns} turns, at most {options.top_k} tips a turn")
+    table.add_column("requests")
+    for column in (
+        *("tips a turn", "prompt tokens", "hits", "of reusable", "share of hits", "with / without"),
+        *("prefill tokens", "with / without"),
+    ):
+        table.add_column(column, justify="right")
+    without, with_tips = passes
+    for kind in "calls", "reflections":
+        for name, played in ("without tips", without), ("with tips", with_tips):
+            counts, plain = getattr(played, kind), getattr(without, kind)
+            table.add_row(
+                f"{kind} {name}",
+                f"{played.tips:.1f}" if kind == "calls" else "",
+                f"{counts.queries:,.0f}",
+                f"{counts.hits:,.0f}",
+                f"{counts.hits / played.reusable:.3f}" if kind == "calls" else "",
+                f"{counts.share:.3f}",
+                f"{counts.share / plain.share:.3f}",
+                f"{counts.prefill:,.0f}",
+                f"{counts.prefill / plain.prefill:.2f}",
+            )
+    ratio = with_tips.calls.share / without.calls.share
+    report(table, [Goal(_GOAL, f"{ratio:.3f}", ratio >= 0.95)])
+
+
+async def compare(folder: Path, options: argparse.Namespace) -> list[Pass]:
+    """The pass without tips and the pass with them."""
+    say("the memory is filled")
+    memory = folder / "memory.sqlite"
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # torch stays out of this process
+        pool.submit(fill_memory, memory, TIPS).result()
+    model = str(resolve_model(SMOLLM2))
+    say("vLLM starts")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--enforce-eager", "--dtype", "bfloat16", "--max-num-batched-tokens", "1024"]
+    command += ["--max-model-len", str(_TOKENS), "--max-num-seqs", str(options.agents)]
+    # The development mode has the route that empties the prefix cache.
+    environment = {**os.environ, **VARIABLES, "VLLM_SERVER_DEV_MODE": "1"}
+    settings = [f"memory.capacity={2 * TIPS}", f"memory.top_k={options.top_k}", "reflection.max_tokens=48"]
+    passes = []
+    with (
+        server(command, f"{url}/health", folder / "vllm.log", environment),
+        empo2_gateway(folder, memory, *settings) as (gateway, _),
+    ):
+        async with httpx.AsyncClient(headers=HEADERS, timeout=_CALL_SECONDS) as client:
+            register = [{"model": model, "endpoint": f"{url}/v1"}]
+            (await client.post(f"{gateway}/api/models", json=register)).raise_for_status()
+            for name, mode in ("without tips", "no-memory"), ("with tips", "memory"):
+                say(f"episodes {name}")
+                (await client.post(f"{url}/reset_prefix_cache")).raise_for_status()
+                begin = await _counts(client, url)
+                rollouts, reusable = zip(*await _play_all(client, gateway, mode, options), strict=True)
+                played = await _counts(client, url)
+                for rollout in rollouts:
+                    await _finish(client, gateway, rollout)
+                drained = await client.post(f"{gateway}/empo2/drain", json={"timeout": _CALL_SECONDS})
+                end = await _counts(client, url)
+                metrics = drained.raise_for_status().json()
+                if metrics["empo2/memory_failures"] or metrics["empo2/reflections_failed"]:
+                    raise RuntimeError(f"the memory failed, so this is no measurement: {metrics}")
+                tips = metrics["empo2/tips_injected_per_call"]
+                passes.append(Pass(tips, sum(reusable), played - begin, end - played))
+    return passes
+
+
+async def _play_all(
+    client: httpx.AsyncClient, gateway: str, mode: str, options: argparse.Namespace
+) -> list[tuple[str, int]]:
+    """The same episodes in either mode, not ended yet: of each its rollout's id and its reusable tokens."""
+    places = asyncio.Semaphore(options.agents)
+
+    async def play(number: int) -> tuple[str, int]:
+        tag = {"rollout_mode": mode, "update_mode": "on-policy", "scope": SCOPE}
+        created = await client.post(f"{gateway}/api/rollouts", json=[{"input": {}, "metadata": {"empo2": tag}}])
+        rollout = created.raise_for_status().json()[0]["rollout_id"]
+        messages = [{"role": "system", "content": "You act in a small text world. Reply with one action."}]
+        path = f"{gateway}/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1/chat/completions"
+        tokens = [0]
+        async with places:
+            for text in turns(random.Random(number), options.turns):
+                messages.append({"role": "user", "content": text})
+                body = {"model": "policy", "messages": messages, "max_tokens": _REPLY_TOKENS}
+                answer = await client.post(path, json=body)
+                reply = answer.raise_for_status().json()
+                messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
+                tokens.append(reply["usage"]["total_tokens"])
+        return rollout, sum(tokens[:-1])
+
+    return await asyncio.gather(*(play(number) for number in range(options.episodes)))
+
+
+async def _finish(client: httpx.AsyncClient, gateway: str, rollout: str) -> None:
+    """The reward and the end of an episode: the gateway asks for its tip."""
+    url = f"{gateway}/api/rollouts/{rollout}"
+    event = {"event_type": "reward", "data": {"value": 0.0}}
+    (await client.post(f"{url}/attempt/0/events", json=event)).raise_for_status()
+    for state in "running", "succeeded":
+        (await client.patch(url, json={"status": {"state": state}})).raise_for_status()
+
+
+async def _counts(client: httpx.AsyncClient, url: str) -> Counts:
+    text = (await client.get(f"{url}/metrics")).raise_for_status().text
+    queries, hits = (
+        sum(map(float, re.findall(rf"^vllm:prefix_cache_{name}_total\{{.*\}} (\S+)$", text, re.MULTILINE)))
+        for name in ("queries", "hits")
+    )
+    return Counts(queries, hits)
+
+
+if __name__ == "__main__":
+    main()

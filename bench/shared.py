@@ -1,0 +1,141 @@
+"""What the benchmarks share: their report, their processes, and episodes made of seeded texts."""
+
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from empo2.memory import MemoryStore, SentenceEmbedder, Step
+
+KEY = "bench"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+SCOPE = "bench"
+_START_SECONDS = 900
+_STOP_SECONDS = 20
+_EMBEDDED_STATES = 500
+_ROOMS = ("kitchen", "hallway", "greenhouse", "workshop", "foundry", "bathroom", "living room", "art studio", "bedroom")
+_KINDS = ("glass", "metal", "wooden", "ceramic", "red", "blue", "empty", "open", "small", "orange", "heavy", "broken")
+_THINGS = (
+    *("cup", "table", "battery", "thermometer", "wire", "light bulb", "switch", "chair", "pot", "stove", "sink"),
+    *("apple tree", "dove egg", "flower pot", "shovel", "jug", "picture", "freezer", "cupboard", "bee hive", "turtle"),
+)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure to be reached, and whether it was; `found` is None where the size of the run has no such figure."""
+
+    text: str
+    found: str | None
+    met: bool
+
+
+def report(table: Table, goals: Sequence[Goal]) -> None:
+    """Print the table and what became of the goals. A goal that is missed is no error."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    for goal in goals:
+        outcome = "not in this run" if goal.found is None else f"{goal.found}: {'met' if goal.met else 'missed'}"
+        console.print(f"goal  {goal.text}: {outcome}", soft_wrap=True, highlight=False, markup=False)
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def server(command: Sequence[str], url: str, log: Path, environment: dict[str, str] | None = None) -> Iterator[int]:
+    """A server process, up when `url` answers and stopped at the end; its process id.
+
+    Raises:
+        RuntimeError: it ended or did not answer; the message holds the end of its log.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=log.parent)
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                httpx.get(url, headers=HEADERS).raise_for_status()
+                break
+            except httpx.HTTPError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+                    raise RuntimeError(f"no answer from {url}; the end of the log of {command}:\n{end}") from None
+                time.sleep(0.2)
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def empo2_gateway(folder: Path, memory: Path, *settings: str) -> Iterator[tuple[str, int]]:
+    """`empo2 gateway` with SmolLM2's tokenizer on a free port: its URL and its process id."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-m", "empo2.recipe.cli", "gateway", "--key", KEY, "--memory", str(memory)]
+    command += [f"gateway.port={port}", "model.path=smollm2-135m-instruct", *settings]
+    with server(command, f"{url}/healthz", folder / "gateway.log") as pid:
+        yield url, pid
+
+
+def observation(generator: random.Random) -> str:
+    """What an agent might see: 60 to 120 tokens, hardly ever the same twice."""
+    rooms = generator.sample(_ROOMS, 3)
+    things = [f"a {generator.choice(_KINDS)} {thing}" for thing in generator.sample(_THINGS, generator.randint(7, 13))]
+    return (
+        f"This room is called the {rooms[0]}. In it, you see: the agent, a substance called air, {', '.join(things)}. "
+        f"You also see: a door to the {rooms[1]} (that is open), a door to the {rooms[2]} (that is closed)."
+    )
+
+
+def turns(generator: random.Random, count: int) -> list[str]:
+    """What the user says in an episode of `count` turns: the task with the first observation, then observations."""
+    task = f"Your task is to find the {generator.choice(_THINGS)} and to move it to the {generator.choice(_ROOMS)}."
+    first, *others = (observation(generator) for _ in range(count))
+    return [f"{task}\n\n{first}", *others]
+
+
+def fill_memory(file: Path, tips: int) -> None:
+    """A memory file with tips under states like those of `turns`, one each. Loads the embedder: 20 seconds.
+
+    500 states are embedded; a tip's key is one of these keys with a little noise, a cosine of about 0.95 away.
+    """
+    generator, noise = random.Random(0), np.random.default_rng(0)
+    embedder = SentenceEmbedder("all-MiniLM-L6-v2")
+    states = [observation(generator) for _ in range(min(tips, _EMBEDDED_STATES))]
+    keys = embedder.embed(states)
+    store = MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=tips)
+    for number in range(tips):
+        row = number % len(states)
+        key = keys[row] + noise.normal(scale=0.3 / np.sqrt(embedder.dimension), size=embedder.dimension)
+        room, thing = generator.choice(_ROOMS), generator.choice(_THINGS)
+        tip = (
+            f"Episode {number} went to the {room} and took the {generator.choice(_KINDS)} {thing}, which left the task"
+            f" {generator.randint(1, 9)} steps from its end; look into the {generator.choice(_ROOMS)} first."
+        )
+        step = Step(states[row], key, f"take {thing}")
+        score = float(generator.randint(0, 10) * 10)
+        store.add_episode(SCOPE, f"filled-{number}", tip=tip, score=score, success=score == 100, steps=[step])
+    store.close()
