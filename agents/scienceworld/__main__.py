@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument(
         "--simplification",
         default="easy",
-        help=f"some of {', '.join(SIMPLIFICATIONS)}, joined by commas (default: %(default)s, all of them)",
+        help=f"some of {', '.join(SIMPLIFICATIONS)}, joined by commas (default: %(default)s)",
     )
     args = parser.parse_args()
     try:

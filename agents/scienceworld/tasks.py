@@ -40,7 +40,7 @@ MAX_STEPS = 30
 LONGER = {"chemistry-mix": 60, "measure-melting-point-known-substance": 120}
 
 SIMPLIFICATIONS = (
-    "easy",  # all of the others
+    "easy",  # all of the others but openContainers; and noElectricalAction only where the task allows it
     "teleportAction",
     "selfWateringFlowerPots",
     "openContainers",
