@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from empo2.agents.textworld_express.tasks import Episode as TextWorldEpisode
+
 pytestmark = pytest.mark.stack
 
 # agentlightning.controller.local_reconciler.LocalReconciler._spawn_for, 1.0.2
@@ -26,6 +28,7 @@ CONTROLLER = [
     "sys.exit(_run_local_reconciler_worker(sys.argv[1]))",
     "empo2.agents.scienceworld.agent:ScienceWorldAgent",
 ]
+TEXTWORLD_AGENT = "empo2.agents.textworld_express.agent:TextWorldExpressAgent"
 BY_HAND = [sys.executable, "-m", "empo2.agents.scienceworld"]
 
 
@@ -69,6 +72,17 @@ def test_run_by_the_controller(start, server, episode, variables):
     _, errors = agent.communicate(timeout=60)
     assert (agent.returncode, errors) == (0, "")
     assert [event["data"]["value"] for event in server.events] == [-100]
+
+
+def test_textworld_express_run_by_the_controller(start, server):
+    server.reply = lambda messages: "look around"
+    rollout = {"game": "coin", "params": "", "fold": "test", "seed": 20_000, "max_steps": 3}
+    episode = TextWorldEpisode(**rollout, actions="free-text", choices=12)
+    environ = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in episode.env_map().items()}
+    agent = start([*CONTROLLER[:-1], TEXTWORLD_AGENT], **environ, **server.variables)
+    _, errors = agent.communicate(timeout=60)
+    assert (agent.returncode, errors) == (0, "")
+    assert [event["data"]["message"] for event in server.events] == ["coin seed 20000: score 0 after 3 of 3 steps"]
 
 
 def test_without_a_model_server_the_rollout_fails(start, server, episode, variables):
