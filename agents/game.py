@@ -35,17 +35,19 @@ class TextGame:
     """
 
     def __init__(self, environment: JavaEnvironment, episode: TextEpisode, system: str, state: State) -> None:
-        self._environment, self._episode, self._state = environment, episode, state
+        self._environment, self.episode, self._state = environment, episode, state
         self._steps = 0
         self.system = system
         self._show(f"{environment.task_description}\n\n{state.observation}")
 
     @property
     def done(self) -> bool:
-        return self._state.done or self._steps == self._episode.max_steps
+        return self._state.done or self._steps == self.episode.max_steps
 
     def act(self, reply: str) -> None:
-        """Take the action that a reply names. A reply that names none is a step too."""
+        """Take the action that a reply names. A reply that names none is a step too; one after the end is ignored."""
+        if self.done:
+            return
         action = chosen(reply, self._choices) if self._choices else typed(reply)
         self._steps += 1
         if action is not None:
@@ -54,12 +56,12 @@ class TextGame:
 
     def outcome(self, remark: str = "") -> Outcome:
         """The score so far."""
-        steps = f"{self._steps} of {self._episode.max_steps} steps"
-        return Outcome(self._state.score, f"{self._episode.title}: score {self._state.score} after {steps}{remark}")
+        steps = f"{self._steps} of {self.episode.max_steps} steps"
+        return Outcome(self._state.score, f"{self.episode.title}: score {self._state.score} after {steps}{remark}")
 
     def _show(self, news: str) -> None:
-        offered = self._episode.actions == "choice" and not self.done
-        self._choices = draw(self._state.valid_actions, self._episode, self._steps) if offered else []
+        offered = self.episode.actions == "choice" and not self.done
+        self._choices = draw(self._state.valid_actions, self.episode, self._steps) if offered else []
         self.turn = listed(news, self._choices) if self._choices else news
 
 

@@ -12,6 +12,7 @@ import textworld_express
 from empo2.agents.textworld_express import agent, tasks
 from empo2.agents.textworld_express.agent import TextWorldExpressAgent
 from empo2.agents.textworld_express.environment import Environment
+from empo2.agents.textworld_express.game import Game
 from empo2.agents.textworld_express.tasks import GAMES, Episode, load
 from empo2.recipe.config import load_settings
 from empo2.recipe.tasks import check_agent, load_tasks, scope_of
@@ -69,6 +70,14 @@ def test_a_solved_world_scores_100_and_its_actions_have_the_forms_that_we_name(w
         if state.done:
             break
     assert (state.score, state.done) == (100, True)
+
+
+def test_a_reply_after_the_end_changes_nothing(world: Environment):
+    game = Game(world, episode(max_steps=1))
+    game.act("look around")
+    ended = game.outcome()
+    game.act("take coin")  # as a framework's second tool call in one reply
+    assert game.outcome() == ended
 
 
 def test_our_games_are_textworld_expresses():
