@@ -4,8 +4,10 @@ import argparse
 import os
 from typing import get_args
 
-from .agent import MAX_TOKENS, MODEL, connect, play
-from .tasks import SIMPLIFICATIONS, ActionForm, Episode, paper_max_steps
+from ..chat import MAX_TOKENS, MODEL, Server, connect
+from ..episode import ActionForm
+from .agent import play
+from .tasks import SIMPLIFICATIONS, Episode, paper_max_steps
 
 
 def main() -> None:
@@ -33,7 +35,7 @@ def main() -> None:
     parser.add_argument(
         "--simplification",
         default="easy",
-        help=f"some of {', '.join(SIMPLIFICATIONS)}, joined by commas (default: %(default)s, all of them)",
+        help=f"some of {', '.join(SIMPLIFICATIONS)}, joined by commas (default: %(default)s)",
     )
     args = parser.parse_args()
     try:
@@ -46,7 +48,8 @@ def main() -> None:
             choices=args.choices,
             seed=args.seed,
         )
-        outcome = play(episode, connect(args.base_url, args.key, args.model, args.max_tokens), show=print)
+        server = Server(args.base_url, args.key, args.model, args.max_tokens)
+        outcome = play(episode, connect(server), show=print)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     print(outcome.message)

@@ -1,149 +1,30 @@
-"""An agent that plays ScienceWorld through any OpenAI-compatible server, and knows nothing of training."""
+"""The agent that plays ScienceWorld."""
 
-import os
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from . import prompts
-from .environment import Environment, java_executable
-from .tasks import Episode, read_integer
-
-MODEL = "policy"  # agent-lightning's gateway sets the real name
-MAX_TOKENS = 32  # per reply, as in the paper
-MODEL_TIMEOUT_SECONDS = 300
-MODEL_RETRIES = 3
-EVENT_TIMEOUT_SECONDS = 30
-EVENT_ATTEMPTS = 4
-FULL_SCORE = 100
-
-Message = dict[str, str]
-Model = Callable[[list[Message]], str]
+from ..chat import Model, Server, TextAgent, connect, play_chat
+from ..game import Outcome
+from ..java import java_executable
+from .environment import Environment
+from .game import Game
+from .tasks import Episode
 
 
-class ContextOverflow(Exception):
-    """The chat no longer fits into the model's context."""
+class ScienceWorldAgent(TextAgent[Episode]):
+    """One episode of ScienceWorld; the variables are those of `tasks.ENV_MAP`."""
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How an episode ended: ScienceWorld's score, -100..100, and one line saying where it came from."""
-
-    score: int
-    message: str
-
-    @property
-    def success(self) -> bool:
-        return self.score == FULL_SCORE
-
-
-class ScienceWorldAgent:
-    """What agent-lightning's controller runs: one episode, one reward event.
-
-    The task comes in the variables of `tasks.ENV_MAP`, the server in `AGL_OPENAI_BASE_URL`, `AGL_EVENT_URL` and
-    `AGL_KEY`; `SCIENCEWORLD_MODEL` and `SCIENCEWORLD_MAX_TOKENS` (tokens per reply) may be set. Whatever goes wrong
-    is raised and fails the rollout: a reward is posted only for an episode that was played.
-    """
+    episode = Episode
 
     @staticmethod
     def check() -> str:
         """What a launcher may show before the first rollout. Raises FileNotFoundError without Java."""
         return f"ScienceWorld with Java at {java_executable()}"
 
-    def run(self) -> None:
-        environ = {"AGL_KEY": "", "SCIENCEWORLD_MODEL": MODEL, "SCIENCEWORLD_MAX_TOKENS": str(MAX_TOKENS), **os.environ}
-        episode = Episode.from_env(environ)
-        for variable in ("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"):
-            if not environ.get(variable):
-                raise ValueError(f"{variable} is not set: agent-lightning's controller sets it for every rollout")
-        model = connect(
-            environ["AGL_OPENAI_BASE_URL"],
-            environ["AGL_KEY"],
-            environ["SCIENCEWORLD_MODEL"],
-            read_integer(environ, "SCIENCEWORLD_MAX_TOKENS"),
-        )
-        post_reward(environ["AGL_EVENT_URL"], environ["AGL_KEY"], play(episode, model))
+    def play(self, episode: Episode, server: Server) -> Outcome:
+        return play(episode, connect(server))
 
 
 def play(episode: Episode, model: Model, show: Callable[[str], object] = lambda text: None) -> Outcome:
-    """Play one episode, one action per reply. `show` is given every message of the chat as it comes.
-
-    A chat that outgrows the model's context ends the episode with the score so far; any other error is raised.
-    """
-
-    def outcome(steps: int, remark: str = "") -> Outcome:
-        where = f"{episode.task} variation {episode.variation}"
-        return Outcome(state.score, f"{where}: score {state.score} after {steps} of {episode.max_steps} steps{remark}")
-
-    def say(role: str, content: str) -> None:
-        messages.append({"role": role, "content": content})
-        show(f"[{role}] {content}")
-
+    """Play one episode in a Java process of its own, as `play_chat` does."""
     with Environment() as environment:
-        state = environment.reset(episode.task, episode.variation, episode.simplification, episode.max_steps)
-        messages: list[Message] = []
-        say("system", prompts.system(episode, environment.action_templates()))
-        news = prompts.opening(environment.task_description, state.observation)
-        for step in range(episode.max_steps):
-            choices = prompts.draw(state.valid_actions, episode, step) if episode.actions == "choice" else []
-            say("user", prompts.listed(news, choices) if choices else news)
-            try:
-                reply = model(messages)
-            except ContextOverflow:
-                return outcome(step, "; ended there because the chat outgrew the model's context")
-            say("assistant", reply)
-            action = prompts.chosen(reply, choices) if choices else prompts.typed(reply)
-            if action is None:
-                news = prompts.NOT_LISTED
-                continue
-            state = environment.step(action)
-            if state.done:
-                return outcome(step + 1)
-            news = state.observation
-        return outcome(episode.max_steps)
-
-
-def connect(base_url: str, key: str, model: str, max_tokens: int) -> Model:
-    """A function from a chat to the model's reply. It raises openai's errors once their retries are used up."""
-    from openai import BadRequestError, OpenAI  # 1.8 s: not before the task has been checked
-
-    # Without a key the header would be "Bearer ", which is no valid header.
-    client = OpenAI(base_url=base_url, api_key=key or "none", timeout=MODEL_TIMEOUT_SECONDS, max_retries=MODEL_RETRIES)
-
-    def reply(messages: list[Message]) -> str:
-        try:
-            answer = client.chat.completions.create(
-                model=model,
-                messages=messages,  # pyright: ignore[reportArgumentType] (plain dicts)
-                max_tokens=max_tokens,
-            )
-        except BadRequestError as error:
-            # The words of vLLM 0.20 and of OpenAI; neither sends a code that every server would.
-            if "context length" in str(error):
-                raise ContextOverflow(str(error)) from error
-            raise
-        return answer.choices[0].message.content or ""
-
-    return reply
-
-
-def post_reward(event_url: str, key: str, outcome: Outcome) -> None:
-    """Post the rollout's reward event. Raises httpx.HTTPError when it is refused or cannot be delivered.
-
-    After a broken connection it is sent again; should both arrive, agent-lightning counts the last, which is equal.
-    """
-    import httpx
-
-    event = {
-        "event_type": "reward",
-        "data": {"value": outcome.score, "source": "agent", "message": outcome.message, "success": outcome.success},
-    }
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    for attempt in range(1, EVENT_ATTEMPTS + 1):
-        try:
-            httpx.post(event_url, json=event, headers=headers, timeout=EVENT_TIMEOUT_SECONDS).raise_for_status()
-            return
-        except httpx.TransportError:
-            if attempt == EVENT_ATTEMPTS:
-                raise
-            time.sleep(2**attempt / 4)
+        return play_chat(Game(environment, episode), model, show)

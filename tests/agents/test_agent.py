@@ -6,7 +6,8 @@ import httpx
 import openai
 import pytest
 
-from empo2.agents.scienceworld import agent, prompts
+from empo2.agents import chat
+from empo2.agents.game import NOT_LISTED
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
 
 pytestmark = [pytest.mark.stack, pytest.mark.usefixtures("shared_simulator")]
@@ -23,7 +24,7 @@ def run(server, variables, monkeypatch):
             monkeypatch.setenv(name, value)
         ScienceWorldAgent().run()
 
-    monkeypatch.setattr(agent.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(chat.time, "sleep", lambda seconds: None)
     return run_one
 
 
@@ -111,7 +112,7 @@ def test_the_chosen_action_is_what_the_environment_does(run, server, episode, sh
     turns = [chat["messages"][-1]["content"] for chat in server.chats]
     listed = [turn.split("\n")[-12:] for turn in turns]
     assert done == [listed[0][1].removeprefix("2 "), listed[3][0].removeprefix("1 ")]
-    assert [turn.startswith(prompts.NOT_LISTED) for turn in turns] == [False, False, True, True]
+    assert [turn.startswith(NOT_LISTED) for turn in turns] == [False, False, True, True]
     assert server.events[0]["data"]["message"].endswith("after 4 of 4 steps")
 
 
@@ -145,7 +146,7 @@ def test_a_chat_that_outgrows_the_context_ends_the_episode(run, server, episode)
     ],
 )
 def test_a_failed_model_call_is_raised_and_no_reward_posted(run, server, episode, refusal, error, calls, monkeypatch):
-    monkeypatch.setattr(agent, "MODEL_RETRIES", 2)
+    monkeypatch.setattr(chat, "MODEL_RETRIES", 2)
     server.refusal = refusal
     with pytest.raises(error):
         run(episode())

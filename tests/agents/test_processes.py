@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from empo2.agents.textworld_express.tasks import Episode as TextWorldEpisode
+
 pytestmark = pytest.mark.stack
 
 # agentlightning.controller.local_reconciler.LocalReconciler._spawn_for, 1.0.2
@@ -26,6 +28,7 @@ CONTROLLER = [
     "sys.exit(_run_local_reconciler_worker(sys.argv[1]))",
     "empo2.agents.scienceworld.agent:ScienceWorldAgent",
 ]
+TEXTWORLD_AGENT = "empo2.agents.textworld_express.agent:TextWorldExpressAgent"
 BY_HAND = [sys.executable, "-m", "empo2.agents.scienceworld"]
 
 
@@ -71,6 +74,17 @@ def test_run_by_the_controller(start, server, episode, variables):
     assert [event["data"]["value"] for event in server.events] == [-100]
 
 
+def test_textworld_express_run_by_the_controller(start, server):
+    server.reply = lambda messages: "look around"
+    rollout = {"game": "coin", "params": "", "fold": "test", "seed": 20_000, "max_steps": 3}
+    episode = TextWorldEpisode(**rollout, actions="free-text", choices=12)
+    environ = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in episode.env_map().items()}
+    agent = start([*CONTROLLER[:-1], TEXTWORLD_AGENT], **environ, **server.variables)
+    _, errors = agent.communicate(timeout=60)
+    assert (agent.returncode, errors) == (0, "")
+    assert [event["data"]["message"] for event in server.events] == ["coin seed 20000: score 0 after 3 of 3 steps"]
+
+
 def test_without_a_model_server_the_rollout_fails(start, server, episode, variables):
     down = {**server.variables, "AGL_OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
     agent = start(CONTROLLER, **variables(episode()), **down)
@@ -99,6 +113,32 @@ def test_a_stopped_agent_leaves_no_java(start, server, episode, variables, stop)
     release.set()
     java.wait(10)
     assert server.events == []
+
+
+def test_a_java_that_is_killed_fails_its_rollout_alone(start, server, episode, variables):
+    asked = [threading.Event(), threading.Event()]
+    release = threading.Event()
+
+    def reply(messages: list[dict]) -> str:
+        number = int("find a(n) animal" not in messages[1]["content"])
+        asked[number].set()
+        release.wait(60)
+        return "focus on air" if number else "look around"
+
+    server.reply = reply
+    environ = [variables(episode(task=task)) for task in ("find-animal", "find-living-thing")]
+    dying, other = (start(CONTROLLER, **each, **server.variables) for each in environ)
+    assert all(event.wait(60) for event in asked)
+    (java,) = psutil.Process(dying.pid).children()
+    java.kill()
+    release.set()
+    _, errors = dying.communicate(timeout=60)
+    assert dying.returncode == 1
+    assert errors.strip().splitlines()[-1].startswith("RuntimeError: Java was lost in the middle of an episode")
+    assert "Exception ignored" not in errors
+    _, errors = other.communicate(timeout=60)
+    assert (other.returncode, errors) == (0, "")
+    assert [event["data"]["value"] for event in server.events] == [-100]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -43,15 +44,41 @@ def test_rows_are_the_first_variations_of_scienceworlds_own_split():
 
 
 @pytest.mark.stack
-def test_what_we_list_is_what_scienceworld_knows(environment: Environment):
+def test_the_papers_tasks_can_be_named_at_once():
+    train, test = load("paper")
+    assert (len(train), len(test)) == (89, 265)
+    assert list(dict.fromkeys(row["task"] for row in train)) == list(PAPER_TASKS)
+    assert {row["max_steps"] for row in train if row["task"] == "chemistry-mix"} == {60}
+    train, _ = load("boil", train_variations=2)
+    assert [row["task"] for row in train] == ["boil"] * 2
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(
+    ("task", "simplification", "played"),
+    [
+        *(("find-animal", each, {each}) for each in tasks.SIMPLIFICATIONS[1:]),
+        ("find-animal", "openDoors,teleportAction", {"openDoors", "teleportAction"}),
+        ("find-animal", "easy", {*tasks.SIMPLIFICATIONS[1:]} - {"openContainers"}),
+        ("power-component", "easy", {"openDoors", "selfWateringFlowerPots", "teleportAction"}),
+    ],
+)
+def test_every_simplification_is_played(environment: Environment, task: str, simplification: str, played: set[str]):
+    environment.reset(task, 0, simplification, 30)
+    assert set(environment._simulator.get_simplifications_used().split(", ")) == played
+
+
+@pytest.mark.stack
+def test_what_we_list_is_what_scienceworld_knows(environment: Environment, monkeypatch):
     simulator = environment._simulator
     assert {name.replace("(", "").replace(")", "") for name in simulator.get_task_names()} >= set(TASKS)
     assert set(tasks.SIMPLIFICATIONS) == {"easy", *simulator.get_possible_simplifications()}
-    for task in TASKS:
-        train, test = environment.split(task)
-        assert train
-        assert test
-        assert not set(train) & set(test)
+    monkeypatch.setattr(tasks, "Environment", lambda: nullcontext(environment))
+    train, test = load("all", train_variations=10_000, test_variations=10_000)
+    assert list(dict.fromkeys(row["task"] for row in train)) == list(TASKS)
+    assert list(dict.fromkeys(row["task"] for row in test)) == list(TASKS)
+    worlds = [(row["task"], row["variation"]) for row in train + test]
+    assert len(set(worlds)) == len(worlds)
 
 
 def test_step_limits_are_the_papers():
@@ -77,6 +104,8 @@ def test_step_limits_are_the_papers():
         ({"names": ["boil"], "train_variations": 0}, "train_variations 0 must be at least 1"),
         ({"names": ["boil"], "test_variations": -1}, "test_variations -1 must be at least 1"),
         ({"names": []}, "no task is named"),
+        ({"names": "papers"}, r"names 'papers' is unknown; nearest: paper"),
+        ({"names": "find-aminal"}, r"names 'find-aminal' is unknown; nearest: find-animal"),
     ],
 )
 def test_a_wrong_argument_gets_one_line_before_java_starts(wrong, says, monkeypatch):

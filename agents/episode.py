@@ -1,0 +1,76 @@
+"""What an episode of any text game is fixed by, and how it comes through the environment variables of an agent."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Self, get_args
+
+ActionForm = Literal["free-text", "choice"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEpisode:
+    """All that fixes an episode but the policy. One row of a data set is `asdict` of it.
+
+    A game's own episode adds fields to these. Raises ValueError, naming the value and the nearest right ones, when a
+    field is wrong.
+    """
+
+    variables: ClassVar[str]  # what the names of the agent's variables begin with
+
+    max_steps: int  # actions
+    actions: ActionForm
+    choices: int  # actions listed per turn in the choice form
+    seed: int  # of the draw of the listed actions
+
+    def __post_init__(self) -> None:
+        one_of(get_args(ActionForm), "actions", self.actions)
+        positive("max_steps", self.max_steps)
+        positive("choices", self.choices)
+
+    @property
+    def world(self) -> str:
+        """Which world is played: seeds the draw of the listed actions together with `seed`."""
+        raise NotImplementedError
+
+    @property
+    def title(self) -> str:
+        """The same, for people to read."""
+        raise NotImplementedError
+
+    @classmethod
+    def env_map(cls) -> dict[str, str]:
+        """For agent-lightning's controller (`local.env_map`): variables, and where a rollout's input holds them."""
+        return {f"{cls.variables}_{field.name.upper()}": f"input.{field.name}" for field in fields(cls)}
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Self:
+        """Read the variables of `env_map`. Raises ValueError naming the variable that is missing or ill-typed."""
+        row: dict[str, Any] = {}
+        for variable, field in zip(cls.env_map(), fields(cls), strict=True):
+            if variable not in environ:
+                raise ValueError(f"{variable} is not set: the controller's env_map must map it to input.{field.name}")
+            row[field.name] = read_integer(environ, variable) if field.type is int else environ[variable]
+        return cls(**row)
+
+
+def read_integer(environ: Mapping[str, str], variable: str) -> int:
+    """The variable's value as an integer. Raises ValueError naming variable and value."""
+    try:
+        return int(environ[variable])
+    except ValueError:
+        raise ValueError(f"{variable}={environ[variable]!r} is not an integer") from None
+
+
+def one_of(right: Iterable[str], key: str, value: str) -> None:
+    """Raises ValueError with the nearest right values where `value` is none of them."""
+    right = list(right)
+    if value not in right:
+        nearest = difflib.get_close_matches(value, right, cutoff=0.4) or right
+        raise ValueError(f"{key} {value!r} is unknown; nearest: {', '.join(nearest)}")
+
+
+def positive(key: str, value: int) -> None:
+    """Raises ValueError where `value` is below 1."""
+    if value < 1:
+        raise ValueError(f"{key} {value} must be at least 1")

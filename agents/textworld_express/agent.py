@@ -1,0 +1,28 @@
+"""The agent that plays TextWorld-Express.
+
+To train it (settings in train.yaml):
+
+    empo2 train --profile cpu --config agents/textworld_express/train.yaml
+"""
+
+from ..chat import Server, TextAgent, connect, play_chat
+from ..game import Outcome
+from ..java import java_executable
+from .environment import Environment
+from .game import Game
+from .tasks import Episode
+
+
+class TextWorldExpressAgent(TextAgent[Episode]):
+    """One episode of TextWorld-Express; the variables are those of `Episode.env_map()`."""
+
+    episode = Episode
+
+    @staticmethod
+    def check() -> str:
+        """What a launcher may show before the first rollout. Raises FileNotFoundError without Java."""
+        return f"TextWorld-Express with Java at {java_executable()}"
+
+    def play(self, episode: Episode, server: Server) -> Outcome:
+        with Environment() as environment:
+            return play_chat(Game(environment, episode), connect(server))
