@@ -2,9 +2,12 @@
 
 import argparse
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from .config import Settings, load_settings
 from .errors import ConfigError, Empo2Error
@@ -64,7 +67,9 @@ def add_parser(commands: Any) -> None:
     what.add_argument("--command", metavar="LINE", help="a command line; {NAME} stands for a variable")
     what.add_argument("--config", type=Path, metavar="FILE", help="check the agent of this file again; write nothing")
     parser.add_argument(
-        "--tasks", metavar="MODULE:FUNCTION", help="where the tasks come from; default: a new my_tasks.py with examples"
+        "--tasks",
+        metavar="MODULE:FUNCTION",
+        help="where the tasks come from; default: my_tasks.py, written if there is none",
     )
     parser.add_argument(
         "--env",
@@ -117,8 +122,8 @@ def _write_config(options: argparse.Namespace) -> Path:
     source = options.tasks or "my_tasks:load"
     agent = _COMMAND_AGENT if options.command else options.agent
     literals = {"AGENT_COMMAND": options.command} if options.command else {}
-    if options.tasks is None:
-        _write(Path("my_tasks.py"), _TASKS, options.force)
+    if options.tasks is None and not Path("my_tasks.py").exists():
+        _write(Path("my_tasks.py"), _TASKS)
     task = _first_task({"agent": {"class": agent}, "tasks": {"source": source}, "memory": {"scope": []}})
     env = _variables(options.env)
     if not any(value.partition(".")[0] == "input" for value in env.values()):
@@ -126,7 +131,11 @@ def _write_config(options: argparse.Namespace) -> Path:
     scope = [name for name, value in task.items() if isinstance(value, str | int)]
     lines = "\n".join(f"    {name}: {_yaml(value)}" for name, value in (literals | env).items())
     text = _CONFIG.format(file=options.output, agent=_yaml(agent), env=lines, source=_yaml(source), scope=_yaml(scope))
-    _write(options.output, text, options.force)
+    if options.output.exists() and not options.force and options.output.read_text() != text:
+        raise ConfigError(
+            f"{options.output} exists and differs: --force overwrites it, --config {options.output} checks it as it is"
+        )
+    _write(options.output, text)
     return options.output
 
 
@@ -145,12 +154,10 @@ def _variables(arguments: list[str]) -> dict[str, str]:
 
 
 def _yaml(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True)[1:-2]
 
 
-def _write(file: Path, text: str, force: bool) -> None:
-    if file.exists() and not force and file.read_text() != text:
-        raise ConfigError(f"{file} exists and differs: --force overwrites it, --config {file} checks it as it is")
+def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text)
     except OSError as error:
