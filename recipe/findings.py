@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from .injection import newest_turn, text_of
-from .recorder import Body, Call, Trace
+from .injection import newest_turn
+from .merging import prompt_of, why_apart
+from .recorder import Call, Trace
 
 _PROXIED = ("chat/completions", "completions")
 _REFUSED = {
@@ -61,15 +62,15 @@ def _calls(trace: Trace, proxied: list[Call]) -> Iterator[Finding]:
 
 
 def _rows(calls: list[Call]) -> Iterator[Finding]:
-    last = {_prompt(call): call for call in calls}
-    kept = [call for call in calls if last[_prompt(call)] is call]
+    last = {prompt_of(call): call for call in calls}
+    kept = [call for call in calls if last[prompt_of(call)] is call]
     if len(kept) < len(calls):
         yield Finding(
             "note",
             f"{_count(len(calls) - len(kept), 'call')} repeated an earlier prompt word for word, as a retry does: only "
             "the last call with a prompt is trained",
         )
-    breaks = [reason for before, call in pairwise(kept) if (reason := _break(before, call))]
+    breaks = [reason for before, call in pairwise(kept) if (reason := why_apart(before, call))]
     calls_made = f"{_count(len(calls), 'model call')}, not streamed"
     if not breaks:
         whole = "each with the whole chat so far: " if len(kept) > 1 else ""
@@ -83,58 +84,6 @@ def _rows(calls: list[Call]) -> Iterator[Finding]:
     for kind, times in Counter(reason.partition(":")[0] for reason in breaks).most_common():
         first = next(reason for reason in breaks if reason.startswith(kind))
         yield Finding("note", first if times == 1 else f"{first} ({times} times)")
-
-
-def _break(before: Call, call: Call) -> str | None:
-    """Why agent-lightning does not merge the call into the row of the one before it; None if it does."""
-    if call.parallel:
-        return "calls are made in parallel: they do not follow from each other, and each is a training row"
-    if call.path != before.path:
-        return f"the agent goes from {before.path} to {call.path}: prompts of the two do not merge"
-    if "messages" not in call.body:
-        said = str(before.body.get("prompt")) + before.answer["choices"][0]["text"]
-        if str(call.body.get("prompt")).startswith(said):
-            return None
-        return "a prompt does not begin with the prompt and the reply before it"
-    if call.body.get("tools") != before.body.get("tools"):
-        return "the tools that are offered change from call to call; they stand at the prompt's beginning"
-    old, new = _chat(before), _chat(call)
-    expected = [*old, _plain(before.answer["choices"][0]["message"])]
-    if new[: len(expected)] == expected:
-        return None
-    return _difference(old, expected, new)
-
-
-def _difference(old: list[Body], expected: list[Body], new: list[Body]) -> str:
-    if all(message["role"] != "assistant" for message in new):
-        return (
-            "only the last turn is sent, without the chat before it (or another chat is begun): keep the messages in a "
-            "list, and append every reply and every answer to it"
-        )
-    where = next((i for i, (a, b) in enumerate(zip(expected, new, strict=False)) if a != b), len(new))
-    if where == len(new):
-        return "the chat goes back to an earlier turn: each branch is a training row"
-    if where == len(old):
-        if new[where]["role"] != "assistant":
-            return "the model's reply is left out of the chat: append it as the assistant's message"
-        return (
-            f"the model's reply is rewritten in the chat: it said {_short(expected[where])}, the chat holds "
-            f"{_short(new[where])}; put it back as it came"
-        )
-    if new[where] in expected[where + 1 :]:
-        return (
-            f"the history is truncated: message {where + 1} ({expected[where]['role']}: {_short(expected[where])}) is "
-            "gone; keep all messages, and end the episode when the chat grows too long"
-        )
-    if new[where]["role"] == expected[where]["role"] == "system":
-        return (
-            f"the system message is rewritten: it was {_short(expected[where])}, then {_short(new[where])}; put what "
-            "changes into the newest message"
-        )
-    return (
-        f"the history is rewritten: message {where + 1} ({expected[where]['role']}) was {_short(expected[where])}, "
-        f"then {_short(new[where])}; leave earlier messages as they were sent"
-    )
 
 
 def _uses(calls: list[Call]) -> Iterator[Finding]:
@@ -206,24 +155,6 @@ def _why(call: Call) -> str:
     if call.path not in _PROXIED:
         return f"went to /{call.path}, answered {call.status}: agent-lightning proxies {' and '.join(_PROXIED)} only"
     return f"to {call.path} was answered {call.status}: {json.dumps(call.answer)[:200]}"
-
-
-def _prompt(call: Call) -> str:
-    return json.dumps([call.body.get(key) for key in ("messages", "prompt", "tools")], sort_keys=True)
-
-
-def _chat(call: Call) -> list[Body]:
-    return [_plain(message) for message in call.body["messages"]]
-
-
-def _plain(message: Body) -> Body:
-    """What a chat template sees of a message, whatever form a client gives it."""
-    calls = [(call["function"]["name"], call["function"].get("arguments")) for call in message.get("tool_calls") or []]
-    return {"role": message.get("role"), "content": text_of(message.get("content")), "tool_calls": calls}
-
-
-def _short(message: Body) -> str:
-    return repr((message["content"] or str(message["tool_calls"]))[:60])
 
 
 def _count(number: int, what: str) -> str:

@@ -28,6 +28,7 @@ from fastapi import FastAPI, Request, Response
 
 from .config import Settings
 from .errors import ConfigError
+from .scripted_model import choice
 
 Body = dict[str, Any]
 
@@ -164,7 +165,7 @@ def _gateway(trace: Trace, key: str, replies: Sequence[str]) -> FastAPI:
     async def model(path: str, body: Body) -> Body:
         await asyncio.sleep(_REPLY_SECONDS)
         choices = [
-            {"index": index, "finish_reason": "stop", "token_ids": [1], **_choice(body, script)}
+            {"index": index, "finish_reason": "stop", "token_ids": [1], **choice(body, script)}
             for index in range(body.get("n") or 1)
         ]
         kind = "chat.completion" if path == "chat/completions" else "text_completion"
@@ -172,50 +173,6 @@ def _gateway(trace: Trace, key: str, replies: Sequence[str]) -> FastAPI:
         return {"id": "1", "object": kind, "created": 0, "model": _MODEL, "choices": choices, "usage": usage}
 
     return app
-
-
-def _choice(body: Body, script: Iterator[str]) -> Body:
-    if "messages" not in body:
-        return {"text": next(script), "logprobs": None}
-    messages, tools = body["messages"], body.get("tools") or []
-    called = sum(bool(message.get("tool_calls")) for message in messages)
-    if tools and (called < len(tools) or body.get("tool_choice") == "required"):
-        function = tools[called % len(tools)]["function"]
-        arguments = json.dumps(sample(function.get("parameters") or {}))
-        call = {"name": function["name"], "arguments": arguments}
-        calls = [{"id": f"call-{called}", "type": "function", "function": call}]
-        message = {"role": "assistant", "content": None, "tool_calls": calls}
-        return {"message": message, "finish_reason": "tool_calls"}
-    schema = ((body.get("response_format") or {}).get("json_schema") or {}).get("schema")
-    return {"message": {"role": "assistant", "content": json.dumps(sample(schema)) if schema else next(script)}}
-
-
-def sample(schema: Body, root: Body | None = None) -> Any:
-    """A value that a JSON schema of the usual kind allows."""
-    root = schema if root is None else root
-    if reference := schema.get("$ref"):
-        return sample(root["$defs"][reference.rpartition("/")[2]], root)
-    for key in ("enum", "examples"):
-        if key in schema:
-            return schema[key][0]
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if key in schema:
-            return sample(schema[key][0], root)
-    match schema.get("type"):
-        case "object":
-            properties = schema.get("properties", {})
-            return {name: sample(properties[name], root) for name in schema.get("required", properties)}
-        case "array":
-            return [sample(schema.get("items", {}), root)] * schema.get("minItems", 0)
-        case "integer" | "number":
-            return schema.get("minimum", 1)
-        case "boolean":
-            return True
-        case _:
-            return "1"
 
 
 def _json_object(content: bytes) -> Body:
