@@ -56,6 +56,8 @@ def _calls(trace: Trace, proxied: list[Call]) -> Iterator[Finding]:
             "no model call came: the agent must take the model's address from AGL_OPENAI_BASE_URL "
             "(a command also from OPENAI_BASE_URL)",
         )
+    elif trace.exit_code == 0 and not any(call.status for call in trace.calls):
+        yield Finding("wrong", "the agent gave up on every model call before it was answered: give it more time")
     if proxied:
         yield from _rows(proxied)
         yield from _uses(proxied)
@@ -73,8 +75,8 @@ def _rows(calls: list[Call]) -> Iterator[Finding]:
     breaks = [reason for before, call in pairwise(kept) if (reason := why_apart(before, call))]
     calls_made = f"{_count(len(calls), 'model call')}, not streamed"
     if not breaks:
-        whole = "each with the whole chat so far: " if len(kept) > 1 else ""
-        yield Finding("ok", f"{calls_made}, {whole}the episode is one training row")
+        whole = ", each with the whole chat so far" if len(kept) > 1 else ""
+        yield Finding("ok", f"{calls_made}{whole}: the episode is one training row")
         return
     yield Finding(
         "note",

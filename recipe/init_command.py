@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
-from .config import Settings, load_settings
+from .config import load_settings
 from .errors import ConfigError, Empo2Error
+from .tasks import check_agent, load_tasks
 
 _COMMAND_AGENT = "empo2.agents.command:CommandAgent"
 _EPILOG = """\
@@ -101,7 +102,6 @@ def init(options: argparse.Namespace) -> None:
     """
     from .findings import examine
     from .recorder import record
-    from .tasks import check_agent, load_tasks
 
     file = options.config or _write_config(options)
     settings = load_settings(file=file)
@@ -124,7 +124,8 @@ def _write_config(options: argparse.Namespace) -> Path:
     literals = {"AGENT_COMMAND": options.command} if options.command else {}
     if options.tasks is None and not Path("my_tasks.py").exists():
         _write(Path("my_tasks.py"), _TASKS)
-    task = _first_task({"agent": {"class": agent}, "tasks": {"source": source}, "memory": {"scope": []}})
+    layer = {"agent": {"class": agent}, "tasks": {"source": source}, "memory": {"scope": []}}
+    task = load_tasks(load_settings(layer=layer)).train[0]
     env = _variables(options.env)
     if not any(value.partition(".")[0] == "input" for value in env.values()):
         env = {f"TASK_{re.sub(r'\W', '_', name).upper()}": f"input.{name}" for name in task} | env
@@ -137,13 +138,6 @@ def _write_config(options: argparse.Namespace) -> Path:
         )
     _write(options.output, text)
     return options.output
-
-
-def _first_task(layer: dict[str, Any]) -> dict[str, Any]:
-    from .tasks import load_tasks
-
-    settings: Settings = load_settings(layer=layer)
-    return load_tasks(settings).train[0]
 
 
 def _variables(arguments: list[str]) -> dict[str, str]:

@@ -275,6 +275,7 @@ def test_prompts_of_completions_merge_where_they_extend():
         (Trace([call("a")], [("reward", {"value": "1"})], exit_code=0), "the reward is '1': must be a finite number"),
         (Trace([call("a")], [], [(422, "event_type missing")], exit_code=0), "an event was refused with status 422"),
         (Trace([Call("chat/completions", {}, False, 401)], exit_code=1), "1 call came without the key"),
+        (Trace([Call("chat/completions", {}, False)], [REWARD], exit_code=0), "gave up on every model call"),
         (Trace([Call("models", {}, False, 404)], exit_code=1), "went to /models, answered 404"),
     ],
 )
