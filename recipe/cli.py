@@ -1,4 +1,4 @@
-"""empo2 train | gateway | report | memory."""
+"""empo2 init | train | gateway | report | memory."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from . import init_command
 from .config import Settings, load_settings
 from .errors import ConfigError, Empo2Error
 from .memory_command import add_memory_command
@@ -62,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, such as runs/demo")
     report.set_defaults(run=_report)
-
     add_memory_command(commands)
+    init_command.add_parser(commands)
     return parser
 
 

@@ -1,0 +1,171 @@
+"""Any command line as an agent: in another language, another virtual environment, with other packages."""
+
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from . import process_guard
+
+MODEL = "policy"  # agent-lightning's gateway sets the real name
+EVENT_TIMEOUT_SECONDS = 30
+EVENT_RETRIES = 3
+_TAIL_BYTES = 16_384
+_REASON_CHARACTERS = 400
+# Not "${NAME}", which is a shell's.
+_PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+class CommandFailed(Exception):
+    """The command failed, or left no reward."""
+
+
+class CommandAgent:
+    """Plays an episode by running ``AGENT_COMMAND``, and reports its reward.
+
+    The command is split as a shell splits it, but no shell runs it: ``sh -c '...'`` is one. ``{NAME}`` stands for the
+    environment variable NAME; words ``NAME=value`` at the front set variables, as in a shell. It finds
+
+    - the task in the variables of ``agent.env``;
+    - the model in ``OPENAI_BASE_URL``, ``OPENAI_API_BASE``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``;
+    - agent-lightning's own ``AGL_OPENAI_BASE_URL``, ``AGL_EVENT_URL`` and ``AGL_KEY``.
+
+    The reward is the last line of the file that ``EMPO2_REWARD_FILE`` names; else, with ``AGENT_REWARD=stdout``, the
+    last line of the command's standard output; else what the command itself has posted to ``AGL_EVENT_URL``. Whatever
+    the command has started ends with it, and with this process, however that is killed.
+    """
+
+    def run(self) -> None:
+        """Raises ValueError for wrong settings, CommandFailed for a command that fails or gives no reward."""
+        environ = dict(os.environ)
+        text = environ.get("AGENT_COMMAND", "")
+        source = environ.get("AGENT_REWARD", "file")
+        if source not in ("file", "stdout"):
+            raise ValueError(f"AGENT_REWARD={source!r}: must be file (the default; also for posted events) or stdout")
+        for name in ("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"):
+            if not environ.get(name):
+                raise ValueError(f"{name} is not set: agent-lightning's controller sets it for every rollout")
+        key = environ.get("AGL_KEY", "")
+        environ |= dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), environ["AGL_OPENAI_BASE_URL"])
+        environ |= {"OPENAI_API_KEY": key or "none", "OPENAI_MODEL": MODEL}
+        with tempfile.TemporaryDirectory(prefix="reward-") as scratch:
+            file = Path(scratch, "reward")
+            environ["EMPO2_REWARD_FILE"] = str(file)
+            command, variables = parse(text, environ)
+            output, errors, code = _run(command, environ | variables, scratch)
+            if code:
+                reason = " ".join(errors.split())[-_REASON_CHARACTERS:] or "it wrote nothing to stderr"
+                raise CommandFailed(f"{text} ended with exit code {code}: {reason}")
+            written = file.read_text(errors="replace") if file.exists() else ""
+        if written.strip():
+            _post(environ["AGL_EVENT_URL"], key, _number(written, "EMPO2_REWARD_FILE"))
+        elif source == "stdout":
+            _post(environ["AGL_EVENT_URL"], key, _number(output, "standard output (AGENT_REWARD=stdout)"))
+        elif not _has_posted(environ["AGL_EVENT_URL"], key):
+            raise CommandFailed(
+                f"{text} ended without a reward: write a number to the file that EMPO2_REWARD_FILE names, "
+                "post an event to AGL_EVENT_URL, or print it as the last line and set AGENT_REWARD=stdout"
+            )
+
+
+def parse(text: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """``AGENT_COMMAND`` as an argument list and the variables that it sets.
+
+    Raises:
+        ValueError: it is empty or unbalanced, names an unknown variable, or a program that is not there.
+    """
+
+    def fill(word: str) -> str:
+        return _PLACEHOLDER.sub(lambda found: environ[found[1]], word)
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"AGENT_COMMAND={text!r}: {error}") from None
+    for name in _PLACEHOLDER.findall(text):
+        if name not in environ:
+            raise ValueError(f"AGENT_COMMAND={text!r}: no variable {name} is set; agent.env sets the task's")
+    variables = {}
+    while words and (match := _ASSIGNMENT.fullmatch(words[0])):
+        variables[match[1]] = fill(match[2])
+        del words[0]
+    if not words:
+        raise ValueError(f"AGENT_COMMAND={text!r}: names no command; give one, such as 'python play.py'")
+    command = [fill(word) for word in words]
+    if shutil.which(command[0], path={**environ, **variables}.get("PATH")) is None:
+        raise ValueError(f"AGENT_COMMAND={text!r}: there is no program {command[0]!r}; give its path")
+    return command, variables
+
+
+def _run(command: list[str], environ: Mapping[str, str], scratch: str) -> tuple[str, str, int]:
+    """Run to the end, passing its output through; the ends of its stdout and stderr, and its exit code."""
+    guard = [sys.executable, "-I", "-S", process_guard.__file__, scratch, *command]
+    with subprocess.Popen(
+        guard,
+        env=environ,
+        stdin=subprocess.PIPE,  # held open for as long as this process lives
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout and process.stderr
+        output, errors = bytearray(), bytearray()
+        relays = [
+            threading.Thread(target=_relay, args=(process.stdout, sys.stdout, output)),
+            threading.Thread(target=_relay, args=(process.stderr, sys.stderr, errors)),
+        ]
+        for relay in relays:
+            relay.start()
+        for relay in relays:
+            relay.join()
+        process.wait()
+    return output.decode(errors="replace"), errors.decode(errors="replace"), process.returncode
+
+
+def _relay(source: IO[bytes], sink: IO[str], tail: bytearray) -> None:
+    while chunk := os.read(source.fileno(), 65_536):
+        sink.buffer.write(chunk)  # pyright: ignore[reportAttributeAccessIssue] (a text file over a binary one)
+        sink.flush()
+        tail += chunk
+        del tail[:-_TAIL_BYTES]
+
+
+def _number(text: str, where: str) -> float:
+    line = text.strip().rpartition("\n")[2].strip()
+    try:
+        value = float(line)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise CommandFailed(f"the last line of {where} is {line!r}: must be a finite number, the reward")
+    return value
+
+
+def _post(event_url: str, key: str, reward: float) -> None:
+    event = {"event_type": "reward", "data": {"value": reward, "source": "agent"}}
+    with _client(key) as client:
+        client.post(event_url, json=event).raise_for_status()
+
+
+def _has_posted(event_url: str, key: str) -> bool:
+    """Whether a reward event of this rollout has come; agent-lightning lists events without naming the attempt."""
+    url = re.sub(r"/attempt/[^/]+/events$", "/events", event_url)
+    with _client(key) as client:
+        return bool(client.get(url, params={"event_type": "reward"}).raise_for_status().json())
+
+
+def _client(key: str) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    transport = httpx.HTTPTransport(retries=EVENT_RETRIES)
+    return httpx.Client(transport=transport, headers=headers, timeout=EVENT_TIMEOUT_SECONDS)
