@@ -4,7 +4,7 @@ import argparse
 import os
 from typing import get_args
 
-from .agent import MAX_TOKENS, MODEL, connect, play
+from .agent import MAX_TOKENS, MODEL, Server, connect, play
 from .tasks import SIMPLIFICATIONS, ActionForm, Episode, paper_max_steps
 
 
@@ -46,7 +46,8 @@ def main() -> None:
             choices=args.choices,
             seed=args.seed,
         )
-        outcome = play(episode, connect(args.base_url, args.key, args.model, args.max_tokens), show=print)
+        server = Server(args.base_url, args.key, args.model, args.max_tokens)
+        outcome = play(episode, connect(server), show=print)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     print(outcome.message)

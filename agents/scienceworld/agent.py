@@ -2,11 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
-from . import prompts
 from .environment import Environment, java_executable
+from .game import Game, Outcome
 from .tasks import Episode, read_integer
 
 MODEL = "policy"  # agent-lightning's gateway sets the real name
@@ -15,7 +16,7 @@ MODEL_TIMEOUT_SECONDS = 300
 MODEL_RETRIES = 3
 EVENT_TIMEOUT_SECONDS = 30
 EVENT_ATTEMPTS = 4
-FULL_SCORE = 100
+OUTGROWN = "; ended there because the chat outgrew the model's context"
 
 Message = dict[str, str]
 Model = Callable[[list[Message]], str]
@@ -26,15 +27,22 @@ class ContextOverflow(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How an episode ended: ScienceWorld's score, -100..100, and one line saying where it came from."""
+class Server:
+    """Where the model is: an OpenAI address, its key ("" for none), the model's name, the tokens of a reply."""
 
-    score: int
-    message: str
+    base_url: str
+    key: str
+    model: str
+    max_tokens: int
 
-    @property
-    def success(self) -> bool:
-        return self.score == FULL_SCORE
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Self:
+        return cls(
+            environ["AGL_OPENAI_BASE_URL"],
+            environ["AGL_KEY"],
+            environ["SCIENCEWORLD_MODEL"],
+            read_integer(environ, "SCIENCEWORLD_MAX_TOKENS"),
+        )
 
 
 class ScienceWorldAgent:
@@ -56,13 +64,11 @@ class ScienceWorldAgent:
         for variable in ("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"):
             if not environ.get(variable):
                 raise ValueError(f"{variable} is not set: agent-lightning's controller sets it for every rollout")
-        model = connect(
-            environ["AGL_OPENAI_BASE_URL"],
-            environ["AGL_KEY"],
-            environ["SCIENCEWORLD_MODEL"],
-            read_integer(environ, "SCIENCEWORLD_MAX_TOKENS"),
-        )
-        post_reward(environ["AGL_EVENT_URL"], environ["AGL_KEY"], play(episode, model))
+        outcome = self.play(episode, Server.from_env(environ))
+        post_reward(environ["AGL_EVENT_URL"], environ["AGL_KEY"], outcome)
+
+    def play(self, episode: Episode, server: Server) -> Outcome:
+        return play(episode, connect(server))
 
 
 def play(episode: Episode, model: Model, show: Callable[[str], object] = lambda text: None) -> Outcome:
@@ -71,51 +77,39 @@ def play(episode: Episode, model: Model, show: Callable[[str], object] = lambda 
     A chat that outgrows the model's context ends the episode with the score so far; any other error is raised.
     """
 
-    def outcome(steps: int, remark: str = "") -> Outcome:
-        where = f"{episode.task} variation {episode.variation}"
-        return Outcome(state.score, f"{where}: score {state.score} after {steps} of {episode.max_steps} steps{remark}")
-
     def say(role: str, content: str) -> None:
         messages.append({"role": role, "content": content})
         show(f"[{role}] {content}")
 
     with Environment() as environment:
-        state = environment.reset(episode.task, episode.variation, episode.simplification, episode.max_steps)
+        game = Game(environment, episode)
         messages: list[Message] = []
-        say("system", prompts.system(episode, environment.action_templates()))
-        news = prompts.opening(environment.task_description, state.observation)
-        for step in range(episode.max_steps):
-            choices = prompts.draw(state.valid_actions, episode, step) if episode.actions == "choice" else []
-            say("user", prompts.listed(news, choices) if choices else news)
+        say("system", game.system)
+        while not game.done:
+            say("user", game.turn)
             try:
                 reply = model(messages)
             except ContextOverflow:
-                return outcome(step, "; ended there because the chat outgrew the model's context")
+                return game.outcome(OUTGROWN)
             say("assistant", reply)
-            action = prompts.chosen(reply, choices) if choices else prompts.typed(reply)
-            if action is None:
-                news = prompts.NOT_LISTED
-                continue
-            state = environment.step(action)
-            if state.done:
-                return outcome(step + 1)
-            news = state.observation
-        return outcome(episode.max_steps)
+            game.act(reply)
+        return game.outcome()
 
 
-def connect(base_url: str, key: str, model: str, max_tokens: int) -> Model:
+def connect(server: Server) -> Model:
     """A function from a chat to the model's reply. It raises openai's errors once their retries are used up."""
     from openai import BadRequestError, OpenAI  # 1.8 s: not before the task has been checked
 
     # Without a key the header would be "Bearer ", which is no valid header.
-    client = OpenAI(base_url=base_url, api_key=key or "none", timeout=MODEL_TIMEOUT_SECONDS, max_retries=MODEL_RETRIES)
+    key = server.key or "none"
+    client = OpenAI(base_url=server.base_url, api_key=key, timeout=MODEL_TIMEOUT_SECONDS, max_retries=MODEL_RETRIES)
 
     def reply(messages: list[Message]) -> str:
         try:
             answer = client.chat.completions.create(
-                model=model,
+                model=server.model,
                 messages=messages,  # pyright: ignore[reportArgumentType] (plain dicts)
-                max_tokens=max_tokens,
+                max_tokens=server.max_tokens,
             )
         except BadRequestError as error:
             # The words of vLLM 0.20 and of OpenAI; neither sends a code that every server would.
