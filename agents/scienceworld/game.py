@@ -31,7 +31,7 @@ class Game:
     """
 
     def __init__(self, environment: Environment, episode: Episode) -> None:
-        self._environment, self._episode = environment, episode
+        self._environment, self.episode = environment, episode
         self._state = environment.reset(episode.task, episode.variation, episode.simplification, episode.max_steps)
         self._steps = 0
         self.system = prompts.system(episode, environment.action_templates())
@@ -39,10 +39,12 @@ class Game:
 
     @property
     def done(self) -> bool:
-        return self._state.done or self._steps == self._episode.max_steps
+        return self._state.done or self._steps == self.episode.max_steps
 
     def act(self, reply: str) -> None:
-        """Take the action that a reply names. A reply that names none is a step too."""
+        """Take the action that a reply names. A reply that names none is a step too; one after the end is ignored."""
+        if self.done:
+            return
         action = prompts.chosen(reply, self._choices) if self._choices else prompts.typed(reply)
         self._steps += 1
         if action is not None:
@@ -51,11 +53,11 @@ class Game:
 
     def outcome(self, remark: str = "") -> Outcome:
         """The score so far."""
-        where = f"{self._episode.task} variation {self._episode.variation}"
-        steps = f"{self._steps} of {self._episode.max_steps} steps"
+        where = f"{self.episode.task} variation {self.episode.variation}"
+        steps = f"{self._steps} of {self.episode.max_steps} steps"
         return Outcome(self._state.score, f"{where}: score {self._state.score} after {steps}{remark}")
 
     def _show(self, news: str) -> None:
-        listed = self._episode.actions == "choice" and not self.done
-        self._choices = prompts.draw(self._state.valid_actions, self._episode, self._steps) if listed else []
+        listed = self.episode.actions == "choice" and not self.done
+        self._choices = prompts.draw(self._state.valid_actions, self.episode, self._steps) if listed else []
         self.turn = prompts.listed(news, self._choices) if self._choices else news
