@@ -40,16 +40,16 @@ class Framework:
     rows: int = 1
 
 
-LANGGRAPH = Framework(f"{OWN}.langgraph:LangGraphAgent", "langgraph")
 OPENAI_AGENTS = Framework(f"{OWN}.openai_agents:OpenAIAgentsAgent", "openai-agents", tools=True)
+# It rewrites the calls of earlier turns into words of its own, so that no prompt extends the last one.
+SMOLAGENTS = Framework(f"{OWN}.smolagents:SmolagentsAgent", "smolagents", tools=True, rows=STEPS)
 FRAMEWORKS = [
     Framework("empo2.agents.scienceworld.agent:ScienceWorldAgent", "openai"),
     Framework(f"{OWN}.pydantic_ai:PydanticAIAgent", "pydantic-ai-slim"),
     Framework(f"{OWN}.autogen:AutogenAgent", "autogen-agentchat"),
-    LANGGRAPH,
+    Framework(f"{OWN}.langgraph:LangGraphAgent", "langgraph"),
     OPENAI_AGENTS,
-    # It rewrites the calls of earlier turns into words of its own, so that no prompt extends the last one.
-    Framework(f"{OWN}.smolagents:SmolagentsAgent", "smolagents", tools=True, rows=STEPS),
+    SMOLAGENTS,
 ]
 ALL = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.package)
 TRUNCATING = Framework("odd_framework_agents:Truncating", "autogen-agentchat", rows=STEPS)
@@ -156,14 +156,19 @@ class Played:
 
 
 async def play(
-    house: House, players: Players, framework: Framework, mode: str | None, update: str = "on-policy"
+    house: House,
+    players: Players,
+    framework: Framework,
+    mode: str | None,
+    update: str = "on-policy",
+    reply: Callable[[Body], str | Body] | None = None,
 ) -> Played:
-    house.model.reply = (in_calls if framework.tools else in_words)(house)
+    house.model.reply = reply or (in_calls if framework.tools else in_words)(house)
     house.model.template = TOOL_TEMPLATE if framework.tools else None
     rollout = await house.create(mode, update)
     actions = await asyncio.to_thread(players.play, framework, variables(house, rollout))
     await house.client.post(f"/empo2/rollouts/{rollout}/settle")
-    requests = await house.events(rollout, "model_request")
+    requests = [event for event in await house.events(rollout, "model_request") if "choices" in event["response"]]
     return Played(
         rollout,
         actions,
@@ -249,6 +254,54 @@ async def test_a_framework_that_retries_gets_the_same_prompt(house: House, playe
     assert played.actions == ["go 0", "go 1", "go 2"]
     assert [seen.body["messages"] for seen in house.model.requests()].count(failed[0]["messages"]) == 2
     assert (len(played.calls), played.tips_shown) == (STEPS, [1, 2, 3])
+
+
+@ALL
+async def test_a_chat_that_outgrows_the_context_ends_with_its_score(
+    house: House, players: Players, framework: Framework
+):
+    need(framework.package)
+    house.model.fault = lambda path, body: _shrink(house) if _replies(body) == 1 else None
+    played = await play(house, players, framework, "no-memory")
+    assert played.actions == ["go 0"]
+    (reward,) = await house.events(played.rollout, "reward")
+    assert reward["value"] == 25
+    assert reward["message"].endswith("the chat outgrew the model's context")
+
+
+def _shrink(house: House) -> None:
+    house.model.context = 10
+
+
+MISTAKES = ["look", ("act", '{"act": "look"}'), ("fly", '{"action": "up"}')]
+
+
+@pytest.mark.parametrize(
+    ("framework", "actions"),
+    [(OPENAI_AGENTS, ["look", ""]), (SMOLAGENTS, ["go 3", "go 4", "go 5"])],
+    ids=lambda value: value.package if isinstance(value, Framework) else "",
+)
+async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
+    house: House, players: Players, framework: Framework, actions: list[str]
+):
+    """Words are an action to openai-agents, and it gives up at an unknown tool; smolagents tells the model."""
+    need(framework.package)
+
+    def reply(body: Body) -> str | Body:
+        number = len(house.model.requests()) - 1
+        if number >= len(MISTAKES):
+            name, arguments = "act", json.dumps({"action": f"go {number}"})
+        elif isinstance(MISTAKES[number], str):
+            return MISTAKES[number]
+        else:
+            name, arguments = MISTAKES[number]
+        call = {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        return {"content": None, "tool_calls": [call]}
+
+    played = await play(house, players, framework, "no-memory", reply=reply)
+    assert played.actions == actions
+    (reward,) = await house.events(played.rollout, "reward")
+    assert reward["value"] == 25 * len(actions)
 
 
 @pytest.mark.parametrize(
