@@ -49,7 +49,8 @@ def main() -> None:
     for line in sys.stdin:
         os.environ.update(json.loads(line))
         corridor = Corridor()
-        agent.Environment = shared.Environment = lambda corridor=corridor: nullcontext(corridor)
+        for user in (agent, shared):
+            setattr(user, "Environment", lambda corridor=corridor: nullcontext(corridor))  # noqa: B010
         loaded().run()
         print(json.dumps(corridor.actions), flush=True)
 
