@@ -3,15 +3,20 @@
 VENV := .venv
 BIN := $(VENV)/bin
 profile ?= cpu
+only ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lock clean
+.PHONY: help setup frameworks demo test check lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again: nothing to do
 	@./setup.sh $(profile)
+
+frameworks: setup ## add the frameworks that agents/frameworks plays in (only=langgraph: that one)
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps \
+		$(addprefix --requirements ,$(wildcard requirements/frameworks/$(only).txt))
 
 demo: setup ## train the small model on a CPU for a few steps, end to end
 	$(BIN)/empo2 train --profile cpu
@@ -20,7 +25,7 @@ test: setup ## run all tests
 	$(BIN)/python -m pytest
 
 # pyright follows folders, not the import hook of an editable install: build/links shows it the package `empo2`.
-check: setup ## lint, formatting and types
+check: frameworks ## lint, formatting and types
 	@mkdir -p build/links/empo2
 	@ln -sfn -t build/links/empo2 ../../../recipe ../../../memory ../../../agents
 	$(BIN)/ruff check
@@ -33,6 +38,10 @@ LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12
 lock: setup ## resolve requirements/*.in anew into the pinned lists
 	$(LOCK) --excludes excludes-cpu.txt cpu.in --output-file cpu.txt
 	$(LOCK) gpu.in --output-file gpu.txt
+	for name in $(basename $(notdir $(wildcard requirements/frameworks/*.in))); do \
+		($(LOCK) --overrides overrides-frameworks.txt --constraints cpu.txt frameworks/$$name.in | \
+			grep -vxFf cpu.txt > frameworks/$$name.txt) || exit; \
+	done
 
 clean: ## remove what was built and installed; runs/ stays
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

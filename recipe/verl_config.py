@@ -46,6 +46,8 @@ def build_verl_config(
             config = OmegaConf.merge(config, layer)
     assert isinstance(config, DictConfig)
     OmegaConf.set_struct(config, True)
+    # vLLM's own options, of which verl lists none.
+    OmegaConf.set_struct(config.actor_rollout_ref.rollout.engine_kwargs, False)
     for key, value in _flatten(settings.verl):
         try:
             OmegaConf.update(config, key, value, merge=True)

@@ -3,6 +3,7 @@
 import sys
 
 from py4j.protocol import Py4JJavaError
+
 from textworld_express import TextWorldExpressEnv
 
 from ..java import EndsItsJava, JavaEnvironment, State

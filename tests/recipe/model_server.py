@@ -81,7 +81,8 @@ class ModelServer:
 
     Args:
         template: a chat template in the place of SmolLM2's.
-        reply: from a request to the text, or to an assistant message, that answers it.
+        reply: from a request to the text, or to an assistant message, that answers it; a message's `written` is what
+            the model wrote for it.
         delay: seconds that a request takes.
         fault: a status to answer with in the place of a reply, "hang" for no answer at all, or None.
         answer: a whole answer, of status 200, in the place of a completion.
@@ -168,7 +169,7 @@ class ModelServer:
 
 def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int, *, chat: bool) -> Body:
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else {"role": "assistant", **reply}
-    text = message["content"] if message.get("content") else json.dumps(message.get("tool_calls"))
+    text = message.pop("written", None) or message.get("content") or json.dumps(message.get("tool_calls"))
     ids = [*tokenizer()(text, add_special_tokens=False)["input_ids"], tokenizer().eos_token_id]
     finish = "stop" if len(ids) <= limit else "length"
     ids = ids[:limit]
@@ -187,7 +188,8 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
         answer["object"] = "text_completion"
     if not body.get("return_token_ids"):
         answer.pop("prompt_token_ids", None)
-    answer["usage"] = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids)}
+    usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids)}
+    answer["usage"] = {**usage, "total_tokens": sum(usage.values())}
     return answer
 
 

@@ -1,1 +1,0 @@
-"""Agents and their environments: ordinary OpenAI clients that know nothing of training."""

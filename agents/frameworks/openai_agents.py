@@ -1,0 +1,71 @@
+"""openai-agents, whose import name is `agents`: the environment's step is a tool.
+
+Only its OpenAIChatCompletionsModel can be trained: its default, the /responses API, agent-lightning does not proxy.
+A turn's prompt extends the last one, and an episode is one training row, as far as the chat template writes a call as
+the model wrote it; a call that the model wrote otherwise, or that the parser repaired, begins another row.
+
+In this checkout stands a folder of the same name. It has no `__init__.py`, so that the package comes before it.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from agents import (
+    Agent,
+    ModelBehaviorError,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    RunConfig,
+    RunContextWrapper,
+    Runner,
+    ToolsToFinalOutputResult,
+    TResponseInputItem,
+    function_tool,
+)
+from openai import AsyncOpenAI
+
+from empo2.agents.chat import Server
+from empo2.agents.scienceworld.game import Game
+
+from .shared import TOOL_CALL_TOKENS, FrameworkAgent
+
+
+class OpenAIAgentsAgent(FrameworkAgent):
+    def converse(self, game: Game, server: Server) -> None:
+        with suppress(ModelBehaviorError):  # the model called a tool that does not exist: openai-agents gives up
+            asyncio.run(self._converse(game, server))
+
+    async def _converse(self, game: Game, server: Server) -> None:
+        def misread(context: RunContextWrapper, error: Exception) -> str:
+            if not isinstance(error, ModelBehaviorError):
+                raise error
+            game.act("")
+            return game.turn
+
+        @function_tool(failure_error_function=misread)
+        async def act(action: str) -> str:
+            """Take one action in the world, and see what happens.
+
+            Args:
+                action: the action
+            """
+            game.act(action)
+            return game.turn
+
+        async with AsyncOpenAI(base_url=server.base_url, api_key=server.key or "none") as client:
+            player = Agent(
+                "player",
+                instructions=game.system,
+                tools=[act],
+                tool_use_behavior=lambda context, results: ToolsToFinalOutputResult(game.done, final_output=""),
+                model=OpenAIChatCompletionsModel(server.model, client),
+                model_settings=ModelSettings(
+                    max_tokens=server.max_tokens + TOOL_CALL_TOKENS, parallel_tool_calls=False
+                ),
+            )
+            said: list[TResponseInputItem] = [{"role": "user", "content": game.turn}]
+            while not game.done:
+                result = await Runner.run(player, said, max_turns=None, run_config=RunConfig(tracing_disabled=True))
+                if not game.done:  # the model answered in words: they are its action
+                    game.act(result.final_output)
+                    said = [*result.to_input_list(), {"role": "user", "content": game.turn}]

@@ -1,0 +1,30 @@
+"""pydantic-ai: a conversation is one run per turn, each given the messages of those before.
+
+Each prompt extends the last one, so an episode is one training row. A reply without text is asked for once more by
+pydantic-ai itself, and a second one fails the rollout.
+"""
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from empo2.agents.chat import Server
+from empo2.agents.scienceworld.game import Game
+
+from .shared import FrameworkAgent
+
+
+class PydanticAIAgent(FrameworkAgent):
+    def converse(self, game: Game, server: Server) -> None:
+        provider = OpenAIProvider(base_url=server.base_url, api_key=server.key or "none")
+        player = Agent(
+            OpenAIChatModel(server.model, provider=provider),
+            system_prompt=game.system,
+            model_settings={"max_tokens": server.max_tokens},
+        )
+        history: list[ModelMessage] = []
+        while not game.done:
+            result = player.run_sync(game.turn, message_history=history)
+            history = result.all_messages()
+            game.act(result.output)

@@ -1,0 +1,31 @@
+"""What the agents of all frameworks share: a task, an environment and a reward."""
+
+from abc import abstractmethod
+
+from empo2.agents.chat import OUTGROWN, Server
+from empo2.agents.game import Outcome
+from empo2.agents.scienceworld.agent import ScienceWorldAgent
+from empo2.agents.scienceworld.environment import Environment
+from empo2.agents.scienceworld.game import Game
+from empo2.agents.scienceworld.tasks import Episode
+
+TOOL_CALL_TOKENS = 32  # that a call costs beyond its action: its brackets, and the names of tool and argument
+
+
+class FrameworkAgent(ScienceWorldAgent):
+    """One episode, played by a framework. A chat that outgrows the model's context ends it with the score so far."""
+
+    def play(self, episode: Episode, server: Server) -> Outcome:
+        with Environment() as environment:
+            game = Game(environment, episode)
+            try:
+                self.converse(game, server)
+            except Exception as error:  # each framework has an error of its own for it
+                if "context length" not in str(error):
+                    raise
+                return game.outcome(OUTGROWN)
+            return game.outcome()
+
+    @abstractmethod
+    def converse(self, game: Game, server: Server) -> None:
+        """Play until `game.done`, or until the framework gives up."""

@@ -1,0 +1,399 @@
+"""Agents of six frameworks at the real gateway: what they send, what they see, and the rows that they become."""
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from agentlightning.schemas import Rollout
+
+from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
+from empo2.recipe.config import load_settings
+from empo2.recipe.verl_config import build_verl_config
+
+from .framework_player import STEPS
+from .house import BLOCK, CHAT, KEY, House, is_reflection, prompt_ids
+from .model_server import Body, tokenizer
+from .test_gateway import TOOL_TEMPLATE
+
+ROOT = Path(__file__).parents[2]
+PLAYER = Path(__file__).parent / "framework_player.py"
+OWN = "empo2.agents.frameworks"
+
+
+@dataclass(frozen=True)
+class Framework:
+    """An agent class, the package that it needs, whether it calls tools, and the rows that an episode becomes."""
+
+    agent: str
+    package: str
+    tools: bool = False
+    rows: int = 1
+
+
+OPENAI_AGENTS = Framework(f"{OWN}.openai_agents:OpenAIAgentsAgent", "openai-agents", tools=True)
+# It rewrites the calls of earlier turns into words of its own, so that no prompt extends the last one.
+SMOLAGENTS = Framework(f"{OWN}.smolagents:SmolagentsAgent", "smolagents", tools=True, rows=STEPS)
+FRAMEWORKS = [
+    Framework("empo2.agents.scienceworld.agent:ScienceWorldAgent", "openai"),
+    Framework(f"{OWN}.pydantic_ai:PydanticAIAgent", "pydantic-ai-slim"),
+    Framework(f"{OWN}.autogen:AutogenAgent", "autogen-agentchat"),
+    Framework(f"{OWN}.langgraph:LangGraphAgent", "langgraph"),
+    OPENAI_AGENTS,
+    SMOLAGENTS,
+]
+ALL = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.package)
+TRUNCATING = Framework("odd_framework_agents:Truncating", "autogen-agentchat", rows=STEPS)
+PARALLEL = Framework("odd_framework_agents:Parallel", "langgraph", rows=2 * STEPS)
+
+
+def need(*packages: str) -> None:
+    for package in packages:
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip(f"needs {package}: make frameworks")
+
+
+class Players:
+    """A process for each agent class: to import a framework takes longer than to play with it."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.started: dict[str, subprocess.Popen[str]] = {}
+
+    def play(self, framework: Framework, variables: dict[str, str]) -> list[str]:
+        """The actions of one episode."""
+        if framework.agent not in self.started:
+            with self.log.open("a") as log:
+                self.started[framework.agent] = subprocess.Popen(
+                    [sys.executable, str(PLAYER), framework.agent],
+                    cwd=ROOT,
+                    env={**os.environ, "PYTHONPATH": str(ROOT)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                )
+        process = self.started[framework.agent]
+        assert process.stdin and process.stdout
+        process.stdin.write(json.dumps(variables) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer, self.log.read_text()
+        return json.loads(answer)
+
+
+@pytest.fixture(scope="module")
+def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Players]:
+    players = Players(tmp_path_factory.mktemp("players") / "log")
+    yield players
+    for process in players.started.values():
+        process.communicate(timeout=60)
+
+
+def in_words(house: House) -> Callable[[Body], str | Body]:
+    return lambda body: house.tip if is_reflection(body) else f"go {_replies(body)}"
+
+
+def in_calls(house: House) -> Callable[[Body], str | Body]:
+    """The model calls `act`, and writes its calls as TOOL_TEMPLATE does."""
+
+    def reply(body: Body) -> str | Body:
+        if is_reflection(body):
+            return house.tip
+        number = _replies(body)
+        function = {"name": "act", "arguments": {"action": f"go {number}"}}
+        encoded = {**function, "arguments": json.dumps(function["arguments"])}
+        call = {"id": f"call-{number}", "type": "function", "function": encoded}
+        return {"content": None, "tool_calls": [call], "written": f"<call>{json.dumps(function)}"}
+
+    return reply
+
+
+def _replies(body: Body) -> int:
+    return sum(message["role"] == "assistant" for message in body["messages"])
+
+
+def variables(house: House, rollout: str, **changes: int) -> dict[str, str]:
+    """What agent-lightning's controller sets."""
+    episode = Episode(
+        task="find-animal",
+        variation=0,
+        simplification="easy",
+        **{"max_steps": 10, **changes},
+        actions="free-text",
+        choices=6,
+        seed=0,
+    )
+    attempt = f"rollouts/{rollout}/attempt/0"
+    return {
+        **{name: str(getattr(episode, path.removeprefix("input."))) for name, path in ENV_MAP.items()},
+        "AGL_OPENAI_BASE_URL": f"{house.client.base_url}/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1",
+        "AGL_EVENT_URL": f"{house.client.base_url}/api/{attempt}/events",
+        "AGL_KEY": KEY,
+    }
+
+
+@dataclass
+class Played:
+    """An episode: its actions, and by call the prompt, the reply and the event of the memory."""
+
+    rollout: str
+    actions: list[str]
+    sent: list[list[int]]
+    replies: list[list[int]]
+    calls: list[Body]
+
+    @property
+    def tip_free(self) -> list[list[int]]:
+        return [call["tip_free_prompt_token_ids"] for call in self.calls]
+
+    @property
+    def tips_shown(self) -> list[int]:
+        return [tokenizer().decode(ids).count(BLOCK) for ids in self.sent]
+
+
+async def play(
+    house: House,
+    players: Players,
+    framework: Framework,
+    mode: str | None,
+    update: str = "on-policy",
+    reply: Callable[[Body], str | Body] | None = None,
+) -> Played:
+    house.model.reply = reply or (in_calls if framework.tools else in_words)(house)
+    house.model.template = TOOL_TEMPLATE if framework.tools else None
+    rollout = await house.create(mode, update)
+    actions = await asyncio.to_thread(players.play, framework, variables(house, rollout))
+    await house.client.post(f"/empo2/rollouts/{rollout}/settle")
+    requests = [event for event in await house.events(rollout, "model_request") if "choices" in event["response"]]
+    return Played(
+        rollout,
+        actions,
+        sent=[prompt_ids(event) for event in requests],
+        replies=[event["response"]["choices"][0]["token_ids"] for event in requests],
+        calls=await house.events(rollout, "empo2_call"),
+    )
+
+
+async def end(house: House, played: Played) -> None:
+    (await house.patch(played.rollout, "succeeded")).raise_for_status()
+    assert (await house.drain())["empo2/reflections_failed"] == 0
+
+
+async def rows(house: House, rollout: str) -> list[list[int]]:
+    """A rollout's training rows: agent-lightning's own manager and adapter, with the removal of tips between them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's own
+        import torch
+        from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
+        from agentlightning.verl.rollout_adapter import RolloutAdapter
+
+        from empo2.recipe.rollouts import Empo2RolloutManager, prepare_for_training
+    detail = (await house.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
+    manager = Empo2RolloutManager(
+        agl_base_url=str(house.client.base_url), agl_key=KEY, model="any", step=0, train_rollout_n=1
+    )
+    enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
+    completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
+    manager.client.close()
+    trained, _, left_out = prepare_for_training(completed)
+    assert left_out == 0
+    adapter = RolloutAdapter(
+        max_prompt_length=2048,
+        max_response_length=2048,
+        device=torch.device("cpu"),
+        pad_token_id=0,
+        trace_aggregator_level="trajectory",
+    )
+    batch, _ = adapter.get_train_data_batch([trained])
+    return [row.batch["input_ids"][row.batch["attention_mask"].bool()].tolist() for row in batch]
+
+
+@ALL
+async def test_an_agent_is_trained_as_it_is(house: House, players: Players, framework: Framework):
+    """Tips are shown, and taken away again; with tools, and where the world is not written in ASCII."""
+    need(framework.package)
+    first = await play(house, players, framework, "no-memory")
+    assert first.actions == ["go 0", "go 1", "go 2"]
+    assert first.tips_shown == [0] * STEPS
+    assert any("部屋には猫がいる 🐈" in tokenizer().decode(ids) for ids in first.sent)
+    await end(house, first)  # leaves the tip that the others are shown
+    for update in ("on-policy", "off-policy"):
+        played = await play(house, players, framework, "memory", update)
+        assert played.actions == first.actions
+        assert played.tips_shown == [1, 2, 3]
+        assert [call["prompt_token_ids"] for call in played.calls] == played.sent
+        assert played.tip_free == (first.sent if update == "off-policy" else played.sent)
+        assert [(call["scope"], len(call["tip_ids"])) for call in played.calls] == [("a", 1)] * STEPS
+        (reward,) = await house.events(played.rollout, "reward")
+        assert (reward["value"], reward["success"]) == (75, False)
+        await end(house, played)
+        prompts = first.sent if update == "off-policy" else played.sent
+        whole = [prompt + reply for prompt, reply in zip(prompts, played.replies, strict=True)]
+        assert await rows(house, played.rollout) == whole[-framework.rows :]
+
+
+@ALL
+async def test_a_framework_that_retries_gets_the_same_prompt(house: House, players: Players, framework: Framework):
+    need(framework.package)
+    await end(house, await play(house, players, framework, "no-memory"))
+    house.model.seen.clear()
+    failed: list[Body] = []
+
+    def fault(path: str, body: Body) -> int | None:
+        if path != CHAT or failed or _replies(body) == 0:
+            return None
+        failed.append(body)
+        return 500
+
+    house.model.fault = fault
+    played = await play(house, players, framework, "memory")
+    assert played.actions == ["go 0", "go 1", "go 2"]
+    assert [seen.body["messages"] for seen in house.model.requests()].count(failed[0]["messages"]) == 2
+    assert (len(played.calls), played.tips_shown) == (STEPS, [1, 2, 3])
+
+
+@ALL
+async def test_a_chat_that_outgrows_the_context_ends_with_its_score(
+    house: House, players: Players, framework: Framework
+):
+    need(framework.package)
+    house.model.fault = lambda path, body: _shrink(house) if _replies(body) == 1 else None
+    played = await play(house, players, framework, "no-memory")
+    assert played.actions == ["go 0"]
+    (reward,) = await house.events(played.rollout, "reward")
+    assert reward["value"] == 25
+    assert reward["message"].endswith("the chat outgrew the model's context")
+
+
+def _shrink(house: House) -> None:
+    house.model.context = 10
+
+
+MISTAKES = ["look", ("act", '{"act": "look"}'), ("fly", '{"action": "up"}')]
+
+
+@pytest.mark.parametrize(
+    ("framework", "actions"),
+    [(OPENAI_AGENTS, ["look", ""]), (SMOLAGENTS, ["go 3", "go 4", "go 5"])],
+    ids=lambda value: value.package if isinstance(value, Framework) else "",
+)
+async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
+    house: House, players: Players, framework: Framework, actions: list[str]
+):
+    """Words are an action to openai-agents, and it gives up at an unknown tool; smolagents tells the model."""
+    need(framework.package)
+
+    def reply(body: Body) -> str | Body:
+        number = len(house.model.requests()) - 1
+        if number >= len(MISTAKES):
+            name, arguments = "act", json.dumps({"action": f"go {number}"})
+        elif isinstance(MISTAKES[number], str):
+            return MISTAKES[number]
+        else:
+            name, arguments = MISTAKES[number]
+        call = {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        return {"content": None, "tool_calls": [call]}
+
+    played = await play(house, players, framework, "no-memory", reply=reply)
+    assert played.actions == actions
+    (reward,) = await house.events(played.rollout, "reward")
+    assert reward["value"] == 25 * len(actions)
+
+
+@pytest.mark.parametrize(
+    ("framework", "tips_shown"), [(TRUNCATING, [1, 1, 1]), (PARALLEL, [1] * 6)], ids=["truncating", "parallel"]
+)
+async def test_turns_that_are_no_single_chat_are_rows_of_their_own(
+    house: House, players: Players, framework: Framework, tips_shown: list[int]
+):
+    """A history that is cut, and calls at the same time: each is right in itself."""
+    need("autogen-agentchat", "langgraph")
+    first = await play(house, players, framework, "no-memory")
+    assert len(first.actions) == STEPS
+    await end(house, first)
+    played = await play(house, players, framework, "memory", "off-policy")
+    assert played.actions == first.actions
+    assert played.tips_shown == tips_shown
+    assert sorted(call["prompt_token_ids"] for call in played.calls) == sorted(played.sent)
+    assert sorted(played.tip_free) == sorted(first.sent)
+    await end(house, played)
+    assert len(await rows(house, played.rollout)) == framework.rows == len(played.sent)
+
+
+@pytest.mark.stack
+async def test_the_controllers_worker_finds_openai_agents_from_the_checkout(house: House):
+    """Where a folder `agents` stands: the worker searches the current folder first. With the real ScienceWorld."""
+    need(OPENAI_AGENTS.package)
+    house.model.reply, house.model.template = in_calls(house), TOOL_TEMPLATE
+    rollout = await house.create("memory", "off-policy")
+    worker = (
+        "import sys; from agentlightning.controller.local_reconciler import _run_local_reconciler_worker; "
+        "sys.exit(_run_local_reconciler_worker(sys.argv[1]))"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", worker, OPENAI_AGENTS.agent),
+        cwd=ROOT,
+        env={**os.environ, **variables(house, rollout, max_steps=2), "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    (reward,) = await house.events(rollout, "reward")
+    assert reward["message"].endswith("after 2 of 2 steps")
+    second = house.model.requests()[1].body
+    assert [tool["function"]["name"] for tool in second["tools"]] == ["act"]
+    assert (second["messages"][-1]["role"], second["messages"][-1]["tool_call_id"]) == ("tool", "call-0")
+    assert "No known action matches that input." in second["messages"][-1]["content"]
+
+
+def test_the_launcher_finds_openai_agents_from_the_checkout():
+    need(OPENAI_AGENTS.package)
+    code = (
+        "import sys; from empo2.recipe.config import load_settings; from empo2.recipe.tasks import check_agent; "
+        "print(check_agent(load_settings('cpu', ['agent.class=' + sys.argv[1]])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, OPENAI_AGENTS.agent],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith("ScienceWorld with Java at "), done.stderr
+
+
+def test_vllm_can_be_told_of_tools_as_documented():
+    """verl makes vLLM's command line of engine_kwargs (vllm_async_server.vLLMHttpServer.launch_server, 0.8.0)."""
+    settings = re.findall(r"verl\.\S+=\S+", (ROOT / "agents" / "frameworks" / "__init__.py").read_text())
+    config = build_verl_config(
+        load_settings("cpu", settings), model_path="x", run_directory=Path(), gateway_url="", gateway_key=""
+    )
+    engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+    assert (engine.enable_auto_tool_choice, engine.tool_call_parser) == (True, "hermes")
+    assert engine.distributed_executor_backend == "uni"
+
+
+def test_lists_add_to_both_profiles_and_change_nothing():
+    """So that they can be installed without their dependencies, all together or one by one."""
+    folder = ROOT / "requirements"
+    pins: dict[str, str] = {}
+    for file in (folder / "frameworks").glob("*.txt"):
+        for line in file.read_text().splitlines():
+            name, version = line.split("==")
+            assert pins.setdefault(name, version) == version
+    for profile in ("cpu", "gpu"):
+        own = {line.partition("==")[0] for line in (folder / f"{profile}.txt").read_text().splitlines()}
+        assert not own & pins.keys()
+    overrides = [line.split()[0] for line in (folder / "overrides-frameworks.txt").read_text().splitlines()[1:]]
+    assert set(overrides) <= set((folder / "cpu.txt").read_text().splitlines())
