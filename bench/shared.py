@@ -1,12 +1,14 @@
 """What the benchmarks share: their report, their processes, and episodes made of seeded texts."""
 
+import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +70,9 @@ def server(command: Sequence[str], url: str, log: Path, environment: dict[str, s
         RuntimeError: it ended or did not answer; the message holds the end of its log.
     """
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=log.parent)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment, cwd=log.parent, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + _START_SECONDS
         while True:
@@ -83,11 +87,12 @@ def server(command: Sequence[str], url: str, log: Path, environment: dict[str, s
         yield process.pid
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        # vLLM's engine is a process of its own, which outlives a server that is killed.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextmanager
