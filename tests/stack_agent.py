@@ -1,11 +1,58 @@
-"""A small agent for the tests of the whole stack: three turns of a guessing game, with the openai package alone."""
+"""Agents for the tests of the whole stack: a guessing game with the openai package alone, and one for every world."""
 
+import importlib
+import json
 import os
 import random
 import time
+from dataclasses import fields
+from typing import Any
 
 import httpx
 import openai
+
+from empo2.agents.episode import TextEpisode
+from empo2.agents.scienceworld import tasks as scienceworld
+from empo2.agents.textworld_express import tasks as textworld_express
+
+OWN = "empo2.agents.frameworks"
+FRAMEWORKS = {
+    "openai": "empo2.agents.scienceworld.agent:ScienceWorldAgent",
+    "pydantic-ai": f"{OWN}.pydantic_ai:PydanticAIAgent",
+    "autogen": f"{OWN}.autogen:AutogenAgent",
+    "langgraph": f"{OWN}.langgraph:LangGraphAgent",
+    "openai-agents": f"{OWN}.openai_agents:OpenAIAgentsAgent",
+    "smolagents": f"{OWN}.smolagents:SmolagentsAgent",
+}
+
+
+def every_kind() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """One task of ScienceWorld for each framework and one of each other world, in the fields that AnyAgent reads."""
+    form = {"actions": "choice", "choices": 6, "max_steps": 3}
+    (world,), _ = scienceworld.load("find-animal", train_variations=1, test_variations=1, **form)
+    rows = [
+        _row(f"scienceworld {name}", agent, scienceworld.Episode(**world)) for name, agent in FRAMEWORKS.items()
+    ]
+    (world,), _ = textworld_express.load(["coin"], train_seeds=1, test_seeds=1, **form)
+    agent = "empo2.agents.textworld_express.agent:TextWorldExpressAgent"
+    rows.append(_row("textworld-express openai", agent, textworld_express.Episode(**world)))
+    return rows, rows[:1]
+
+
+def _row(kind: str, agent: str, episode: TextEpisode) -> dict[str, str]:
+    variables: dict[str, Any] = {
+        f"{episode.variables}_{field.name.upper()}": str(getattr(episode, field.name)) for field in fields(episode)
+    }
+    return {"kind": kind, "agent": agent, "variables": json.dumps({**variables, f"{episode.variables}_MAX_TOKENS": "8"})}
+
+
+class AnyAgent:
+    """The agent that AGENT names, with AGENT_VARIABLES in its environment: one run trains agents of every kind."""
+
+    def run(self) -> None:
+        os.environ.update(json.loads(os.environ["AGENT_VARIABLES"]))
+        module, name = os.environ["AGENT"].split(":")
+        getattr(importlib.import_module(module), name)().run()
 
 
 class GuessingAgent:

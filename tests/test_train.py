@@ -1,6 +1,7 @@
 """The whole stack, real: ScienceWorld, controller, gateway, vLLM on a CPU, verl, driven as a user would."""
 
 import contextlib
+import importlib.metadata
 import json
 import math
 import os
@@ -22,6 +23,8 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.launch import bind
 from empo2.recipe.models import resolve_model
 from empo2.recipe.rollouts import draw_modes
+
+from .stack_agent import every_kind
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500)]
 
@@ -103,6 +106,11 @@ def tips_of(folder: Path) -> set[str]:
         return {episode for (episode,) in database.execute("SELECT episode FROM tips")}
 
 
+def scopes_of(folder: Path) -> set[str]:
+    with contextlib.closing(sqlite3.connect(f"file:{folder / 'memory.sqlite'}?mode=ro", uri=True)) as database:
+        return {scope for (scope,) in database.execute("SELECT DISTINCT scope FROM tips")}
+
+
 def test_each_mode_was_trained(run: Path) -> None:
     algorithm = load_settings("cpu", [f"algorithm.seed={SEED}"]).algorithm
     drawn = [draw_modes(algorithm, step, 2)[0] for step in range(1, STEPS + 1)]
@@ -179,8 +187,8 @@ def test_memory_was_filled_and_shown_and_is_part_of_the_checkpoint(run: Path) ->
     for file in (run / "memory.sqlite", snapshot):
         with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
             assert database.execute("SELECT count(*) FROM tips").fetchone() == (sum(written),)
-            scopes = {row[0] for row in database.execute("SELECT DISTINCT scope FROM tips")}
             texts = [row[0] for row in database.execute("SELECT text FROM tips")]
+    scopes = scopes_of(snapshot)
     assert len(scopes) == 2 and all('"task": "find-animal"' in scope for scope in scopes)
     assert not any("<|im_" in text or "\n" in text for text in texts)
 
@@ -210,6 +218,44 @@ def test_run_folder_and_output(run: Path) -> None:
     assert "resume after step 1" in output and "step 1/3" not in output and "step 3/3" in output
     assert "Java" in output and "first rollout" in output and str(run / "curves.png") in output.replace("\n", "")
     assert "key: null" in (run / "config.yaml").read_text()
+
+
+def test_one_configuration_trains_agents_of_every_framework_and_world(tmp_path: Path) -> None:
+    for package in ("pydantic-ai-slim", "autogen-agentchat", "langgraph", "openai-agents", "smolagents"):
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip(f"needs {package}: make frameworks")
+    kinds = [row["kind"] for row in every_kind()[0]]
+    arguments = [
+        "run.name=kinds",
+        "run.steps=1",
+        "run.validate_first=false",
+        "agent.class=stack_agent:AnyAgent",
+        "agent.env={AGENT: input.agent, AGENT_VARIABLES: input.variables}",
+        "tasks.source=stack_agent:every_kind",
+        "memory.scope=[kind]",
+        f"algorithm.tasks_per_step={len(kinds)}",
+        f"algorithm.mini_batch_tasks={len(kinds)}",
+        "algorithm.rollouts_per_task=2",
+        # Tools are offered to a model whose template knows none: its words are taken for its actions.
+        "verl.actor_rollout_ref.rollout.engine_kwargs.vllm.enable_auto_tool_choice=true",
+        "verl.actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser=hermes",
+    ]
+    done = subprocess.run(
+        [*CLI, "train", "--profile", "cpu", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_python_path())},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run = tmp_path / "runs" / "kinds"
+    (step,) = metrics_of(run)
+    assert step["empo2/rollouts_dropped"] == 0
+    assert step["training/n_sample_trained"] >= 2 * len(kinds)
+    assert scopes_of(run) == {json.dumps({"kind": kind}) for kind in kinds}  # each was reflected on
 
 
 # An existing agent-lightning training script becomes EMPO² by one changed import, and `empo2 gateway`.
