@@ -30,9 +30,7 @@ def every_kind() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """One task of ScienceWorld for each framework and one of each other world, in the fields that AnyAgent reads."""
     form = {"actions": "choice", "choices": 6, "max_steps": 3}
     (world,), _ = scienceworld.load("find-animal", train_variations=1, test_variations=1, **form)
-    rows = [
-        _row(f"scienceworld {name}", agent, scienceworld.Episode(**world)) for name, agent in FRAMEWORKS.items()
-    ]
+    rows = [_row(f"scienceworld {name}", agent, scienceworld.Episode(**world)) for name, agent in FRAMEWORKS.items()]
     (world,), _ = textworld_express.load(["coin"], train_seeds=1, test_seeds=1, **form)
     agent = "empo2.agents.textworld_express.agent:TextWorldExpressAgent"
     rows.append(_row("textworld-express openai", agent, textworld_express.Episode(**world)))
@@ -43,7 +41,11 @@ def _row(kind: str, agent: str, episode: TextEpisode) -> dict[str, str]:
     variables: dict[str, Any] = {
         f"{episode.variables}_{field.name.upper()}": str(getattr(episode, field.name)) for field in fields(episode)
     }
-    return {"kind": kind, "agent": agent, "variables": json.dumps({**variables, f"{episode.variables}_MAX_TOKENS": "8"})}
+    return {
+        "kind": kind,
+        "agent": agent,
+        "variables": json.dumps({**variables, f"{episode.variables}_MAX_TOKENS": "8"}),
+    }
 
 
 class AnyAgent:

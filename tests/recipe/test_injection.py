@@ -207,6 +207,10 @@ def test_the_state_begins_with_the_newest_observation():
     assert state == second[:1200] + "\n" + first[:400]
     assert chat_state([*chat, assistant("take"), tool("a lamp")]).startswith("a lamp\nthe task")
     assert chat_state([SYSTEM, user(first)]) == first[:1200]
+    # The first observation, which stands below the task, is no part of later states.
+    chat = [user("\nfind the lamp\n\nYou are in the hall."), assistant("go north"), user("You are in the kitchen.")]
+    assert chat_state(chat[:1]) == "\nfind the lamp\n\nYou are in the hall."
+    assert chat_state(chat) == "You are in the kitchen.\nfind the lamp"
     assert chat_state([SYSTEM]) == chat_state([]) == ""
 
 
@@ -215,6 +219,7 @@ def test_the_state_of_a_prompt_is_its_end():
     prompt = "task" + "x" * 2000 + "observation"
     assert prompt_state(prompt).startswith("x")
     assert "observation\ntask" in prompt_state(prompt)
+    assert prompt_state("find the lamp\n\n" + "x" * 2000) == "x" * 1200 + "\nfind the lamp"
 
 
 def send_prompt(tips: PromptTips, prompt: str, *texts: str) -> str:
