@@ -33,7 +33,7 @@ def item(asin: str, name: str, **changes: Any) -> dict[str, Any]:
     defaults = {
         "query": "mugs",
         "category": "garden",
-        "product_category": "Home › Kitchen › Mugs",
+        "product_category": "Home",
         "full_description": "",
         "small_description": [],
         "pricing": "$12.99",
