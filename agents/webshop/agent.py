@@ -23,4 +23,4 @@ class WebShopAgent(TextAgent[Episode]):
 
     def play(self, episode: Episode, server: Server) -> Outcome:
         with closing(Catalogue(Path(episode.catalogue))) as catalogue:
-            return play_chat(Game(Environment(catalogue), episode), connect(server))
+            return play_chat(Game(Environment(catalogue, episode.hits), episode), connect(server))

@@ -15,14 +15,13 @@ from .goals import Goal
 from .products import Product
 from .reward import reward
 
-HITS_PER_PAGE = 10
+HITS = 10  # on a page, in the original
 ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
 PRICE_CLAUSE = ", and price lower than "
 NOT_POSSIBLE = "Nothing was done: that is no action of this page."
 
-# Of the searches that are offered to a policy that chooses: words of each but the first, and their number.
-SPAN_WORDS = 3
-SPANS = 3
+# What is offered to a policy that chooses: beside a search for the whole instruction, so many spans of so many words.
+SPANS, SPAN_WORDS = 3, 3
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,11 @@ class Page:
 class Environment:
     """WebShop, for any number of episodes one after the other. Same goal, same actions, same trajectory.
 
-    The score is the original's reward times 100, and 0 until something is bought.
+    The score is the original's reward times 100, and 0 until something is bought. `hits` are products on a page.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
+    def __init__(self, catalogue: Catalogue, hits: int = HITS) -> None:
+        self._catalogue, self._hits_per_page = catalogue, hits
         self._steps_left = 0
         self.task_description = ""
 
@@ -88,7 +87,7 @@ class Environment:
         return Page(["WebShop", *self._instruction(), "Search"], {}, suggested_searches(self._goal))
 
     def _results(self, hits: Sequence[str], number: int) -> Page:
-        before, end = (number - 1) * HITS_PER_PAGE, number * HITS_PER_PAGE
+        before, end = (number - 1) * self._hits_per_page, number * self._hits_per_page
         texts = [*self._instruction(), "Back to Search", f"Page {number} (Total results: {len(hits)})"]
         clicks = {"back to search": self._start}
         if before:

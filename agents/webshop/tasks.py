@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..episode import ActionForm, TextEpisode, one_of, positive
 from .catalogue import Catalogue
+from .environment import HITS
 from .generated import own_catalogue
 from .goals import split
 
@@ -27,6 +28,11 @@ class Episode(TextEpisode):
 
     catalogue: str  # its folder
     goal: int  # the goal's number after the original's shuffle
+    hits: int  # products on a page of search results
+
+    def __post_init__(self) -> None:
+        positive("hits", self.hits)
+        super().__post_init__()
 
     @property
     def world(self) -> str:
@@ -42,6 +48,7 @@ def load(
     max_steps: int = MAX_STEPS,
     actions: ActionForm = "free-text",
     choices: int = 12,
+    hits: int = HITS,
     train_goals: int | Sequence[int] | None = None,
     test_goals: int | Sequence[int] | None = None,
     test_split: Literal["test", "validation"] = "test",
@@ -52,6 +59,7 @@ def load(
     Args:
         catalogue: a folder that `python -m empo2.agents.webshop build` has made, or "own" for the project's own 1,000
             products, built when they are first asked for.
+        hits: products on a page of search results, 10 in the original; fewer make shorter pages for small models.
         train_goals: how many of the split, from its beginning, or the numbers of some; None for all of them.
         test_goals: likewise.
         seed: of the draw of the listed actions.
@@ -59,7 +67,7 @@ def load(
     Raises ValueError for a wrong argument, and for a folder that is no catalogue.
     """
     one_of(("test", "validation"), "test_split", test_split)
-    episode = partial(Episode, max_steps=max_steps, actions=actions, choices=choices, seed=seed)
+    episode = partial(Episode, max_steps=max_steps, actions=actions, choices=choices, hits=hits, seed=seed)
     episode(catalogue=catalogue, goal=0)  # checks every argument before something is built
     folder = own_catalogue() if catalogue == OWN else Path(catalogue).expanduser()
     with closing(Catalogue(folder)) as opened:

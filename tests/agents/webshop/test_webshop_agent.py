@@ -23,7 +23,7 @@ BUY_THE_MUG = ("search[blue stoneware]", "click[b0bluemug1]", "click[blue]", "cl
 def episode(shop_folder: Path, goal_of: Callable[[str], int]) -> Callable[..., Episode]:
     def make(wanted: str = MUG, **changes: object) -> Episode:
         defaults = {"catalogue": str(shop_folder), "goal": goal_of(wanted), "max_steps": 15, "seed": 0}
-        return Episode(**{**defaults, "actions": "free-text", "choices": 40, **changes})
+        return Episode(**{**defaults, "actions": "free-text", "choices": 40, "hits": 10, **changes})
 
     return make
 
@@ -52,9 +52,8 @@ def chooser(*actions: str) -> Callable[[list[dict]], str]:
     script = iter(actions)
 
     def reply(messages: list[dict]) -> str:
-        action = next(script)
-        listed = dict(reversed(line.split(" ", 1)) for line in messages[-1]["content"].splitlines() if " " in line)
-        return listed[action]
+        lines = (line.partition(" ") for line in messages[-1]["content"].splitlines())
+        return {action: number for number, _, action in lines}[next(script)]
 
     return reply
 
@@ -111,6 +110,12 @@ def test_choices_are_equal_for_equal_replies(run, server, episode):
     assert any(turn.startswith(NOT_LISTED) for turn in turns)
 
 
+def test_fewer_hits_make_a_shorter_page(run, server, episode):
+    server.reply = lambda messages: "search[mug]"
+    run(episode(max_steps=2, hits=3))
+    assert server.chats[1]["messages"][-1]["content"].count("$") == 3
+
+
 def test_a_catalogue_that_is_none_fails_the_rollout(run, server, episode, tmp_path):
     with pytest.raises(Exception, match="is no WebShop catalogue"):
         run(episode(catalogue=str(tmp_path)))
@@ -129,6 +134,7 @@ def test_rows_are_the_first_goals_of_disjoint_splits(shop_folder, monkeypatch):
         "max_steps": 15,
         "actions": "free-text",
         "choices": 12,
+        "hits": 10,
         "seed": 7,
     }
     assert json.loads(json.dumps(train)) == train
@@ -142,7 +148,8 @@ def test_rows_are_the_first_goals_of_disjoint_splits(shop_folder, monkeypatch):
     [
         ({"actions": "chioce"}, "actions 'chioce' is unknown; nearest: choice"),
         ({"max_steps": 0}, "max_steps 0 must be at least 1"),
-        ({"test_split": "train"}, "test_split 'train' is unknown; nearest: test, validation"),
+        ({"hits": 0}, "hits 0 must be at least 1"),
+        ({"test_split": "tests"}, "test_split 'tests' is unknown; nearest: test"),
         ({"train_goals": 0}, "train_goals 0 must be at least 1"),
         ({"train_goals": [12, 3]}, "train_goals 3 is not in its split, 12 to 23"),
         ({"test_goals": [24]}, "test_goals 24 is not in its split, 0 to 3"),
@@ -171,6 +178,7 @@ def test_the_settings_beside_the_agent_play_the_projects_own_catalogue(tmp_path,
         Episode.env_map()
     )
     assert {Path(row["catalogue"]).parent for row in rows.train} == {tmp_path / "empo2"}
+    assert len({row["goal"] for row in rows.train}) == 2
     assert len({scope_of(row, settings.memory.scope) for row in rows.train}) == 1
     assert (settings.algorithm.return_scale, settings.algorithm.success_return) == (0.01, 100)
 

@@ -77,6 +77,14 @@ def test_hits_come_ten_a_page(visit, instruction):
     assert clicks(third) == {"back to search", "< prev", *(asin.lower() for asin in asins[20:])}
 
 
+def test_pages_may_have_another_length(shop, goal_of):
+    environment = Environment(shop, hits=12)
+    environment.reset(goal_of(MUG), 15)
+    first, second = (environment.step(action) for action in ("search[mug]", "click[next >]"))
+    assert (len(page(first)), len(page(second))) == (3 + 3 * 12, 3 + 3 * 11)
+    assert "next >" not in clicks(second)
+
+
 def test_a_page_that_does_not_exist_cannot_be_reached(visit):
     states = visit(MUG, "search[mug]", "click[< prev]", "click[next >]", "click[next >]", "click[next >]")
     assert [state.observation == NOT_POSSIBLE for state in states] == [False, False, True, False, False, True]
@@ -194,7 +202,17 @@ def test_a_value_of_two_options_is_the_later_ones(visit):
 @pytest.mark.parametrize(
     "action",
     [
-        *("", "buy now", "click", "click[]", "search[]", "click[search]", "Click[buy now]", "SEARCH[mug]", "search mug"),
+        *(
+            "",
+            "buy now",
+            "click",
+            "click[]",
+            "search[]",
+            "click[search]",
+            "Click[buy now]",
+            "SEARCH[mug]",
+            "search mug",
+        ),
         *("click[b0bluemug1]", "click[green]", "click[buy now] please", "I click[buy now]", "click[ buy now ]"),
         *("think[blue]", "click[buy now", "höre 数", "click[next >]", "search[\n"),
     ],
