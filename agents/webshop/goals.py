@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from .products import Product, compact_json, log_left_out, read_json, texts
+from .json_stream import read_json
+from .products import Product, compact_json, log_left_out, texts
 
 CAPS = [10.0 * tens for tens in range(1, 100)]  # dollars
 NEAREST_CAPS = 4  # those above the price from which two are drawn
@@ -47,7 +48,7 @@ class Goal:
     @classmethod
     def from_json(cls, text: str) -> Self:
         *words, attributes, options, price_cap, weight = json.loads(text)
-        return cls(*words, tuple(attributes), tuple(options), price_cap, weight)
+        return cls(*words, attributes=tuple(attributes), options=tuple(options), price_cap=price_cap, weight=weight)
 
 
 def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-import ijson
+from .json_stream import read_json
 
 NO_PRICE = 100.0  # dollars, of a product whose price is not given
 ASIN_LENGTH = 10
@@ -56,8 +56,14 @@ class Product:
     @classmethod
     def from_json(cls, text: str) -> Self:
         *texts, bullet_points, prices, price, options, attributes = json.loads(text)
-        options = {name: tuple(values) for name, values in options.items()}
-        return cls(*texts, tuple(bullet_points), tuple(prices), price, options, tuple(attributes))
+        return cls(
+            *texts,
+            bullet_points=tuple(bullet_points),
+            prices=tuple(prices),
+            price=price,
+            options={name: tuple(values) for name, values in options.items()},
+            attributes=tuple(attributes),
+        )
 
 
 def read_products(items: Path, attributes: Path) -> Iterator[Product]:
@@ -99,25 +105,6 @@ def read_products(items: Path, attributes: Path) -> Iterator[Product]:
             attributes=known.get(asin, ()),
         )
     log_left_out(items, "products", left_out)
-
-
-def read_json(file: Path, top: Literal["array", "object"]) -> Iterator[Any]:
-    """The values of the array, or the (key, value) pairs of the object, that a JSON file holds, in bounded memory.
-
-    Raises ValueError, naming the file, where it is missing, damaged, or holds something else.
-    """
-    try:
-        with file.open("rb") as stream:
-            if stream.peek().lstrip()[:1] != (b"[" if top == "array" else b"{"):
-                raise ValueError(f"{file} holds no JSON {top}: is it the right one of WebShop's files, unpacked?")
-            if top == "array":
-                yield from ijson.items(stream, "item", use_float=True)
-            else:
-                yield from ijson.kvitems(stream, "", use_float=True)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except ijson.JSONError as error:
-        raise ValueError(f"{file} is damaged or cut short: {str(error).splitlines()[0]}; get it anew") from None
 
 
 def texts(value: Any) -> tuple[str, ...]:
