@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MATCH = 85  # of 100: texts whose token set ratio is above it are the same
 SHARED_CATEGORIES = 2
-UNNEEDED = ["parser", "lemmatizer", "senter", "ner"]  # parts of the spaCy pipeline that do not tag
+UNNEEDED = ["lemmatizer", "senter", "ner"]  # for nouns; the parser is, as it finds auxiliary verbs among them
 NO_NOUNS = 0.2  # the title score where the goal's name has no nouns
 
 # The first that occurs in an option stands for the whole of it: "light blue" and "navy blue" are both "blue".
@@ -83,11 +83,9 @@ def token_set_ratio(one: str, other: str) -> int:
     first, second = _words(one), _words(other)
     if not first or not second:
         return 0
-    shared = " ".join(sorted(first & second))
-    one, other = (
-        " ".join([shared, *sorted(words - both)]).strip() for words, both in ((first, second), (second, first))
-    )
-    return max(_ratio(shared, one), _ratio(shared, other), _ratio(one, other))
+    shared = sorted(first & second)
+    both, one, other = (" ".join([*shared, *sorted(rest)]) for rest in (set(), first - second, second - first))
+    return max(_ratio(both, one), _ratio(both, other), _ratio(one, other))
 
 
 def _type(product: Product, goal: Goal) -> float:

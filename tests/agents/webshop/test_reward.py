@@ -216,6 +216,8 @@ NAMES = [
     "Soothing and Gentle",
     "Blümchen Lampe für die Küche 数",
     "It is what it was and will be",
+    "Got Shirt Wash Let Shirt Light",  # the tagger alone takes "got" for a noun
+    "Should Will Cotton Got",
     "🎁 !!! ???",
     "",
 ]
