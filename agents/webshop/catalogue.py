@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import batched
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import tantivy
 from rich.console import Console
@@ -165,12 +166,13 @@ def _fill(folder: Path, items: Path, attributes: Path, human: Path | None) -> No
         if not goal_count:
             raise ValueError(f"{human or attributes} has no goal with a product of {items}")
         db.executemany("INSERT INTO shuffle VALUES (?, ?)", enumerate(shuffled(range(goal_count))))
+        files = (file for file in (folder / "index").iterdir() if file.suffix != ".lock")
         meta = {
             "format": FORMAT,
             "sources": json.dumps([file.name for file in (items, attributes, human) if file]),
             "products": count,
             "goals": goal_count,
-            "index": json.dumps({file.name: file.stat().st_size for file in (folder / "index").iterdir()}),
+            "index": json.dumps({file.name: file.stat().st_size for file in files}),
         }
         db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
         db.commit()
@@ -212,10 +214,14 @@ def _store_products(db: sqlite3.Connection, folder: Path, products: Iterable[Pro
 
 def _open_index(folder: Path, sizes: dict[str, int]) -> tantivy.Index:
     """Raises ValueError where a file is not of its size: tantivy does not notice all that is cut short."""
-    for name, size in sizes.items():
-        if (found := (folder / name).stat().st_size) != size:
-            raise ValueError(f"index/{name} has {found:,} bytes, not {size:,}")
-    return tantivy.Index.open(str(folder))
+    # tantivy writes a lock beside the files that it opens; so it does in a folder that may be another user's.
+    with TemporaryDirectory() as links:
+        for name, size in sizes.items():
+            file = folder / name
+            if (found := file.stat().st_size) != size:
+                raise ValueError(f"index/{name} has {found:,} bytes, not {size:,}")
+            Path(links, name).symlink_to(file.absolute())
+        return tantivy.Index.open(links)
 
 
 def _searched_text(product: Product) -> str:

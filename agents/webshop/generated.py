@@ -17,7 +17,6 @@ from .catalogue import FORMAT, build
 VERSION = 1  # of what is generated
 INSTRUCTIONS = 12_000  # at most, as many as the original's
 PER_PRODUCT = 3  # instructions
-_SEPARATOR = " › "  # noqa: RUF001 (the original's)
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Department:
     """What its products are made of. An option's values are those of no other option, so that each can be clicked."""
 
     path: str
-    nouns: Mapping[str, tuple[str, ...]]  # by the rest of the path, its parts separated by "/"
+    nouns: Mapping[str, tuple[str, ...]]  # by the rest of the path
     materials: tuple[str, ...]
     attributes: tuple[str, ...]
     options: Mapping[str, tuple[str, ...]]
@@ -40,11 +39,11 @@ DEPARTMENTS = {
     "fashion": Department(
         "Clothing, Shoes & Jewelry",
         {
-            "Men/Shirts": ("polo shirt", "flannel shirt", "linen shirt", "undershirt"),
-            "Men/Outerwear": ("rain jacket", "quilted vest", "winter parka"),
-            "Women/Tops": ("knit sweater", "silk blouse", "tank top", "wrap cardigan"),
-            "Women/Skirts": ("pleated skirt", "denim skirt"),
-            "Women/Shoes": ("ankle boot", "ballet flat", "wedge sandal"),
+            "Men › Shirts": ("polo shirt", "flannel shirt", "linen shirt", "undershirt"),
+            "Men › Outerwear": ("rain jacket", "quilted vest", "winter parka"),
+            "Women › Tops": ("knit sweater", "silk blouse", "tank top", "wrap cardigan"),
+            "Women › Skirts": ("pleated skirt", "denim skirt"),
+            "Women › Shoes": ("ankle boot", "ballet flat", "wedge sandal"),
         },
         ("cotton", "merino wool", "polyester", "linen", "bamboo fiber", "recycled nylon"),
         (
@@ -57,10 +56,10 @@ DEPARTMENTS = {
     "electronics": Department(
         "Electronics",
         {
-            "Audio/Headphones": ("wireless headphone", "studio headphone", "sport earbud"),
-            "Audio/Speakers": ("bluetooth speaker", "shelf speaker", "soundbar"),
-            "Computers/Accessories": ("laptop stand", "mechanical keyboard", "trackball mouse", "webcam"),
-            "Phones/Accessories": ("phone charger", "screen protector", "car mount"),
+            "Audio › Headphones": ("wireless headphone", "studio headphone", "sport earbud"),
+            "Audio › Speakers": ("bluetooth speaker", "shelf speaker", "soundbar"),
+            "Computers › Accessories": ("laptop stand", "mechanical keyboard", "trackball mouse", "webcam"),
+            "Phones › Accessories": ("phone charger", "screen protector", "car mount"),
         },
         ("aluminum", "recycled plastic", "tempered glass", "steel", "silicone"),
         (
@@ -73,9 +72,9 @@ DEPARTMENTS = {
     "beauty": Department(
         "Beauty & Personal Care",
         {
-            "Skin Care/Face": ("face cream", "night serum", "clay mask", "eye gel"),
+            "Skin Care › Face": ("face cream", "night serum", "clay mask", "eye gel"),
             "Hair Care": ("shampoo bar", "hair oil", "styling comb", "beard balm"),
-            "Makeup/Lips": ("lip balm", "lip gloss", "lip liner"),
+            "Makeup › Lips": ("lip balm", "lip gloss", "lip liner"),
         },
         ("shea butter", "aloe vera", "argan oil", "beeswax", "rice bran"),
         (
@@ -91,9 +90,9 @@ DEPARTMENTS = {
     "garden": Department(
         "Home & Kitchen",
         {
-            "Furniture/Living Room": ("side table", "arm chair", "floor lamp", "book shelf"),
+            "Furniture › Living Room": ("side table", "arm chair", "floor lamp", "book shelf"),
             "Bedding": ("throw blanket", "pillow cover", "duvet cover"),
-            "Kitchen/Cookware": ("frying pan", "stock pot", "baking tray"),
+            "Kitchen › Cookware": ("frying pan", "stock pot", "baking tray"),
             "Decor": ("wall clock", "picture frame", "flower vase"),
         },
         ("oak", "bamboo", "stainless steel", "stoneware", "cast iron", "woven cotton"),
@@ -107,8 +106,8 @@ DEPARTMENTS = {
     "grocery": Department(
         "Grocery & Gourmet Food",
         {
-            "Snacks/Nuts": ("roasted almond", "cashew mix", "trail mix"),
-            "Snacks/Bars": ("granola bar", "protein bar", "fruit bar"),
+            "Snacks › Nuts": ("roasted almond", "cashew mix", "trail mix"),
+            "Snacks › Bars": ("granola bar", "protein bar", "fruit bar"),
             "Beverages": ("herbal tea", "ground coffee", "cocoa mix"),
             "Pantry": ("pasta sauce", "maple syrup", "olive oil"),
         },
@@ -216,7 +215,7 @@ def _item(generator: random.Random, number: int, category: str, noun: str, known
         "name": title,
         "query": f"{noun}s",
         "category": category,
-        "product_category": _SEPARATOR.join((department.path, *_BRANCHES[noun].split("/"), f"{noun.title()}s")),
+        "product_category": f"{department.path} › {_BRANCHES[noun]} › {noun.title()}s",
         "full_description": " ".join(
             text.format_map(words) for text in generator.sample(_SENTENCES, generator.randint(3, 7))
         ),

@@ -315,6 +315,17 @@ def test_a_folder_that_is_not_whole_gets_one_line(tmp_path, files, damage, says)
     assert str(tmp_path / "shop") in str(error.value)
 
 
+def test_nothing_is_written_to_an_open_catalogue(tmp_path, files):
+    build(tmp_path / "shop", *files)
+    for lock in (tmp_path / "shop/index").glob("*.lock"):
+        lock.unlink()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "shop").rglob("*")}
+    with closing(Catalogue(tmp_path / "shop")) as catalogue:
+        asin = catalogue.search("made")[0]
+        assert catalogue.product(asin).asin == asin
+        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "shop").rglob("*")} == before
+
+
 def test_a_missing_folder_gets_one_line(tmp_path):
     with pytest.raises(CatalogueError, match="nowhere is no WebShop catalogue"):
         Catalogue(tmp_path / "nowhere")
