@@ -8,16 +8,18 @@ Search is BM25, as in the original, by another library: tantivy for Lucene. What
 - Products that score alike come in the order of the catalogue; in the original in that of its index.
 """
 
+import atexit
 import fcntl
 import json
+import os
 import shutil
 import sqlite3
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import batched
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import tantivy
 from rich.console import Console
@@ -214,14 +216,17 @@ def _store_products(db: sqlite3.Connection, folder: Path, products: Iterable[Pro
 
 def _open_index(folder: Path, sizes: dict[str, int]) -> tantivy.Index:
     """Raises ValueError where a file is not of its size: tantivy does not notice all that is cut short."""
-    # tantivy writes a lock beside the files that it opens; so it does in a folder that may be another user's.
-    with TemporaryDirectory() as links:
-        for name, size in sizes.items():
-            file = folder / name
-            if (found := file.stat().st_size) != size:
-                raise ValueError(f"index/{name} has {found:,} bytes, not {size:,}")
-            Path(links, name).symlink_to(file.absolute())
-        return tantivy.Index.open(links)
+    for name, size in sizes.items():
+        if (found := (folder / name).stat().st_size) != size:
+            raise ValueError(f"index/{name} has {found:,} bytes, not {size:,}")
+    if os.access(folder, os.W_OK):
+        return tantivy.Index.open(str(folder))
+    # tantivy writes a lock beside the files that it opens: here beside links to them, until the process ends.
+    links = tempfile.mkdtemp(prefix="webshop-")
+    atexit.register(shutil.rmtree, links, ignore_errors=True)
+    for name in sizes:
+        Path(links, name).symlink_to((folder / name).absolute())
+    return tantivy.Index.open(links)
 
 
 def _searched_text(product: Product) -> str:
