@@ -71,12 +71,12 @@ def _play(options: argparse.Namespace) -> None:
         environment = Environment(catalogue)
         state = environment.reset(options.goal, options.max_steps)
         while not state.done:
-            print(state.observation, *state.valid_actions, sep="\n  ")
+            print(state.observation.replace(" [SEP] ", "\n"), *state.valid_actions, sep="\n  ")
             try:
                 state = environment.step(input("> "))
             except (EOFError, KeyboardInterrupt):
                 return
-        print(state.observation)
+        print(state.observation.replace(" [SEP] ", "\n"))
         print(f"score {state.score:g} of 100")
 
 

@@ -58,7 +58,7 @@ def test_build_then_play(command, files, tmp_path):
     assert (code, output) == (0, f"{shop}: 20 products, 60 goals\n")
     code, output, _ = command("play", "--catalogue", shop, "--max-steps", 2, typed=("search[a", "click[buy now]"))
     assert code == 0
-    assert "WebShop [SEP] Instruction:" in output
+    assert "WebShop\nInstruction:\n" in output
     assert output.endswith("score 0 of 100\n")
 
 
@@ -66,7 +66,7 @@ def test_the_end_of_input_ends_the_play(command, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, output, _ = command("play", typed=("search[shirt]",))
     assert code == 0
-    assert "[SEP] Page 1 (Total results: " in output
+    assert "\nPage 1 (Total results: " in output
 
 
 @pytest.mark.parametrize(
