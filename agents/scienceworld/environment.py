@@ -4,7 +4,8 @@ import sys
 
 from scienceworld import ScienceWorldEnv
 
-from ..java import EndsItsJava, JavaEnvironment, State
+from ..game import State
+from ..java import EndsItsJava, JavaEnvironment
 
 
 class Environment(JavaEnvironment["_Simulator"]):

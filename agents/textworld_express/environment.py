@@ -6,7 +6,8 @@ from py4j.protocol import Py4JJavaError
 
 from textworld_express import TextWorldExpressEnv
 
-from ..java import EndsItsJava, JavaEnvironment, State
+from ..game import State
+from ..java import EndsItsJava, JavaEnvironment
 
 
 class Environment(JavaEnvironment["_Simulator"]):

@@ -1,0 +1,241 @@
+"""Products, their search index and the goals of a shop, in one folder that any number of processes read at once.
+
+Search is BM25, as in the original, by another library: tantivy for Lucene. What differs is the order of close hits:
+
+- k1 is 1.2 and b 0.75, which tantivy fixes; the original sets 0.9 and 0.4. Long texts count for less here.
+- Words are cut by a pattern that does what Unicode's word boundaries do, but for scripts without blanks, whose words
+  stay together. Stop words are the same; stems are those of Snowball's English stemmer, in the original Porter's.
+- Products that score alike come in the order of the catalogue; in the original in that of its index.
+"""
+
+import atexit
+import fcntl
+import json
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import batched
+from pathlib import Path
+
+import tantivy
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from .goals import Goal, human_goals, shuffled, synthetic_goals
+from .products import Product, read_products
+
+FORMAT = 1
+HITS = 50  # of a search, as in the original
+_BATCH = 1_000
+# One segment, from one thread: a product's number in the index is its place in the catalogue, and breaks ties. This is
+# the bound of what tantivy holds in RAM; 1.18 million products need a fifth of it.
+_INDEX_BYTES = 3_000_000_000
+_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL);
+CREATE TABLE products (place INTEGER PRIMARY KEY, asin TEXT NOT NULL, product TEXT NOT NULL);  -- place from 0
+CREATE TABLE goals (place INTEGER PRIMARY KEY, goal TEXT NOT NULL);  -- before the shuffle, from 0
+CREATE TABLE shuffle (number INTEGER PRIMARY KEY, place INTEGER NOT NULL);  -- the goal's number, from 0
+"""
+_ANALYZER = (
+    tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.regex(r"\w+(?:['.]\w+)*"))
+    .filter(tantivy.Filter.lowercase())
+    .filter(tantivy.Filter.stopword("english"))
+    .filter(tantivy.Filter.stemmer("english"))
+    .build()
+)
+
+
+class CatalogueError(ValueError):
+    """A folder that is no catalogue, or cannot be read; the message names it and says what to do."""
+
+
+def build(folder: Path, items: Path, attributes: Path, human: Path | None = None) -> None:
+    """Build a catalogue from files in the original's formats. It appears whole at `folder`, or not at all.
+
+    The products are streamed: RAM is bounded by the index's 3 GB and the goals' order. Builds of the same folder wait
+    for one another, by `<folder>.lock`.
+
+    Args:
+        folder: must not exist.
+        items: the products, such as items_shuffle.json.
+        attributes: the products' attributes, such as items_ins_v2.json.
+        human: people's instructions, such as items_human_ins.json; None makes synthetic goals of the products.
+
+    Raises:
+        FileExistsError: `folder` exists.
+        ValueError: a file cannot be read as what it should be, or it holds no product or no goal.
+    """
+    folder = folder.absolute()
+    building = folder.with_name(f"{folder.name}.building")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            raise FileExistsError(f"{folder} exists already: remove it, or name another folder for the catalogue")
+        shutil.rmtree(building, ignore_errors=True)  # of a build that was killed
+        building.mkdir()
+        try:
+            _fill(building, items, attributes, human)
+            building.rename(folder)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+
+
+class Catalogue:
+    """A catalogue that `build` has made, read-only. To be used in the thread that opened it.
+
+    Index and products are mapped into memory, not loaded: all processes of a machine share the pages.
+
+    Attributes:
+        products: number of products.
+        goals: number of goals.
+
+    Raises:
+        CatalogueError: there is no catalogue, or it is truncated or of another format.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        remedy = "build it with `python -m empo2.agents.webshop build`"
+        file = folder / "catalogue.sqlite"
+        if not file.is_file():
+            raise CatalogueError(f"{folder} is no WebShop catalogue (it has no {file.name}): {remedy}")
+        try:
+            self._db = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+            self._db.execute(f"PRAGMA mmap_size = {1 << 40}")
+            meta = dict(self._db.execute("SELECT key, value FROM meta"))
+            index = _open_index(folder / "index", json.loads(meta["index"])) if meta["format"] == FORMAT else None
+        except (sqlite3.Error, OSError, KeyError, ValueError) as error:
+            raise CatalogueError(f"{folder} is damaged ({error}): remove it and {remedy}") from error
+        if index is None:
+            raise CatalogueError(
+                f"{folder} is a WebShop catalogue of format {meta['format']}, not {FORMAT}: remove it and {remedy}"
+            )
+        self.products: int = meta["products"]
+        self.goals: int = meta["goals"]
+        self._schema, self._searcher = index.schema, index.searcher()
+
+    def search(self, words: str) -> list[str]:
+        """The asins of at most `HITS` products, best first; none for a text without a word. No text is an error."""
+        terms = Counter(_ANALYZER.analyze(words.encode(errors="replace").decode()))
+        clauses = [
+            (
+                tantivy.Occur.Should,
+                tantivy.Query.boost_query(
+                    tantivy.Query.term_query(self._schema, "text", term, index_option="freq"), times
+                ),
+            )
+            for term, times in terms.items()
+        ]
+        if not clauses:
+            return []
+        hits = self._searcher.search(tantivy.Query.boolean_query(clauses), limit=HITS, count=False).hits
+        return [self._one("SELECT asin FROM products WHERE place = ?", address.doc) for _, address in hits]
+
+    def product(self, asin: str) -> Product:
+        """Raises KeyError for an asin that is not in the catalogue."""
+        return Product.from_json(self._one("SELECT product FROM products WHERE asin = ?", asin))
+
+    def goal(self, number: int) -> Goal:
+        """Raises KeyError for a number that is not in 0 ... goals - 1."""
+        return Goal.from_json(self._one("SELECT goal FROM shuffle JOIN goals USING (place) WHERE number = ?", number))
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _one(self, query: str, key: str | int) -> str:
+        row = self._db.execute(query, (key,)).fetchone()
+        if row is None:
+            raise KeyError(f"{key!r} is not in this catalogue")
+        return row[0]
+
+
+def _fill(folder: Path, items: Path, attributes: Path, human: Path | None) -> None:
+    with closing(sqlite3.connect(folder / "catalogue.sqlite")) as db, _progress() as progress:
+        db.execute("PRAGMA journal_mode = OFF")
+        db.executescript(_TABLES)
+        products = progress.track(read_products(items, attributes), description="products")
+        count = _store_products(db, folder / "index", products)
+        if not count:
+            raise ValueError(f"{items} has no product")
+        stored = _StoredProducts(db)
+        goals = human_goals(stored, human) if human else synthetic_goals(stored, attributes)
+        texts = (goal.as_json() for goal in progress.track(goals, description="goals"))
+        goal_count = db.executemany("INSERT INTO goals VALUES (?, ?)", enumerate(texts)).rowcount
+        if not goal_count:
+            raise ValueError(f"{human or attributes} has no goal with a product of {items}")
+        db.executemany("INSERT INTO shuffle VALUES (?, ?)", enumerate(shuffled(range(goal_count))))
+        files = (file for file in (folder / "index").iterdir() if file.suffix != ".lock")
+        meta = {
+            "format": FORMAT,
+            "sources": json.dumps([file.name for file in (items, attributes, human) if file]),
+            "products": count,
+            "goals": goal_count,
+            "index": json.dumps({file.name: file.stat().st_size for file in files}),
+        }
+        db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+        db.commit()
+
+
+class _StoredProducts:
+    """The products in the order of the catalogue, as often as they are asked for."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __iter__(self) -> Iterator[Product]:
+        for (text,) in self._db.execute("SELECT product FROM products ORDER BY place"):
+            yield Product.from_json(text)
+
+
+def _store_products(db: sqlite3.Connection, folder: Path, products: Iterable[Product]) -> int:
+    """Put the products into the table and into a new index; their number."""
+    folder.mkdir()
+    schema = tantivy.SchemaBuilder().add_text_field("text", tokenizer_name="english", index_option="freq").build()
+    index = tantivy.Index(schema, str(folder))
+    index.register_tokenizer("english", _ANALYZER)
+    writer = index.writer(_INDEX_BYTES, num_threads=1)
+    count = 0
+    for batch in batched(products, _BATCH):
+        rows = [(place, product.asin, product.as_json()) for place, product in enumerate(batch, start=count)]
+        db.executemany("INSERT INTO products VALUES (?, ?, ?)", rows)
+        for product in batch:
+            writer.add_document(tantivy.Document(text=_searched_text(product)))
+        count += len(batch)
+    db.execute("CREATE UNIQUE INDEX products_by_asin ON products (asin)")
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()
+    if index.searcher().num_segments > 1:
+        raise ValueError(f"the texts of {count:,} products are more than one index holds: make a smaller catalogue")
+    return count
+
+
+def _open_index(folder: Path, sizes: dict[str, int]) -> tantivy.Index:
+    """Raises ValueError where a file is not of its size: tantivy does not notice all that is cut short."""
+    for name, size in sizes.items():
+        if (found := (folder / name).stat().st_size) != size:
+            raise ValueError(f"index/{name} has {found:,} bytes, not {size:,}")
+    if os.access(folder, os.W_OK):
+        return tantivy.Index.open(str(folder))
+    # tantivy writes a lock beside the files that it opens: here beside links to them, until the process ends.
+    links = tempfile.mkdtemp(prefix="webshop-")
+    atexit.register(shutil.rmtree, links, ignore_errors=True)
+    for name in sizes:
+        Path(links, name).symlink_to((folder / name).absolute())
+    return tantivy.Index.open(links)
+
+
+def _searched_text(product: Product) -> str:
+    """Title, description, first bullet point and options, as in the original; BM25 knows no order of words."""
+    options = (text for name, values in product.options.items() for text in (name, *values))
+    return " ".join([product.title, product.description, *product.bullet_points[:1], *options])
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), TextColumn("{task.completed:,.0f}"), TimeElapsedColumn()
+    return Progress(*columns, console=console, disable=not console.is_terminal)

@@ -1,0 +1,171 @@
+"""What a customer wants: the original's human and synthetic goals, its shuffle and its split."""
+
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from .json_stream import read_json
+from .products import Product, compact_json, log_left_out, texts
+
+CAPS = [10.0 * tens for tens in range(1, 100)]  # dollars
+NEAREST_CAPS = 4  # those above the price from which two are drawn
+NO_CAP = 1_000_000.0
+SHUFFLE_SEED = 233
+TEST, VALIDATION = 500, 1000  # goals
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A product to buy, which a reward is measured by.
+
+    asin, query, name, product_category: the product's, `name` being its title.
+    instruction: what the customer asks for, with the clause on the price.
+    attributes, options: what the customer asks for, option values without their names.
+    price_cap: in dollars, at most which the product may cost; 1,000,000 for none.
+    weight: how often the original draws it among goals at random; 1 for human goals.
+    """
+
+    asin: str
+    query: str
+    name: str
+    product_category: str
+    instruction: str
+    attributes: tuple[str, ...]
+    options: tuple[str, ...]
+    price_cap: float
+    weight: float
+
+    def as_json(self) -> str:
+        """All fields in order, without their names."""
+        return compact_json([getattr(self, field.name) for field in fields(self)])
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        *words, attributes, options, price_cap, weight = json.loads(text)
+        return cls(*words, attributes=tuple(attributes), options=tuple(options), price_cap=price_cap, weight=weight)
+
+
+def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
+    """One goal per instruction in `items_human_ins.json`, in the order of the products.
+
+    One logged line says what was left out: instructions without attributes, as in the original; those without a text;
+    and those of products that are not in the catalogue. Raises ValueError where the file is missing or damaged.
+    """
+    instructions: dict[str, Any] = {
+        asin: entries for asin, entries in read_json(file, "object") if isinstance(entries, list)
+    }
+    left_out: Counter[str] = Counter()
+    for product in products:
+        for number, entry in enumerate(instructions.pop(product.asin, [])):
+            if fault := _fault(entry):
+                left_out[fault] += 1
+                continue
+            options = entry.get("instruction_options")
+            yield _goal(
+                product,
+                number,
+                entry["instruction"].strip("."),
+                texts(entry["instruction_attributes"]),
+                texts(list(options.values()) if isinstance(options, dict) else options),
+                weight=1.0,
+            )
+    left_out.update({"of products that are not in the catalogue": sum(map(len, instructions.values()))})
+    log_left_out(file, "instructions", +left_out)
+
+
+def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
+    """One goal per combination of option values of the products that have an instruction in `items_ins_v2.json`.
+
+    In the order of the products and of their sorted option names. A product with an option without values has no
+    combination, hence no goal. One logged line says which instructions were left out, as in `human_goals`; the original
+    ends with an error there.
+
+    `products` are gone through twice, as the weights need the number of all goals: TypeError for an iterator. Raises
+    ValueError where the file is missing or damaged.
+    """
+    if isinstance(products, Iterator):
+        raise TypeError("products are gone through twice: give a list, or what can be iterated over again")
+    instructions: dict[str, Mapping[str, Any]] = {}
+    left_out: Counter[str] = Counter()
+    for asin, entry in read_json(file, "object"):
+        if not isinstance(entry, dict) or entry.get("instruction") is None:
+            continue
+        if fault := _fault(entry):
+            left_out[fault] += 1
+        else:
+            instructions[asin] = {key: entry[key] for key in ("instruction", "instruction_attributes")}
+    log_left_out(file, "instructions", left_out)
+
+    goals_with: Counter[str] = Counter()
+    for product in products:
+        if entry := instructions.get(product.asin):
+            combinations = math.prod(map(len, product.options.values()))
+            for attribute in texts(entry["instruction_attributes"]):
+                goals_with[attribute] += combinations
+    for product in products:
+        if entry := instructions.get(product.asin):
+            attributes = texts(entry["instruction_attributes"])
+            names = sorted(product.options)
+            for options in itertools.product(*(product.options[name] for name in names)):
+                wishes = ", and ".join(f"{name}: {value}" for name, value in zip(names, options, strict=True))
+                instruction = entry["instruction"] + (f" with {wishes}" if wishes else "")
+                weight = sum(1 / goals_with[attribute] for attribute in attributes) / len(attributes)
+                yield _goal(product, 0, instruction, attributes, options, weight)
+
+
+def shuffled[T](goals: Iterable[T]) -> list[T]:
+    """In the original's order, which follows from their number: hence `shuffled(range(n))` is the order itself."""
+    order = list(goals)
+    random.Random(SHUFFLE_SEED).shuffle(order)
+    return order
+
+
+def split(goals: int) -> dict[str, range]:
+    """Indices of the shuffled goals for "test", "validation" and "train".
+
+    As is the custom with the original: 500, 1,000 and all others. Below 3,000 goals a sixth, a third and a half, which
+    at 3,000 is the same.
+    """
+    test = min(TEST, goals // 6)
+    train = min(TEST + VALIDATION, goals // 2)
+    return {"test": range(test), "validation": range(test, train), "train": range(train, goals)}
+
+
+def _fault(entry: Any) -> str | None:
+    """Why an instruction is left out; None where it makes a goal."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("instruction"), str):
+        return "without a text"
+    return None if texts(entry.get("instruction_attributes")) else "without attributes"
+
+
+def _goal(
+    product: Product,
+    number: int,
+    instruction: str,
+    attributes: tuple[str, ...],
+    options: tuple[str, ...],
+    weight: float,
+) -> Goal:
+    """Caps the price as the original does, but for the seed: there the draw is another one each time."""
+    price_cap, clause = NO_CAP, ""
+    caps = [cap for cap in CAPS if cap > product.price][:NEAREST_CAPS]
+    if len(caps) >= 2:
+        price_cap = max(random.Random(f"{product.asin} {number}").sample(caps, 2))
+        clause = f", and price lower than {price_cap:.2f} dollars"
+    return Goal(
+        asin=product.asin,
+        query=product.query,
+        name=product.title,
+        product_category=product.product_category,
+        instruction=instruction + clause,
+        attributes=attributes,
+        options=options,
+        price_cap=price_cap,
+        weight=weight,
+    )

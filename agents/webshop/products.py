@@ -1,0 +1,164 @@
+"""The shop's products, read from the original's data files (princeton-nlp/WebShop)."""
+
+import json
+import logging
+import math
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from .json_stream import read_json
+
+NO_PRICE = 100.0  # dollars, of a product whose price is not given
+ASIN_LENGTH = 10
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product.
+
+    asin: its id, 1 to 10 characters.
+    query: the search that once found it, lower-cased.
+    product_category: its path, "Clothing › Women › Dresses".
+    prices: in dollars, one or the two ends of a range, as shown.
+    price: in dollars, what it costs: of a range a draw, the same one for an asin always.
+    options: names and their values, lower-cased: {"color": ("red", "blue | white")}.
+    attributes: what the shop knows of it, "machine washable"; shown nowhere, but rewarded.
+    """
+
+    asin: str
+    title: str
+    query: str
+    category: str
+    product_category: str
+    description: str
+    bullet_points: tuple[str, ...]
+    prices: tuple[float, ...]
+    price: float
+    options: dict[str, tuple[str, ...]]
+    attributes: tuple[str, ...]
+
+    @property
+    def price_tag(self) -> str:
+        return " to ".join(f"${price}" for price in self.prices)
+
+    def as_json(self) -> str:
+        """All fields in order, without their names."""
+        return compact_json([getattr(self, field.name) for field in fields(self)])
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        *texts, bullet_points, prices, price, options, attributes = json.loads(text)
+        return cls(
+            *texts,
+            bullet_points=tuple(bullet_points),
+            prices=tuple(prices),
+            price=price,
+            options={name: tuple(values) for name, values in options.items()},
+            attributes=tuple(attributes),
+        )
+
+
+def read_products(items: Path, attributes: Path) -> Iterator[Product]:
+    """The products of `items_shuffle.json` in the order of the file, with their attributes of `items_ins_v2.json`.
+
+    Items are streamed; the attributes, some 300 bytes a product, are held. One logged line says what was left out:
+    products without an asin (none, no text, "" or "nan") or with one of more than 10 characters, repeated ones after
+    the first, and those without a name. Whatever else is missing or of the wrong type is empty; an unreadable price
+    counts as none, which is 100 dollars. The original ends with an error where an asin, a name or any other key is
+    missing, and draws prices of ranges anew each time.
+
+    Raises ValueError, naming the file, where one is missing, damaged, or not of the right kind.
+    """
+    known = {
+        asin: tuple(map(sys.intern, texts(entry.get("attributes"))))
+        for asin, entry in read_json(attributes, "object")
+        if isinstance(entry, dict)
+    }
+    seen: set[str] = set()
+    left_out: Counter[str] = Counter()
+    for record in read_json(items, "array"):
+        if fault := _fault(record, seen):
+            left_out[fault] += 1
+            continue
+        asin = record["asin"]
+        seen.add(asin)
+        prices = _prices(record.get("pricing"))
+        yield Product(
+            asin=asin,
+            title=record["name"],
+            query=_text(record.get("query")).lower().strip(),
+            category=_text(record.get("category")),
+            product_category=_text(record.get("product_category")),
+            description=_text(record.get("full_description")),
+            bullet_points=texts(record.get("small_description")),
+            prices=prices,
+            price=random.Random(asin).uniform(*prices) if len(prices) == 2 else prices[0],
+            options=_options(record.get("customization_options")),
+            attributes=known.get(asin, ()),
+        )
+    log_left_out(items, "products", left_out)
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """The texts of a list; a text alone is a list of one; anything else is empty."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
+
+
+def compact_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def log_left_out(file: Path, what: str, left_out: Counter[str]) -> None:
+    if left_out:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+        log.warning("%s: %s left out: %s", file, what, reasons)
+
+
+def _fault(record: Any, seen: set[str]) -> str | None:
+    """Why a record is left out; None where it is a product."""
+    asin = record.get("asin") if isinstance(record, dict) else None
+    if not isinstance(asin, str) or asin in ("", "nan"):
+        return "without an asin"
+    if len(asin) > ASIN_LENGTH:
+        return f"with an asin of more than {ASIN_LENGTH} characters"
+    if asin in seen:
+        return "repeated"
+    return None if isinstance(record.get("name"), str) else "without a name"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _prices(pricing: Any) -> tuple[float, ...]:
+    """The first two numbers after a "$": "$12.99", "$10.00$20.00" or "$1,299.00"."""
+    parts = _text(pricing).split("$")[1:3]
+    try:
+        prices = tuple(float(re.sub(r"[^\d.]", "", part)) for part in parts)
+    except ValueError:
+        return (NO_PRICE,)
+    return prices if prices and all(map(math.isfinite, prices)) else (NO_PRICE,)
+
+
+def _options(customization: Any) -> dict[str, tuple[str, ...]]:
+    """{name: [{"value": ...}, ...]} as names and values; a name without a list is no option."""
+    if not isinstance(customization, dict):
+        return {}
+    return {
+        name.lower(): tuple(
+            value.strip().replace("/", " | ").lower()
+            for value in texts([content.get("value") for content in contents if isinstance(content, dict)])
+        )
+        for name, contents in customization.items()
+        if isinstance(contents, list)
+    }

@@ -1,0 +1,332 @@
+"""The catalogue: what is found, in which order, and what becomes of builds and folders that are not whole."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from empo2.agents.webshop import catalogue as module
+from empo2.agents.webshop import generated
+from empo2.agents.webshop.catalogue import Catalogue, CatalogueError, build
+from empo2.agents.webshop.goals import human_goals, shuffled, synthetic_goals
+from empo2.agents.webshop.products import read_products
+
+BUILD = (
+    "import sys; from pathlib import Path; from empo2.agents.webshop.catalogue import build; "
+    "build(*map(Path, sys.argv[1:]))"
+)
+
+
+def item(asin: str, name: str, **changes: Any) -> dict[str, Any]:
+    defaults = {
+        "query": "mugs",
+        "category": "garden",
+        "product_category": "Home",
+        "full_description": "",
+        "small_description": [],
+        "pricing": "$12.99",
+        "customization_options": {},
+        "images": [],
+    }
+    return {"asin": asin, "name": name, **defaults, **changes}
+
+
+def write(folder: Path, *items: dict[str, Any]) -> tuple[Path, Path, Path]:
+    """Data files of these products, with one instruction each."""
+    wish = {"instruction": "i want it sturdy", "instruction_attributes": ["sturdy"], "instruction_options": []}
+    contents = {
+        "items.json": items,
+        "attributes.json": {item["asin"]: {"attributes": ["sturdy"], **wish} for item in items},
+        "human.json": {item["asin"]: [wish] for item in items},
+    }
+    for name, content in contents.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder / "items.json", folder / "attributes.json", folder / "human.json"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Callable[..., Catalogue]]:
+    opened = []
+
+    def make(*items: dict[str, Any]) -> Catalogue:
+        build(tmp_path / "shop", *write(tmp_path, *items))
+        opened.append(Catalogue(tmp_path / "shop"))
+        return opened[0]
+
+    yield make
+    for catalogue in opened:
+        catalogue.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    return generated.write(tmp_path_factory.mktemp("files"), 60)
+
+
+@pytest.fixture(scope="module")
+def folder(files: tuple[Path, Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    build(folder := tmp_path_factory.mktemp("built") / "shop", *files)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(folder: Path) -> Iterator[Catalogue]:
+    with closing(Catalogue(folder)) as catalogue:
+        yield catalogue
+
+
+def test_title_description_first_bullet_and_options_are_searched(shop):
+    catalogue = shop(
+        item("TITLE", "A kettle"),
+        item("ABOUT", "x", full_description="boils like a kettle"),
+        item("BULLET", "x", small_description=["the kettle of all", "with a saucer"]),
+        item("NAME", "x", customization_options={"kettle": [{"value": "left", "image": None}]}),
+        item("VALUE", "x", customization_options={"size": [{"value": "Kettle", "image": None}]}),
+        item("NONE", "x", query="kettle", category="kettle"),
+    )
+    assert {*catalogue.search("kettle")} == {"TITLE", "ABOUT", "BULLET", "NAME", "VALUE"}
+    assert catalogue.search("saucer") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        ("shoes", "Running Shoe"),
+        ("RUN", "Running Shoe"),
+        ("man", "a man's shirt"),
+        ("café", "CAFÉ set"),
+        ("9.5", "9.5 inch"),
+        ("mug", 'a "mug": (blue)'),
+    ],
+)
+def test_words_are_found_in_any_form(shop, words, title):
+    assert shop(item("A", title), item("B", "another thing")).search(words) == ["A"]
+
+
+def test_stop_words_find_nothing(shop):
+    assert shop(item("A", "the mug and the plate")).search("the and of to") == []
+
+
+def test_more_words_and_rarer_words_come_first(shop):
+    catalogue = shop(item("A", "blue plate"), item("B", "blue mug"), item("C", "blue bowl"), item("D", "red mug"))
+    assert catalogue.search("blue mug") == ["B", "D", "A", "C"]  # mug is in two, blue in three
+
+
+def test_a_repeated_word_weighs_more(shop):
+    catalogue = shop(item("A", "plain mug"), item("B", "plain plate"))
+    assert catalogue.search("plate plate mug") == ["B", "A"]
+    assert catalogue.search("mug mug plate") == ["A", "B"]
+
+
+def test_at_most_50_are_found_and_ties_stand_in_the_order_of_the_catalogue(shop):
+    asins = [f"A{number * 37 % 120}" for number in range(120)]
+    assert shop(*(item(asin, "plain mug") for asin in asins)).search("mug") == asins[:50]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            '"',
+            ":",
+            "(",
+            ")",
+            "mug AND",
+            "title:mug",
+            "+mug -mug",
+            "mug~2^3",
+            "[a TO b]",
+            "*",
+            "\\",
+            "🪙",
+            "\0",
+            "",
+            " ",
+        ),
+        *("\ud800", "x" * 10_000, " ".join(f"mug{number}" for number in range(2_000))),
+    ],
+)
+def test_no_text_is_an_error(built, words):
+    assert isinstance(built.search(words), list)
+
+
+@given(st.text())
+def test_what_is_found_is_in_the_catalogue(built, words):
+    for asin in built.search(words):
+        assert built.product(asin).asin == asin
+
+
+def test_products_and_goals_are_those_of_the_files(built, files):
+    items, attributes, human = files
+    products = list(read_products(items, attributes))
+    goals = shuffled(human_goals(products, human))
+    assert [built.product(product.asin) for product in products] == products
+    assert [built.goal(number) for number in range(built.goals)] == goals
+    assert (built.products, len(goals)) == (60, 180)
+
+
+def test_without_human_instructions_goals_are_synthetic(tmp_path, files):
+    items, attributes, _ = files
+    build(tmp_path / "shop", items, attributes)
+    goals = shuffled(synthetic_goals(list(read_products(items, attributes)), attributes))
+    with closing(Catalogue(tmp_path / "shop")) as catalogue:
+        assert [catalogue.goal(number) for number in range(catalogue.goals)] == goals
+
+
+def test_two_builds_find_alike(tmp_path, files, built):
+    build(tmp_path / "shop", *files)
+    with closing(Catalogue(tmp_path / "shop")) as again:
+        for number in range(built.goals):
+            words = built.goal(number).instruction
+            assert again.search(words) == built.search(words) != []
+
+
+@pytest.mark.parametrize("asin", ["B000000001", "", "' OR 1 --"])
+def test_an_unknown_product_is_named(built, asin):
+    with pytest.raises(KeyError, match="is not in this catalogue"):
+        built.product(asin)
+
+
+@pytest.mark.parametrize("number", [-1, 180])
+def test_an_unknown_goal_is_named(built, number):
+    with pytest.raises(KeyError, match=f"{number} is not in this catalogue"):
+        built.goal(number)
+
+
+def test_an_existing_folder_is_left_alone(tmp_path, files):
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/mine").touch()
+    with pytest.raises(FileExistsError, match="shop exists already: remove it"):
+        build(tmp_path / "shop", *files)
+    assert [file.name for file in (tmp_path / "shop").iterdir()] == ["mine"]
+
+
+def test_of_two_builds_at_once_one_builds(tmp_path, files):
+    def attempt(_: int) -> type[BaseException] | None:
+        try:
+            build(tmp_path / "shop", *files)
+        except FileExistsError as error:
+            return type(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert {*pool.map(attempt, range(2))} == {None, FileExistsError}
+    assert {file.name for file in tmp_path.iterdir()} == {"shop", "shop.lock"}
+    Catalogue(tmp_path / "shop").close()
+
+
+def test_a_build_that_fails_leaves_nothing_and_the_next_one_works(tmp_path, files):
+    items, attributes, human = files
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(human.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"cut\.json is damaged"):
+        build(tmp_path / "shop", items, attributes, cut)
+    assert {file.name for file in tmp_path.iterdir()} == {"cut.json", "shop.lock"}
+    build(tmp_path / "shop", *files)
+    Catalogue(tmp_path / "shop").close()
+
+
+def test_a_build_that_is_killed_does_not_disturb_the_next_one(tmp_path, files):
+    items, attributes, human = files
+    os.mkfifo(tmp_path / "items")  # never written to: the build waits for ever
+    arguments = [str(path) for path in (tmp_path / "shop", tmp_path / "items", attributes, human)]
+    with subprocess.Popen([sys.executable, "-c", BUILD, *arguments]) as process:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "shop.building/catalogue.sqlite").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    assert (tmp_path / "shop.building").exists()
+    build(tmp_path / "shop", items, attributes, human)
+    assert {file.name for file in tmp_path.iterdir()} == {"items", "shop", "shop.lock"}
+    Catalogue(tmp_path / "shop").close()
+
+
+def test_files_without_products_or_goals_are_named(tmp_path):
+    items, attributes, human = write(tmp_path)
+    with pytest.raises(ValueError, match=r"items\.json has no product"):
+        build(tmp_path / "shop", items, attributes, human)
+    write(tmp_path, item("A", "mug"))
+    human.write_text("{}")
+    with pytest.raises(ValueError, match=r"human\.json has no goal with a product of .*items\.json"):
+        build(tmp_path / "shop", items, attributes, human)
+
+
+def test_texts_that_one_index_cannot_hold_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_INDEX_BYTES", 15_000_000)  # the least that tantivy takes
+    words = [
+        " ".join(f"{number * 7:x}" for number in range(start, start + 100_000))
+        for start in range(0, 1_000_000, 100_000)
+    ]
+    with pytest.raises(ValueError, match="texts of 10 products are more than one index holds"):
+        build(
+            tmp_path / "shop",
+            *write(tmp_path, *(item(f"A{i}", "mug", full_description=text) for i, text in enumerate(words))),
+        )
+
+
+def cut(name: str) -> Callable[[Path], object]:
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size // 2)
+
+
+def set_format(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "catalogue.sqlite")) as db:
+        db.execute("UPDATE meta SET value = 0 WHERE key = 'format'")
+        db.commit()
+
+
+def cut_postings(folder: Path) -> None:
+    file = next((folder / "index").glob("*.idx"))
+    os.truncate(file, file.stat().st_size - 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (cut("catalogue.sqlite"), "is damaged .*: remove it and build it with `python -m empo2.agents.webshop build`"),
+        (lambda folder: os.truncate(folder / "catalogue.sqlite", 0), "is damaged .*no such table: meta"),
+        (lambda folder: (folder / "catalogue.sqlite").write_text("no database" * 100), "is damaged .*not a database"),
+        (
+            lambda folder: (folder / "catalogue.sqlite").unlink(),
+            r"is no WebShop catalogue \(it has no catalogue.sqlite",
+        ),
+        (cut_postings, r"is damaged \(index/.*\.idx has [\d,]+ bytes, not [\d,]+\)"),
+        (cut("index/meta.json"), r"is damaged \(index/meta.json has"),
+        (lambda folder: (folder / "index/meta.json").unlink(), "is damaged .*No such file"),
+        (set_format, "is a WebShop catalogue of format 0, not 1: remove it and build it"),
+    ],
+)
+def test_a_folder_that_is_not_whole_gets_one_line(tmp_path, files, damage, says):
+    build(tmp_path / "shop", *files)
+    damage(tmp_path / "shop")
+    with pytest.raises(CatalogueError, match=says) as error:
+        Catalogue(tmp_path / "shop")
+    assert "\n" not in str(error.value)
+    assert str(tmp_path / "shop") in str(error.value)
+
+
+def test_a_folder_that_cannot_be_written_to_is_read(tmp_path, files, monkeypatch):
+    build(tmp_path / "shop", *files)
+    for lock in (tmp_path / "shop/index").glob("*.lock"):
+        lock.unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write wherever others may not
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "shop").rglob("*")}
+    with closing(Catalogue(tmp_path / "shop")) as catalogue:
+        asin = catalogue.search("made")[0]
+        assert catalogue.product(asin).asin == asin
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "shop").rglob("*")} == before
+
+
+def test_a_missing_folder_gets_one_line(tmp_path):
+    with pytest.raises(CatalogueError, match="nowhere is no WebShop catalogue"):
+        Catalogue(tmp_path / "nowhere")

@@ -1,0 +1,211 @@
+"""Products out of files in the original's format, with all that is odd in such files."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from empo2.agents.webshop.products import Product, read_products
+
+RECORD = {
+    "asin": "B07Å数0001",
+    "name": "Blümchen Women's Cotton Dress 花",
+    "query": " Women's Dresses ",
+    "category": "fashion",
+    "product_category": "Clothing › Women › Dresses",
+    "full_description": "A soft dress.",
+    "small_description": ["Machine washable", "Made of cotton"],
+    "pricing": "$12.99",
+    "customization_options": {
+        "Color": [{"value": " Red/Weiß ", "image": "x.jpg"}, {"value": "Blue"}],
+        "Size": [{"value": "X-Large"}],
+    },
+    "images": ["x.jpg"],
+    "total_reviews": 3,
+    "rating": 4.5,
+}
+PRODUCT = Product(
+    asin="B07Å数0001",
+    title="Blümchen Women's Cotton Dress 花",
+    query="women's dresses",
+    category="fashion",
+    product_category="Clothing › Women › Dresses",
+    description="A soft dress.",
+    bullet_points=("Machine washable", "Made of cotton"),
+    prices=(12.99,),
+    price=12.99,
+    options={"color": ("red | weiß", "blue"), "size": ("x-large",)},
+    attributes=("machine washable", "long sleeve"),
+)
+ATTRIBUTES = {RECORD["asin"]: {"attributes": ["machine washable", "long sleeve"], "instruction": None}}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    items, attributes = tmp_path / "items.json", tmp_path / "attributes.json"
+    items.write_text(json.dumps([RECORD]))
+    attributes.write_text(json.dumps(ATTRIBUTES))
+    return items, attributes
+
+
+@pytest.fixture
+def read(files):
+    def read_all(*records: object, attributes: object = ATTRIBUTES) -> list[Product]:
+        files[0].write_text(json.dumps(records))
+        files[1].write_text(json.dumps(attributes))
+        return list(read_products(*files))
+
+    return read_all
+
+
+def without(key: str) -> dict:
+    return {name: value for name, value in RECORD.items() if name != key}
+
+
+def numbered(*numbers: int, **changes: object) -> list[dict]:
+    return [{**RECORD, "asin": f"B{number}", **changes} for number in numbers]
+
+
+def test_a_record_as_the_original_reads_it(read):
+    assert read(RECORD) == [PRODUCT]
+
+
+def test_a_product_is_the_same_out_of_its_text():
+    assert Product.from_json(PRODUCT.as_json()) == PRODUCT
+    assert "花" in PRODUCT.as_json()
+
+
+def test_the_order_of_the_file(read):
+    assert [product.asin for product in read(*numbered(3, 1, 2))] == ["B3", "B1", "B2"]
+
+
+@pytest.mark.parametrize(
+    ("pricing", "prices", "tag"),
+    [
+        ("$12.99", (12.99,), "$12.99"),
+        ("$10.00$20.00", (10.0, 20.0), "$10.0 to $20.0"),
+        ("$1,299.00", (1299.0,), "$1299.0"),
+        ("from $5 to $7.50, was $9", (5.0, 7.5), "$5.0 to $7.5"),
+        ("$0.00", (0.0,), "$0.0"),
+        ("", (100.0,), "$100.0"),
+        (None, (100.0,), "$100.0"),
+        ("12.99", (100.0,), "$100.0"),
+        ("Currently unavailable", (100.0,), "$100.0"),
+        ("$", (100.0,), "$100.0"),
+        ("$10.00$", (100.0,), "$100.0"),
+        ("$1.2.3", (100.0,), "$100.0"),
+        ("$" + "9" * 400, (100.0,), "$100.0"),  # as a number: infinity
+        (12.99, (100.0,), "$100.0"),
+        (["$12.99"], (100.0,), "$100.0"),
+    ],
+)
+def test_prices(read, pricing: object, prices: tuple, tag: str):
+    [product] = read({**RECORD, "pricing": pricing})
+    assert (product.prices, product.price_tag) == (prices, tag)
+    assert min(prices) <= product.price <= max(prices)
+
+
+def test_no_pricing_at_all_is_100_dollars(read):
+    [product] = read(without("pricing"))
+    assert (product.price, product.price_tag) == (100.0, "$100.0")
+
+
+def test_the_price_in_a_range_is_drawn_by_the_asin(read):
+    records = numbered(*range(200), pricing="$20.00$10.00")
+    products = read(*records)
+    assert products == read(*records)
+    assert products[7].price == random.Random("B7").uniform(20, 10)
+    assert all(10 <= product.price <= 20 for product in products)
+    assert sum(product.price for product in products) / 200 == pytest.approx(15, abs=1)  # of uniform draws: sd 0.2
+
+
+def test_what_cannot_be_a_product_is_left_out_and_counted(read, caplog):
+    odd = [without("asin"), {**RECORD, "asin": 7}, {**RECORD, "asin": ""}, {**RECORD, "asin": "nan"}, None, "B1", []]
+    odd += [{**RECORD, "asin": "B1234567890"}, *numbered(1), without("name"), {**RECORD, "asin": "B2", "name": None}]
+    products = read(*numbered(1), {**RECORD, "asin": "B123456789"}, *odd, *numbered(3))
+    assert [product.asin for product in products] == ["B1", "B123456789", "B3"]
+    [line] = caplog.messages
+    assert line.endswith(
+        "items.json: products left out: 7 without an asin, 1 with an asin of more than 10 characters, 1 repeated, "
+        "2 without a name"
+    )
+
+
+def test_of_repeated_products_the_first_counts(read):
+    [product] = read(RECORD, {**RECORD, "name": "Another"})
+    assert product == PRODUCT
+
+
+@pytest.mark.parametrize("key", ["query", "category", "product_category", "full_description"])
+def test_a_text_that_is_missing_or_none_is_empty(read, key: str):
+    field = "description" if key == "full_description" else key
+    for record in (without(key), {**RECORD, key: None}, {**RECORD, key: 7}):
+        [product] = read(record)
+        assert getattr(product, field) == ""
+
+
+@pytest.mark.parametrize(
+    ("small_description", "points"),
+    [("One text", ("One text",)), ([], ()), (None, ()), (["One", None, 2, "Two"], ("One", "Two")), ({"a": "b"}, ())],
+)
+def test_bullet_points(read, small_description: object, points: tuple):
+    [product] = read({**RECORD, "small_description": small_description})
+    assert product.bullet_points == points
+
+
+def test_no_small_description_is_no_bullet_points(read):
+    [product] = read(without("small_description"))
+    assert product.bullet_points == ()
+
+
+@pytest.mark.parametrize(
+    ("customization", "options"),
+    [
+        (None, {}),
+        ({}, {}),
+        ("red", {}),
+        ({"Color": None}, {}),
+        ({"Color": "red"}, {}),
+        ({"Color": []}, {"color": ()}),
+        ({"Color": [{"image": "x.jpg"}, {"value": None}, None, {"value": "Red"}]}, {"color": ("red",)}),
+        ({"Size": [{"value": "7/8"}]}, {"size": ("7 | 8",)}),
+        ({"Color": [{"value": "Red"}], "COLOR": [{"value": "Blue"}]}, {"color": ("blue",)}),
+    ],
+)
+def test_options(read, customization: object, options: dict):
+    [product] = read({**RECORD, "customization_options": customization})
+    assert product.options == options
+
+
+def test_no_customization_is_no_options(read):
+    [product] = read(without("customization_options"))
+    assert product.options == {}
+
+
+@pytest.mark.parametrize(
+    ("entry", "attributes"),
+    [({"attributes": ["soft"]}, ("soft",)), ({"attributes": None}, ()), ({}, ()), (None, ()), ([], ())],
+)
+def test_attributes(read, entry: object, attributes: tuple):
+    [product] = read(RECORD, attributes={RECORD["asin"]: entry})
+    assert product.attributes == attributes
+
+
+def test_a_product_that_the_attributes_file_does_not_know_has_none(read):
+    [product] = read(RECORD, attributes={"B1": {"attributes": ["soft"]}})
+    assert product.attributes == ()
+
+
+def test_files_that_are_not_the_originals_are_named(files):
+    with pytest.raises(ValueError, match=r"items\.json holds no JSON object"):
+        list(read_products(*reversed(files)))
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-1])
+        with pytest.raises(ValueError, match=f"{file.name} is damaged or cut short"):
+            list(read_products(*files))
+
+
+def test_half_a_character_can_be_stored(read):
+    [product] = read({**RECORD, "name": "half \ud83d", "customization_options": {"Co\ud83d": [{"value": "\ud83d"}]}})
+    assert (product.title, product.options) == ("half ?", {"co?": ("?",)})

@@ -1,0 +1,196 @@
+"""WebShop's rows, its settings, and its agent against a scripted model server."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from empo2.agents.game import NOT_LISTED
+from empo2.agents.webshop import agent, tasks
+from empo2.agents.webshop.agent import WebShopAgent
+from empo2.agents.webshop.environment import NOT_POSSIBLE
+from empo2.agents.webshop.tasks import Episode, load
+from empo2.recipe.config import load_settings
+from empo2.recipe.tasks import check_agent, load_tasks, scope_of
+
+FOLDER = Path(agent.__file__).parent
+MUG, TEAPOT = "B0BLUEMUG1", "B0TEAPOT01"
+BUY_THE_MUG = ("search[blue stoneware]", "click[b0bluemug1]", "click[blue]", "click[large]", "click[buy now]")
+
+
+@pytest.fixture
+def episode(shop_folder: Path, goal_of: Callable[[str], int]) -> Callable[..., Episode]:
+    def make(wanted: str = MUG, **changes: object) -> Episode:
+        defaults = {"catalogue": str(shop_folder), "goal": goal_of(wanted), "max_steps": 15, "seed": 0}
+        return Episode(**{**defaults, "actions": "free-text", "choices": 40, "hits": 10, **changes})
+
+    return make
+
+
+@pytest.fixture
+def run(server, monkeypatch) -> Callable[[Episode], dict]:
+    """Run the agent as the controller does, in this process."""
+
+    def run_one(episode: Episode) -> dict:
+        values = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in Episode.env_map().items()}
+        for name, value in {**values, **server.variables}.items():
+            monkeypatch.setenv(name, value)
+        WebShopAgent().run()
+        return server.events[-1]["data"]
+
+    return run_one
+
+
+def scripted(*replies: str) -> Callable[[list[dict]], str]:
+    script = iter(replies)
+    return lambda messages: next(script)
+
+
+def chooser(*actions: str) -> Callable[[list[dict]], str]:
+    """Replies with the numbers under which the actions are listed."""
+    script = iter(actions)
+
+    def reply(messages: list[dict]) -> str:
+        lines = (line.partition(" ") for line in messages[-1]["content"].splitlines())
+        return {action: number for number, _, action in lines}[next(script)]
+
+    return reply
+
+
+def test_the_right_purchase_is_posted_as_100(run, server, episode, goal_of):
+    server.reply = scripted(*BUY_THE_MUG)
+    reward = run(episode())
+    assert (reward["value"], reward["success"]) == (100, True)
+    assert reward["message"] == f"goal {goal_of(MUG)}: score 100 after 5 of 15 steps"
+    system, first = server.chats[0]["messages"]
+    assert "search[WORDS]" in system["content"]
+    assert first["content"].startswith("I want a blue mug that is dishwasher safe, and price lower than ")
+    assert first["content"].endswith(" [SEP] Search")
+
+
+def test_a_part_of_the_reward_is_posted_exactly_and_is_no_success(run, server, episode):
+    server.reply = scripted("search[teapot]", "click[b0teapot01]", "click[buy now]")
+    reward = run(episode(TEAPOT))
+    assert (reward["value"], reward["success"]) == (100 * (2 / 3), False)
+    assert ": score 66.6667 after 3 of 15 steps" in reward["message"]
+
+
+def test_who_buys_nothing_gets_nothing(run, server, episode):
+    server.reply = lambda messages: "search[mug]"
+    reward = run(episode(max_steps=3))
+    assert (reward["value"], reward["success"], len(server.chats)) == (0, False, 3)
+
+
+def test_free_text_is_taken_as_it_is(run, server, episode):
+    server.reply = scripted(" search[blue stoneware] \nas it is blue", "buy it", "click[b0bluemug1]", "höre 数")
+    run(episode(max_steps=4))
+    turns = [chat["messages"][-1]["content"] for chat in server.chats]
+    assert "[SEP] Page 1 (Total results: 1) [SEP]" in turns[1]
+    assert turns[2] == NOT_POSSIBLE
+    assert turns[3].endswith("[SEP] Buy Now")
+
+
+def test_a_shopper_by_numbers_can_buy_the_right_thing(run, server, episode):
+    search = "search[i want a blue mug that is dishwasher safe]"
+    server.reply = chooser(search, *BUY_THE_MUG[1:])
+    assert run(episode(actions="choice"))["value"] == 100
+    system, first = server.chats[0]["messages"]
+    assert "search[" not in system["content"]
+    assert [line.partition(" ")[0] for line in first["content"].splitlines()[-4:]] == ["1", "2", "3", "4"]
+
+
+def test_choices_are_equal_for_equal_replies(run, server, episode):
+    server.reply = lambda messages: "2" if len(messages) % 3 else "none of them"
+    rewards = [run(episode(actions="choice", choices=3, max_steps=5)) for _ in range(2)]
+    assert rewards[0] == rewards[1]
+    half = len(server.chats) // 2
+    assert server.chats[:half] == server.chats[half:]
+    turns = [message["content"] for message in server.chats[half - 1]["messages"] if message["role"] == "user"]
+    assert any(turn.startswith(NOT_LISTED) for turn in turns)
+
+
+def test_fewer_hits_make_a_shorter_page(run, server, episode):
+    server.reply = lambda messages: "search[mug]"
+    run(episode(max_steps=2, hits=3))
+    assert server.chats[1]["messages"][-1]["content"].count("$") == 3
+
+
+def test_a_catalogue_that_is_none_fails_the_rollout(run, server, episode, tmp_path):
+    with pytest.raises(Exception, match="is no WebShop catalogue"):
+        run(episode(catalogue=str(tmp_path)))
+    assert server.events == []
+
+
+def test_rows_are_the_first_goals_of_disjoint_splits(shop_folder, monkeypatch):
+    # 24 goals: a sixth, a third and a half.
+    monkeypatch.chdir(shop_folder.parent)
+    train, test = load("catalogue", seed=7)
+    assert [row["goal"] for row in test] == [0, 1, 2, 3]
+    assert [row["goal"] for row in train] == list(range(12, 24))
+    assert train[0] == {
+        "catalogue": str(shop_folder),
+        "goal": 12,
+        "max_steps": 15,
+        "actions": "free-text",
+        "choices": 12,
+        "hits": 10,
+        "seed": 7,
+    }
+    assert json.loads(json.dumps(train)) == train
+    train, test = load(str(shop_folder), train_goals=[20, 13], test_goals=3, test_split="validation")
+    assert [row["goal"] for row in train] == [20, 13]
+    assert [row["goal"] for row in test] == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"actions": "chioce"}, "actions 'chioce' is unknown; nearest: choice"),
+        ({"max_steps": 0}, "max_steps 0 must be at least 1"),
+        ({"hits": 0}, "hits 0 must be at least 1"),
+        ({"test_split": "tests"}, "test_split 'tests' is unknown; nearest: test"),
+        ({"train_goals": 0}, "train_goals 0 must be at least 1"),
+        ({"train_goals": [12, 3]}, "train_goals 3 is not in its split, 12 to 23"),
+        ({"test_goals": [24]}, "test_goals 24 is not in its split, 0 to 3"),
+        ({"catalogue": "nowhere"}, "nowhere is no WebShop catalogue"),
+    ],
+)
+def test_a_wrong_argument_gets_one_line(wrong, says, shop_folder, monkeypatch):
+    monkeypatch.chdir(shop_folder.parent)
+    with pytest.raises(ValueError, match=says) as error:
+        load(**{"catalogue": "catalogue", **wrong})
+    assert "\n" not in str(error.value)
+
+
+def test_a_wrong_argument_is_found_before_a_catalogue_is_built(monkeypatch):
+    monkeypatch.setattr(tasks, "own_catalogue", lambda: pytest.fail("a catalogue was built"))
+    with pytest.raises(ValueError, match="choices 0 must be at least 1"):
+        load(choices=0)
+
+
+def test_the_settings_beside_the_agent_play_the_projects_own_catalogue(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = load_settings("cpu", file=FOLDER / "train.yaml")
+    check_agent(settings)
+    rows = load_tasks(settings)
+    assert {variable: path for variable, path in settings.agent.env.items() if path.startswith("input.")} == (
+        Episode.env_map()
+    )
+    assert {Path(row["catalogue"]).parent for row in rows.train} == {tmp_path / "empo2"}
+    assert len({row["goal"] for row in rows.train}) == 2
+    assert len({scope_of(row, settings.memory.scope) for row in rows.train}) == 1
+    assert (settings.algorithm.return_scale, settings.algorithm.success_return) == (0.01, 100)
+
+
+def test_the_papers_settings(shop_folder):
+    layer = {"tasks": {"args": {"catalogue": str(shop_folder), "test_goals": 4}}}
+    settings = load_settings("gpu", file=FOLDER / "paper.yaml", layer=layer)
+    check_agent(settings)
+    rows = load_tasks(settings)
+    assert {(row["max_steps"], row["actions"]) for row in rows.train + rows.val} == {(15, "free-text")}
+    assert settings.agent.env == {**Episode.env_map(), "WEBSHOP_MAX_TOKENS": "512"}
+    algorithm, model = settings.algorithm, settings.model
+    assert (algorithm.learning_rate, algorithm.kl_coefficient, algorithm.rollouts_per_task) == (1e-6, 0.01, 8)
+    assert algorithm.mini_batch_tasks * algorithm.rollouts_per_task == 64
+    assert (model.temperature, model.val_temperature) == (1.0, 0.4)

@@ -1,0 +1,98 @@
+"""`python -m empo2.agents.webshop`: what it says, builds and plays."""
+
+from pathlib import Path
+
+import pytest
+
+from empo2.agents.webshop import generated
+from empo2.agents.webshop.__main__ import main
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run the command; its exit code, standard output and standard error."""
+
+    def run(*arguments: object, typed: tuple[str, ...] = ()) -> tuple[object, str, str]:
+        lines = iter(typed)
+
+        def read(prompt: str) -> str:
+            for line in lines:
+                return line
+            raise EOFError
+
+        monkeypatch.setattr("sys.argv", ["webshop", *map(str, arguments)])
+        monkeypatch.setattr("builtins.input", read)
+        code: object = 0
+        try:
+            main()
+        except SystemExit as exit:
+            code = exit.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    return generated.write(tmp_path_factory.mktemp("files"), 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--help"], ["build", "play"]),
+        (["build", "--help"], ["--items", "--attributes", "--human", "--output", "princeton-nlp/WebShop", "example: "]),
+        (["play", "--help"], ["--catalogue", "--goal", "search[WORDS]", "example: "]),
+    ],
+)
+def test_help_teaches(command, arguments, says):
+    code, output, _ = command(*arguments)
+    assert code == 0
+    assert all(word in output for word in says)
+
+
+def test_build_then_play(command, files, tmp_path):
+    items, attributes, human = files
+    shop = tmp_path / "shop"
+    code, output, _ = command("build", "--items", items, "--attributes", attributes, "--human", human, "--output", shop)
+    assert (code, output) == (0, f"{shop}: 20 products, 60 goals\n")
+    code, output, _ = command("play", "--catalogue", shop, "--max-steps", 2, typed=("search[a", "click[buy now]"))
+    assert code == 0
+    assert "WebShop\nInstruction:\n" in output
+    assert output.endswith("score 0 of 100\n")
+
+
+def test_the_end_of_input_ends_the_play(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, output, _ = command("play", typed=("search[shirt]",))
+    assert code == 0
+    assert "\nPage 1 (Total results: " in output
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"--items": "nowhere.json"}, "nowhere.json cannot be read: No such file or directory"),
+        ({"--attributes": "nowhere.json"}, "nowhere.json cannot be read: No such file or directory"),
+        ({"--human": "nowhere.json"}, "nowhere.json cannot be read: No such file or directory"),
+        ({"--output": "."}, "exists already: remove it"),
+        ({"--output": "setup.txt/shop"}, "setup.txt"),
+    ],
+)
+def test_wrong_paths_of_build_get_one_line(command, files, tmp_path, monkeypatch, changes, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "setup.txt").touch()
+    right = dict(zip(("--items", "--attributes", "--human"), files, strict=True))
+    arguments = {**right, "--output": tmp_path / "shop", **changes}
+    code, _, errors = command("build", *(word for pair in arguments.items() for word in pair))
+    assert code == 2
+    assert says in errors.splitlines()[-1]
+    assert not (tmp_path / "shop").exists()
+
+
+def test_wrong_arguments_of_play_get_one_line(command, files, tmp_path):
+    code, _, errors = command("play", "--catalogue", tmp_path)
+    assert (code, "is no WebShop catalogue" in errors.splitlines()[-1]) == (2, True)
+    generated.build(tmp_path / "shop", *files)
+    code, _, errors = command("play", "--catalogue", tmp_path / "shop", "--goal", 60)
+    assert (code, "--goal 60 must be one of 0 ... 59" in errors.splitlines()[-1]) == (2, True)
