@@ -14,6 +14,7 @@ import openai
 from empo2.agents.episode import TextEpisode
 from empo2.agents.scienceworld import tasks as scienceworld
 from empo2.agents.textworld_express import tasks as textworld_express
+from empo2.agents.webshop import tasks as webshop
 
 OWN = "empo2.agents.frameworks"
 FRAMEWORKS = {
@@ -34,6 +35,8 @@ def every_kind() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     (world,), _ = textworld_express.load(["coin"], train_seeds=1, test_seeds=1, **form)
     agent = "empo2.agents.textworld_express.agent:TextWorldExpressAgent"
     rows.append(_row("textworld-express openai", agent, textworld_express.Episode(**world)))
+    (world,), _ = webshop.load(hits=3, train_goals=1, test_goals=1, **form)
+    rows.append(_row("webshop openai", "empo2.agents.webshop.agent:WebShopAgent", webshop.Episode(**world)))
     return rows, rows[:1]
 
 

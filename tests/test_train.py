@@ -220,12 +220,15 @@ def test_run_folder_and_output(run: Path) -> None:
     assert "key: null" in (run / "config.yaml").read_text()
 
 
-def test_one_configuration_trains_agents_of_every_framework_and_world(tmp_path: Path) -> None:
+def test_one_configuration_trains_agents_of_every_framework_and_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for package in ("pydantic-ai-slim", "autogen-agentchat", "langgraph", "openai-agents", "smolagents"):
         try:
             importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             pytest.skip(f"needs {package}: make frameworks")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where WebShop's catalogue is built
     kinds = [row["kind"] for row in every_kind()[0]]
     arguments = [
         "run.name=kinds",

@@ -8,8 +8,7 @@ from pathlib import Path
 from .catalogue import Catalogue, build
 from .environment import Environment
 from .generated import own_catalogue
-
-MAX_STEPS = 15  # the paper's
+from .tasks import MAX_STEPS
 
 
 def main() -> None:
