@@ -140,7 +140,7 @@ class BatchingEmbedder:
     async def _serve(self, queue: _Queue, pool: ThreadPoolExecutor, embedder: Embedder) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            batch = await queue.take(MAX_BATCH)
+            batch = await queue.take(1 if queue is self._urgent else MAX_BATCH)
             try:
                 vectors = await loop.run_in_executor(pool, embedder.embed, batch)
                 keys = dict(zip(batch, vectors, strict=True))
