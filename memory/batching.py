@@ -12,7 +12,8 @@ import numpy as np
 
 from empo2.memory.embedder import Embedder, EmbedderError
 
-# On a CPU a batch costs as much as its texts one by one: a large one only makes its first texts wait for its last.
+# Texts of a background batch. On a CPU a batch costs little less than its texts one by one, and only makes its first
+# wait for its last: urgent texts go alone. Agents whose texts went together would also meet again at their next turn.
 MAX_BATCH = 4
 # A tenth of the weight of threads of niceness 0. On two cores that others used too, urgent texts waited less than half
 # as long as without it, and about as long as with 19 (a seventieth), which would all but stop the background there.
@@ -51,13 +52,13 @@ class _Queue:
 class BatchingEmbedder:
     """An embedder for the coroutines of one event loop; model and embeddings live in threads of its own.
 
-    Urgent texts are embedded in `threads` threads, all others in one thread more, of low priority. The oldest texts
-    that wait when a thread gets free are its next batch. A text that is waiting or being embedded already, or is
-    among the last 16,384, is not embedded again.
+    Urgent texts are embedded one by one in `threads` threads, all others in batches in one thread more, of low
+    priority; the oldest first. A text that is waiting or being embedded already, or is among the last 16,384, is not
+    embedded again.
 
     Args:
         factory: makes the embedder, whose `embed` must bear concurrent calls; called once, in a thread.
-        threads: number of urgent batches embedded at once.
+        threads: number of urgent texts embedded at once.
     """
 
     def __init__(self, factory: Callable[[], Embedder], threads: int = 1) -> None:
@@ -133,14 +134,14 @@ class BatchingEmbedder:
             return
         loaded.set_result(embedder)
         await asyncio.gather(
-            *(self._serve(self._urgent, self._urgent_pool, embedder) for _ in range(self._threads)),
-            self._serve(self._background, self._background_pool, embedder),
+            *(self._serve(self._urgent, 1, self._urgent_pool, embedder) for _ in range(self._threads)),
+            self._serve(self._background, MAX_BATCH, self._background_pool, embedder),
         )
 
-    async def _serve(self, queue: _Queue, pool: ThreadPoolExecutor, embedder: Embedder) -> None:
+    async def _serve(self, queue: _Queue, most: int, pool: ThreadPoolExecutor, embedder: Embedder) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            batch = await queue.take(1 if queue is self._urgent else MAX_BATCH)
+            batch = await queue.take(most)
             try:
                 vectors = await loop.run_in_executor(pool, embedder.embed, batch)
                 keys = dict(zip(batch, vectors, strict=True))

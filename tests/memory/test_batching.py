@@ -91,7 +91,7 @@ async def test_many_callers_get_their_own_vectors(letters, threads):
     assert list(chain.from_iterable(letters.background)) == [text for i, text in enumerate(texts) if i % 4]
 
 
-async def test_what_waits_when_a_thread_gets_free_is_its_next_batch_the_oldest_first(letters, batching):
+async def test_urgent_texts_go_one_by_one_and_others_in_batches_the_oldest_first(letters, batching):
     letters.shut()
     batching.start()
     calls = await asked(batching.embed("first", urgent=True), batching.embed("other", urgent=False))
@@ -102,7 +102,7 @@ async def test_what_waits_when_a_thread_gets_free_is_its_next_batch_the_oldest_f
     letters.open()
     await asyncio.gather(*calls)
     await batching.close()
-    assert letters.urgent == [["first"], names[:-1], names[-1:]]
+    assert letters.urgent == [["first"], *([name] for name in names)]
     assert letters.background == [["other"], [f"b{name}" for name in names[:-1]], [f"b{names[-1]}"]]
 
 
@@ -226,22 +226,22 @@ async def test_a_failed_batch_fails_its_own_callers_and_the_next_call_tries_agai
     letters.shut()
     letters.failing = "a"
     batching.start()
-    failing = await asked(*(batching.embed(text, urgent=True) for text in "aab"))
-    [other] = await asked(batching.embed("c", urgent=False))
+    failing = await asked(*(batching.embed(text, urgent=False) for text in "aab"))
+    [other] = await asked(batching.embed("c", urgent=True))
     letters.open()
     failed = await asyncio.gather(*failing, return_exceptions=True)
     assert [str(outcome) for outcome in failed] == ["an embedding failed: RuntimeError('out of ink')"] * 3
     assert all(isinstance(outcome, EmbedderError) for outcome in failed)
     assert np.array_equal(await other, letters_of("c"))
     letters.failing = ""
-    assert np.array_equal(await batching.embed("a", urgent=True), letters_of("a"))
+    assert np.array_equal(await batching.embed("a", urgent=False), letters_of("a"))
     await batching.close()
 
 
 async def test_an_embedder_that_loses_rows_fails_its_callers(letters, batching):
     letters.embed = lambda texts: np.ones((1, 26))
     batching.start()
-    outcomes = await asyncio.gather(*(batching.embed(text, urgent=True) for text in "ab"), return_exceptions=True)
+    outcomes = await asyncio.gather(*(batching.embed(text, urgent=False) for text in "ab"), return_exceptions=True)
     await batching.close()
     assert [type(outcome) for outcome in outcomes] == [EmbedderError] * 2
 
