@@ -34,9 +34,10 @@ _TASKS = '''\
 
 def load() -> tuple[list[dict], list[dict]]:
     """Training tasks and validation tasks."""
-    questions = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(1, 10) for b in range(1, 10)]
-    return questions[::2], questions[1::2][:20]
+    tasks = {rows}
+    return tasks[::2], tasks[1::2][:20]
 '''
+_QUESTIONS = '[{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(1, 10) for b in range(1, 10)]'
 _CONFIG = """\
 # Laid over EMPO2's own config.yaml, which explains every setting: empo2 train --config {file}
 agent:
@@ -122,11 +123,12 @@ def _write_config(options: argparse.Namespace) -> Path:
     source = options.tasks or "my_tasks:load"
     agent = _COMMAND_AGENT if options.command else options.agent
     literals = {"AGENT_COMMAND": options.command} if options.command else {}
+    env = _variables(options.env)
+    fields = [path.split(".")[1] for path in env.values() if path.startswith("input.")]
     if options.tasks is None and not Path("my_tasks.py").exists():
-        _write(Path("my_tasks.py"), _TASKS)
+        _write(Path("my_tasks.py"), _TASKS.format(rows=_rows(fields)))
     layer = {"agent": {"class": agent}, "tasks": {"source": source}, "memory": {"scope": []}}
     task = load_tasks(load_settings(layer=layer)).train[0]
-    env = _variables(options.env)
     if not any(value.partition(".")[0] == "input" for value in env.values()):
         env = {f"TASK_{re.sub(r'\W', '_', name).upper()}": f"input.{name}" for name in task} | env
     scope = [name for name, value in task.items() if isinstance(value, str | int)]
@@ -138,6 +140,14 @@ def _write_config(options: argparse.Namespace) -> Path:
         )
     _write(options.output, text)
     return options.output
+
+
+def _rows(fields: list[str]) -> str:
+    """Python of made-up tasks that have the fields which the agent's variables name."""
+    if {*fields} <= {"question", "answer"}:
+        return _QUESTIONS
+    row = ", ".join(f"{json.dumps(name)}: str(number)" for name in dict.fromkeys(fields))
+    return f"[{{{row}}} for number in range(1, 41)]"
 
 
 def _variables(arguments: list[str]) -> dict[str, str]:

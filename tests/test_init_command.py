@@ -186,6 +186,18 @@ def test_nothing_is_overwritten_unasked(init, tmp_path):
     assert (tmp_path / "my_tasks.py").read_text() == mine
 
 
+def test_the_tasks_that_are_written_have_the_fields_that_the_variables_name(init, tmp_path):
+    env = ["--env", "SECRET=input.secret", "--env", "TOP=input.top", "--env", "AGAIN=input.secret"]
+    code, printed = init(*COMMAND, *env, code=WHOLE + "reward(float(os.environ['TOP']))")
+    assert code == 0, printed
+    assert 'on {"secret": "1", "top": "1"}' in printed
+    assert yaml.safe_load((tmp_path / "empo2.yaml").read_text())["memory"]["scope"] == ["secret", "top"]
+
+    code, printed = init(*COMMAND, "--env", "Q=input.quest", "--force")
+    assert code == 2
+    assert "agent.env: the tasks have no 'input.quest'; they have ['secret', 'top']" in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -194,7 +206,6 @@ def test_nothing_is_overwritten_unasked(init, tmp_path):
         (["--agent", "json:JSONDecoder"], "has no run() method"),
         ([*COMMAND, "--tasks", "nowhere:load"], "tasks.source='nowhere:load'"),
         ([*COMMAND, "--env", "question"], "--env 'question': variables are given as NAME=VALUE"),
-        ([*COMMAND, "--env", "Q=input.quest"], "agent.env: the tasks have no 'input.quest'; they have"),
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
         ([*COMMAND, "--output", "no/such/empo2.yaml"], "no/such/empo2.yaml: No such file"),
     ],
