@@ -21,9 +21,9 @@ frameworks: setup ## add the frameworks that agents/frameworks plays in (only=la
 demo: setup ## train the small model on a CPU for a few steps, end to end
 	$(BIN)/empo2 train --profile cpu
 
-# Two workers: the training in tests/test_train.py, and all other tests beside it.
+# Two workers: the training in tests/test_train.py comes first and is of one of them, all other tests of the other.
 test: setup ## run all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # pyright follows folders, not the import hook of an editable install: build/links shows it the package `empo2`.
 check: frameworks ## lint, formatting and types

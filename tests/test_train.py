@@ -26,7 +26,7 @@ from empo2.recipe.rollouts import draw_modes
 
 from .stack_agent import every_kind
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500), pytest.mark.xdist_group("train")]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500)]
 
 CLI = [sys.executable, "-m", "empo2.recipe.cli"]
 STEPS = 3
