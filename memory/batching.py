@@ -170,7 +170,8 @@ class BatchingEmbedder:
 
 
 def _be_nice() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICENESS)  # on Linux, this thread's alone
+    thread = threading.get_native_id()  # on Linux, niceness is a thread's own
+    os.setpriority(os.PRIO_PROCESS, thread, max(BACKGROUND_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def _fail(future: asyncio.Future, reason: str) -> None:
