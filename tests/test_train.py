@@ -188,7 +188,7 @@ def test_memory_was_filled_and_shown_and_is_part_of_the_checkpoint(run: Path) ->
         with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
             assert database.execute("SELECT count(*) FROM tips").fetchone() == (sum(written),)
             texts = [row[0] for row in database.execute("SELECT text FROM tips")]
-    scopes = scopes_of(snapshot)
+    scopes = scopes_of(run)
     assert len(scopes) == 2 and all('"task": "find-animal"' in scope for scope in scopes)
     assert not any("<|im_" in text or "\n" in text for text in texts)
 
