@@ -16,9 +16,8 @@ from typing import IO
 import httpx
 
 from . import process_guard
+from .chat import EVENT_TIMEOUT_SECONDS, MODEL
 
-MODEL = "policy"  # agent-lightning's gateway sets the real name
-EVENT_TIMEOUT_SECONDS = 30
 EVENT_RETRIES = 3
 _TAIL_BYTES = 16_384
 _REASON_CHARACTERS = 400

@@ -22,12 +22,15 @@ def mark_complete(folder: Path) -> None:
 
 def last_checkpoint(directory: Path) -> Path | None:
     """The complete checkpoint of the latest step; None if there is none."""
-    complete = [marker.parent for marker in directory.glob(f"{_STEP}*/{_COMPLETE}")]
-    return max(complete, key=step_of, default=None)
+    return next(reversed(_complete_checkpoints(directory)), None)
 
 
 def remove_old_checkpoints(directory: Path, keep: int) -> None:
     """Leave the latest ``keep`` complete ones. verl forgets, when a run is continued, what was saved before."""
-    complete = sorted((marker.parent for marker in directory.glob(f"{_STEP}*/{_COMPLETE}")), key=step_of)
-    for folder in set(directory.glob(f"{_STEP}*")) - set(complete[-keep:]):
+    for folder in set(directory.glob(f"{_STEP}*")) - set(_complete_checkpoints(directory)[-keep:]):
         shutil.rmtree(folder)
+
+
+def _complete_checkpoints(directory: Path) -> list[Path]:
+    """Of the earliest step first."""
+    return sorted((marker.parent for marker in directory.glob(f"{_STEP}*/{_COMPLETE}")), key=step_of)

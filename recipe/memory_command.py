@@ -333,7 +333,7 @@ def _prune(options: argparse.Namespace, console: Console) -> None:
     with reading(options.memory) as db:
         chosen = _chosen_scopes(db, options.scope)
         tips = stored_tips(db, chosen, order="best", conditions=conditions)
-        total = len(stored_tips(db, chosen, order="best"))
+        total = sum(count.tips for count in scope_counts(db, chosen))
         embedder, dimension = embedder_of(db)
     if options.yes:
         with closing(MemoryStore(options.memory, embedder=embedder, dimension=dimension)) as store:

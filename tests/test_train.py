@@ -1,7 +1,6 @@
 """The whole stack, real: ScienceWorld, controller, gateway, vLLM on a CPU, verl, driven as a user would."""
 
 import contextlib
-import importlib.metadata
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from empo2.recipe.launch import bind
 from empo2.recipe.models import resolve_model
 from empo2.recipe.rollouts import draw_modes
 
+from .needs import need
 from .stack_agent import every_kind
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500)]
@@ -223,11 +223,7 @@ def test_run_folder_and_output(run: Path) -> None:
 def test_one_configuration_trains_agents_of_every_framework_and_world(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for package in ("pydantic-ai-slim", "autogen-agentchat", "langgraph", "openai-agents", "smolagents"):
-        try:
-            importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pytest.skip(f"needs {package}: make frameworks")
+    need("pydantic-ai-slim", "autogen-agentchat", "langgraph", "openai-agents", "smolagents")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where WebShop's catalogue is built
     kinds = [row["kind"] for row in every_kind()[0]]
     arguments = [

@@ -6,12 +6,12 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from .json_stream import read_json
-from .products import Product, compact_json, log_left_out, texts
+from .products import Product, fields_as_json, log_left_out, texts
 
 CAPS = [10.0 * tens for tens in range(1, 100)]  # dollars
 NEAREST_CAPS = 4  # those above the price from which two are drawn
@@ -43,7 +43,7 @@ class Goal:
 
     def as_json(self) -> str:
         """All fields in order, without their names."""
-        return compact_json([getattr(self, field.name) for field in fields(self)])
+        return fields_as_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .json_stream import read_json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 NO_PRICE = 100.0  # dollars, of a product whose price is not given
 ASIN_LENGTH = 10
@@ -51,7 +54,7 @@ class Product:
 
     def as_json(self) -> str:
         """All fields in order, without their names."""
-        return compact_json([getattr(self, field.name) for field in fields(self)])
+        return fields_as_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -114,8 +117,10 @@ def texts(value: Any) -> tuple[str, ...]:
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 
-def compact_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def fields_as_json(record: "DataclassInstance") -> str:
+    """All fields in order, without their names."""
+    values = [getattr(record, field.name) for field in fields(record)]
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
 
 
 def log_left_out(file: Path, what: str, left_out: Counter[str]) -> None:

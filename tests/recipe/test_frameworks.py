@@ -1,7 +1,6 @@
 """Agents of six frameworks at the real gateway: what they send, what they see, and the rows that they become."""
 
 import asyncio
-import importlib.metadata
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
 from empo2.recipe.config import load_settings
 from empo2.recipe.verl_config import build_verl_config
 
+from ..needs import need
 from .framework_player import STEPS
 from .house import BLOCK, CHAT, KEY, House, is_reflection, prompt_ids
 from .model_server import Body, tokenizer
@@ -53,14 +53,6 @@ FRAMEWORKS = [
 ALL = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.package)
 TRUNCATING = Framework("odd_framework_agents:Truncating", "autogen-agentchat", rows=STEPS)
 PARALLEL = Framework("odd_framework_agents:Parallel", "langgraph", rows=2 * STEPS)
-
-
-def need(*packages: str) -> None:
-    for package in packages:
-        try:
-            importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pytest.skip(f"needs {package}: make frameworks")
 
 
 class Players:
