@@ -26,8 +26,8 @@ import httpx
 from rich.table import Table
 from shared import HEADERS, SCOPE, Goal, empo2_gateway, fill_memory, free_port, report, say, server, turns
 
-from empo2.recipe.models import SMOLLM2, resolve_model
-from empo2.recipe.verl_environment import VARIABLES
+from empo2.recipe.launcher.models import SMOLLM2, resolve_model
+from empo2.recipe.trainer.ray_environment import VARIABLES
 
 TIPS = 500
 _CALL_SECONDS = 600

@@ -18,15 +18,15 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     Raises:
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
-    from .handshake import check_gateway
+    from empo2.recipe.trainer.handshake import check_gateway
 
     gateway = config.agentlightning
     check_gateway(gateway.agl_base_url, gateway.agl_key, config.actor_rollout_ref.model.path)
 
     # verl takes many seconds to import: the gateway and the command line do without, and Ray starts first.
-    from .cluster import start_ray
+    from empo2.recipe.trainer.ray_cluster import start_ray
 
     start_ray(config)
-    from .trainer import train
+    from empo2.recipe.trainer.trainer import train
 
     train(config, train_dataset, val_dataset)

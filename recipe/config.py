@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .errors import ConfigError
+from empo2.recipe.errors import ConfigError
 
 DEFAULTS = Path(__file__).with_name("config.yaml")
 

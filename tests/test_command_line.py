@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from empo2.recipe.errors import ProcessError
-from empo2.recipe.launch import Processes
+from empo2.recipe.launcher.launch import Processes
 
 CLI = [sys.executable, "-m", "empo2.recipe.cli"]
 
@@ -184,7 +184,7 @@ def test_stop_ends_children_of_children_that_ignore_it(tmp_path: Path) -> None:
     code = """
 import ctypes, os, subprocess, sys, time, psutil
 from pathlib import Path
-from empo2.recipe.launch import Processes
+from empo2.recipe.launcher.launch import Processes
 ctypes.CDLL(None).prctl(36, 1)
 child = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
 parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)"

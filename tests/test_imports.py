@@ -11,14 +11,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("agents", "memory", "recipe")
 
+# Rooms of recipe/, from the ground up: a module imports from its own room and from floors below it.
+FLOORS = (
+    {"protocol", "messages", "config", "errors", "run_folder"},
+    {"gateway", "trainer"},
+    {"launcher", "retrofit", "evaluation"},
+    {"cli"},
+)
+
 # All that may name verl, agentlightning.verl or vLLM. The rest, the gateway's side, must start without them.
 TRAINER_SIDE = {
-    "recipe/objective.py",
-    "recipe/rollouts.py",
-    "recipe/rows.py",
-    "recipe/trainer.py",
-    "recipe/compat/verl.py",
-    "recipe/compat/vllm.py",
+    "recipe/trainer/manager.py",
+    "recipe/trainer/objective.py",
+    "recipe/trainer/rows.py",
+    "recipe/trainer/trainer.py",
+    "recipe/trainer/compat/verl.py",
+    "recipe/trainer/compat/vllm.py",
 }
 
 
@@ -59,6 +67,23 @@ def test_memory_knows_neither_recipe_nor_trainer(path: Path) -> None:
     ]
 
 
+def floor(room: str) -> int:
+    return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def room_of(module: str) -> str:
+    return module.removeprefix("empo2.recipe.").partition(".")[0]
+
+
+@pytest.mark.parametrize("path", modules("recipe"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_rooms_import_downwards(path: Path) -> None:
+    room = path.relative_to(ROOT / "recipe").with_suffix("").parts[0]
+    if room == "__init__":
+        return  # the package's front door leads to the trainer
+    inside = {room_of(name) for name in imports(path) if name.startswith("empo2.recipe.")} - {room, "run_empo2"}
+    assert not [other for other in inside if floor(other) >= floor(room) > 0]
+
+
 def test_who_imports_verl() -> None:
     knowing = {
         str(path.relative_to(ROOT))
@@ -73,7 +98,7 @@ def test_light_modules_stay_light() -> None:
     """verl takes 20 seconds to import, torch six: the gateway and the command line do without."""
     code = """
 import sys
-for name in ("empo2.recipe", "empo2.recipe.cli", "empo2.recipe.gateway", "empo2.recipe.launch"):
+for name in ("empo2.recipe", "empo2.recipe.cli", "empo2.recipe.gateway.app", "empo2.recipe.launcher.launch"):
     __import__(name)
     print(name, [heavy for heavy in ("verl", "vllm", "torch", "ray", "transformers") if heavy in sys.modules])
 """

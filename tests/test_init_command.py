@@ -9,9 +9,9 @@ import yaml
 
 from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
-from empo2.recipe.findings import examine
-from empo2.recipe.recorder import Body, Call, Trace
-from empo2.recipe.scripted_model import sample
+from empo2.recipe.retrofit.findings import examine
+from empo2.recipe.retrofit.recorder import Body, Call, Trace
+from empo2.recipe.retrofit.scripted_model import sample
 
 PRELUDE = """\
 import json, os, sys, time, urllib.error, urllib.request

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from empo2.memory import EmbedderError, MemoryStore, SentenceEmbedder, Step
-from empo2.recipe import memory_command
 from empo2.recipe.cli import main
-from empo2.recipe.memory_tables import value_lines
+from empo2.recipe.cli import memory as memory_command
+from empo2.recipe.cli.memory_tables import value_lines
 
 PLANT0, PLANT1 = (json.dumps({"task": "find-plant", "variation": number}) for number in (0, 1))
 ODD = "no JSON \x1b[31m at all"

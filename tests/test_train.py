@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import load_file
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.launch import bind
-from empo2.recipe.models import resolve_model
-from empo2.recipe.rollouts import draw_modes
+from empo2.recipe.launcher.launch import bind
+from empo2.recipe.launcher.models import resolve_model
+from empo2.recipe.trainer.manager import draw_modes
 
 from .needs import need
 from .stack_agent import every_kind
@@ -310,7 +310,7 @@ def script_overrides(url: str, model: str, trouble: str, folder: Path) -> list[s
         "+actor_rollout_ref.rollout.enable_sleep_mode=false",
         "actor_rollout_ref.rollout.enforce_eager=true",
         "actor_rollout_ref.rollout.agent.num_workers=0",
-        "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=empo2.recipe.compat.vllm.CpuWorkerExtension",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=empo2.recipe.trainer.compat.vllm.CpuWorkerExtension",
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=uni",
         "reward.num_workers=0",
         "trainer.n_gpus_per_node=1",

@@ -13,7 +13,7 @@ import pytest
 
 from empo2.agents.command import CommandAgent, CommandFailed, parse
 from empo2.recipe.config import load_settings
-from empo2.recipe.recorder import Trace, record
+from empo2.recipe.retrofit.recorder import Trace, record
 
 # Only the standard library: it runs in an environment that has nothing else.
 PRELUDE = """\

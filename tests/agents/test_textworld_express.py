@@ -15,7 +15,7 @@ from empo2.agents.textworld_express.environment import Environment
 from empo2.agents.textworld_express.game import Game
 from empo2.agents.textworld_express.tasks import GAMES, Episode, load
 from empo2.recipe.config import load_settings
-from empo2.recipe.tasks import check_agent, load_tasks, scope_of
+from empo2.recipe.launcher.tasks import check_agent, load_tasks, scope_of
 
 SETTINGS = Path(__file__).parents[2] / "agents/textworld_express/train.yaml"
 SMALL_COIN = "numLocations=3,includeDoors=0"

@@ -17,8 +17,8 @@ from agentlightning.server.store import _events, _models, _rollouts, _terminal_o
 
 from empo2.memory import Embedder
 from empo2.recipe.config import load_settings
-from empo2.recipe.gateway import make_gateway
-from empo2.recipe.recall import Recall
+from empo2.recipe.gateway.app import make_gateway
+from empo2.recipe.gateway.recall import Recall
 
 from .model_server import MODEL, Body, ModelServer, Seen, serving
 

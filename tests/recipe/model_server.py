@@ -21,7 +21,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
 
-from empo2.recipe.models import SMOLLM2, resolve_model
+from empo2.recipe.launcher.models import SMOLLM2, resolve_model
 
 Body = dict[str, Any]
 MODEL = str(resolve_model(SMOLLM2))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from empo2.recipe import cluster
+from empo2.recipe.trainer import ray_cluster
 
 ASK = """
 import json, sys
@@ -111,12 +111,12 @@ def test_vllm_servers_are_told_by_their_environment() -> None:
 
 
 def test_ray_workers_environment_is_verls() -> None:
-    """cluster.py repeats it, to start Ray before verl is imported; what is left out is for NPUs and AMD."""
+    """ray_cluster.py repeats it, to start Ray before verl is imported; what is left out is for NPUs and AMD."""
     text = source("verl", "trainer/constants_ppo.py")
     lines = [line.strip() for line in text.split("PPO_RAY_RUNTIME_ENV = {", 1)[1].split("}", 1)[0].splitlines()]
     named = {line.split('"')[1]: line.split('"')[3] for line in lines if line.startswith('"') and line.count('"') == 4}
     others = {"HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE", "HSA_NO_SCRATCH_RECLAIM"}
-    assert {name: value for name, value in named.items() if name not in others} == cluster._VERL_VARIABLES
+    assert {name: value for name, value in named.items() if name not in others} == ray_cluster._VERL_VARIABLES
 
 
 # vLLM 0.20.2
@@ -188,7 +188,7 @@ print(json.dumps({
 def test_patched(without_gpu: Any, tmp_path: Path) -> None:
     answers = run(
         PATCHED % (ACCELERATOR_NAMES,),
-        VERL_USE_EXTERNAL_MODULES="empo2.recipe.compat.verl",
+        VERL_USE_EXTERNAL_MODULES="empo2.recipe.trainer.compat.verl",
         DIST_INIT_METHOD=f"file://{tmp_path / 'rendezvous'}",
     )
     assert answers == {

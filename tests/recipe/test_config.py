@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from empo2.recipe.config import DEFAULTS, Settings, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.verl_config import build_verl_config
+from empo2.recipe.trainer.verl_config import build_verl_config
 
 PROFILES = ("gpu", "gpu-1", "cpu")
 

@@ -16,7 +16,7 @@ from agentlightning.schemas import Rollout
 
 from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
 from empo2.recipe.config import load_settings
-from empo2.recipe.verl_config import build_verl_config
+from empo2.recipe.trainer.verl_config import build_verl_config
 
 from ..needs import need
 from .framework_player import STEPS
@@ -190,7 +190,7 @@ async def rows(house: House, rollout: str) -> list[list[int]]:
         from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
         from agentlightning.verl.rollout_adapter import RolloutAdapter
 
-        from empo2.recipe.rollouts import Empo2RolloutManager, prepare_for_training
+        from empo2.recipe.trainer.manager import Empo2RolloutManager, prepare_for_training
     detail = (await house.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
     manager = Empo2RolloutManager(
         agl_base_url=str(house.client.base_url), agl_key=KEY, model="any", step=0, train_rollout_n=1
@@ -352,7 +352,8 @@ async def test_the_controllers_worker_finds_openai_agents_from_the_checkout(hous
 def test_the_launcher_finds_openai_agents_from_the_checkout():
     need(OPENAI_AGENTS.package)
     code = (
-        "import sys; from empo2.recipe.config import load_settings; from empo2.recipe.tasks import check_agent; "
+        "import sys; from empo2.recipe.config import load_settings; "
+        "from empo2.recipe.launcher.tasks import check_agent; "
         "print(check_agent(load_settings('cpu', ['agent.class=' + sys.argv[1]])))"
     )
     done = subprocess.run(

@@ -22,9 +22,9 @@ from agentlightning.schemas import Rollout
 from agentlightning.server.store import _events, _rollouts
 
 from empo2.memory import MemoryStore, SentenceEmbedder, Step
-from empo2.recipe import episodes
 from empo2.recipe.config import load_settings
-from empo2.recipe.gateway import special_tokens
+from empo2.recipe.gateway import episodes
+from empo2.recipe.gateway.app import special_tokens
 
 from . import toy_agent
 from .house import (
@@ -790,7 +790,7 @@ async def test_an_episode_becomes_one_training_row(house: House):
         from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
         from agentlightning.verl.rollout_adapter import RolloutAdapter
 
-        from empo2.recipe.rollouts import Empo2RolloutManager, prepare_for_training
+        from empo2.recipe.trainer.manager import Empo2RolloutManager, prepare_for_training
     import torch
 
     await house.teach(ROOMS, "Take the lamp.\n", "Go north.")

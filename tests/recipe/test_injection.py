@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.recipe.injection import (
+from empo2.recipe.gateway.injection import (
     ChatTips,
     PromptTips,
     chat_state,
-    newest_turn,
     prompt_state,
     render_tips,
-    text_of,
     with_block,
 )
+from empo2.recipe.messages import newest_turn, text_of
 
 from .model_server import normal, tokenizer
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from empo2.recipe import models
-from empo2.recipe.models import SMOLLM2, resolve_model
+from empo2.recipe.launcher import models
+from empo2.recipe.launcher.models import SMOLLM2, resolve_model
 
 IM_START, IM_END, NEWLINE = 1, 2, 198  # SmolLM2's ids of <|im_start|>, <|im_end|>, "\n"
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
@@ -46,7 +46,7 @@ def test_the_cache_follows_xdg(tmp_path, monkeypatch):
 BUILDER = """
 import sys, time
 from pathlib import Path
-from empo2.recipe import models
+from empo2.recipe.launcher import models
 
 def convert(gguf, target):
     target.mkdir()

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from empo2.recipe import verl_environment  # noqa: F401  before verl is imported
+from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 
 # isort: split
 import numpy as np
@@ -20,7 +20,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import left_right_2_no_padding
 
-from empo2.recipe.objective import hybrid_loss, trust_mask
+from empo2.recipe.trainer.objective import hybrid_loss, trust_mask
 
 LOW, HIGH, DUAL = 0.20, 0.30, 10.0
 DELTA = 0.0067

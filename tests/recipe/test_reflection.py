@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from empo2.recipe.config import Reflection, load_settings
-from empo2.recipe.reflection import question, reflection_chats, reply_of, spoken
-from empo2.recipe.tip_text import clean_tip, refusal, tip_of
+from empo2.recipe.gateway.reflection import question, reflection_chats
+from empo2.recipe.gateway.tips import clean_tip, refusal, tip_of
+from empo2.recipe.messages import reply_of, spoken
 
 Message = dict[str, Any]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "<end of turn>"]

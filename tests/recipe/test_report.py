@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.report import print_table, read_metrics, report, step_mode
+from empo2.recipe.evaluation.report import print_table, read_metrics, report, step_mode
 
 VALIDATION = {"step": 0, "val/return": 8.25, "val/success_rate": 0.0}
 

@@ -19,7 +19,8 @@ from agentlightning.verl.agl_rollout_manager import AglRolloutManager, Completed
 
 from empo2.recipe.config import Algorithm, load_settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
-from empo2.recipe.rollouts import (
+from empo2.recipe.launcher.tasks import scope_of
+from empo2.recipe.trainer.manager import (
     CALL_EVENT,
     MEMORY,
     NO_MEMORY,
@@ -30,7 +31,6 @@ from empo2.recipe.rollouts import (
     draw_modes,
     prepare_for_training,
 )
-from empo2.recipe.tasks import scope_of
 
 KEY = "secret"
 PAPER = load_settings("gpu").algorithm

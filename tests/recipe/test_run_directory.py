@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from empo2.memory import MemoryStore, Step
-from empo2.recipe.checkpoints import last_checkpoint, mark_complete, remove_old_checkpoints
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.run_directory import open_run_directory
+from empo2.recipe.launcher.run_directory import open_run_directory
+from empo2.recipe.run_folder import last_checkpoint, mark_complete, remove_old_checkpoints
 
 
 def settings_in(tmp_path: Path, *overrides: str) -> Settings:
@@ -34,7 +34,7 @@ def begun(tmp_path: Path, steps: int, *overrides: str) -> Path:
     run = tmp_path / "a"
     code = (
         "import sys; from empo2.recipe.config import load_settings\n"
-        "from empo2.recipe.run_directory import open_run_directory\n"
+        "from empo2.recipe.launcher.run_directory import open_run_directory\n"
         "open_run_directory(load_settings('cpu', sys.argv[1:]), 'cpu')"
     )
     arguments = [f"run.directory={tmp_path}", "run.name=a", *overrides]

@@ -4,7 +4,7 @@ row in any number."""
 import math
 from typing import Any
 
-from empo2.recipe import verl_environment  # noqa: F401  before verl is imported
+from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 
 # isort: split
 import numpy as np
@@ -23,7 +23,7 @@ from verl.utils.metric import AggregationType, Metric
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import NoUsableRollouts
-from empo2.recipe.rollouts import (
+from empo2.recipe.trainer.manager import (
     CALL_EVENT,
     MEMORY,
     NO_MEMORY,
@@ -33,8 +33,8 @@ from empo2.recipe.rollouts import (
     Outcomes,
     prepare_for_training,
 )
-from empo2.recipe.rows import exact_rows, weightless_fillers, whole_mini_batches, without_fillers
-from empo2.recipe.trainer import Empo2Trainer, _rename_sums
+from empo2.recipe.trainer.rows import exact_rows, weightless_fillers, whole_mini_batches, without_fillers
+from empo2.recipe.trainer.trainer import Empo2Trainer, _rename_sums
 
 PROMPT, RESPONSE = 6, 8
 ALGORITHM = load_settings("cpu").algorithm

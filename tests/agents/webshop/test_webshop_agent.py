@@ -12,7 +12,7 @@ from empo2.agents.webshop.agent import WebShopAgent
 from empo2.agents.webshop.environment import NOT_POSSIBLE
 from empo2.agents.webshop.tasks import Episode, load
 from empo2.recipe.config import load_settings
-from empo2.recipe.tasks import check_agent, load_tasks, scope_of
+from empo2.recipe.launcher.tasks import check_agent, load_tasks, scope_of
 
 FOLDER = Path(agent.__file__).parent
 MUG, TEAPOT = "B0BLUEMUG1", "B0TEAPOT01"

@@ -1,0 +1,1 @@
+"""Reading what runs have left: metrics, tables, curves."""

@@ -1,0 +1,1 @@
+"""The gateway's process: agent-lightning's app with a memory in it."""

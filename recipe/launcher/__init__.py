@@ -1,0 +1,1 @@
+"""Starting, watching and stopping a run; its folder, model and tasks."""

@@ -1,0 +1,142 @@
+"""A run's folder: made new, or opened again where its last checkpoint left it."""
+
+import fcntl
+import json
+import os
+import shutil
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from empo2.memory import MemoryFileError, copy_memory, embedder_name
+from empo2.memory.browse import embedder_of, reading
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, METRICS_FILE, last_checkpoint, step_of
+
+# What a run cannot change half-way: its weights, tips or metrics would mean something else.
+_FIXED = ("algorithm.name", "model.path", "memory.scope", "memory.embedder")
+
+
+def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
+    """The run's folder with the resolved settings in it, and the checkpoint that the run goes on from, if it does.
+
+    A folder that is continued belongs to this process from here on. What it holds of steps after the checkpoint is
+    set aside in it, as are the logs and settings of the run so far: nothing is overwritten.
+
+    Raises:
+        ConfigError: the folder exists and is not to be continued or cannot be, or ``memory.from`` cannot be copied.
+    """
+    run = settings.run
+    if run.resume == "auto" and run.name is None:
+        raise ConfigError("run.resume='auto': give run.name, the run that is to be continued (or to be begun)")
+    name = run.name or f"{profile or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
+    directory = Path(run.directory, name).absolute()
+    source = _memory_source(settings)
+    checkpoint = None
+    try:
+        directory.mkdir(parents=True)
+        _lock(directory)
+    except FileExistsError:
+        if run.resume == "never":
+            raise ConfigError(
+                f"run.name={name!r}: {directory} exists; give another run.name, continue it with run.resume=auto, "
+                "or remove it"
+            ) from None
+        checkpoint = _continue(settings, directory)
+    if checkpoint is None and source is not None:
+        copy_memory(source, directory / MEMORY_FILE)
+    _write_settings(settings, directory)
+    return directory, checkpoint
+
+
+def _continue(settings: Settings, directory: Path) -> Path | None:
+    """The checkpoint to go on from, once everything after it is set aside; None to begin anew in the same folder."""
+    name, config = settings.run.name, directory / CONFIG_FILE
+    if not config.is_file():
+        raise ConfigError(f"run.name={name!r}: {directory} is not the folder of a run; give another run.name")
+    _lock(directory)
+    before, now = yaml.safe_load(config.read_text()), settings.to_dict()
+    for key in _FIXED:
+        section, setting = key.split(".")
+        if before[section][setting] != now[section][setting]:
+            raise ConfigError(
+                f"{key}={now[section][setting]!r}: the run {name!r} has it at {before[section][setting]!r} and goes on "
+                "only so; give that, or another run.name"
+            )
+    checkpoint = last_checkpoint(directory / CHECKPOINTS)
+    step = step_of(checkpoint) if checkpoint else 0
+    if step >= settings.run.steps:
+        raise ConfigError(f"run.steps={settings.run.steps}: the run {name!r} has done {step}; give more")
+    _set_aside(directory, step)
+    return checkpoint
+
+
+def _lock(directory: Path) -> None:
+    """For as long as this process lives."""
+    try:
+        fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"run.name={directory.name!r}: another process is training in {directory}; wait for it, or stop it"
+        ) from None
+
+
+def _set_aside(directory: Path, step: int) -> None:
+    """Keep the checkpoints and the metrics up to ``step``; move everything else to a folder beside them."""
+    number = 1 + sum(1 for _ in directory.glob("set-aside-*"))
+    aside = directory / f"set-aside-{number}"
+    aside.mkdir()
+    metrics = directory / METRICS_FILE
+    for file in [path for path in directory.iterdir() if path.is_file()]:
+        if file.name in (METRICS_FILE, CONFIG_FILE):
+            shutil.copy2(file, aside)
+        else:
+            file.rename(aside / file.name)
+    if metrics.exists():
+        # A kill may have cut the last line short.
+        lines = [line for line in metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        _replace(metrics, "".join(line for line in lines if json.loads(line)["step"] <= step))
+
+
+def _memory_source(settings: Settings) -> Path | None:
+    """The file that ``memory.from`` names."""
+    if settings.memory.from_ is None:
+        return None
+    path = Path(settings.memory.from_)
+    path = path / MEMORY_FILE if path.is_dir() else path
+    check_memory_file(path, settings, key=f"memory.from={settings.memory.from_!r}")
+    return path
+
+
+def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
+    """Raise unless the file is a memory of the embedder that is set.
+
+    Raises:
+        ConfigError: beginning with ``key``, which gave the file.
+    """
+    try:
+        with reading(path) as database:
+            name, _ = embedder_of(database)
+    except MemoryFileError as error:
+        raise ConfigError(f"{key}: {error}") from None
+    if name != embedder_name(settings.memory.embedder):
+        raise ConfigError(
+            f"{key}: {path} was written with embedder {name!r}, not memory.embedder={settings.memory.embedder!r}; give "
+            "that, or embed it anew with `empo2 memory export` and `empo2 memory import`"
+        )
+
+
+def _write_settings(settings: Settings, directory: Path) -> None:
+    values: dict[str, Any] = settings.to_dict()
+    values["gateway"]["key"] = None  # the run folder may be shown to others
+    _replace(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))
+
+
+def _replace(file: Path, text: str) -> None:
+    """At one stroke: a kill leaves the old file or the new one."""
+    temporary = file.with_name(file.name + ".tmp")
+    temporary.write_text(text)
+    temporary.replace(file)

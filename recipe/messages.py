@@ -1,0 +1,48 @@
+"""What a chat message is, for every room that reads one: its text, the newest turn, a reply."""
+
+from collections.abc import Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content: a string, a list of parts, or nothing."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(part.get("text") or "" for part in content if isinstance(part, dict))
+    return ""
+
+
+def newest_turn(messages: Sequence[Message]) -> int | None:
+    """Return the index of the message that takes new tips: the last ``user`` or ``tool`` message after the last reply.
+
+    Earlier messages have been sent already; changing one would break the prefix. None where there is no such message.
+    """
+    for index in range(len(messages) - 1, -1, -1):
+        role = messages[index].get("role")
+        if role == "assistant":
+            return None
+        if role in ("user", "tool") and isinstance(messages[index].get("content"), str | list):
+            return index
+    return None
+
+
+def reply_of(body: dict[str, Any]) -> Message | None:
+    """Return the assistant message of a chat completion, or a completion's text as one; None if there is neither."""
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    if isinstance(choice.get("message"), dict):
+        return {"role": "assistant", **choice["message"]}
+    if isinstance(choice.get("text"), str):
+        return {"role": "assistant", "content": choice["text"]}
+    return None
+
+
+def spoken(reply: Message) -> str:
+    """Return what a reply says: its text, or its tool calls as text."""
+    if reply.get("content"):
+        return text_of(reply["content"])
+    calls = [call.get("function") or {} for call in reply.get("tool_calls") or []]
+    return "; ".join(f"{call.get('name')}({call.get('arguments')})" for call in calls)

@@ -1,0 +1,146 @@
+"""What gateway and trainer say to each other: the rollout's tag, the call's event, the routes, the score.
+
+Types and names only; both sides import them, and neither imports the other.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .config import Algorithm
+from .errors import ConfigError
+
+TAG = "empo2"  # key of the tag in a rollout's metadata
+CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's ``model_request`` events
+
+ROUTES = "/empo2"
+STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
+
+
+def settle_route(rollout_id: str) -> str:
+    """Route that answers when all calls of a rollout have their events."""
+    return f"{ROUTES}/rollouts/{rollout_id}/settle"
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Mode(_Message):
+    """How a rollout is played and how it is learned from.
+
+    Attributes:
+        rollout_mode: ``memory`` where the gateway shows tips.
+        update_mode: ``off-policy`` where the update removes the tips from the prompts.
+    """
+
+    rollout_mode: Literal["memory", "no-memory"] = "no-memory"
+    update_mode: Literal["on-policy", "off-policy"] = "on-policy"
+
+    @classmethod
+    def of(cls, *, memory: bool, off_policy: bool = False) -> Self:
+        """Build a mode from its two draws; without memory every update is on-policy."""
+        return cls(
+            rollout_mode="memory" if memory else "no-memory",
+            update_mode="off-policy" if memory and off_policy else "on-policy",
+        )
+
+    @property
+    def memory(self) -> bool:
+        return self.rollout_mode == "memory"
+
+    @property
+    def off_policy(self) -> bool:
+        return self.update_mode == "off-policy"
+
+
+class RolloutTag(Mode):
+    """What the trainer writes into ``metadata.empo2`` of a rollout: its mode and its memory scope."""
+
+    scope: str
+
+    @property
+    def mode(self) -> Mode:
+        return Mode(rollout_mode=self.rollout_mode, update_mode=self.update_mode)
+
+    @classmethod
+    def read(cls, metadata: Any) -> Self | None:
+        """Return the tag in a rollout's metadata (a mapping or an object); None where there is no valid one."""
+        tag = metadata.get(TAG) if isinstance(metadata, Mapping) else getattr(metadata, TAG, None)
+        try:
+            return None if tag is None else cls.model_validate(tag)
+        except ValidationError:
+            return None
+
+
+class CallEvent(_Message):
+    """One model call of a tagged rollout, recorded by the gateway.
+
+    Attributes:
+        prompt_token_ids: the prompt as it was sent, tips included.
+        tip_free_prompt_token_ids: the prompt as the agent wrote it; equal to ``prompt_token_ids`` where no tips were
+            shown, None where the model server did not tell.
+        tip_ids: tips that were put into this call's newest turn.
+        scope: memory scope of the rollout.
+        visits: visits to the call's state so far, this one included; None where the memory failed.
+        intrinsic_reward: 1 / visits.
+    """
+
+    prompt_token_ids: list[int]
+    tip_free_prompt_token_ids: list[int] | None = None
+    tip_ids: list[int] = []
+    scope: str = ""
+    visits: int | None = None
+    intrinsic_reward: float = 0.0
+
+
+class GatewayState(_Message):
+    """Answer of ``GET /empo2/state``: the trainer's handshake, and what the gateway holds.
+
+    Attributes:
+        model: name under which the gateway serves the policy.
+        memory_size: tips stored.
+        episodes: tagged rollouts that the trainer has not read yet.
+        reflections: reflections under way.
+    """
+
+    model: str
+    memory_size: int
+    episodes: int
+    reflections: int
+
+
+class DrainRequest(_Message):
+    """Body of ``POST /empo2/drain``; ``timeout`` is in seconds."""
+
+    timeout: float
+
+
+class FileRequest(_Message):
+    """Body of ``POST /empo2/snapshot`` and ``POST /empo2/restore``."""
+
+    path: str
+
+
+def scope_of(task: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """Return the scope that a task's tips go to and come from: its chosen fields, as unambiguous text.
+
+    Raises:
+        ConfigError: the task lacks a field.
+    """
+    missing = [name for name in fields if name not in task]
+    if missing:
+        raise ConfigError(f"memory.scope={list(fields)}: tasks have no field {missing[0]!r}; they have {sorted(task)}")
+    return json.dumps({name: task[name] for name in fields}, default=str)
+
+
+def scaled_return(algorithm: Algorithm, return_: float, intrinsic: float = 0.0) -> float:
+    """Return the score that a rollout is trained and credited with.
+
+    Args:
+        return_: the environment's return, in its own units.
+        intrinsic: sum of 1/n over the rollout's calls.
+    """
+    return algorithm.return_scale * (return_ + algorithm.intrinsic_coefficient * intrinsic)

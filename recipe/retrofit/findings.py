@@ -1,0 +1,163 @@
+"""What a recorded episode means for training, in words."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from empo2.recipe.messages import newest_turn
+from empo2.recipe.retrofit.merging import prompt_of, why_apart
+from empo2.recipe.retrofit.recorder import Call, Trace
+
+_PROXIED = ("chat/completions", "completions")
+_REFUSED = {
+    "stream": "asked for streaming, which agent-lightning refuses: set stream=False in the openai package, "
+    "streaming=False in langchain-openai, stream_outputs=False in smolagents, model_client_stream=False in autogen; "
+    "Runner.run, not run_streamed, in openai-agents; agent.run, not run_stream, in pydantic-ai",
+    "responses": "went to /responses, which agent-lightning does not proxy: call client.chat.completions.create in the "
+    "openai package; use OpenAIChatCompletionsModel in openai-agents, use_responses_api=False in langchain-openai, "
+    "OpenAIChatModel in pydantic-ai",
+    "embeddings": "went to /embeddings, which agent-lightning does not proxy: give the embedding client a server of "
+    "its own, not the model's address",
+    "key": "came without the key: send AGL_KEY (OPENAI_API_KEY for a command) as the API key",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """level: ok; note: it can be trained, but know this; wrong: it cannot be trained."""
+
+    level: Literal["ok", "note", "wrong"]
+    text: str
+
+
+def examine(trace: Trace, time_limit: float) -> list[Finding]:
+    """Everything that there is to say about an episode, what is wrong first."""
+    proxied = [call for call in trace.calls if call.path in _PROXIED and call.status == 200]
+    rewards = [data.get("value") for kind, data in trace.events if kind == "reward"]
+    did_without = bool(proxied and rewards and trace.exit_code == 0)
+    found = [
+        *_refused(trace.calls, "note" if did_without else "wrong"),
+        *_calls(trace, proxied),
+        *_reward(trace, rewards),
+        *_ending(trace, time_limit),
+    ]
+    order = ("wrong", "ok", "note")
+    return sorted(found, key=lambda finding: order.index(finding.level))
+
+
+def _calls(trace: Trace, proxied: list[Call]) -> Iterator[Finding]:
+    if not trace.calls:
+        yield Finding(
+            "wrong",
+            "no model call came: the agent must take the model's address from AGL_OPENAI_BASE_URL "
+            "(a command also from OPENAI_BASE_URL)",
+        )
+    elif trace.exit_code == 0 and not any(call.status for call in trace.calls):
+        yield Finding("wrong", "the agent gave up on every model call before it was answered: give it more time")
+    if proxied:
+        yield from _rows(proxied)
+        yield from _uses(proxied)
+
+
+def _rows(calls: list[Call]) -> Iterator[Finding]:
+    last = {prompt_of(call): call for call in calls}
+    kept = [call for call in calls if last[prompt_of(call)] is call]
+    if len(kept) < len(calls):
+        yield Finding(
+            "note",
+            f"{_count(len(calls) - len(kept), 'call')} repeated an earlier prompt word for word, as a retry does: only "
+            "the last call with a prompt is trained",
+        )
+    breaks = [reason for before, call in pairwise(kept) if (reason := why_apart(before, call))]
+    calls_made = f"{_count(len(calls), 'model call')}, not streamed"
+    if not breaks:
+        whole = ", each with the whole chat so far" if len(kept) > 1 else ""
+        yield Finding("ok", f"{calls_made}{whole}: the episode is one training row")
+        return
+    yield Finding(
+        "note",
+        f"{calls_made}, in {len(breaks) + 1} training rows: a call that does not begin with the chat before it and the "
+        "model's reply, unchanged, opens a row of its own, which costs time and memory",
+    )
+    for kind, times in Counter(reason.partition(":")[0] for reason in breaks).most_common():
+        first = next(reason for reason in breaks if reason.startswith(kind))
+        yield Finding("note", first if times == 1 else f"{first} ({times} times)")
+
+
+def _uses(calls: list[Call]) -> Iterator[Finding]:
+    tools = {tool["function"]["name"] for call in calls for tool in call.body.get("tools") or []}
+    if tools:
+        yield Finding("ok", f"tools are offered: {', '.join(sorted(tools))}")
+    if most := max((call.body.get("n") or 1) for call in calls) - 1:
+        yield Finding("note", f"n={most + 1} choices are asked for: only the first of each call is trained")
+    closed = sum("messages" in call.body and newest_turn(call.body["messages"]) is None for call in calls)
+    if closed:
+        yield Finding(
+            "note",
+            f"{_count(closed, 'call')} cannot be shown tips: they go into the last user or tool message after the "
+            "model's last reply, and there is none",
+        )
+
+
+def _reward(trace: Trace, rewards: Sequence[Any]) -> Iterator[Finding]:
+    for status, answer in trace.refused_events:
+        yield Finding(
+            "note" if rewards else "wrong", f"an event was refused with status {status}: {answer[:200]}; {_HOW_TO}"
+        )
+    if not rewards:
+        others = {kind for kind, _ in trace.events} - {"reward", "model_request"}
+        seen = f", only events of type {', '.join(sorted(others))}" if others else ""
+        if trace.exit_code == 0:
+            yield Finding("wrong", f"no reward was reported{seen}: {_HOW_TO}")
+        return
+    value = rewards[-1]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        yield Finding("wrong", f"the reward is {value!r}: must be a finite number; {_HOW_TO}")
+    elif len(rewards) > 1:
+        yield Finding("note", f"{len(rewards)} rewards were reported: only the last one counts, {value}")
+    else:
+        yield Finding("ok", f"the reward was reported: {value}")
+
+
+_HOW_TO = (
+    'post {"event_type": "reward", "data": {"value": 1.0}} to AGL_EVENT_URL with AGL_KEY as the bearer token (a '
+    "command may write the number to the file that EMPO2_REWARD_FILE names)"
+)
+
+
+def _ending(trace: Trace, time_limit: float) -> Iterator[Finding]:
+    if trace.exit_code is None:
+        yield Finding(
+            "wrong",
+            f"the agent did not end within {time_limit:g} s, and was killed after "
+            f"{_count(len(trace.calls), 'model call')}: does it wait for a certain reply? --reply gives one, "
+            "--time-limit more time",
+        )
+    elif trace.exit_code:
+        yield Finding("wrong", f"the agent failed: {trace.last_words or f'exit code {trace.exit_code}'}")
+
+
+def _refused(calls: list[Call], level: Literal["note", "wrong"]) -> Iterator[Finding]:
+    refused = Counter(_why(call) for call in calls if call.status != 200 and call.status != 0)
+    for reason, times in refused.items():
+        yield Finding(level, f"{_count(times, 'call')} {reason}")
+
+
+def _why(call: Call) -> str:
+    if call.status == 401:
+        return _REFUSED["key"]
+    if call.path in ("responses", "embeddings"):
+        return _REFUSED[call.path]
+    if call.body.get("stream"):
+        return _REFUSED["stream"]
+    if call.path not in _PROXIED:
+        return f"went to /{call.path}, answered {call.status}: agent-lightning proxies {' and '.join(_PROXIED)} only"
+    return f"to {call.path} was answered {call.status}: {json.dumps(call.answer)[:200]}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

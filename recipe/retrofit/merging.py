@@ -1,0 +1,90 @@
+"""Whether agent-lightning merges a call into the training row of the call before it, told from the messages alone.
+
+It does when the prompt's tokens begin with those of the row so far (agentlightning.verl.rollout_adapter, level
+``trajectory``). Chat templates that drop parts of earlier messages, such as reasoning, can part calls that extend each
+other here.
+"""
+
+import json
+from typing import Any
+
+from empo2.recipe.messages import text_of
+from empo2.recipe.retrofit.recorder import Body, Call
+
+
+def why_apart(before: Call, call: Call) -> str | None:
+    """Why agent-lightning does not merge the call into the row of the one before it; None if it does."""
+    if call.parallel:
+        return "calls are made in parallel: they do not follow from each other, and each is a training row"
+    if call.path != before.path:
+        return f"the agent goes from {before.path} to {call.path}: prompts of the two do not merge"
+    if "messages" not in call.body:
+        said = str(before.body.get("prompt")) + before.answer["choices"][0]["text"]
+        if str(call.body.get("prompt")).startswith(said):
+            return None
+        return "a prompt does not begin with the prompt and the reply before it"
+    if call.body.get("tools") != before.body.get("tools"):
+        return "the tools that are offered change from call to call; they stand at the prompt's beginning"
+    old, new = _chat(before), _chat(call)
+    expected = [*old, _plain(before.answer["choices"][0]["message"])]
+    if new[: len(expected)] == expected:
+        return None
+    return _difference(old, expected, new)
+
+
+def _difference(old: list[Body], expected: list[Body], new: list[Body]) -> str:
+    if all(message["role"] != "assistant" for message in new):
+        return (
+            "only the last turn is sent, without the chat before it (or another chat is begun): keep the messages in a "
+            "list, and append every reply and every answer to it"
+        )
+    where = next((i for i, (a, b) in enumerate(zip(expected, new, strict=False)) if a != b), len(new))
+    if where == len(new):
+        return "the chat goes back to an earlier turn: each branch is a training row"
+    if where == len(old):
+        if new[where]["role"] != "assistant":
+            return "the model's reply is left out of the chat: append it as the assistant's message"
+        return (
+            f"the model's reply is rewritten in the chat: it said {_short(expected[where])}, the chat holds "
+            f"{_short(new[where])}; put it back as it came"
+        )
+    if new[where] in expected[where + 1 :]:
+        return (
+            f"the history is truncated: message {where + 1} ({expected[where]['role']}: {_short(expected[where])}) is "
+            "gone; keep all messages, and end the episode when the chat grows too long"
+        )
+    if new[where]["role"] == expected[where]["role"] == "system":
+        return (
+            f"the system message is rewritten: it was {_short(expected[where])}, then {_short(new[where])}; put what "
+            "changes into the newest message"
+        )
+    return (
+        f"the history is rewritten: message {where + 1} ({expected[where]['role']}) was {_short(expected[where])}, "
+        f"then {_short(new[where])}; leave earlier messages as they were sent"
+    )
+
+
+def prompt_of(call: Call) -> str:
+    return json.dumps([call.body.get(key) for key in ("messages", "prompt", "tools")], sort_keys=True)
+
+
+def _chat(call: Call) -> list[Body]:
+    return [_plain(message) for message in call.body["messages"]]
+
+
+def _plain(message: Body) -> Body:
+    """What a chat template sees of a message, whatever form a client gives it."""
+    functions = [call["function"] for call in message.get("tool_calls") or []]
+    calls = [(function["name"], _parsed(function.get("arguments"))) for function in functions]
+    return {"role": message.get("role"), "content": text_of(message.get("content")), "tool_calls": calls}
+
+
+def _parsed(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments)  # as vLLM does before it renders them
+    except (TypeError, ValueError):
+        return arguments
+
+
+def _short(message: Body) -> str:
+    return repr((message["content"] or str(message["tool_calls"]))[:60])

@@ -1,0 +1,201 @@
+"""One episode of an agent against agent-lightning's real gateway with a scripted model behind it, and what was seen."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from typing import Any
+
+import httpx
+import structlog
+import uvicorn
+from agentlightning.controller.local_reconciler import _build_env_from_map
+from agentlightning.schemas import DEFAULT_ATTEMPT_ID
+from agentlightning.server.app import create_app
+from fastapi import FastAPI, Request, Response
+
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.retrofit.scripted_model import choice
+
+Body = dict[str, Any]
+
+_MODEL = "policy"
+_CALL = re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/openai/v1/(.*)")
+_EVENTS = re.compile(r"/api/rollouts/[^/]+/attempt/[^/]+/events")
+# Long enough for calls that are made side by side to be seen side by side.
+_REPLY_SECONDS = 0.2
+# agentlightning.controller.local_reconciler.LocalReconciler._spawn_for, 1.0.2
+_WORKER = (
+    "import sys; from agentlightning.controller.local_reconciler import _run_local_reconciler_worker; "
+    "sys.exit(_run_local_reconciler_worker(sys.argv[1]))"
+)
+
+
+@dataclass
+class Call:
+    """One request on the rollout's address, and how it was answered.
+
+    path: below the address, such as ``chat/completions``. parallel: it came while another one was still open.
+    """
+
+    path: str
+    body: Body
+    parallel: bool
+    status: int = 0
+    answer: Body = field(default_factory=dict)
+
+
+@dataclass
+class Trace:
+    """All that was seen of an episode.
+
+    exit_code: None after the time limit. events: type and data of each, in order. refused_events: status and answer.
+    last_words: the last line that the agent wrote, stdout and stderr together.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    events: list[tuple[str, Body]] = field(default_factory=list)
+    refused_events: list[tuple[int, str]] = field(default_factory=list)
+    exit_code: int | None = None
+    last_words: str = ""
+    seconds: float = 0
+
+
+def record(settings: Settings, task: Body, replies: Sequence[str], time_limit: float) -> Trace:
+    """Run the agent of ``settings`` once on ``task``, as agent-lightning's local controller does.
+
+    Args:
+        replies: what the model says, in order; the last one again and again. Where tools are offered, each is called
+            once before that, with arguments made from its schema.
+        time_limit: seconds; then the agent's process group is killed.
+
+    Raises:
+        ConfigError: ``agent.env`` names a field that the task does not have.
+    """
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    try:
+        variables = _build_env_from_map(task, settings.agent.env)
+    except ValueError as error:
+        path = str(error).rpartition(" ")[2]
+        raise ConfigError(f"agent.env: the tasks have no {path!r}; they have {sorted(task)}") from None
+    trace, key = Trace(), secrets.token_urlsafe(16)
+    with _serving(_gateway(trace, key, replies)) as url:
+        headers = {"Authorization": f"Bearer {key}"}
+        with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
+            client.post("/api/models", json=[{"model": _MODEL, "endpoint": f"{url}/model"}]).raise_for_status()
+            rollout = client.post("/api/rollouts", json=[{"input": task}]).raise_for_status().json()[0]["rollout_id"]
+            attempt = f"rollout/{rollout}/attempt/{DEFAULT_ATTEMPT_ID}"
+            addresses = {
+                "AGL_KEY": key,
+                "AGL_OPENAI_BASE_URL": f"{url}/proxy/{attempt}/mode/train/openai/v1",
+                "AGL_EVENT_URL": f"{url}/api/{attempt.replace('rollout/', 'rollouts/', 1)}/events",
+            }
+            _run(settings.agent.class_, {**os.environ, **addresses, **variables}, time_limit, trace)
+            events = client.get(f"/api/rollouts/{rollout}/events").raise_for_status().json()
+            trace.events = [(event["event_type"], event["data"]) for event in events]
+            client.delete(f"/api/rollouts/{rollout}")
+            client.delete("/api/models")
+    return trace
+
+
+def _run(agent_class: str, environment: dict[str, str], time_limit: float, trace: Trace) -> None:
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WORKER, agent_class],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                trace.exit_code = process.wait(time_limit)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        lines = output.read().decode(errors="replace").split("\n")
+    trace.seconds = time.monotonic() - started
+    trace.last_words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _gateway(trace: Trace, key: str, replies: Sequence[str]) -> FastAPI:
+    """agent-lightning's app; its model servers are a route of the same app."""
+    temperatures = {mode: {"temperature": 1.0} for mode in ("train", "val")}
+    app = create_app({"key": key, "default_proxy": {"model_name": _MODEL, **temperatures}})
+    script, open_calls = chain(replies, repeat(replies[-1])), set()
+
+    @app.middleware("http")
+    async def keep(request: Request, call_next: Any) -> Response:
+        path = request.url.path
+        match = _CALL.fullmatch(path)
+        if not match and not (request.method == "POST" and _EVENTS.fullmatch(path)):
+            return await call_next(request)
+        call = Call(match[1] if match else "", _json_object(await request.body()), parallel=bool(open_calls))
+        if match:
+            trace.calls.append(call)
+            open_calls.add(id(call))
+        try:
+            response = await call_next(request)
+            content = b"".join([chunk async for chunk in response.body_iterator])
+        finally:
+            open_calls.discard(id(call))
+        call.status, call.answer = response.status_code, _json_object(content)
+        if not match and call.status >= 400:
+            trace.refused_events.append((call.status, content.decode(errors="replace")))
+        return Response(content, response.status_code, dict(response.headers))
+
+    @app.post("/model/{path:path}")
+    async def model(path: str, body: Body) -> Body:
+        await asyncio.sleep(_REPLY_SECONDS)
+        choices = [
+            {"index": index, "finish_reason": "stop", "token_ids": [1], **choice(body, script)}
+            for index in range(body.get("n") or 1)
+        ]
+        kind = "chat.completion" if path == "chat/completions" else "text_completion"
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        return {"id": "1", "object": kind, "created": 0, "model": _MODEL, "choices": choices, "usage": usage}
+
+    return app
+
+
+def _json_object(content: bytes) -> Body:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+@contextlib.contextmanager
+def _serving(app: FastAPI) -> Iterator[str]:
+    """The app on a free port of 127.0.0.1, in a thread; its URL."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(128)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

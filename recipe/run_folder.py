@@ -1,0 +1,42 @@
+"""What lies in a run's folder: the names of its files, and its checkpoints (weights and memory of one step)."""
+
+import shutil
+from pathlib import Path
+
+MEMORY_FILE = "memory.sqlite"
+METRICS_FILE = "metrics.jsonl"
+CONFIG_FILE = "config.yaml"
+TASKS_FILE = "tasks.json"
+CHECKPOINTS = "checkpoints"
+
+_COMPLETE = "complete"  # an empty file, written last: what a kill has cut short lacks it
+_STEP = "global_step_"  # verl's
+
+
+def checkpoint_folder(directory: Path, step: int) -> Path:
+    """Where verl puts the checkpoint of a step."""
+    return directory / f"{_STEP}{step}"
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix(_STEP))
+
+
+def mark_complete(folder: Path) -> None:
+    (folder / _COMPLETE).touch()
+
+
+def last_checkpoint(directory: Path) -> Path | None:
+    """The complete checkpoint of the latest step; None if there is none."""
+    return next(reversed(_complete_checkpoints(directory)), None)
+
+
+def remove_old_checkpoints(directory: Path, keep: int) -> None:
+    """Leave the latest ``keep`` complete ones. verl forgets, when a run is continued, what was saved before."""
+    for folder in set(directory.glob(f"{_STEP}*")) - set(_complete_checkpoints(directory)[-keep:]):
+        shutil.rmtree(folder)
+
+
+def _complete_checkpoints(directory: Path) -> list[Path]:
+    """Of the earliest step first."""
+    return sorted((marker.parent for marker in directory.glob(f"{_STEP}*/{_COMPLETE}")), key=step_of)

