@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import openai
 
-from empo2.agents.episode import TextEpisode
 from empo2.agents.scienceworld import tasks as scienceworld
+from empo2.agents.text_game.episode import TextEpisode
 from empo2.agents.textworld_express import tasks as textworld_express
 from empo2.agents.webshop import tasks as webshop
 

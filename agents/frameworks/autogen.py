@@ -10,8 +10,8 @@ from autogen_agentchat.messages import TextMessage
 from autogen_core.models import ModelFamily, ModelInfo
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from empo2.agents.chat import Server
 from empo2.agents.scienceworld.game import Game
+from empo2.agents.text_game.agent import Server
 
 from .shared import FrameworkAgent
 

@@ -11,8 +11,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import SecretStr
 
-from empo2.agents.chat import Server
 from empo2.agents.scienceworld.game import Game
+from empo2.agents.text_game.agent import Server
 
 from .shared import FrameworkAgent
 

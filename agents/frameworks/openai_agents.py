@@ -24,8 +24,8 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
-from empo2.agents.chat import Server
 from empo2.agents.scienceworld.game import Game
+from empo2.agents.text_game.agent import Server
 
 from .shared import TOOL_CALL_TOKENS, FrameworkAgent
 

@@ -9,8 +9,8 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from empo2.agents.chat import Server
 from empo2.agents.scienceworld.game import Game
+from empo2.agents.text_game.agent import Server
 
 from .shared import FrameworkAgent
 

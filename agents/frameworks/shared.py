@@ -2,12 +2,12 @@
 
 from abc import abstractmethod
 
-from empo2.agents.chat import OUTGROWN, Server
-from empo2.agents.game import Outcome
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
 from empo2.agents.scienceworld.environment import Environment
 from empo2.agents.scienceworld.game import Game
 from empo2.agents.scienceworld.tasks import Episode
+from empo2.agents.text_game.agent import OUTGROWN, Server
+from empo2.agents.text_game.game import Outcome
 
 TOOL_CALL_TOKENS = 32  # that a call costs beyond its action: its brackets, and the names of tool and argument
 

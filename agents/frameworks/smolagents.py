@@ -6,8 +6,8 @@ Its turns never merge into one training row: smolagents rewrites each call that 
 
 from smolagents import ActionStep, AgentToolExecutionError, LogLevel, OpenAIModel, ToolCallingAgent, tool
 
-from empo2.agents.chat import Server
 from empo2.agents.scienceworld.game import Game
+from empo2.agents.text_game.agent import Server
 
 from .shared import TOOL_CALL_TOKENS, FrameworkAgent
 

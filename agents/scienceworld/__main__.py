@@ -4,8 +4,8 @@ import argparse
 import os
 from typing import get_args
 
-from ..chat import MAX_TOKENS, MODEL, Server, connect
-from ..episode import ActionForm
+from ..text_game.agent import MAX_TOKENS, MODEL, Server, connect
+from ..text_game.episode import ActionForm
 from .agent import play
 from .tasks import SIMPLIFICATIONS, Episode, paper_max_steps
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from ..chat import Model, Server, TextAgent, connect, play_chat
-from ..game import Outcome
-from ..java import java_executable
+from ..text_game.agent import Model, Server, TextAgent, connect, play_chat
+from ..text_game.game import Outcome
+from ..text_game.java import java_executable
 from .environment import Environment
 from .game import Game
 from .tasks import Episode

@@ -4,8 +4,8 @@ import sys
 
 from scienceworld import ScienceWorldEnv
 
-from ..game import State
-from ..java import EndsItsJava, JavaEnvironment
+from ..text_game.game import State
+from ..text_game.java import EndsItsJava, JavaEnvironment
 
 
 class Environment(JavaEnvironment["_Simulator"]):

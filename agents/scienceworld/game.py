@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..game import TextGame
+from ..text_game.game import TextGame
 from .environment import Environment
 from .tasks import Episode
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from scienceworld.constants import ID2TASK
 
-from ..episode import ActionForm, TextEpisode, one_of, positive
+from ..text_game.episode import ActionForm, TextEpisode, one_of, positive
 from .environment import Environment
 
 TASKS = tuple(ID2TASK.values())

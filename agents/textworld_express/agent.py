@@ -5,9 +5,9 @@ To train it (settings in train.yaml):
     empo2 train --profile cpu --config agents/textworld_express/train.yaml
 """
 
-from ..chat import Server, TextAgent, connect, play_chat
-from ..game import Outcome
-from ..java import java_executable
+from ..text_game.agent import Server, TextAgent, connect, play_chat
+from ..text_game.game import Outcome
+from ..text_game.java import java_executable
 from .environment import Environment
 from .game import Game
 from .tasks import Episode

@@ -6,8 +6,8 @@ from py4j.protocol import Py4JJavaError
 
 from textworld_express import TextWorldExpressEnv
 
-from ..game import State
-from ..java import EndsItsJava, JavaEnvironment
+from ..text_game.game import State
+from ..text_game.java import EndsItsJava, JavaEnvironment
 
 
 class Environment(JavaEnvironment["_Simulator"]):

@@ -1,6 +1,6 @@
 """An episode of TextWorld-Express as turns."""
 
-from ..game import TextGame
+from ..text_game.game import TextGame
 from .environment import Environment
 from .tasks import GAMES, Episode
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..episode import ActionForm, TextEpisode, one_of, positive
+from ..text_game.episode import ActionForm, TextEpisode, one_of, positive
 from .environment import Environment
 
 # Games, and the forms of their actions, which TextWorld-Express itself does not list. Of its eight games these are the

@@ -8,8 +8,8 @@ To train it (settings in train.yaml):
 from contextlib import closing
 from pathlib import Path
 
-from ..chat import Server, TextAgent, connect, play_chat
-from ..game import Outcome
+from ..text_game.agent import Server, TextAgent, connect, play_chat
+from ..text_game.game import Outcome
 from .catalogue import Catalogue
 from .environment import Environment
 from .game import Game

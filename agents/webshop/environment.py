@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..game import FULL_SCORE, State
+from ..text_game.game import FULL_SCORE, State
 from .catalogue import Catalogue
 from .goals import Goal
 from .products import Product

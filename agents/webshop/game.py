@@ -1,6 +1,6 @@
 """An episode of WebShop as turns."""
 
-from ..game import TextGame
+from ..text_game.game import TextGame
 from .environment import Environment
 from .tasks import Episode
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..episode import positive
+from ..text_game.episode import positive
 from .catalogue import FORMAT, build
 
 VERSION = 1  # of what is generated

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ..episode import ActionForm, TextEpisode, one_of, positive
+from ..text_game.episode import ActionForm, TextEpisode, one_of, positive
 from .catalogue import Catalogue
 from .environment import HITS
 from .generated import own_catalogue

@@ -20,9 +20,10 @@ from fastapi import HTTPException
 
 from empo2.memory import Step
 from empo2.recipe.config import Settings
-from empo2.recipe.gateway.injection import ChatTips, PromptTips, chat_state, prompt_state, render_tips
+from empo2.recipe.gateway.injection import ChatTips, PromptTips, render_tips
 from empo2.recipe.gateway.recall import Recall
 from empo2.recipe.gateway.reflection import question, reflection_chats
+from empo2.recipe.gateway.state import chat_state, prompt_state
 from empo2.recipe.gateway.tips import clean_tip, refusal, tip_of
 from empo2.recipe.messages import Message, newest_turn, reply_of, spoken, text_of
 

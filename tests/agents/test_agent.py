@@ -6,9 +6,9 @@ import httpx
 import openai
 import pytest
 
-from empo2.agents import chat
-from empo2.agents.game import NOT_LISTED
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
+from empo2.agents.text_game import agent as chat
+from empo2.agents.text_game.game import NOT_LISTED
 
 pytestmark = [pytest.mark.stack, pytest.mark.usefixtures("shared_simulator")]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from empo2.agents.java import java_executable
 from empo2.agents.scienceworld.environment import Environment
+from empo2.agents.text_game.java import java_executable
 
 pytestmark = pytest.mark.stack
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from empo2.agents import game
+from empo2.agents.text_game import game
 
 CHOICES = ["look around", "focus on air", "go to kitchen"]
 

@@ -11,10 +11,10 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import SecretStr
 
-from empo2.agents.chat import Server
 from empo2.agents.frameworks.autogen import TEXT_ONLY
 from empo2.agents.frameworks.shared import FrameworkAgent
 from empo2.agents.scienceworld.game import Game
+from empo2.agents.text_game.agent import Server
 
 
 class Truncating(FrameworkAgent):

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from empo2.recipe.gateway.injection import (
     ChatTips,
     PromptTips,
-    chat_state,
-    prompt_state,
     render_tips,
     with_block,
 )
+from empo2.recipe.gateway.state import chat_state, prompt_state
 from empo2.recipe.messages import newest_turn, text_of
 
 from .model_server import normal, tokenizer

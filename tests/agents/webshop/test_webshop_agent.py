@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from empo2.agents.game import NOT_LISTED
+from empo2.agents.text_game.game import NOT_LISTED
 from empo2.agents.webshop import agent, tasks
 from empo2.agents.webshop.agent import WebShopAgent
 from empo2.agents.webshop.environment import NOT_POSSIBLE

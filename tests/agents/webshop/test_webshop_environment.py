@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.agents.game import State
+from empo2.agents.text_game.game import State
 from empo2.agents.webshop.catalogue import Catalogue
 from empo2.agents.webshop.environment import NOT_POSSIBLE, Environment, suggested_searches
 

@@ -15,8 +15,8 @@ from typing import IO
 
 import httpx
 
+from ..text_game.agent import EVENT_TIMEOUT_SECONDS, MODEL
 from . import process_guard
-from .chat import EVENT_TIMEOUT_SECONDS, MODEL
 
 EVENT_RETRIES = 3
 _TAIL_BYTES = 16_384
