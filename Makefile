@@ -6,10 +6,10 @@ profile ?= cpu
 only ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks demo test check lock clean
+.PHONY: help setup frameworks demo small-model test check lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again: nothing to do
 	@./setup.sh $(profile)
@@ -21,6 +21,10 @@ frameworks: setup ## add the frameworks that agents/frameworks plays in (only=la
 demo: setup ## train the small model on a CPU for a few steps, end to end
 	$(BIN)/empo2 train --profile cpu
 
+# Not needed by anyone who uses the model: the result is in the repository (small_model/adapter).
+small-model: setup ## make the small model's LoRA anew from scripted play, with its checksums
+	$(BIN)/python -m empo2.small_model.make
+
 # Two workers: the training in tests/test_train.py comes first and is of one of them, all other tests of the other.
 test: setup ## run all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -28,7 +32,7 @@ test: setup ## run all tests
 # pyright follows folders, not the import hook of an editable install: build/links shows it the package `empo2`.
 check: frameworks ## lint, formatting and types
 	@mkdir -p build/links/empo2
-	@ln -sfn -t build/links/empo2 ../../../recipe ../../../memory ../../../agents
+	@ln -sfn -t build/links/empo2 ../../../recipe ../../../memory ../../../agents ../../../small_model
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
