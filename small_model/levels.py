@@ -16,7 +16,7 @@ from empo2.small_model.rows import play
 
 PLAYS = 200  # of the scripted explorer, for the chance of a house
 PANEL_SEEDS = range(100_000)
-TRAIN, UNSEEN = 16, 24  # houses of a panel
+TRAIN, UNSEEN = 16, 16  # houses of a panel
 
 
 def chance(house: House, max_steps: int, plays: int = PLAYS) -> float:

@@ -25,7 +25,7 @@ class Level:
 LEVELS = {
     "easy": Level(rooms=11, distances=(2, 3), max_steps=7, chance=(0.35, 0.65)),
     "medium": Level(rooms=11, distances=(4,), max_steps=6, chance=(0.08, 0.15)),
-    "hard": Level(rooms=11, distances=(4,), max_steps=6, chance=(0.0, 0.02)),
+    "hard": Level(rooms=11, distances=(4,), max_steps=6, chance=(0.0, 0.04)),
 }
 
 
