@@ -16,37 +16,15 @@ TEST_SEEDS = range(140_000, 160_000)  # the numbers of the model card, and nothi
 ROOM_COUNTS = (11, 11, 11, 9, 7)  # of the training houses, in turn
 DISTANCES = {1: 1, 2: 3, 3: 4, 4: 4, 5: 4, 6: 3, 7: 2}  # moves to the coin, and how often each is drawn
 
-NAMES = (
-    *("kitchen", "pantry", "bathroom", "bedroom", "living room", "laundry room", "corridor", "backyard", "driveway"),
-    *("street", "supermarket", "den", "cellar", "balcony", "attic", "garage", "library", "study", "hall", "porch"),
-    *(
-        "garden",
-        "workshop",
-        "office",
-        "nursery",
-        "dining room",
-        "guest room",
-        "music room",
-        "game room",
-        "storage room",
-    ),
-    *(
-        "closet",
-        "shed",
-        "greenhouse",
-        "terrace",
-        "lobby",
-        "lounge",
-        "gym",
-        "chapel",
-        "vault",
-        "tower",
-        "stable",
-        "barn",
-    ),
-    *("courtyard", "bakery", "bank", "cafe", "chemist", "museum", "park", "harbour", "market", "school", "station"),
-    *("theatre", "alley", "bridge", "fountain", "cinema", "clinic", "farm", "forge", "mill", "orchard", "playground"),
-)
+_NAMES = """
+kitchen, pantry, bathroom, bedroom, living room, laundry room, corridor, backyard, driveway, street,
+supermarket, den, cellar, balcony, attic, garage, library, study, hall, porch, garden, workshop, office,
+nursery, dining room, guest room, music room, game room, storage room, closet, shed, greenhouse, terrace,
+lobby, lounge, gym, chapel, vault, tower, stable, barn, courtyard, bakery, bank, cafe, chemist, museum, park,
+harbour, market, school, station, theatre, alley, bridge, fountain, cinema, clinic, farm, forge, mill, orchard,
+playground
+"""
+NAMES = [name.strip() for name in _NAMES.split(",")]
 
 
 def walk_all(seeds: Sequence[int], room_counts: Sequence[int] = ROOM_COUNTS) -> list[House]:

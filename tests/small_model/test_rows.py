@@ -12,7 +12,7 @@ from empo2.small_model.houses import disguised
 from empo2.small_model.make import reflections
 from empo2.small_model.notes import parse
 from empo2.small_model.rows import KINDS, Message, Row, rows
-from empo2.small_model.train import encode
+from empo2.small_model.train import ACTION_WEIGHT, encode
 
 DOORS = {
     "kitchen": {"north": "pantry", "east": "hall"},
@@ -156,6 +156,8 @@ def test_the_loss_is_on_replies_and_the_end_of_their_turns(tokenizer):
         == "move west<|im_end|>Empty: den, attic.<|im_end|>"
     )
     assert tokenizer.decode(encoded.ids).count("<|im_start|>") == len(chat)
+    action, note = len(tokenizer("move west").input_ids) + 1, len(tokenizer("Empty: den, attic.").input_ids) + 1
+    assert encoded.weights == [ACTION_WEIGHT] * action + [1] * note
 
 
 def test_loss_and_gradient_are_those_of_the_whole_row(tokenizer):
@@ -176,7 +178,7 @@ def test_loss_and_gradient_are_those_of_the_whole_row(tokenizer):
     labels[0, encoded.learned] = ids[0, encoded.learned]
     weights = [weight for weight in peft_model.parameters() if weight.requires_grad]
     ours = reply_loss(peft_model.get_base_model(), encoded)
-    theirs = peft_model(input_ids=ids, labels=labels).loss * len(encoded.learned)  # a mean
+    theirs = peft_model(input_ids=ids, labels=labels).loss * len(encoded.learned) * ACTION_WEIGHT  # a mean, of actions
     assert torch.isclose(ours, theirs, rtol=1e-4)
     for one, other in zip(torch.autograd.grad(ours, weights), torch.autograd.grad(theirs, weights), strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
