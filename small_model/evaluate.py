@@ -65,11 +65,13 @@ def measured(episodes: Sequence[Episode]) -> dict[str, Cell | None]:
     def over(chosen: Sequence[Episode], hit: Callable[[Episode], int], count: Callable[[Episode], int] = lambda _: 1):
         return share([(_name(episode.house), hit(episode), count(episode)) for episode in chosen])
 
+    failed = [episode for episode in episodes if episode.tip and not episode.success]
     return {
         "found": over(episodes, lambda episode: episode.success),
         "valid": over(episodes, lambda episode: episode.valid, lambda episode: len(episode.turns)),
         "true after success": over([e for e in episodes if e.tip and e.success], lambda episode: episode.tip_true),
-        "true after failure": over([e for e in episodes if e.tip and not e.success], lambda episode: episode.tip_true),
+        "true after failure": over(failed, lambda episode: episode.tip_true),
+        "rooms true after failure": over(failed, lambda episode: episode.rooms_true),
     }
 
 
