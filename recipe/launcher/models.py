@@ -97,8 +97,11 @@ def verify(adapter: Path) -> str:
     """Return the checksum of a LoRA's weights, once its files are those of its list of checksums.
 
     Raises:
+        FileNotFoundError: there is no LoRA.
         ValueError: a file is another one, or has no checksum.
     """
+    if not (adapter / CHECKSUMS).is_file():
+        raise FileNotFoundError(f"{NOTES}: no LoRA in {adapter}; make it with `make small-model`")
     lines = (adapter / CHECKSUMS).read_text().splitlines()
     sums = {name: checksum for checksum, name in (line.split() for line in lines)}
     for name in ADAPTER_FILES:

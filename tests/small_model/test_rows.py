@@ -181,7 +181,7 @@ def test_loss_and_gradient_are_those_of_the_whole_row(tokenizer):
     theirs = peft_model(input_ids=ids, labels=labels).loss * len(encoded.learned) * ACTION_WEIGHT  # a mean, of actions
     assert torch.isclose(ours, theirs, rtol=1e-4)
     for one, other in zip(torch.autograd.grad(ours, weights), torch.autograd.grad(theirs, weights), strict=True):
-        assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+        assert (one - other).norm() < 1e-3 * other.norm()  # rounding of fp32 is 2e-4
     assert {name.split("layers.")[1].split(".")[0] for name, w in peft_model.named_parameters() if w.requires_grad} == {
         "28",
         "29",
