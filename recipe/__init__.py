@@ -1,9 +1,12 @@
 """EMPO² for agent-lightning 1.x: gateway memory, reflection and the hybrid objective."""
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
-__all__ = ["run_empo2"]
+__all__ = ["__version__", "run_empo2"]
+
+__version__ = version("empo2")  # which stands in pyproject.toml
 
 
 def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any]) -> None:
