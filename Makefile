@@ -6,10 +6,10 @@ profile ?= cpu
 only ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks demo test check lock clean
+.PHONY: help setup frameworks demo test test-fast check lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again: nothing to do
 	@./setup.sh $(profile)
@@ -21,9 +21,15 @@ frameworks: setup ## add the frameworks that agents/frameworks plays in (only=la
 demo: setup ## train the small model on a CPU for a few steps, end to end
 	$(BIN)/empo2 train --profile cpu
 
-# Two workers: the training in tests/test_train.py comes first and is of one of them, all other tests of the other.
-test: setup ## run all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# The training in tests/test_train.py comes first and is of one worker, all other tests of the other. At the end, what
+# was skipped is listed with the reason.
+test: frameworks ## run all tests, the real stack included
+	$(PYTEST) -r fEs
+
+test-fast: setup ## run the tests that need neither the real stack nor much time
+	$(PYTEST) -r fE -m "not stack and not slow"
 
 # pyright follows folders, not the import hook of an editable install: build/links shows it the package `empo2`.
 check: frameworks ## lint, formatting and types
