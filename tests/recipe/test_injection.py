@@ -13,7 +13,6 @@ from empo2.recipe.gateway.injection import (
     render_tips,
     with_block,
 )
-from empo2.recipe.gateway.state import chat_state, prompt_state
 from empo2.recipe.messages import newest_turn, text_of
 
 from .model_server import normal, tokenizer
@@ -195,29 +194,6 @@ def test_no_tips_make_no_block():
     assert render_tips([]) == ""
     assert render_tips(["one", "two"]).splitlines()[1:] == ["- one", "- two"]
     assert with_block(user("a room"), "block") == user("block\n\na room")
-
-
-def test_the_state_begins_with_the_newest_observation():
-    """Error of the authors' key: MiniLM reads the beginning only, so that it hardly depends on the current state."""
-    first, second = "the task " * 100, "the observation " * 200
-    chat = [SYSTEM, user(first), assistant("look"), user([{"type": "text", "text": second}])]
-    state = chat_state(chat)
-    assert state == second[:1200] + "\n" + first[:400]
-    assert chat_state([*chat, assistant("take"), tool("a lamp")]).startswith("a lamp\nthe task")
-    assert chat_state([SYSTEM, user(first)]) == first[:1200]
-    # The first observation, which stands below the task, is no part of later states.
-    chat = [user("\nfind the lamp\n\nYou are in the hall."), assistant("go north"), user("You are in the kitchen.")]
-    assert chat_state(chat[:1]) == "\nfind the lamp\n\nYou are in the hall."
-    assert chat_state(chat) == "You are in the kitchen.\nfind the lamp"
-    assert chat_state([SYSTEM]) == chat_state([]) == ""
-
-
-def test_the_state_of_a_prompt_is_its_end():
-    assert prompt_state("short") == "short"
-    prompt = "task" + "x" * 2000 + "observation"
-    assert prompt_state(prompt).startswith("x")
-    assert "observation\ntask" in prompt_state(prompt)
-    assert prompt_state("find the lamp\n\n" + "x" * 2000) == "x" * 1200 + "\nfind the lamp"
 
 
 def send_prompt(tips: PromptTips, prompt: str, *texts: str) -> str:
