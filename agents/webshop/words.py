@@ -18,10 +18,12 @@ STOP_WORDS = frozenset(
 
 # From one word boundary to the next. UAX #29 leaves scripts such as Thai's to others; Lucene keeps their runs whole.
 _SEGMENT = regex.compile(r"(?V1w)\b(?:\p{LB=SA}+|\S.*?)\b", regex.DOTALL)
-# A segment is a word when it has a letter, a digit, a pictogram, a flag (two indicators) or a keycap.
+# A segment is a word when it has a letter, a digit, a pictogram, a flag (two indicators) or a keycap. The characters
+# written out, such as a black star, were pictograms in the Unicode of Lucene's tables (14) and no longer are.
 _WORD = regex.compile(
     r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}\p{WB=Numeric}\p{WB=Katakana}\p{Script=Han}\p{Script=Hiragana}\p{LB=SA}"
-    r"\p{Extended_Pictographic}]|\p{RI}{2}|[#*]\uFE0F?\u20E3"
+    r"\p{Extended_Pictographic}\u2388\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2708-\u2712\u2763-\u2767"
+    r"\U0001F000-\U0001F0FF\U0001F300-\U0001F53D\U0001F546-\U0001F6FF]|\p{RI}{2}|[#*]\uFE0F?\u20E3"
 )
 _POSSESSIVE = re.compile("['\u2019\uff07][sS]$")
 _VOWEL_CONSONANT = re.compile("(?:[aeiou]|(?<=[^aeiou])y)(?:[^aeiouy]|(?<=[aeiou])y)")  # Porter's measure is above 0
