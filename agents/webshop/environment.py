@@ -13,7 +13,7 @@ from ..text_game.game import FULL_SCORE, State
 from .catalogue import Catalogue
 from .goals import Goal
 from .products import Product
-from .reward import reward
+from .reward import OptionMatching, reward
 
 HITS = 10  # on a page, in the original
 ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
@@ -45,11 +45,13 @@ class Page:
 class Environment:
     """WebShop, for any number of episodes one after the other. Same goal, same actions, same trajectory.
 
-    The score is the original's reward times 100, and 0 until something is bought. `hits` are products on a page.
+    The score is the original's reward times 100, and 0 until something is bought. `hits` are products on a page;
+    `option_matching` is explained at `reward`.
     """
 
-    def __init__(self, catalogue: Catalogue, hits: int = HITS) -> None:
+    def __init__(self, catalogue: Catalogue, hits: int = HITS, option_matching: OptionMatching = "original") -> None:
         self._catalogue, self._hits_per_page = catalogue, hits
+        self._option_matching: OptionMatching = option_matching
         self._steps_left = 0
         self.task_description = ""
 
@@ -129,7 +131,7 @@ class Environment:
         return Page([*self._instruction(), "Back to Search", "< Prev", *texts], clicks)
 
     def _bought(self, product: Product, chosen: Mapping[str, str]) -> Page:
-        score = FULL_SCORE * reward(product, chosen, self._goal).value
+        score = FULL_SCORE * reward(product, chosen, self._goal, self._option_matching).value
         return Page(["Bought", product.title, f"Score: {score:g} of {FULL_SCORE}"], {}, score=score)
 
     def _instruction(self) -> tuple[str, str]:

@@ -169,8 +169,8 @@ def write(folder: Path, products: int, seed: int = 0) -> tuple[Path, Path, Path]
     """Write products, their attributes and people's instructions, in the formats and under the names of the original's.
 
     The same number and seed give the same files. Of more than 4,000 products, some have instructions: 12,000 in all.
-    Every goal can be reached with reward 1: by its product, with the options that it names. Raises ValueError for fewer
-    than one product.
+    Every human goal can be reached with reward 1: by its product, with the options that it names. Raises ValueError for
+    fewer than one product.
     """
     positive("products", products)
     files = folder / "items_shuffle.json", folder / "items_ins_v2.json", folder / "items_human_ins.json"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from .json_stream import read_json
 from .products import Product, fields_as_json, log_left_out, texts
@@ -19,6 +19,8 @@ NO_CAP = 1_000_000.0
 SHUFFLE_SEED = 233
 TEST, VALIDATION = 500, 1000  # goals
 
+Split = Literal["original", "verl-agent"]
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:
@@ -26,7 +28,9 @@ class Goal:
 
     asin, query, name, product_category: the product's, `name` being its title.
     instruction: what the customer asks for, with the clause on the price.
-    attributes, options: what the customer asks for, option values without their names.
+    attributes, options: what the customer asks for; of options their values.
+    option_names: the options' names, where the original compares options as pairs of name and value: of synthetic
+        goals, and of instructions that give them as a mapping. Else empty.
     price_cap: in dollars, at most which the product may cost; 1,000,000 for none.
     weight: how often the original draws it among goals at random; 1 for human goals.
     """
@@ -38,6 +42,7 @@ class Goal:
     instruction: str
     attributes: tuple[str, ...]
     options: tuple[str, ...]
+    option_names: tuple[str, ...]
     price_cap: float
     weight: float
 
@@ -47,8 +52,15 @@ class Goal:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        *words, attributes, options, price_cap, weight = json.loads(text)
-        return cls(*words, attributes=tuple(attributes), options=tuple(options), price_cap=price_cap, weight=weight)
+        *words, attributes, options, option_names, price_cap, weight = json.loads(text)
+        return cls(
+            *words,
+            attributes=tuple(attributes),
+            options=tuple(options),
+            option_names=tuple(option_names),
+            price_cap=price_cap,
+            weight=weight,
+        )
 
 
 def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
@@ -67,12 +79,15 @@ def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
                 left_out[fault] += 1
                 continue
             options = entry.get("instruction_options")
+            pairs = options.items() if isinstance(options, dict) else ()
+            named = {name: value for name, value in pairs if isinstance(value, str)}
             yield _goal(
                 product,
                 number,
                 entry["instruction"].strip("."),
                 texts(entry["instruction_attributes"]),
-                texts(list(options.values()) if isinstance(options, dict) else options),
+                tuple(named.values()) or texts(options),
+                tuple(named),
                 weight=1.0,
             )
     left_out.update({"of products that are not in the catalogue": sum(map(len, instructions.values()))})
@@ -116,7 +131,7 @@ def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
                 wishes = ", and ".join(f"{name}: {value}" for name, value in zip(names, options, strict=True))
                 instruction = entry["instruction"] + (f" with {wishes}" if wishes else "")
                 weight = sum(1 / goals_with[attribute] for attribute in attributes) / len(attributes)
-                yield _goal(product, 0, instruction, attributes, options, weight)
+                yield _goal(product, 0, instruction, attributes, options, tuple(names), weight)
 
 
 def shuffled[T](goals: Iterable[T]) -> list[T]:
@@ -126,14 +141,15 @@ def shuffled[T](goals: Iterable[T]) -> list[T]:
     return order
 
 
-def split(goals: int) -> dict[str, range]:
-    """Indices of the shuffled goals for "test", "validation" and "train".
+def split(goals: int, custom: Split = "original") -> dict[str, range]:
+    """Return the indices of the shuffled goals for "test", "validation" and "train".
 
-    As is the custom with the original: 500, 1,000 and all others. Below 3,000 goals a sixth, a third and a half, which
-    at 3,000 is the same.
+    "original" is the custom with WebShop: 500, 1,000 and all others. "verl-agent" tests on the same 500 and trains on
+    all others; it has no validation goals. Below 3,000 goals the 500 are a sixth and the 1,000 a third of all, which at
+    3,000 is the same.
     """
     test = min(TEST, goals // 6)
-    train = min(TEST + VALIDATION, goals // 2)
+    train = min(TEST + VALIDATION, goals // 2) if custom == "original" else test
     return {"test": range(test), "validation": range(test, train), "train": range(train, goals)}
 
 
@@ -150,6 +166,7 @@ def _goal(
     instruction: str,
     attributes: tuple[str, ...],
     options: tuple[str, ...],
+    option_names: tuple[str, ...],
     weight: float,
 ) -> Goal:
     """Caps the price as the original does, but for the seed: there the draw is another one each time."""
@@ -166,6 +183,7 @@ def _goal(
         instruction=instruction + clause,
         attributes=attributes,
         options=options,
+        option_names=option_names,
         price_cap=price_cap,
         weight=weight,
     )

@@ -6,13 +6,15 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from .goals import Goal
 from .products import Product
 
 if TYPE_CHECKING:
     from spacy.language import Language
+
+OptionMatching = Literal["original", "values"]
 
 MATCH = 85  # of 100: texts whose token set ratio is above it are the same
 SHARED_CATEGORIES = 2
@@ -48,16 +50,24 @@ class Reward:
     price_hit: bool
 
 
-def reward(product: Product, options: Mapping[str, str], goal: Goal) -> Reward:
-    """For buying `product` with the chosen `options`, names and values.
+def reward(
+    product: Product, options: Mapping[str, str], goal: Goal, option_matching: OptionMatching = "original"
+) -> Reward:
+    """Return the reward for buying `product` with the chosen `options`, names and values.
 
-    The goal's options are values, of synthetic goals too: the original compares those as pairs of name and value, which
-    its own matching cannot.
+    Goals without `option_names`, which people's are, are matched by their options' values. The others are too where
+    `option_matching` is "values". As "original", each of their options is a pair of name and value, which is written as
+    Python writes a tuple, "('size', '9.5')", and matched as that text. So a name may be what is hit, and what is short
+    is hit less easily: "x-large" is no hit for the size "large", as it is one for the value.
     """
     kind = _type(product, goal)
     attribute_hits = sum(_has_attribute(product, attribute) for attribute in goal.attributes)
     chosen = [_colour(value) for value in options.values()]
-    option_hits = sum(any(_same(value, _colour(wish)) for value in chosen) for wish in goal.options)
+    if goal.option_names and option_matching == "original":
+        wishes = [_written(pair) for pair in zip(goal.option_names, goal.options, strict=True)]
+    else:
+        wishes = [_colour(value) for value in goal.options]
+    option_hits = sum(any(_same(value, wish) for value in chosen) for wish in wishes)
     price_hit = product.price <= goal.price_cap
     asked = len(goal.attributes) + len(goal.options) + 1
     return Reward(
@@ -127,6 +137,11 @@ def _same(text: str, wanted: str) -> bool:
 
 def _colour(option: str) -> str:
     return next((colour for colour in COLOURS if colour in option), option)
+
+
+def _written(pair: tuple[str, str]) -> str:
+    """Return the text that the original compares a pair by: a colour that its name or value equals, else the tuple."""
+    return next((colour for colour in COLOURS if colour in pair), str(pair))
 
 
 @functools.cache
