@@ -176,6 +176,11 @@ def load_settings(
     return settings
 
 
+def warnings_of(settings: Settings) -> list[str]:
+    """Return doubtful combinations of settings, one line each."""
+    return []
+
+
 def _read_yaml(file: Path) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(file.read_text())

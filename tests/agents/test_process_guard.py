@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,25 +15,12 @@ import pytest
 
 from empo2.agents.process_guard import guarded
 
+from ..processes import DAEMON, mark, until
+
+__all__ = ["mark"]
+
 type Start = Callable[..., subprocess.Popen[bytes]]
 
-# A daemon, as Ray's: forks twice, has a session of its own, hears no signal that can be ignored. Writes its pid.
-DAEMON = """
-import os, signal, sys, time
-if not os.fork():
-    os.setsid()
-    if not os.fork():
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        with open(sys.argv[1] + ".tmp", "w") as file:
-            file.write(str(os.getpid()))
-        os.rename(sys.argv[1] + ".tmp", sys.argv[1])
-        time.sleep(1000)
-    os._exit(0)
-os.wait()
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.01)
-"""
 SAY_BYE = """
 import signal, sys, time
 def end(*_):
@@ -45,36 +31,6 @@ print("up", flush=True)
 time.sleep(1000)
 """
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(1000)"
-
-
-def until(condition: Callable[[], object], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("EMPO2_TEST_MARK") == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-@pytest.fixture
-def mark() -> Iterator[str]:
-    """A mark in the environment of all that a test starts; nothing that has it may be left."""
-    mark = uuid.uuid4().hex
-    yield mark
-    try:
-        until(lambda: not marked(mark), 10)
-    finally:
-        for process in marked(mark):
-            process.kill()
 
 
 @pytest.fixture
