@@ -47,6 +47,8 @@ def run_cli(*arguments: str, directory: Path, **variables: str) -> subprocess.Co
         (["--profile", "gpu-1"], ["hardware.gpus_per_node=1", "--profile cpu"]),
         (["--profile", "tpu"], ["profile 'tpu'", "cpu"]),
         (["nonsense"], ["nonsense", "key=value"]),
+        (["--confg", "x"], ["No such option: --confg", "--config", "see empo2 train --help"]),
+        (["algorithm.seed=x", "--key", "a", "run.steps=y"], ["algorithm.seed='x'", "run.steps='y'"]),
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
@@ -107,8 +109,10 @@ def test_help_teaches(tmp_path: Path) -> None:
     for command in ("train", "gateway"):
         done = run_cli(command, "--help", directory=tmp_path)
         assert done.returncode == 0
-        assert "config.yaml" in done.stdout and "algorithm.memory_probability=0.5" in done.stdout
-    assert run_cli(directory=tmp_path).returncode == 2
+        assert "config.yaml" in done.stdout and "tasks.args.names='[find-animal]'" in done.stdout
+        assert "--run-directory" not in done.stdout and "--fd" not in done.stdout
+    done = run_cli(directory=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "empo2: error: Missing command; see empo2 --help\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
