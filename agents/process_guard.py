@@ -21,6 +21,7 @@ from pathlib import Path
 CANNOT_RUN = 126
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.01
+_NESTED_GUARD_SECONDS = 5
 _TOLD_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -41,9 +42,13 @@ def adopt_orphans() -> None:
 
 
 def end_descendants() -> None:
-    """Kill and reap all descendants of this process, by descent alone. Call ``adopt_orphans`` before the first one."""
+    """Kill and reap all descendants of this process, by descent alone. Call ``adopt_orphans`` before the first one.
+
+    Guards among them have lost their owners: they get the time to end their own trees and to remove their folders.
+    """
+    deadline = time.monotonic() + _NESTED_GUARD_SECONDS
     while True:
-        for pid in _descendants():
+        for pid in _descendants(with_guards=time.monotonic() > deadline):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         # Orphans become children of this process: with no child left, no descendant is.
@@ -54,7 +59,8 @@ def end_descendants() -> None:
             return
 
 
-def _descendants() -> list[int]:
+def _descendants(with_guards: bool) -> list[int]:
+    """Return the process ids below this process; without guards, those below them are left out too."""
     children = defaultdict(list)
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -63,8 +69,14 @@ def _descendants() -> list[int]:
                 children[int(after_name.split()[1])].append(int(entry))
     found = [os.getpid()]
     for pid in found:
-        found += children[pid]
+        found += [child for child in children[pid] if with_guards or not _is_guard(child)]
     return found[1:]
+
+
+def _is_guard(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.fsencode(__file__) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]
+    return False
 
 
 def _run(command: list[str], grace: float, scratch: str) -> int:
@@ -74,7 +86,7 @@ def _run(command: list[str], grace: float, scratch: str) -> int:
         # All that can be inherited was meant for the command.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False)
     except OSError as error:
-        print(f"{command[0]!r} cannot be run: {error.strerror}", file=sys.stderr)
+        print(f"{command[0]!r} cannot be run: {error.strerror}", file=sys.stderr, flush=True)
         return CANNOT_RUN
     owner = sys.stdin.fileno()
     watched: list[int] = [signals, owner]
@@ -116,4 +128,5 @@ def _reap(command: int) -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(_run(sys.argv[3:], float(sys.argv[1]), sys.argv[2]))
+    # At once: while Python winds up, a further signal would change the exit code.
+    os._exit(_run(sys.argv[3:], float(sys.argv[1]), sys.argv[2]))

@@ -131,6 +131,17 @@ def test_a_daemon_ends_with_an_owner_that_is_killed(mark: str, tmp_path: Path) -
     until(lambda: not (tmp_path / "scratch").exists())
 
 
+def test_a_guard_within_another_cleans_up(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    code = DAEMON + "time.sleep(1000)"
+    outer = start(OWNER, code, str(tmp_path / "pid"), str(tmp_path / "scratch"))
+    until((tmp_path / "pid").exists)
+    outer.terminate()
+    outer.wait(30)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert not (tmp_path / "scratch").exists()
+
+
 def test_the_command_inherits_what_the_guard_was_given_and_nothing_else(start: Start) -> None:
     code = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd') if fd != '3'), os.read(0, 1))"
     with socket.socket() as listener:
