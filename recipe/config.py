@@ -1,6 +1,7 @@
-"""config.yaml + profile + user's file + ``key=value`` arguments -> checked settings."""
+"""Read and check settings: config.yaml, then a profile, a user's file and ``key=value`` arguments laid over it."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,10 +13,8 @@ from empo2.recipe.errors import ConfigError
 
 DEFAULTS = Path(__file__).with_name("config.yaml")
 
-# Sections whose keys belong to others: the agent's variables, the task source's arguments, verl's options. The first
-# two are replaced whole where a layer names another agent class or task source.
-_OPEN = ("agent.env", "tasks.args", "verl")
-_REPLACED_WITH = {"agent.class": "agent.env", "tasks.source": "tasks.args"}
+# A layer that names another agent class or task source starts with none of the old one's variables or arguments.
+_BELONGS_TO = {"agent": ("class", "env"), "tasks": ("source", "args")}
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -126,7 +125,7 @@ class Hardware(_Section):
 
 
 class Settings(_Section):
-    """All settings of a run, checked. Their meaning stands in config.yaml, once."""
+    """Hold all settings of a run, checked; config.yaml explains each."""
 
     run: Run
     algorithm: Algorithm
@@ -140,7 +139,7 @@ class Settings(_Section):
     verl: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain nested dict with config.yaml's keys."""
+        """Return a plain nested dict with config.yaml's keys."""
         return self.model_dump(by_alias=True)
 
 
@@ -156,18 +155,27 @@ def load_settings(
     Raises:
         ConfigError: an unknown key (with the nearest right one), a wrong type or value, an unreadable file.
     """
-    values = yaml.safe_load(DEFAULTS.read_text())
+    values = _yaml(DEFAULTS.read_text())
     profiles = values.pop("profiles")
-    if profile is not None:
-        if profile not in profiles:
-            raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
-        _lay_over(values, profiles[profile])
-    if file is not None:
-        _lay_over(values, _read_yaml(file))
-    if layer is not None:
-        _lay_over(values, layer)
-    for argument in overrides:
-        _lay_over(values, _parse_override(argument))
+    if profile is not None and profile not in profiles:
+        raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
+    layers = [
+        profiles[profile] if profile is not None else {},
+        _read_file(file) if file is not None else {},
+        layer or {},
+        *map(_parse_override, overrides),
+    ]
+    for each in layers:
+        for section, names in each.items():
+            if section in values and not isinstance(names, Mapping):
+                example = next(iter(values[section]), "NAME")
+                raise ConfigError(
+                    f"{section}={names!r}: is a section; set one of its keys, such as {section}.{example}"
+                )
+            owner, owned = _BELONGS_TO.get(section, (None, None))
+            if owner and owner in names and names[owner] != values[section][owner]:
+                values[section][owned] = {}
+        values = _lay_over(values, each)
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -176,12 +184,28 @@ def load_settings(
     return settings
 
 
-def _read_yaml(file: Path) -> Mapping[str, Any]:
+def warnings_of(settings: Settings) -> list[str]:
+    """Return doubtful combinations of settings, one line each."""
+    return []
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, but 1e-6 is a number."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), "-+0123456789")
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
+def _read_file(file: Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text())
+        content = _yaml(file.read_text())
     except OSError as error:
         raise ConfigError(f"--config {file}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeError) as error:
         raise ConfigError(f"--config {file}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"--config {file}: must be a mapping of sections, such as 'algorithm: {{seed: 1}}'")
@@ -193,70 +217,47 @@ def _parse_override(argument: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{argument!r}: settings are given as key=value, such as algorithm.seed=1")
     try:
-        value = yaml.safe_load(text)
+        nested = _yaml(text)
     except yaml.YAMLError:
         raise ConfigError(
             f"{argument!r}: the value is not YAML; put quotes around text with special characters"
         ) from None
-    if isinstance(value, str) and _is_number(value):
-        value = float(value)  # YAML 1.1 reads 1e-6 as text
-    nested: Any = value
     for part in reversed(key.split(".")):
         nested = {part: nested}
     return nested
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _lay_over(base: dict[str, Any], layer: Mapping[str, Any], path: str = "") -> None:
-    for selector, section in _REPLACED_WITH.items():
-        parent, key = selector.split(".")
-        if path == parent and layer.get(key, base[key]) != base[key]:
-            base[section.split(".")[1]] = {}
+def _lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    # Not OmegaConf.merge: it takes "${" in a prompt or a command line for an interpolation of its own.
+    merged = dict(base)
     for key, value in layer.items():
-        here = f"{path}.{key}" if path else str(key)
-        inside_open = path.startswith(_OPEN)
-        if key not in base and not inside_open:
-            raise ConfigError(f"{here}={value!r}: there is no such setting{_nearest(here)}")
-        if isinstance(base.get(key), dict):
-            if not isinstance(value, Mapping):
-                raise ConfigError(
-                    f"{here}={value!r}: is a section; set one of its keys, such as {here}.{_first(base[key])}"
-                )
-            _lay_over(base[key], value, here)
-        else:
-            base[key] = value
-
-
-def _first(section: Mapping[str, Any]) -> str:
-    return next(iter(section), "NAME")
-
-
-def _nearest(key: str) -> str:
-    defaults = yaml.safe_load(DEFAULTS.read_text())
-    del defaults["profiles"]
-    known = [f"{section}.{name}" for section, names in defaults.items() for name in names] + list(defaults)
-    name = key.rsplit(".", 1)[-1]
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6) or [
-        candidate for candidate in known if candidate.rsplit(".", 1)[-1] == name
-    ]
-    return f"; did you mean {close[0]}?" if close else "; see config.yaml for all of them"
+        both = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+        merged[key] = _lay_over(base[key], value) if both else value
+    return merged
 
 
 def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"][0].lower() + problem["msg"][1:]
+    unknown = problem["type"] == "extra_forbidden"
+    message = f"there is no such setting{_nearest(key)}" if unknown else problem["msg"][0].lower() + problem["msg"][1:]
     return f"{key}={problem['input']!r}: {message}"
 
 
+def _nearest(key: str) -> str:
+    sections = _yaml(DEFAULTS.read_text())
+    del sections["profiles"]
+    known = [*(f"{section}.{name}" for section, names in sections.items() for name in names), *sections]
+    same_name = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = difflib.get_close_matches(key, known, n=1) or same_name
+    return f"; did you mean {close[0]}?" if close else "; see config.yaml for all of them"
+
+
 def _check_together(settings: Settings) -> None:
-    """What no single value shows."""
+    """Refuse values that do not go together.
+
+    Raises:
+        ConfigError: names one of them and the others.
+    """
     model, hardware, algorithm = settings.model, settings.hardware, settings.algorithm
     if model.max_prompt_tokens + model.max_episode_tokens > model.max_context_tokens:
         raise ConfigError(

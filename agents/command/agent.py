@@ -15,8 +15,8 @@ from typing import IO
 
 import httpx
 
+from ..process_guard import guarded
 from ..text_game.agent import EVENT_TIMEOUT_SECONDS, MODEL
-from . import process_guard
 
 EVENT_RETRIES = 3
 _TAIL_BYTES = 16_384
@@ -109,9 +109,8 @@ def parse(text: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str, s
 
 def _run(command: list[str], environ: Mapping[str, str], scratch: str) -> tuple[str, str, int]:
     """Run to the end, passing its output through; the ends of its stdout and stderr, and its exit code."""
-    guard = [sys.executable, "-I", "-S", process_guard.__file__, scratch, *command]
     with subprocess.Popen(
-        guard,
+        guarded(command, scratch=scratch),
         env=environ,
         stdin=subprocess.PIPE,  # held open for as long as this process lives
         stdout=subprocess.PIPE,

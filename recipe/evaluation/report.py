@@ -129,7 +129,7 @@ def _mode_text(row: Row) -> str:
     return f"{row['empo2/rollout_mode']:.0%} mem, {row.get('empo2/update_mode', 0):.0%} off"
 
 
-def report(*runs: Path) -> Path:
+def draw_curves(*runs: Path) -> Path:
     """Draw the curves of one run, or the returns of several in one plot.
 
     Returns:

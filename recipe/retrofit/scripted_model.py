@@ -1,4 +1,4 @@
-"""What the model of `empo2 init` says: it knows nothing, but keeps to the forms that it is asked for."""
+"""Answer for the model in ``empo2 init``: from a script of texts, in the form that is asked for."""
 
 import json
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from typing import Any
 Body = dict[str, Any]
 
 
-def choice(body: Body, script: Iterator[str]) -> Body:
-    """What a chat completion or a completion answers to a request, from a script of texts.
+def answer_choice(body: Body, script: Iterator[str]) -> Body:
+    """Return one choice of the answer to a chat completion or completion request.
 
-    Where tools are offered, each is called once before a text is given. Where a JSON schema is asked for, a value of it
-    is given.
+    Where tools are offered, each is called once before a text is given. Where a JSON schema is asked for, the answer is
+    a value of it.
     """
     if "messages" not in body:
         return {"text": next(script), "logprobs": None}
@@ -29,7 +29,7 @@ def choice(body: Body, script: Iterator[str]) -> Body:
 
 
 def sample(schema: Body, root: Body | None = None) -> Any:
-    """A value that a JSON schema of the usual kind allows."""
+    """Return a value that a JSON schema of the usual kind allows."""
     root = schema if root is None else root
     if reference := schema.get("$ref"):
         return sample(root["$defs"][reference.rpartition("/")[2]], root)

@@ -1,0 +1,66 @@
+"""Show the user what a run is doing: a bar on a terminal, a line a step elsewhere."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+type Metrics = dict[str, Any]
+
+
+class NewMetrics:
+    """Reads the lines that a metrics file, which need not exist yet, grows by."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._position = file.stat().st_size if file.exists() else 0
+
+    def read(self) -> list[Metrics]:
+        """Return the metrics of the whole lines that were added since the last call, or since the construction."""
+        if not self._file.exists():
+            return []
+        with self._file.open("rb") as stream:
+            stream.seek(self._position)
+            lines = [line for line in stream if line.endswith(b"\n")]
+        self._position += sum(map(len, lines))
+        return [json.loads(line) for line in lines]
+
+
+def step_summary(metrics: Metrics) -> str:
+    """Return one line on a step: return, mode, tips, seconds, what failed, and validation where there was one."""
+    parts = []
+    if "training/return" in metrics:
+        memory, off_policy = metrics["empo2/rollout_mode"], metrics["empo2/update_mode"]
+        mode = "off-policy" if off_policy else "memory" if memory else "no memory"
+        parts.append(
+            f"return {metrics['training/return']:7.2f}  {mode:10}  {metrics['empo2/memory_size']:.0f} tips"
+            f"  {metrics.get('timing_s/step', 0):.0f} s"
+        )
+        for key in ("rollouts_dropped", "memory_failures"):
+            if metrics.get(f"empo2/{key}"):
+                parts.append(f"{metrics[f'empo2/{key}']:.0f} {key.replace('_', ' ')}")
+    if metrics.get("val/return") is not None:
+        parts.append(f"validation {metrics['val/return']:.2f}")
+    return "  ".join(parts)
+
+
+@contextlib.contextmanager
+def progress(console: Console, steps: int) -> Iterator[Callable[[str, int | None], None]]:
+    """Yield a function that shows a text, and the number of the step that it is about."""
+    if not console.is_terminal:
+        yield lambda text, step: console.print(f"step {step}/{steps}  {text}" if step is not None else text)
+        return
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=steps)
+        yield lambda text, step: bar.update(task, description=text, completed=step)
