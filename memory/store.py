@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from empo2.memory.file import copy_memory_file, open_memory_file, restore_memory_file
 from empo2.memory.index import ColumnTable, cosine_similarities, unit
 from empo2.memory.loading import load_entries
-from empo2.memory.novelty import VisitedStates
+from empo2.memory.novelty import Visit, VisitedStates
 from empo2.memory.retrieval import Entries, Policy
 from empo2.memory.tips import Step, Tip
 
@@ -112,19 +112,22 @@ class MemoryStore:
         index.append(len(ids), **rows, tip=tip_id, score=score, value=value, text=hash(tip))
         return len(numbers)
 
-    def search(self, scope: str, key: np.ndarray, policy: Policy) -> list[Tip]:
-        """The scope's tips for a state, chosen and ordered by the policy.
+    def search(self, scope: str, key: np.ndarray, policy: Policy, *, exclude: Collection[str] = ()) -> list[Tip]:
+        """Return the scope's tips for a state, chosen and ordered by the policy.
 
         Args:
             key: embedding of the current state, [dimension].
+            exclude: texts of tips that the policy is not to choose from.
 
         Raises:
             ValueError: an unusable key.
         """
         index = self._entry_index(scope)
-        similarities = cosine_similarities(index["key"], unit(key, self._dimension))
-        rows = policy(Entries(similarities, index["score"], index["value"], index["text"]))
-        return [self._tip(int(index["id"][row]), float(similarities[row])) for row in rows]
+        allowed = np.flatnonzero(~np.isin(index["text"], [hash(text) for text in exclude])) if exclude else slice(None)
+        similarities = cosine_similarities(index["key"][allowed], unit(key, self._dimension))
+        rows = policy(Entries(similarities, index["score"][allowed], index["value"][allowed], index["text"][allowed]))
+        ids = index["id"][allowed]
+        return [self._tip(int(ids[row]), float(similarities[row])) for row in rows]
 
     def record_play(
         self,
@@ -174,8 +177,8 @@ class MemoryStore:
                 first, end = np.searchsorted(index["tip"], [tip, tip + 1])
                 index["value"][first:end] = value
 
-    def visit(self, scope: str, state: str, key: np.ndarray, *, threshold: float) -> int:
-        """Count a visit to a state and return n >= 1, for the intrinsic reward 1/n; see `novelty.count_visit`.
+    def count_visits(self, scope: str, key: np.ndarray, *, threshold: float) -> int:
+        """Return the stored visits to states similar to this one; see `novelty.count_similar`.
 
         Args:
             key: embedding of the state, [dimension].
@@ -184,7 +187,21 @@ class MemoryStore:
         Raises:
             ValueError: an unusable key.
         """
-        return self._states.visit(scope, state, unit(key, self._dimension), threshold=threshold)
+        return self._states.count(scope, unit(key, self._dimension), threshold=threshold)
+
+    def add_visits(self, visits: Iterable[Visit], *, threshold: float) -> None:
+        """Store visits, all of them or none: the result does not depend on their order.
+
+        A visit is counted for the most similar stored state; a state similar to none is stored.
+
+        Args:
+            threshold: as of `count_visits`.
+
+        Raises:
+            ValueError: an unusable key. Nothing is stored then.
+        """
+        checked = [Visit(visit.scope, visit.state, unit(visit.key, self._dimension)) for visit in visits]
+        self._states.add_visits(checked, threshold=threshold)
 
     def add_state(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
         """Add visits to the state that is known word for word, or a new state with them, however similar to others.
@@ -194,7 +211,7 @@ class MemoryStore:
         """
         if visits < 1:
             raise ValueError(f"state {state!r} has {visits} visits; a visited state has at least 1")
-        self._states.add(scope, state, unit(key, self._dimension), visits)
+        self._states.add_state(scope, state, unit(key, self._dimension), visits)
 
     def remove_tips(self, ids: Collection[int]) -> int:
         """Remove tips and their entries, and return how many tips there were. Credits given for them stay."""

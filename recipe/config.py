@@ -90,6 +90,7 @@ class Memory(_Section):
     value_weight: Probability
     value_learning_rate: Annotated[float, Field(gt=0, le=1)]
     exploration: Probability
+    episode_tokens: Positive
     capacity: Positive
     embedder: str
     embedder_device: str
@@ -277,6 +278,16 @@ def _check_together(settings: Settings) -> None:
         raise ConfigError(
             f"memory.candidates={memory.candidates}: must be at least top_k={memory.top_k}, which are shown of them"
         )
+    if algorithm.name == "empo2":
+        for key, tokens in (
+            ("max_prompt_tokens", model.max_prompt_tokens),
+            ("max_episode_tokens", model.max_episode_tokens),
+        ):
+            if memory.episode_tokens >= tokens:
+                raise ConfigError(
+                    f"memory.episode_tokens={memory.episode_tokens}: must be below model.{key}={tokens}, which holds "
+                    "the agent's own text, too"
+                )
     try:
         settings.reflection.prompt.format(score="0", outcome="", words=1)
     except (LookupError, ValueError, AttributeError) as error:
@@ -289,3 +300,33 @@ def _check_together(settings: Settings) -> None:
             f"algorithm.tasks_per_step={algorithm.tasks_per_step}: times rollouts_per_task="
             f"{algorithm.rollouts_per_task} must be a multiple of the {gpus} GPUs"
         )
+
+
+# Of one turn (reply, observation and chat template), without tips: 37 measured over 30 turns of ScienceWorld.
+_TURN_TOKENS = 40
+
+
+def warnings_of(settings: Settings) -> list[str]:
+    """Return what may not fit together, in one line each: to be shown before a run starts, which goes on."""
+    memory, model, reflection = settings.memory, settings.model, settings.reflection
+    if settings.algorithm.name != "empo2":
+        return []
+    warnings = []
+    if memory.episode_tokens > model.max_prompt_tokens // 2:
+        warnings.append(
+            f"memory.episode_tokens={memory.episode_tokens}: tips may fill more than half of "
+            f"model.max_prompt_tokens={model.max_prompt_tokens}; a longer first prompt of the agent does not fit"
+        )
+    if memory.episode_tokens < memory.top_k * reflection.max_tokens:
+        warnings.append(
+            f"memory.episode_tokens={memory.episode_tokens}: may not hold memory.top_k={memory.top_k} tips of "
+            f"reflection.max_tokens={reflection.max_tokens}; an episode is shown those that fit"
+        )
+    steps = settings.tasks.args.get("max_steps")
+    if isinstance(steps, int) and steps * _TURN_TOKENS + memory.episode_tokens > model.max_episode_tokens:
+        warnings.append(
+            f"tasks.args.max_steps={steps}: at about {_TURN_TOKENS} tokens a turn, and "
+            f"memory.episode_tokens={memory.episode_tokens}, an episode may outgrow "
+            f"model.max_episode_tokens={model.max_episode_tokens}; what lies beyond is not trained"
+        )
+    return warnings

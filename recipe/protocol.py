@@ -84,7 +84,8 @@ class CallEvent(_Message):
             shown, None where the model server did not tell.
         tip_ids: tips that were put into this call's newest turn.
         scope: memory scope of the rollout.
-        visits: visits to the call's state so far, this one included; None where the memory failed.
+        visits: visits to similar states: those of before the step, the rollout's own so far, and this one; None where
+            the memory failed.
         intrinsic_reward: 1 / visits.
     """
 
@@ -104,12 +105,16 @@ class GatewayState(_Message):
         memory_size: tips stored.
         episodes: tagged rollouts that the trainer has not read yet.
         reflections: reflections under way.
+        temperature: forced upon training rollouts; None where the gateway does not say.
+        val_temperature: forced upon validation rollouts.
     """
 
     model: str
     memory_size: int
     episodes: int
     reflections: int
+    temperature: float | None = None
+    val_temperature: float | None = None
 
 
 class DrainRequest(_Message):

@@ -50,7 +50,7 @@ from empo2.recipe.cli.memory_tables import (
 )
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.gateway.recall import retrieval_policy
+from empo2.recipe.gateway.memory import retrieval_policy
 from empo2.recipe.run_folder import MEMORY_FILE
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}

@@ -1,10 +1,12 @@
-"""What is kept of the text that a policy answers a reflection with: one clean sentence, or a reason to refuse it."""
+"""Tips as text: how they are shown, and what is kept of the reply to a reflection (one clean sentence, or none)."""
 # ruff: noqa: RUF001 (quotes, dashes and full stops of other languages are meant)
 
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Literal
+
+TIPS_HEADING = "Notes from earlier episodes of this task (each may be wrong):"
 
 # Twice an English word with its space: bounds what max_words cannot, text without spaces.
 _CHARACTERS_PER_WORD = 12
@@ -43,8 +45,21 @@ _PREAMBLE = re.compile(
 )
 
 
+def render_tips(texts: Sequence[str]) -> str:
+    """Return the block that stands before a turn's own text; empty for no tips."""
+    return "\n".join([TIPS_HEADING, *map(tip_line, texts)]) if texts else ""
+
+
+def tip_line(text: str) -> str:
+    """Return a tip's line in the block."""
+    return f"- {text}"
+
+
 def clean_tip(text: str, special_tokens: Sequence[str]) -> str:
-    """One line, without any special token of the model's chat template (one could end the turn that shows the tip)."""
+    """Return one line without any special token of the model's chat template.
+
+    Such a token could end the turn that shows the tip.
+    """
     tokens = _one_line_each(tuple(special_tokens))
     lasts, longest = {token[-1] for token in tokens}, len(tokens[0]) if tokens else 0
     kept: list[str] = []
@@ -72,7 +87,7 @@ def _one_line(text: str) -> str:
 
 
 def tip_of(reply: str, special_tokens: Sequence[str], max_words: int, truncated: bool = False) -> str:
-    """The first real sentence of a reply, clean as by `clean_tip`; empty if there is none.
+    """Return the first real sentence of a reply, clean as by `clean_tip`; empty if there is none.
 
     Left out are a reasoning model's thoughts, preambles ("Sure!", "Here is the note:"), labels ("Tip:"), bullets,
     markdown emphasis and quotes around the whole. A text without a sentence end is taken whole. A sentence of more
@@ -140,7 +155,7 @@ def _cut(text: str, max_words: int) -> str:
 
 
 def refusal(tip: str, prompts: Iterable[str]) -> Literal["empty", "repetition", "copy"] | None:
-    """Why a tip is not worth keeping; None if it may be.
+    """Return the reason why a tip is not worth keeping; None if it may be kept.
 
     - empty: there is no letter and no digit.
     - repetition: more than half of its word pairs are repeats (distinct-2 of Li et al. 2016 below 0.5), as in a phrase
