@@ -185,11 +185,6 @@ def load_settings(
     return settings
 
 
-def warnings_of(settings: Settings) -> list[str]:
-    """Return doubtful combinations of settings, one line each."""
-    return []
-
-
 class _Loader(yaml.SafeLoader):
     """YAML 1.1, but 1e-6 is a number."""
 
