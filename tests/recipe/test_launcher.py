@@ -135,8 +135,8 @@ def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:
 def test_what_is_shown_of_a_step() -> None:
     metrics = {
         "training/return": -12.5,
-        "empo2/rollout_mode": 1.0,
-        "empo2/update_mode": 0.0,
+        "empo2/memory_fraction": 1.0,
+        "empo2/off_policy_fraction": 0.0,
         "empo2/memory_size": 8,
         "timing_s/step": 24.4,
         "empo2/rollouts_dropped": 3,
