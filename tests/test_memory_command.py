@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from empo2.memory import EmbedderError, MemoryStore, SentenceEmbedder, Step
+from empo2.memory import EmbedderError, MemoryStore, SentenceEmbedder, Step, Visit
 from empo2.recipe.cli import main
 from empo2.recipe.cli import memory as memory_command
 from empo2.recipe.cli.memory_tables import value_lines
@@ -75,7 +75,7 @@ def make_memory(file: Path, embedder: Words | SentenceEmbedder) -> Path:
                 reward=score,
                 learning_rate=0.5,
             )
-        store.visit(PLANT0, "a garden", embedder.embed(["a garden"])[0], threshold=0.9)
+        store.add_visits([Visit(PLANT0, "a garden", embedder.embed(["a garden"])[0])], threshold=0.9)
     return file
 
 
