@@ -135,7 +135,10 @@ def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
 
 
 def shuffled[T](goals: Iterable[T]) -> list[T]:
-    """Return goals in the original's order, which follows from their number: hence `shuffled(range(n))` is the order itself."""
+    """Return goals in the original's order.
+
+    It follows from their number: hence `shuffled(range(n))` is the order itself.
+    """
     order = list(goals)
     random.Random(SHUFFLE_SEED).shuffle(order)
     return order
