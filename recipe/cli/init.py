@@ -68,11 +68,17 @@ def init(
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
     from empo2.recipe.retrofit.findings import examine
     from empo2.recipe.retrofit.recorder import record
-    from empo2.recipe.retrofit.starter import write_starter
+    from empo2.recipe.retrofit.starter import COMMAND_AGENT, parse_variables, write_config, write_tasks
 
     if [agent, command, config].count(None) != 2:
         raise ConfigError("give one of --agent, --command and --config; see empo2 init --help")
-    file = config or write_starter(agent, command, tasks=tasks, env=env or [], output=output, force=force)
+    if config is None:
+        variables = parse_variables(env or [])
+        source = tasks or write_tasks(variables)
+        layer = {"agent": {"class": agent or COMMAND_AGENT}, "tasks": {"source": source}, "memory": {"scope": []}}
+        task = load_tasks(load_settings(layer=layer)).train[0]
+        write_config(output, agent=agent, command=command, source=source, task=task, variables=variables, force=force)
+    file = config or output
     settings = load_settings(file=file)
     check_agent(settings)
     task = load_tasks(settings).train[0]

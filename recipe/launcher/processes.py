@@ -44,12 +44,10 @@ def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes
     """
     processes = Processes(directory, environment)
     adopt_orphans()  # those of a guard that is killed
-
-    def note(number: int, frame: Any) -> None:
-        processes.interrupted = True
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, note) for number in numbers}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, processes.interrupt) for number in numbers}
     try:
         yield processes
     finally:
@@ -61,15 +59,11 @@ def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes
 
 @dataclass
 class Processes:
-    """The processes of one run, each with a log in ``directory`` and under a guard that ends what it starts in turn.
-
-    Attributes:
-        interrupted: the user has asked for an end.
-    """
+    """The processes of one run, each with a log in ``directory`` and under a guard that ends what it starts in turn."""
 
     directory: Path
     environment: dict[str, str]
-    interrupted: bool = False
+    _interrupted: bool = False
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, command: list[str], inherit: tuple[int, ...] = ()) -> None:
@@ -96,12 +90,16 @@ class Processes:
             KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP.
             ProcessError: names the process, with the error that it printed or the end of its log.
         """
-        if self.interrupted:
+        if self._interrupted:
             raise KeyboardInterrupt
         for name, guard in self._guards.items():
             code = guard.poll()
             if code not in (None, 0) or (code == 0 and name != "trainer"):
                 raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log')}")
+
+    def interrupt(self, *_: Any) -> None:
+        """Make the next ``check`` raise KeyboardInterrupt; a signal handler."""
+        self._interrupted = True
 
     def stop(self) -> None:
         """End all processes and their descendants: ask them first, kill them after the grace time."""

@@ -34,7 +34,7 @@ def step_summary(metrics: Metrics) -> str:
     """Return one line on a step: return, mode, tips, seconds, what failed, and validation where there was one."""
     parts = []
     if "training/return" in metrics:
-        memory, off_policy = metrics["empo2/rollout_mode"], metrics["empo2/update_mode"]
+        memory, off_policy = metrics["empo2/memory_fraction"], metrics["empo2/off_policy_fraction"]
         mode = "off-policy" if off_policy else "memory" if memory else "no memory"
         parts.append(
             f"return {metrics['training/return']:7.2f}  {mode:10}  {metrics['empo2/memory_size']:.0f} tips"

@@ -1,19 +1,17 @@
-"""Write the starter configuration that ``empo2 init`` checks, and tasks where there are none."""
+"""Write what ``empo2 init`` starts a user with: a configuration, and tasks where there are none."""
 
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.tasks import load_tasks
 
-_COMMAND_AGENT = "empo2.agents.command:CommandAgent"
+COMMAND_AGENT = "empo2.agents.command:CommandAgent"
 _TASKS = '''\
 """Tasks for EMPO2: put your own here. The fields of a row reach the agent through agent.env."""
 
@@ -41,38 +39,63 @@ algorithm:
 """
 
 
-def write_starter(
-    agent: str | None, command: str | None, *, tasks: str | None, env: Sequence[str], output: Path, force: bool
-) -> Path:
-    """Write ``output``, the configuration of an agent class or of a command line; return it.
+def parse_variables(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the agent's variables from ``NAME=VALUE`` arguments.
+
+    Raises:
+        ConfigError: an argument has another form.
+    """
+    for argument in arguments:
+        if not re.match(r"[A-Za-z_]\w*=", argument):
+            raise ConfigError(f"--env {argument!r}: variables are given as NAME=VALUE, such as QUESTION=input.question")
+    return dict(argument.split("=", 1) for argument in arguments)
+
+
+def write_tasks(variables: Mapping[str, str]) -> str:
+    """Write my_tasks.py, if there is none, with the fields that the variables name; return its ``tasks.source``."""
+    fields = [path.split(".")[1] for path in variables.values() if path.startswith("input.")]
+    if not Path("my_tasks.py").exists():
+        _write(Path("my_tasks.py"), _TASKS.format(rows=_rows(fields)))
+    return "my_tasks:load"
+
+
+def write_config(
+    file: Path,
+    *,
+    agent: str | None,
+    command: str | None,
+    source: str,
+    task: Mapping[str, Any],
+    variables: Mapping[str, str],
+    force: bool,
+) -> None:
+    """Write the configuration of an agent class or of a command line.
 
     Args:
         agent: ``module:Class``; None with a command line.
-        tasks: ``module:function``; None for my_tasks.py, which is written where there is none.
-        env: ``NAME=VALUE`` of the agent's variables; where no value is a field of the task, all fields are given.
-        force: overwrite an ``output`` that differs.
+        source: ``tasks.source``.
+        task: one of its tasks.
+        variables: of the agent; all fields of the task are added where none of them is a field.
+        force: overwrite a ``file`` that differs.
 
     Raises:
-        ConfigError: ``output`` differs already, or tasks or variables are wrong.
+        ConfigError: ``file`` differs or cannot be written.
     """
-    source = tasks or "my_tasks:load"
-    agent = agent or _COMMAND_AGENT
     literals = {"AGENT_COMMAND": command} if command else {}
-    variables = _variables(env)
-    fields = [path.split(".")[1] for path in variables.values() if path.startswith("input.")]
-    if tasks is None and not Path("my_tasks.py").exists():
-        _write(Path("my_tasks.py"), _TASKS.format(rows=_rows(fields)))
-    layer = {"agent": {"class": agent}, "tasks": {"source": source}, "memory": {"scope": []}}
-    task = load_tasks(load_settings(layer=layer)).train[0]
     if not any(value.partition(".")[0] == "input" for value in variables.values()):
-        variables = {f"TASK_{re.sub(r'\W', '_', name).upper()}": f"input.{name}" for name in task} | variables
+        fields = {f"TASK_{re.sub(r'\W', '_', name).upper()}": f"input.{name}" for name in task}
+        variables = {**fields, **variables}
     scope = [name for name, value in task.items() if isinstance(value, str | int)]
-    lines = "\n".join(f"    {name}: {_yaml(value)}" for name, value in (literals | variables).items())
-    text = _CONFIG.format(file=output, agent=_yaml(agent), env=lines, source=_yaml(source), scope=_yaml(scope))
-    if output.exists() and not force and output.read_text() != text:
-        raise ConfigError(f"{output} exists and differs: --force overwrites it, --config {output} checks it as it is")
-    _write(output, text)
-    return output
+    text = _CONFIG.format(
+        file=file,
+        agent=_yaml(agent or COMMAND_AGENT),
+        env="\n".join(f"    {name}: {_yaml(value)}" for name, value in {**literals, **variables}.items()),
+        source=_yaml(source),
+        scope=_yaml(scope),
+    )
+    if file.exists() and not force and file.read_text() != text:
+        raise ConfigError(f"{file} exists and differs: --force overwrites it, --config {file} checks it as it is")
+    _write(file, text)
 
 
 def _rows(fields: list[str]) -> str:
@@ -81,13 +104,6 @@ def _rows(fields: list[str]) -> str:
         return _QUESTIONS
     row = ", ".join(f"{json.dumps(name)}: str(number)" for name in dict.fromkeys(fields))
     return f"[{{{row}}} for number in range(1, 41)]"
-
-
-def _variables(arguments: Sequence[str]) -> dict[str, str]:
-    for argument in arguments:
-        if not re.match(r"[A-Za-z_]\w*=", argument):
-            raise ConfigError(f"--env {argument!r}: variables are given as NAME=VALUE, such as QUESTION=input.question")
-    return dict(argument.split("=", 1) for argument in arguments)
 
 
 def _yaml(value: Any) -> str:

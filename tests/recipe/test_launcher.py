@@ -104,6 +104,18 @@ def test_nothing_outlives_the_launcher(tmp_path: Path, mark: str, number: int) -
         launcher.wait()
 
 
+def test_a_run_under_nohup_survives_its_terminal(tmp_path: Path, mark: str) -> None:
+    environment = {**os.environ, "EMPO2_TEST_MARK": mark}
+    command = ["nohup", sys.executable, "-c", LAUNCHER, str(tmp_path), DAEMON]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as launcher:
+        until((tmp_path / "pid").exists)
+        launcher.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(1)
+        launcher.terminate()
+        assert launcher.wait(30) == 130
+
+
 def test_what_a_killed_guard_leaves_is_ended_too(tmp_path: Path, mark: str) -> None:
     environment = {**os.environ, "EMPO2_TEST_MARK": mark}
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path), DAEMON]
@@ -135,8 +147,8 @@ def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:
 def test_what_is_shown_of_a_step() -> None:
     metrics = {
         "training/return": -12.5,
-        "empo2/rollout_mode": 1.0,
-        "empo2/update_mode": 0.0,
+        "empo2/memory_fraction": 1.0,
+        "empo2/off_policy_fraction": 0.0,
         "empo2/memory_size": 8,
         "timing_s/step": 24.4,
         "empo2/rollouts_dropped": 3,

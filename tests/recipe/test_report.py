@@ -18,8 +18,8 @@ def training(step: int, memory: float, off_policy: float, **more: float | None) 
         "step": step,
         "training/return": 20.0 + step,
         "training/intrinsic_return": 1.5,
-        "empo2/rollout_mode": memory,
-        "empo2/update_mode": off_policy,
+        "empo2/memory_fraction": memory,
+        "empo2/off_policy_fraction": off_policy,
         "empo2/memory_size": 8 * step,
         "empo2/tips_injected_per_call": 2.4 * memory,
         "empo2/rollouts_dropped": 3,
@@ -102,7 +102,7 @@ def test_several_runs_are_compared_in_one_picture(tmp_path):
 
 
 def test_no_run_there(tmp_path):
-    with pytest.raises(Empo2Error, match=r"no metrics\.jsonl; name the folder of a run"):
+    with pytest.raises(Empo2Error, match=r"no metrics\.jsonl; give the folder of a run"):
         draw_curves(tmp_path)
 
 

@@ -92,8 +92,8 @@ def test_what_is_found_is_best_among_all(index, monkeypatch, lookup):
     texts = [" ".join(generator.choices(vocabulary, shares, k=generator.randint(0, 90))) for _ in range(800)]
     made = index(texts)
     counts = [Counter(terms(text)) for text in texts]
-    for _ in range(40):
-        words = " ".join(generator.choices(vocabulary, k=generator.randint(1, 12)))
+    for _ in range(150):
+        words = " ".join(generator.choices(vocabulary, shares, k=generator.randint(1, 12)))
         scores = plain_scores(counts, words)
         found = made.search(words)
         best = sorted(scores.values(), reverse=True)[:HITS]
@@ -108,6 +108,13 @@ def test_equal_scores_come_by_place_also_where_only_some_of_them_are_hits(index)
     assert made.search("blue") == blue[:HITS]
     assert made.search("blue mug") == blue[:HITS]
     assert made.search("mug") == [place for place in range(180) if place % 3 != 2][:HITS]
+
+
+def test_common_words_together_go_before_a_rare_one(index):
+    """Rarities: of 60 in 1,000 ln(1 + 940.5 / 60.5) = 2.81, of 230 ln(1 + 770.5 / 230.5) = 1.47, twice 2.94."""
+    made = index(["rare tail"] * 60 + ["first second"] * 230 + ["tail end"] * 710)
+    assert made.search("rare first second") == list(range(60, 60 + HITS))
+    assert made.search("rare first") == list(range(HITS))
 
 
 def test_an_index_of_no_text_finds_nothing(index):
