@@ -102,11 +102,11 @@ class Catalogue:
         return [self._one("SELECT asin FROM products WHERE place = ?", place) for place in places]
 
     def product(self, asin: str) -> Product:
-        """Raises KeyError for an asin that is not in the catalogue."""
+        """Return a product. Raises KeyError for an asin that is not in the catalogue."""
         return Product.from_json(self._one("SELECT product FROM products WHERE asin = ?", asin))
 
     def goal(self, number: int) -> Goal:
-        """Raises KeyError for a number that is not in 0 ... goals - 1."""
+        """Return a goal. Raises KeyError for a number that is not in 0 ... goals - 1."""
         return Goal.from_json(self._one("SELECT goal FROM shuffle JOIN goals USING (place) WHERE number = ?", number))
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class _StoredProducts:
 
 
 def _stored(db: sqlite3.Connection, products: Iterable[Product]) -> Iterator[str]:
-    """Put the products into their table; the texts that they are found by."""
+    """Put the products into their table; yield the texts that they are found by."""
     places = count()
     for batch in batched(products, _BATCH):
         rows = [(place, product.asin, product.as_json()) for product, place in zip(batch, places, strict=False)]
@@ -168,7 +168,7 @@ def _stored(db: sqlite3.Connection, products: Iterable[Product]) -> Iterator[str
 
 
 def _open_index(db: sqlite3.Connection, folder: Path, meta: dict[str, Any]) -> SearchIndex:
-    """Raises ValueError where a file is not of its size."""
+    """Open the index. Raises ValueError where a file does not have the size that was written."""
     for name, size in json.loads(meta["index"]).items():
         if (found := (folder / name).stat().st_size) != size:
             raise ValueError(f"index/{name} has {found:,} bytes, not {size:,}")
@@ -176,7 +176,7 @@ def _open_index(db: sqlite3.Connection, folder: Path, meta: dict[str, Any]) -> S
 
 
 def _searched_text(product: Product) -> str:
-    """Title, description, first bullet point and options, as in the original; BM25 knows no order of words."""
+    """Join title, description, first bullet point and options, as in the original; BM25 knows no order of words."""
     options = (text for name, values in product.options.items() for text in (name, *values))
     return " ".join([product.title, product.description, *product.bullet_points[:1], *options])
 

@@ -139,7 +139,7 @@ class Environment:
 
 
 def suggested_searches(goal: Goal) -> tuple[str, ...]:
-    """The instruction without its price, and some runs of words in it: always the same for the same instruction."""
+    """Return the instruction without its price, and some runs of its words, always the same for an instruction."""
     words = goal.instruction.partition(PRICE_CLAUSE)[0].lower().split()
     starts = range(len(words) - SPAN_WORDS + 1)
     drawn = random.Random(goal.instruction).sample(starts, min(SPANS, len(starts)))

@@ -152,7 +152,7 @@ _KINDS = [(name, noun) for name, each in DEPARTMENTS.items() for nouns in each.n
 
 
 def own_catalogue(products: int = 1000) -> Path:
-    """The project's own catalogue of so many products, with three goals for each as long as there are 4,000.
+    """Return the project's own catalogue of so many products, with three goals for each of at most 4,000.
 
     It is built at the first call, in seconds for 1,000 products, into `empo2` in $XDG_CACHE_HOME or ~/.cache; when
     several processes ask at once, one builds it.

@@ -64,7 +64,7 @@ class Goal:
 
 
 def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
-    """One goal per instruction in `items_human_ins.json`, in the order of the products.
+    """Yield one goal per instruction in `items_human_ins.json`, in the order of the products.
 
     One logged line says what was left out: instructions without attributes, as in the original; those without a text;
     and those of products that are not in the catalogue. Raises ValueError where the file is missing or damaged.
@@ -95,7 +95,7 @@ def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
 
 
 def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
-    """One goal per combination of option values of the products that have an instruction in `items_ins_v2.json`.
+    """Yield one goal per combination of option values of the products that have an instruction in `items_ins_v2.json`.
 
     In the order of the products and of their sorted option names. A product with an option without values has no
     combination, hence no goal. One logged line says which instructions were left out, as in `human_goals`; the original
@@ -135,7 +135,10 @@ def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
 
 
 def shuffled[T](goals: Iterable[T]) -> list[T]:
-    """In the original's order, which follows from their number: hence `shuffled(range(n))` is the order itself."""
+    """Return goals in the original's order.
+
+    It follows from their number: hence `shuffled(range(n))` is the order itself.
+    """
     order = list(goals)
     random.Random(SHUFFLE_SEED).shuffle(order)
     return order
@@ -154,7 +157,7 @@ def split(goals: int, custom: Split = "original") -> dict[str, range]:
 
 
 def _fault(entry: Any) -> str | None:
-    """Why an instruction is left out; None where it makes a goal."""
+    """Return the reason to leave an instruction out; None where it makes a goal."""
     if not isinstance(entry, dict) or not isinstance(entry.get("instruction"), str):
         return "without a text"
     return None if texts(entry.get("instruction_attributes")) else "without attributes"
@@ -169,7 +172,7 @@ def _goal(
     option_names: tuple[str, ...],
     weight: float,
 ) -> Goal:
-    """Caps the price as the original does, but for the seed: there the draw is another one each time."""
+    """Make a goal and cap its price as the original does, but for the seed: there the draw is another one each time."""
     price_cap, clause = NO_CAP, ""
     caps = [cap for cap in CAPS if cap > product.price][:NEAREST_CAPS]
     if len(caps) >= 2:

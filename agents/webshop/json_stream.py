@@ -14,7 +14,7 @@ _SURROGATE = re.compile(r"\\u[dD]")
 
 
 def read_json(file: Path, top: Literal["array", "object"]) -> Iterator[Any]:
-    """The values of the array, or the (key, value) pairs of the object, that a JSON file holds, in bounded memory.
+    """Yield the values of the array, or the (key, value) pairs of the object, in a JSON file, in bounded memory.
 
     What Python's json reads is read: NaN too, which stream parsers refuse. Halves of characters (lone surrogates),
     which neither a database nor a request can hold, become "?".

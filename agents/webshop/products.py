@@ -53,7 +53,7 @@ class Product:
         return " to ".join(f"${price}" for price in self.prices)
 
     def as_json(self) -> str:
-        """All fields in order, without their names."""
+        """Return all fields in order, without their names."""
         return fields_as_json(self)
 
     @classmethod
@@ -111,14 +111,14 @@ def read_products(items: Path, attributes: Path) -> Iterator[Product]:
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """The texts of a list; a text alone is a list of one; anything else is empty."""
+    """Return the texts of a list; a text alone is a list of one; anything else is empty."""
     if isinstance(value, str):
         return (value,)
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 
 def fields_as_json(record: "DataclassInstance") -> str:
-    """All fields in order, without their names."""
+    """Return all fields in order, without their names."""
     values = [getattr(record, field.name) for field in fields(record)]
     return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
 
@@ -130,7 +130,7 @@ def log_left_out(file: Path, what: str, left_out: Counter[str]) -> None:
 
 
 def _fault(record: Any, seen: set[str]) -> str | None:
-    """Why a record is left out; None where it is a product."""
+    """Return the reason to leave a record out; None where it is a product."""
     asin = record.get("asin") if isinstance(record, dict) else None
     if not isinstance(asin, str) or asin in ("", "nan"):
         return "without an asin"
@@ -146,7 +146,7 @@ def _text(value: Any) -> str:
 
 
 def _prices(pricing: Any) -> tuple[float, ...]:
-    """The first two numbers after a "$": "$12.99", "$10.00$20.00" or "$1,299.00"."""
+    """Return the first two numbers after a "$": "$12.99", "$10.00$20.00" or "$1,299.00"."""
     parts = _text(pricing).split("$")[1:3]
     try:
         prices = tuple(float(re.sub(r"[^\d.]", "", part)) for part in parts)

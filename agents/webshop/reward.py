@@ -1,4 +1,4 @@
-"""How near a purchase comes to its goal, 0..1: the original's rules and thresholds (Yao et al., 2022)."""
+"""Rewards a purchase, 0..1, for how near it comes to its goal: the original's rules (Yao et al., 2022)."""
 
 import difflib
 import functools
@@ -77,7 +77,7 @@ def reward(
 
 @functools.lru_cache(maxsize=1024)
 def nouns(name: str) -> tuple[str, ...]:
-    """Common and proper nouns of a product's name, lower-cased, in order, repeats included.
+    """Return the common and proper nouns of a product's name, lower-cased, in order, repeats included.
 
     The first call loads spaCy's small English model.
     """
@@ -85,7 +85,7 @@ def nouns(name: str) -> tuple[str, ...]:
 
 
 def token_set_ratio(one: str, other: str) -> int:
-    """How alike the words of two texts are, 0..100: 100 where those of one are among those of the other.
+    """Return how alike the words of two texts are, 0..100: 100 where those of one are among those of the other.
 
     As in thefuzz 0.19.0 without python-Levenshtein, which the original asks for. Later ones count letters in another
     way, and at the threshold this shows. Characters U+0080 to U+00FF are dropped, as there.
