@@ -104,12 +104,16 @@ class GatewayState(_Message):
         memory_size: tips stored.
         episodes: tagged rollouts that the trainer has not read yet.
         reflections: reflections under way.
+        temperature: what training rollouts are sampled with; None where an older gateway does not tell.
+        val_temperature: what validation rollouts are sampled with.
     """
 
     model: str
     memory_size: int
     episodes: int
     reflections: int
+    temperature: float | None = None
+    val_temperature: float | None = None
 
 
 class DrainRequest(_Message):

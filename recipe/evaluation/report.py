@@ -78,9 +78,9 @@ def read_metrics(run: Path) -> list[Row]:
 
 def step_mode(row: Row) -> str | None:
     """What the step's rollouts were, one of `_MODES`; None for a row without training."""
-    if "empo2/rollout_mode" not in row:
+    if "empo2/memory_fraction" not in row:
         return None
-    match row["empo2/rollout_mode"], row.get("empo2/update_mode", 0):
+    match row["empo2/memory_fraction"], row.get("empo2/off_policy_fraction", 0):
         case 0, _:
             return "no memory"
         case 1, 0:
@@ -126,7 +126,7 @@ def _mode_text(row: Row) -> str:
     mode = step_mode(row) or ""
     if mode != "mixed":
         return mode
-    return f"{row['empo2/rollout_mode']:.0%} mem, {row.get('empo2/update_mode', 0):.0%} off"
+    return f"{row['empo2/memory_fraction']:.0%} mem, {row.get('empo2/off_policy_fraction', 0):.0%} off"
 
 
 def report(*runs: Path) -> Path:

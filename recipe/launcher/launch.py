@@ -281,7 +281,7 @@ def _metrics(file: Path) -> Iterator[dict[str, Any] | None]:
 def _sentence(metrics: dict[str, Any]) -> str:
     parts = []
     if "training/return" in metrics:
-        memory, off_policy = metrics["empo2/rollout_mode"], metrics["empo2/update_mode"]
+        memory, off_policy = metrics["empo2/memory_fraction"], metrics["empo2/off_policy_fraction"]
         mode = "off-policy" if off_policy else "memory" if memory else "no memory"
         parts.append(
             f"return {metrics['training/return']:7.2f}  {mode:10}  {metrics['empo2/memory_size']:.0f} tips"

@@ -790,13 +790,17 @@ async def test_an_episode_becomes_one_training_row(house: House):
         from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
         from agentlightning.verl.rollout_adapter import RolloutAdapter
 
-        from empo2.recipe.trainer.manager import Empo2RolloutManager, prepare_for_training
+        from empo2.recipe.trainer.gateway_client import GatewayClient
+        from empo2.recipe.trainer.manager import Empo2RolloutManager
+        from empo2.recipe.trainer.results import prepare_for_training
     import torch
 
     await house.teach(ROOMS, "Take the lamp.\n", "Go north.")
     never = await house.play(await house.create(None), ROOMS)
+    url = str(house.client.base_url)
+    gateway = GatewayClient(url, KEY)
     manager = Empo2RolloutManager(
-        agl_base_url=str(house.client.base_url), agl_key=KEY, model=MODEL, step=0, train_rollout_n=1
+        agl_base_url=url, agl_key=KEY, model=MODEL, step=0, group_size=1, settings=load_settings("cpu"), gateway=gateway
     )
     adapter = RolloutAdapter(
         max_prompt_length=512,
@@ -828,6 +832,7 @@ async def test_an_episode_becomes_one_training_row(house: House):
         log_probs = row["rollout_log_probs"][row["response_mask"].bool()]
         assert bool((log_probs < 0).all())  # vLLM's own, with tips: the old policy's
     manager.client.close()
+    gateway.close()
 
 
 async def test_the_real_controller_plays_many_agents_at_once(house: House, tmp_path: Path):
