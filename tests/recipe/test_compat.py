@@ -204,7 +204,7 @@ def test_fit_makes_its_own_logger() -> None:
 def test_driver_starts_a_balancer_and_imports_vllm() -> None:
     text = source("verl", "workers/rollout/llm_server.py")
     assert "async def _init_global_load_balancer(self" in text
-    assert "await " in text and "._init_global_load_balancer()" in text
+    assert "await instance._init_global_load_balancer()" in text
     assert "from verl.workers.rollout.vllm_rollout.vllm_async_server import" in source(
         "verl", "workers/rollout/replica.py"
     )

@@ -241,7 +241,8 @@ def manager(*played: CompletedRollout, drained: Any = None, **changes: Any) -> E
         def _get_rollout(self, rollout_id: str) -> Any:
             return SimpleNamespace(status=SimpleNamespace(state=RolloutState.SUCCEEDED))
 
-        def _record_lifecycle_timestamps(self, *args: Any) -> None: ...
+        @staticmethod
+        def _record_lifecycle_timestamps(enqueued_rollout: Any, rollout: Any) -> None: ...
 
         def _build_completed_rollout(self, enqueued_rollout: Any, rollout: Any) -> CompletedRollout:
             return enqueued_rollout

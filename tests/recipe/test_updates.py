@@ -213,7 +213,7 @@ def expected(rollouts: list[Rollout], everyone: list[Rollout]) -> tuple[float, l
                     loss -= weight * max(min(r * a, clipped * a), DUAL * a)
                     gradient[t] -= weight * a * r * (1 - LOW <= r <= DUAL)
             gradients[-1].append(gradient)
-    return loss, gradients, weights
+    return float(loss), gradients, weights
 
 
 def rows_by_rollout(rollouts: list[Rollout]) -> list[list[int]]:
