@@ -28,7 +28,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Mode(_Message, frozen=True):
+class Mode(_Message):
     """How a rollout is played and how it is learned from.
 
     Attributes:
@@ -56,7 +56,7 @@ class Mode(_Message, frozen=True):
         return self.update_mode == "off-policy"
 
 
-class RolloutTag(Mode, frozen=True):
+class RolloutTag(Mode):
     """What the trainer writes into ``metadata.empo2`` of a rollout: its mode and its memory scope."""
 
     scope: str
