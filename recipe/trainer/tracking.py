@@ -112,6 +112,7 @@ def name_sums(metrics: dict[str, Any]) -> None:
     for name in _TOKEN_MEANS:
         metrics[name] = [total(name) / tokens]
     metrics["empo2/masked_token_fraction"] = [total("actor/masked_tokens") / max(total("actor/off_policy_tokens"), 1)]
-    rows, gap = total("actor/compared_rows"), total("actor/log_ppl_gap")
+    # Only before the first update is π_θ still what vLLM sampled from.
+    rows, gap = (float(np.atleast_1d(metrics.pop(f"actor/{name}"))[0]) for name in ("compared_rows", "log_ppl_gap"))
     if rows:
         metrics["rollout_corr/log_ppl_abs_diff"] = [gap / rows]

@@ -367,8 +367,9 @@ def test_sums_become_fractions() -> None:
         "actor/pg_clipfrac_lower": [total(0, 0), total(0)],
         "actor/off_policy_tokens": [total(10, 0), total(30)],
         "actor/masked_tokens": [total(1, 0), total(3)],
-        "actor/compared_rows": [total(0, 1), total(0)],
-        "actor/log_ppl_gap": [total(0, 0.2), total(0)],
+        # What vLLM and trainer disagree by: of the first update alone, since later ones see another policy.
+        "actor/compared_rows": [total(0, 1), total(3)],
+        "actor/log_ppl_gap": [total(0, 0.2), total(9)],
     }
     name_sums(metrics)
     assert metrics == {
