@@ -44,13 +44,17 @@ class Algorithm(_Section):
     off_policy_probability: Probability
     mode_per: Literal["step", "group"]
     mask_threshold: Probability
+    off_policy_old_log_probs: Literal["with-tips", "tip-free"]
     intrinsic_coefficient: Annotated[float, Field(ge=0)]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
     return_scale: Annotated[float, Field(gt=0)]
     success_return: float
+    failure_return: float
+    failed_rollout_return: float | None
+    return_tolerance: Annotated[float, Field(ge=0)]
     tasks_per_step: Positive
     rollouts_per_task: Annotated[int, Field(ge=2)]
-    mini_batch_tasks: Positive
+    updates_per_step: Positive
     learning_rate: Annotated[float, Field(gt=0)]
     clip_low: Annotated[float, Field(ge=0, le=1)]
     clip_high: Annotated[float, Field(ge=0)]
@@ -263,10 +267,15 @@ def _check_together(settings: Settings) -> None:
     gpus = hardware.nodes * hardware.gpus_per_node
     if gpus % hardware.tensor_parallel:
         raise ConfigError(f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {gpus} GPUs")
-    if algorithm.mini_batch_tasks > algorithm.tasks_per_step:
+    if algorithm.updates_per_step > algorithm.tasks_per_step:
         raise ConfigError(
-            f"algorithm.mini_batch_tasks={algorithm.mini_batch_tasks}: must not exceed tasks_per_step="
-            f"{algorithm.tasks_per_step}"
+            f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed tasks_per_step="
+            f"{algorithm.tasks_per_step}; each update learns from whole groups"
+        )
+    if algorithm.return_tolerance > abs(algorithm.success_return) / 20:
+        raise ConfigError(
+            f"algorithm.return_tolerance={algorithm.return_tolerance:g}: exceeds a twentieth of success_return="
+            f"{algorithm.success_return:g}; give both in the units of the environment's return"
         )
     memory = settings.memory
     if memory.retrieval == "value" and memory.candidates < memory.top_k:

@@ -21,10 +21,15 @@ FLOORS = (
 
 # All that may name verl, agentlightning.verl or vLLM. The rest, the gateway's side, must start without them.
 TRAINER_SIDE = {
+    "recipe/trainer/entrypoint.py",
     "recipe/trainer/manager.py",
     "recipe/trainer/objective.py",
+    "recipe/trainer/results.py",
     "recipe/trainer/rows.py",
+    "recipe/trainer/tracking.py",
     "recipe/trainer/trainer.py",
+    "recipe/trainer/updates.py",
+    "recipe/trainer/compat/agentlightning.py",
     "recipe/trainer/compat/verl.py",
     "recipe/trainer/compat/vllm.py",
 }

@@ -145,8 +145,8 @@ def played(run: Path) -> list[tuple[str, str]]:
 
 def test_each_mode_was_trained(run: Path) -> None:
     algorithm = load_settings("cpu", [f"algorithm.seed={SEED}"]).algorithm
-    drawn = [draw_modes(algorithm, step, TASKS_PER_STEP)[0] for step in range(1, STEPS + 1)]
-    assert [(mode.rollout, mode.update) for mode in drawn] == [
+    drawn = [next(draw_modes(algorithm, step)) for step in range(1, STEPS + 1)]
+    assert [(mode.rollout_mode, mode.update_mode) for mode in drawn] == [
         ("no-memory", "on-policy"),
         ("memory", "on-policy"),
         ("memory", "off-policy"),
@@ -155,8 +155,8 @@ def test_each_mode_was_trained(run: Path) -> None:
     assert list(steps) == list(range(1, STEPS + 1))
     rows = steps[3]["training/n_sample_trained"]
     assert rows >= ROLLOUTS  # a reply that is tokenised differently when it is sent back opens a row of its own
-    assert [steps[i]["empo2/rollout_mode"] for i in (1, 2, 3)] == [0, 1, 1]
-    assert [steps[i]["empo2/update_mode"] for i in (1, 2, 3)] == [0, 0, 1]
+    assert [steps[i]["empo2/memory_fraction"] for i in (1, 2, 3)] == [0, 1, 1]
+    assert [steps[i]["empo2/off_policy_fraction"] for i in (1, 2, 3)] == [0, 0, 1]
     assert [steps[i]["empo2/off_policy_rows"] for i in (1, 2, 3)] == [0, 0, rows]
 
 
@@ -164,8 +164,8 @@ def test_metrics_are_complete_and_finite(run: Path) -> None:
     names = {
         "training/return",
         "training/intrinsic_return",
-        "empo2/rollout_mode",
-        "empo2/update_mode",
+        "empo2/memory_fraction",
+        "empo2/off_policy_fraction",
         "empo2/off_policy_rows",
         "empo2/masked_token_fraction",
         "empo2/tips_injected_per_call",
@@ -197,7 +197,7 @@ def test_metrics_are_complete_and_finite(run: Path) -> None:
 
 def test_trainer_and_vllm_hold_the_same_weights_at_every_step(run: Path) -> None:
     for line in metrics_of(run):
-        if line["empo2/update_mode"] == 0:
+        if line["empo2/off_policy_fraction"] == 0:
             assert line["rollout_corr/log_ppl_abs_diff"] < 0.05
             assert line["actor/grad_norm"] > 0
     # ... though the weights have changed meanwhile: what agreed at the last on-policy step is not the first model.
@@ -363,7 +363,7 @@ def test_agent_lightning_script_with_one_changed_import(
         numbers = {
             key: float(text.removeprefix("np.float64(").rstrip(")")) for key, text in values.items() if "empo2/" in key
         }
-        assert numbers["empo2/update_mode"] == 1
+        assert numbers["empo2/off_policy_fraction"] == 1
         assert numbers["empo2/off_policy_rows"] >= 16 - numbers["empo2/rollouts_dropped"] >= 4
         assert 0 <= numbers["empo2/masked_token_fraction"] < 1
     assert "empo2/dropped/failed" in done.stdout  # a fifth of 32 episodes raises

@@ -36,6 +36,9 @@ memory:
 algorithm:
   return_scale: 1      # rewards are multiplied by it; best when they end up in -1..1
   success_return: 1    # an episode whose reward reaches this counts as a success
+  failure_return: 0    # what a failed episode counts in val/return: the worst reward
+  intrinsic_coefficient: 0.01  # reward of a state never seen before: a hundredth of a success
+  return_tolerance: 0.005      # rewards of a group that differ by less count as equal
 """
 
 

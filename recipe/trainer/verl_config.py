@@ -7,7 +7,7 @@ from typing import Any
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from empo2.recipe.config import Settings
+from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
 
 
@@ -59,6 +59,34 @@ def build_verl_config(
     return config
 
 
+def read_settings(config: DictConfig) -> Settings:
+    """Return the settings of an agent-lightning configuration: its section ``empo2``, and what the others say.
+
+    A user's own configuration, written for agent-lightning, says the sizes of a step in verl's words.
+
+    Raises:
+        ConfigError: a setting is unknown, ill-typed or impossible.
+    """
+    layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
+    layer.pop("run_directory", None)
+    actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
+    said = {
+        "algorithm": {
+            "tasks_per_step": tasks.train_batch_size,
+            "rollouts_per_task": rollout.n,
+            "updates_per_step": max(1, tasks.train_batch_size // actor.ppo_mini_batch_size),
+        },
+        "hardware": {
+            "nodes": config.trainer.nnodes,
+            "gpus_per_node": config.trainer.n_gpus_per_node,
+            "tensor_parallel": rollout.tensor_model_parallel_size,
+        },
+    }
+    for section, values in said.items():
+        layer[section] = values | layer.get(section, {})
+    return load_settings(layer=layer)
+
+
 def _flatten(section: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
     items: list[tuple[str, Any]] = []
     for key, value in section.items():
@@ -104,7 +132,8 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
             },
             "actor": {
                 "strategy": "fsdp2",
-                "ppo_mini_batch_size": algorithm.mini_batch_tasks,
+                # Only for verl's own checks: updates.py plans the mini-batches.
+                "ppo_mini_batch_size": max(1, algorithm.tasks_per_step // algorithm.updates_per_step),
                 "ppo_micro_batch_size_per_gpu": hardware.micro_batch,
                 "ppo_epochs": 1,
                 "shuffle": False,

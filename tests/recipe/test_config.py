@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from empo2.recipe.config import DEFAULTS, Settings, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.trainer.verl_config import build_verl_config
+from empo2.recipe.trainer.verl_config import build_verl_config, read_settings
 
 PROFILES = ("gpu", "gpu-1", "cpu")
 
@@ -180,9 +180,10 @@ def test_another_task_source_does_not_inherit_arguments() -> None:
     [
         (["model.max_context_tokens=5000"], "model.max_context_tokens=5000"),
         (["hardware.tensor_parallel=3"], "hardware.tensor_parallel=3"),
-        (["algorithm.mini_batch_tasks=17"], "algorithm.mini_batch_tasks=17"),
+        (["algorithm.updates_per_step=17"], "algorithm.updates_per_step=17"),
+        (["algorithm.success_return=1"], "algorithm.return_tolerance=0.5"),
         (
-            ["algorithm.tasks_per_step=3", "algorithm.mini_batch_tasks=1", "algorithm.rollouts_per_task=3"],
+            ["algorithm.tasks_per_step=3", "algorithm.updates_per_step=1", "algorithm.rollouts_per_task=3"],
             "tasks_per_step=3",
         ),
     ],
@@ -209,6 +210,18 @@ def composed(profile: str, *overrides: str) -> Any:
     )
 
 
+def test_settings_of_a_configuration_written_for_agent_lightning() -> None:
+    """Without a section ``empo2`` the sizes of a step are those that verl's sections say."""
+    config = composed("cpu", "algorithm.tasks_per_step=6", "algorithm.updates_per_step=3")
+    del config.empo2
+    algorithm = read_settings(config).algorithm
+    assert (algorithm.tasks_per_step, algorithm.rollouts_per_task, algorithm.updates_per_step) == (6, 4, 3)
+    config = composed("gpu", "algorithm.tasks_per_step=6", "algorithm.updates_per_step=3")
+    config.empo2 = {"algorithm": {"updates_per_step": 2, "seed": 5}, "run_directory": "runs/x"}
+    algorithm = read_settings(config).algorithm
+    assert (algorithm.tasks_per_step, algorithm.updates_per_step, algorithm.seed) == (6, 2, 5)
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_translation(profile: str) -> None:
     settings, config = load_settings(profile), composed(profile)
@@ -216,7 +229,7 @@ def test_translation(profile: str) -> None:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     assert actor.optim.lr == algorithm.learning_rate
     assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.3, 10.0)
-    assert actor.ppo_mini_batch_size == algorithm.mini_batch_tasks
+    assert read_settings(config) == settings
     assert actor.ppo_epochs == 1
     assert actor.use_kl_loss is False
     assert actor.entropy_coeff == 0

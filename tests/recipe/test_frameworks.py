@@ -190,14 +190,24 @@ async def rows(gateway: GatewayUnderTest, rollout: str) -> list[list[int]]:
         from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
         from agentlightning.verl.rollout_adapter import RolloutAdapter
 
-        from empo2.recipe.trainer.manager import Empo2RolloutManager, prepare_for_training
+        from empo2.recipe.trainer.gateway_client import GatewayClient
+        from empo2.recipe.trainer.manager import Empo2RolloutManager
+        from empo2.recipe.trainer.results import prepare_for_training
     detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
+    url = str(gateway.client.base_url)
     manager = Empo2RolloutManager(
-        agl_base_url=str(gateway.client.base_url), agl_key=KEY, model="any", step=0, train_rollout_n=1
+        agl_base_url=url,
+        agl_key=KEY,
+        model="any",
+        step=0,
+        group_size=1,
+        settings=load_settings("cpu"),
+        gateway=GatewayClient(url, KEY),
     )
     enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
     completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
     manager.client.close()
+    gateway.close()
     trained, _, left_out = prepare_for_training(completed)
     assert left_out == 0
     adapter = RolloutAdapter(

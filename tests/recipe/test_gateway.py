@@ -845,13 +845,17 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
         from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
         from agentlightning.verl.rollout_adapter import RolloutAdapter
 
-        from empo2.recipe.trainer.manager import Empo2RolloutManager, prepare_for_training
+        from empo2.recipe.trainer.gateway_client import GatewayClient
+        from empo2.recipe.trainer.manager import Empo2RolloutManager
+        from empo2.recipe.trainer.results import prepare_for_training
     import torch
 
     await gateway.store_tips(ROOMS, "Take the lamp.\n", "Go north.")
     never = await gateway.play(await gateway.create(None), ROOMS)
+    url = str(gateway.client.base_url)
+    asked = GatewayClient(url, KEY)
     manager = Empo2RolloutManager(
-        agl_base_url=str(gateway.client.base_url), agl_key=KEY, model=MODEL, step=0, train_rollout_n=1
+        agl_base_url=url, agl_key=KEY, model=MODEL, step=0, group_size=1, settings=load_settings("cpu"), gateway=asked
     )
     adapter = RolloutAdapter(
         max_prompt_length=512,
@@ -883,6 +887,7 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
         log_probs = row["rollout_log_probs"][row["response_mask"].bool()]
         assert bool((log_probs < 0).all())  # vLLM's own, with tips: the old policy's
     manager.client.close()
+    asked.close()
 
 
 async def test_the_real_controller_plays_many_agents_at_once(gateway: GatewayUnderTest, tmp_path: Path):

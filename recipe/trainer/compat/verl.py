@@ -12,6 +12,8 @@ import os
 import torch
 import verl.utils.device
 
+from empo2.recipe.trainer import ray_environment
+
 
 def _nothing(*args, **kwargs) -> None:
     """Stands in for a call that only means something on an accelerator."""
@@ -107,6 +109,6 @@ def run_without_accelerator() -> None:
 
 if importlib.util.find_spec("flash_attn") is None:
     use_torch_padding_helpers()
-if not torch.cuda.is_available():
+if ray_environment.device() == "cpu":
     import_without_sklearn()
     run_without_accelerator()

@@ -228,5 +228,5 @@ def test_the_papers_settings(shop_folder):
     assert settings.agent.env == {**Episode.env_map(), "WEBSHOP_MAX_TOKENS": "512"}
     algorithm, model = settings.algorithm, settings.model
     assert (algorithm.learning_rate, algorithm.kl_coefficient, algorithm.rollouts_per_task) == (1e-6, 0.01, 8)
-    assert algorithm.mini_batch_tasks * algorithm.rollouts_per_task == 64
+    assert algorithm.tasks_per_step * algorithm.rollouts_per_task / algorithm.updates_per_step == 64
     assert (model.temperature, model.val_temperature) == (1.0, 0.4)

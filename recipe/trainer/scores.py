@@ -1,0 +1,45 @@
+"""Scores: what the rollouts of a group are compared by."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+from empo2.recipe.config import Algorithm
+from empo2.recipe.protocol import scaled_return
+from empo2.recipe.trainer.results import RolloutResult
+
+
+def training_scores(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> dict[str, float]:
+    """Return each rollout's score: its return and intrinsic reward, scaled; equal where a group has nothing to compare.
+
+    The advantage divides by the group's standard deviation, so that any spread, however small, becomes advantages of
+    about ±1. Two rules keep noise from being learned [ours]:
+
+    - where every rollout of a group has succeeded there is nothing left to explore: the intrinsic reward, which would
+      favour the longer episodes, is left out;
+    - where the scores of a group differ by less than ``return_tolerance`` (in units of the environment's return) they
+      count as equal, and no rollout of the group has an advantage.
+
+    Args:
+        results: by rollout id.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for rollout, result in results.items():
+        groups[result.group].append(rollout)
+    scores: dict[str, float] = {}
+    for rollouts in groups.values():
+        solved = all(results[rollout].return_ >= algorithm.success_return for rollout in rollouts)
+        group = {
+            rollout: scaled_return(algorithm, results[rollout].return_, 0.0 if solved else results[rollout].intrinsic)
+            for rollout in rollouts
+        }
+        if max(group.values()) - min(group.values()) < algorithm.return_scale * algorithm.return_tolerance:
+            group = dict.fromkeys(rollouts, _short(sum(group.values()) / len(group)))
+        scores |= group
+    return scores
+
+
+def _short(value: float) -> float:
+    """Round to 12 significant bits: verl's mean of equal scores, in float32, is then exactly that score."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(mantissa * 4096) / 4096, exponent)

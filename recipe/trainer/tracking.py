@@ -1,0 +1,118 @@
+"""The metrics of a step, and the file that they are written to."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from verl.utils.tracking import Tracking
+
+from empo2.recipe.config import Algorithm
+from empo2.recipe.run_folder import METRICS_FILE
+from empo2.recipe.trainer.results import StepResults
+
+_TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
+
+
+class RunTracking(Tracking):
+    """verl's loggers, and one line a step in the run folder's metrics.jsonl (verl's file logger overwrites)."""
+
+    def __init__(self, *args: Any, config: dict[str, Any], **kwargs: Any) -> None:
+        super().__init__(*args, config=config, **kwargs)
+        directory = config.get("empo2", {}).get("run_directory")
+        self._file = Path(directory) / METRICS_FILE if directory else None
+
+    def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
+        super().log(data=data, step=step, backend=backend)
+        if self._file is not None:
+            line = {"step": step} | {key: _json_number(value) for key, value in data.items()}
+            with self._file.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _json_number(value: Any) -> float | None:
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def training_metrics(results: StepResults, success_return: float) -> dict[str, float]:
+    """Return means over the rollouts that are trained on, in the units of the environment, and counts of the others."""
+    kept = list(results.kept.values())
+    metrics = {
+        "training/return": np.mean([result.return_ for result in kept]),
+        "training/return_std": np.std([result.return_ for result in kept]),
+        "training/success_rate": np.mean([result.return_ >= success_return for result in kept]),
+        "training/intrinsic_return": np.mean([result.intrinsic for result in kept]),
+        "empo2/memory_fraction": np.mean([result.mode.memory for result in kept]),
+        "empo2/off_policy_fraction": np.mean([result.mode.off_policy for result in kept]),
+        "empo2/rollouts_dropped": results.dropped.total(),
+        "empo2/turns_dropped": results.turns_dropped,
+    }
+    metrics |= {f"empo2/dropped/{reason}": count for reason, count in results.dropped.items()}
+    return {key: float(value) for key, value in metrics.items()}
+
+
+def step_line(step: int, metrics: dict[str, Any], *, rollouts: int, rows: int) -> str:
+    """Return one line of the run's output: what is trained on, and a warning of all that gets no gradient."""
+    said = f"step {step}: training on {rollouts} rollouts in {rows} rows"
+    dropped = {
+        name.removeprefix("empo2/dropped/").replace("_", " "): count
+        for name, count in metrics.items()
+        if name.startswith("empo2/dropped/")
+    }
+    if dropped:
+        said += f"; dropped {', '.join(f'{count:.0f} {reason}' for reason, count in dropped.items())}"
+    if split := metrics["empo2/unmerged_rollouts"]:
+        said += f"; {split} rollouts came in several rows (a prompt did not extend the one before)"
+    losses = {
+        "rows dropped, their prompt exceeds model.max_prompt_tokens": metrics["empo2/overlong_rows"],
+        "rows cut at model.max_episode_tokens": metrics["empo2/cut_rows"],
+        "turns dropped, their tip-free prompt is not known": metrics["empo2/turns_dropped"],
+        "reply tokens without gradient": metrics["empo2/reply_tokens_lost"],
+    }
+    if lost := [f"{count:.0f} {what}" for what, count in losses.items() if count]:
+        said += f"; WARNING: {', '.join(lost)}"
+    return said
+
+
+def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> dict[str, float]:
+    """Return the mean return of all validation rollouts, a failed one having earned ``failure_return``.
+
+    ``val/return_without_failures`` is the mean over the others: it is optimistic, as long or confused episodes fail
+    more often.
+    """
+    played = list(played)
+    dropped = sum((results.dropped for results in played), Counter[str]())
+    returns = [result.return_ for results in played for result in results.kept.values()]
+    metrics: dict[str, float] = {f"val/dropped/{reason}": count for reason, count in dropped.items()}
+    metrics |= {"val/rollouts_dropped": dropped.total(), "val/n_rollouts": len(returns) + dropped.total()}
+    if with_failures := returns + [algorithm.failure_return] * dropped.total():
+        metrics["val/return"] = float(np.mean(with_failures))
+        successes = sum(value >= algorithm.success_return for value in returns)
+        metrics["val/success_rate"] = successes / len(with_failures)
+    if returns:
+        metrics["val/return_without_failures"] = float(np.mean(returns))
+    return metrics
+
+
+def name_sums(metrics: dict[str, Any]) -> None:
+    """Turn the loss's sums into the fractions and means that a reader wants, in place.
+
+    A sum, since a mean of means would weigh a token by the number of its neighbours. verl puts ``actor/`` before every
+    name.
+    """
+
+    def total(name: str) -> float:
+        return float(np.sum(metrics.pop(name)))
+
+    tokens = max(total("actor/trained_tokens"), 1)
+    for name in _TOKEN_MEANS:
+        metrics[name] = [total(name) / tokens]
+    metrics["empo2/masked_token_fraction"] = [total("actor/masked_tokens") / max(total("actor/off_policy_tokens"), 1)]
+    # Only before the first update is π_θ still what vLLM sampled from.
+    rows, gap = (float(np.atleast_1d(metrics.pop(f"actor/{name}"))[0]) for name in ("compared_rows", "log_ppl_gap"))
+    if rows:
+        metrics["rollout_corr/log_ppl_abs_diff"] = [gap / rows]
