@@ -93,7 +93,7 @@ def test_the_state_of_a_prompt_is_its_end():
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_states_count_as_two(minilm: SentenceEmbedder, name: str):
-    """With the task in the text, an open and a closed drain had a cosine of 0.996."""
+    """With the task in the text, an open and a closed drain had a cosine of 0.99."""
     one, other = DIFFERENT[name]
     assert cosine(minilm, [episode(one), episode(other)]) <= load_settings().algorithm.novelty_similarity
 
