@@ -139,17 +139,19 @@ class ModelCall:
 
     async def _record(self, turn: Turn, prompt_ids: list[int]) -> None:
         episode = self._episode
-        visits = await self._visit(turn)
-        event = CallEvent(
-            prompt_token_ids=prompt_ids,
-            tip_free_prompt_token_ids=await self._tip_free_ids() if self._tip_free else prompt_ids,
-            tip_ids=self._tip_ids,
-            scope=episode.tag.scope,
-            visits=visits,
-            intrinsic_reward=1 / visits if visits else 0.0,
-        )
-        if not upstream.record(episode.rollout_id, self._attempt_id, CALL_EVENT, event.model_dump(exclude_none=True)):
-            log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
+        async with episode.recording:
+            visits = await self._visit(turn)
+            event = CallEvent(
+                prompt_token_ids=prompt_ids,
+                tip_free_prompt_token_ids=await self._tip_free_ids() if self._tip_free else prompt_ids,
+                tip_ids=self._tip_ids,
+                scope=episode.tag.scope,
+                visits=visits,
+                intrinsic_reward=1 / visits if visits else 0.0,
+            )
+            data = event.model_dump(exclude_none=True)
+            if not upstream.record(episode.rollout_id, self._attempt_id, CALL_EVENT, data):
+                log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
 
     async def _visit(self, turn: Turn) -> int | None:
         """Count the visit to the call's state; None where it has no state, or the memory failed."""
@@ -157,10 +159,9 @@ class ModelCall:
             return None
         episode, memory = self._episode, self._services.memory
         try:
-            async with episode.visiting:
-                if turn.embedding is None:
-                    turn.embedding = await memory.embed(turn.state, urgent=False)
-                return await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
+            if turn.embedding is None:
+                turn.embedding = await memory.embed(turn.state, urgent=False)
+            return await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
         except Exception as error:
             log.error("the memory failed", error=str(error))
             self._services.metrics.counts["memory_failures"] += 1

@@ -39,7 +39,7 @@ class Episode:
     Attributes:
         turns: its answered calls, in the order of their answers.
         pending: answered calls whose events are not recorded yet.
-        visiting: held while a call's visit is counted, so that visits are counted in the order of the answers.
+        recording: held while a call is recorded: visits are counted and events stand in the order of the answers.
         searches: calls that tips were looked up for.
         hits: of these, calls that were sent with tips.
         shown: ids of the tips shown, each with the number of turns that it was put into.
@@ -54,7 +54,7 @@ class Episode:
     prompt_tips: PromptTips = field(default_factory=PromptTips)
     turns: list[Turn] = field(default_factory=list)
     pending: set[asyncio.Task[None]] = field(default_factory=set)
-    visiting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    recording: asyncio.Lock = field(default_factory=asyncio.Lock)
     searches: int = 0
     hits: int = 0
     shown: Counter[int] = field(default_factory=Counter)

@@ -755,6 +755,16 @@ async def test_an_unknown_tip_free_prompt_is_left_out_of_the_event(
     assert (await gateway.drain())["empo2/tokenize_failures"] == 3
 
 
+async def test_events_stand_in_the_order_of_the_calls(gateway: GatewayUnderTest):
+    """However long the model server takes for each tip-free prompt."""
+    await gateway.store_tips(ROOMS, "tip")
+    gateway.model.delay = lambda path, body: 1.0 / len(body["messages"]) if path == "/tokenize" else 0
+    rollout = await gateway.create("memory", "off-policy")
+    sent = await gateway.play(rollout, ROOMS)
+    calls = await gateway.events(rollout, "empo2_call")
+    assert [call["prompt_token_ids"] for call in calls] == sent
+
+
 async def test_while_the_embedder_loads_only_calls_that_need_it_wait(tmp_path: Path):
     words, loaded = Words(), threading.Event()
 

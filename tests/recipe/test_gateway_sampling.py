@@ -74,9 +74,10 @@ async def test_vllm_takes_the_neutral_values_as_no_filter_at_all():
 
     qwen = {"repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
     messages = ROOMS[0]["messages"]
-    silent = ChatCompletionRequest(messages=messages).to_sampling_params(8, qwen)
+    silent = ChatCompletionRequest.model_validate({"messages": messages}).to_sampling_params(8, qwen)
     assert (silent.top_p, silent.top_k, silent.repetition_penalty) == (0.8, 20, 1.05)
-    neutral = ChatCompletionRequest(messages=messages, temperature=1.0, **NEUTRAL).to_sampling_params(8, qwen)
+    request = ChatCompletionRequest.model_validate({"messages": messages, "temperature": 1.0, **NEUTRAL})
+    neutral = request.to_sampling_params(8, qwen)
     assert (neutral.top_p, neutral.top_k, neutral.min_p, neutral.repetition_penalty) == (1.0, 0, 0.0, 1.0)
     assert (neutral.presence_penalty, neutral.frequency_penalty, neutral.logit_bias, neutral.seed) == (0, 0, None, None)
 
