@@ -1,6 +1,7 @@
 """The agent against a scripted model server and the real ScienceWorld."""
 
 import itertools
+import time
 
 import httpx
 import openai
@@ -24,7 +25,7 @@ def run(server, variables, monkeypatch):
             monkeypatch.setenv(name, value)
         ScienceWorldAgent().run()
 
-    monkeypatch.setattr(chat.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return run_one
 
 
@@ -44,6 +45,7 @@ def test_a_played_task_posts_its_score_once(run, server, episode):
                 "source": "agent",
                 "message": "find-non-living-thing variation 0: score 100 after 3 of 10 steps",
                 "success": True,
+                "metrics": {},
             },
         }
     ]
