@@ -156,19 +156,6 @@ def test_a_failed_model_call_is_raised_and_no_reward_posted(run, server, episode
     assert server.events == []
 
 
-def test_a_reward_is_sent_again_after_a_broken_connection(run, server, episode):
-    server.broken_posts = 2
-    run(episode(max_steps=1))
-    assert len(server.events) == 3
-    assert server.events[0] == server.events[2]
-
-
 def test_a_reward_that_cannot_be_sent_fails_the_rollout(run, server, episode):
     with pytest.raises(httpx.ConnectError):
         run(episode(max_steps=1), AGL_EVENT_URL="http://127.0.0.1:9/events")
-
-
-@pytest.mark.parametrize("variable", ["AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"])
-def test_a_missing_address_is_named(run, episode, variable):
-    with pytest.raises(ValueError, match=f"{variable} is not set"):
-        run(episode(), **{variable: ""})

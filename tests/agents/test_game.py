@@ -59,3 +59,33 @@ def test_actions_are_drawn_by_episode_and_step(episode):
 
 def test_a_turn_lists_numbered_actions():
     assert actions.listed("You wait.", CHOICES) == "You wait.\n\n1 look around\n2 focus on air\n3 go to kitchen"
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("focus on air", "focus on air"),
+        ("go to the kitchen", "go to kitchen"),  # 3/4, against 2/5 of "go to art studio"
+        ("GO kitchen", "go to kitchen"),  # 2/3
+        ("move water to jug", "move water to jug"),  # valid, although "move jug to water" has the same words
+        ("move the water to jug", "move water to jug"),  # a tie of 4/5, decided by the order of words
+        ("now move the jug to water", "move jug to water"),
+        ("open", "open door to hall"),  # a tie of 1/4, decided by the alphabet
+        ("", "activate sink"),
+        ("数", "activate sink"),
+    ],
+)
+def test_the_nearest_action_shares_most_words(text, action):
+    valid = ["open door to yard", "open door to hall", "focus on air", "go to kitchen", "go to art studio"]
+    valid += ["move jug to water", "move water to jug", "activate sink"]
+    assert actions.nearest(text, valid) == action
+    assert actions.nearest(text, valid[::-1]) == action
+
+
+@given(st.text(alphabet="ab c", max_size=20), st.lists(st.text(alphabet="ab c").filter(str.strip), min_size=1))
+def test_no_action_is_nearer_than_the_nearest(text, valid):
+    def index(action: str) -> float:
+        one, other = set(text.split()), set(action.split())
+        return len(one & other) / max(1, len(one | other))
+
+    assert text in valid or index(actions.nearest(text, valid)) == max(map(index, valid))
