@@ -62,7 +62,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         f"algorithm.seed={SEED}",
         "algorithm.learning_rate=1e-4",
         f"algorithm.tasks_per_step={TASKS_PER_STEP}",
-        f"algorithm.mini_batch_tasks={TASKS_PER_STEP}",
         f"algorithm.rollouts_per_task={ROLLOUTS_PER_TASK}",
         # Tools are offered to a model whose template knows none: its words are taken for its actions.
         "verl.actor_rollout_ref.rollout.engine_kwargs.vllm.enable_auto_tool_choice=true",

@@ -36,13 +36,13 @@ class OpenAIAgentsAgent(FrameworkAgent):
             asyncio.run(self._converse(game, server))
 
     async def _converse(self, game: Game, server: Server) -> None:
-        def misread(context: RunContextWrapper, error: Exception) -> str:
+        def on_error(context: RunContextWrapper, error: Exception) -> str:
             if not isinstance(error, ModelBehaviorError):
                 raise error
             game.act("")
             return game.turn
 
-        @function_tool(failure_error_function=misread)
+        @function_tool(failure_error_function=on_error)
         async def act(action: str) -> str:
             """Take one action in the world, and see what happens.
 
@@ -63,9 +63,9 @@ class OpenAIAgentsAgent(FrameworkAgent):
                     max_tokens=server.max_tokens + TOOL_CALL_TOKENS, parallel_tool_calls=False
                 ),
             )
-            said: list[TResponseInputItem] = [{"role": "user", "content": game.turn}]
+            messages: list[TResponseInputItem] = [{"role": "user", "content": game.turn}]
             while not game.done:
-                result = await Runner.run(player, said, max_turns=None, run_config=RunConfig(tracing_disabled=True))
+                result = await Runner.run(player, messages, max_turns=None, run_config=RunConfig(tracing_disabled=True))
                 if not game.done:  # the model answered in words: they are its action
                     game.act(result.final_output)
-                    said = [*result.to_input_list(), {"role": "user", "content": game.turn}]
+                    messages = [*result.to_input_list(), {"role": "user", "content": game.turn}]

@@ -1,4 +1,4 @@
-"""What the agents of all frameworks share: a task, an environment and a reward."""
+"""The base of the agents of all frameworks: a task, an environment and a reward."""
 
 from abc import abstractmethod
 
@@ -13,7 +13,7 @@ TOOL_CALL_TOKENS = 32  # that a call costs beyond its action: its brackets, and 
 
 
 class FrameworkAgent(ScienceWorldAgent):
-    """One episode, played by a framework. A chat that outgrows the model's context ends it with the score so far."""
+    """Play one episode with a framework. A chat that outgrows the model's context ends it with the score so far."""
 
     def play(self, episode: Episode, server: Server) -> Outcome:
         with Environment() as environment:

@@ -1,4 +1,4 @@
-"""ScienceWorld's tasks by name, and the rows that say what one episode plays."""
+"""ScienceWorld's tasks by name, and the rows that each fix one episode."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -53,11 +53,12 @@ SIMPLIFICATIONS = (
 class Episode(TextEpisode):
     """An episode of ScienceWorld.
 
-    Raises ValueError, naming the value and the nearest right ones, when a field is wrong. Whether the variation
-    exists only ScienceWorld knows: `Environment.reset` says so.
+    Raises ValueError, naming the value and the nearest right ones, when a field is wrong. Only ScienceWorld knows
+    which variations exist: `Environment.reset` checks that.
     """
 
     variables = "SCIENCEWORLD"
+    forms = ("free-text", "choice", "paper")
 
     task: str  # one of TASKS
     variation: int
@@ -95,7 +96,7 @@ def load(
     test_variations: int = 20,
     seed: int = 0,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Train and validation rows of the named tasks, on ScienceWorld's own split of their variations.
+    """Return train and validation rows of the named tasks, on ScienceWorld's own split of their variations.
 
     `names` lists tasks, or is one task, or a set of them: "paper" for the paper's 18, "all" for all 30.
 
@@ -137,7 +138,7 @@ def load(
 
 
 def paper_max_steps(task: str) -> int:
-    """The paper's limit of actions per episode: 30 but for two tasks."""
+    """Return the paper's limit of actions per episode: 30 but for two tasks."""
     return LONGER.get(task, MAX_STEPS)
 
 

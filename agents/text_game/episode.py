@@ -1,46 +1,49 @@
-"""What an episode of any text game is fixed by, and how it comes through the environment variables of an agent."""
+"""The fields that fix an episode of any text game, and their way through an agent's environment variables."""
 
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
-ActionForm = Literal["free-text", "choice"]
+# How a policy acts: it writes any line; it names the number of a listed action; it writes a line as the EMPO2 paper's
+# agent does, of which the nearest valid action is executed.
+ActionForm = Literal["free-text", "choice", "paper"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextEpisode:
-    """All that fixes an episode but the policy. One row of a data set is `asdict` of it.
+    """Everything that fixes an episode but the policy. One row of a data set is `asdict` of it.
 
     A game's own episode adds fields to these. Raises ValueError, naming the value and the nearest right ones, when a
     field is wrong.
     """
 
-    variables: ClassVar[str]  # what the names of the agent's variables begin with
+    variables: ClassVar[str]  # the beginning of the names of the agent's variables
+    forms: ClassVar[tuple[ActionForm, ...]] = ("free-text", "choice")
 
     max_steps: int  # actions
-    actions: ActionForm
+    actions: ActionForm  # one of `forms`
     choices: int  # actions listed per turn in the choice form
     seed: int  # of the draw of the listed actions
 
     def __post_init__(self) -> None:
-        one_of(get_args(ActionForm), "actions", self.actions)
+        one_of(self.forms, "actions", self.actions)
         positive("max_steps", self.max_steps)
         positive("choices", self.choices)
 
     @property
     def world(self) -> str:
-        """Which world is played: seeds the draw of the listed actions together with `seed`."""
+        """Name the world that is played. It seeds the draw of the listed actions, together with `seed`."""
         raise NotImplementedError
 
     @property
     def title(self) -> str:
-        """The same, for people to read."""
+        """Name the world for people to read."""
         raise NotImplementedError
 
     @classmethod
     def env_map(cls) -> dict[str, str]:
-        """For agent-lightning's controller (`local.env_map`): variables, and where a rollout's input holds them."""
+        """Return agent-lightning's `local.env_map`: variables, and where a rollout's input holds them."""
         return {f"{cls.variables}_{field.name.upper()}": f"input.{field.name}" for field in fields(cls)}
 
     @classmethod
@@ -55,7 +58,7 @@ class TextEpisode:
 
 
 def read_integer(environ: Mapping[str, str], variable: str) -> int:
-    """The variable's value as an integer. Raises ValueError naming variable and value."""
+    """Return the variable's value as an integer. Raises ValueError naming variable and value."""
     try:
         return int(environ[variable])
     except ValueError:
@@ -63,7 +66,7 @@ def read_integer(environ: Mapping[str, str], variable: str) -> int:
 
 
 def one_of(right: Iterable[str], key: str, value: str) -> None:
-    """Raises ValueError with the nearest right values where `value` is none of them."""
+    """Raise ValueError, naming the nearest right values, unless `value` is one of `right`."""
     right = list(right)
     if value not in right:
         nearest = difflib.get_close_matches(value, right, cutoff=0.4) or right
@@ -71,6 +74,6 @@ def one_of(right: Iterable[str], key: str, value: str) -> None:
 
 
 def positive(key: str, value: int) -> None:
-    """Raises ValueError where `value` is below 1."""
+    """Raise ValueError if `value` is below 1."""
     if value < 1:
         raise ValueError(f"{key} {value} must be at least 1")

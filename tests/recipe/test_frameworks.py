@@ -195,6 +195,7 @@ async def rows(gateway: GatewayUnderTest, rollout: str) -> list[list[int]]:
         from empo2.recipe.trainer.results import prepare_for_training
     detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
     url = str(gateway.client.base_url)
+    asked = GatewayClient(url, KEY)
     manager = Empo2RolloutManager(
         agl_base_url=url,
         agl_key=KEY,
@@ -202,12 +203,12 @@ async def rows(gateway: GatewayUnderTest, rollout: str) -> list[list[int]]:
         step=0,
         group_size=1,
         settings=load_settings("cpu"),
-        gateway=GatewayClient(url, KEY),
+        gateway=asked,
     )
     enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
     completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
     manager.client.close()
-    gateway.close()
+    asked.close()
     trained, _, left_out = prepare_for_training(completed)
     assert left_out == 0
     adapter = RolloutAdapter(
