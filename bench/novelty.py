@@ -250,7 +250,14 @@ def webshop(goals: Sequence[int], rollouts: int, actions: ActionForm) -> Iterato
         environment = WebShop(catalogue, hits)
         for goal in goals:
             episode = WebShopEpisode(
-                catalogue="own", goal=goal, hits=hits, max_steps=15, actions=actions, choices=choices or 1, seed=0
+                catalogue="own",
+                goal=goal,
+                hits=hits,
+                max_steps=15,
+                actions=actions,
+                choices=choices or 1,
+                seed=0,
+                option_matching="original",
             )
             for rollout in range(rollouts):
                 watched: Any = Watched(environment)
