@@ -39,7 +39,7 @@ from empo2.agents.text_game.agent import Message, play_chat
 from empo2.agents.text_game.episode import ActionForm
 from empo2.agents.text_game.game import State, TextGame
 from empo2.agents.textworld_express.agent import Environment as TextWorld
-from empo2.agents.textworld_express.agent import Game as TextWorldGame
+from empo2.agents.textworld_express.agent import begin
 from empo2.agents.textworld_express.tasks import Episode as TextWorldEpisode
 from empo2.agents.webshop.agent import Catalogue
 from empo2.agents.webshop.agent import Environment as WebShop
@@ -239,7 +239,7 @@ def textworld(name: str, seeds: int, rollouts: int, actions: ActionForm) -> Iter
             )
             for rollout in range(rollouts):
                 watched: Any = Watched(environment)
-                game = TextWorldGame(watched, episode)
+                game = begin(watched, episode)
                 policy = player(f"{name} {seed} {rollout}", actions, 6, gold)
                 yield from play(f"{name} {seed}", watched, game, policy, world_state)
 
