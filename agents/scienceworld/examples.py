@@ -5,7 +5,8 @@ They are kept in examples.json; `python -m empo2.agents.scienceworld.examples` m
 
 import itertools
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,10 @@ KEPT = SHOWN + 1  # per task, so that two are left when one is of the variation 
 # What is left of a solution: so many steps from its beginning and from its end, so much of each observation.
 FIRST_STEPS, LAST_STEPS = 14, 8
 OBSERVATION_CHARACTERS = 80
-NO_EFFECT = ("The door is already open.",)  # ScienceWorld opens every door, though `easy` has them open
+# ScienceWorld's solutions open every door, though `easy` has them open, and some of their actions do nothing.
+NO_EFFECT = ("The door is already open.", "No known action matches that input.")
+# What its solutions say of a thing's place, though the list of valid actions does not.
+PLACE = re.compile(r" in (inventory|outside)(?= to | on |$)")
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,11 @@ def examples(task: str, variation: int) -> list[Example]:
 
 
 def make(environment: Environment, task: str) -> list[Example]:
-    """Solve the last training variations of a task that ScienceWorld has a complete solution for.
+    """Solve the last training variations of a task: the first ones are trained on.
 
-    The last, since the first ones are trained on. Each action is the valid one nearest to ScienceWorld's, as the agent
-    has it executed; a solution that does not reach the full score by them is passed over.
+    ScienceWorld's solutions use names that its list of valid actions does not have, and the agent would execute
+    something else. The actions are therefore translated into valid ones. Where the full score is not reached by them, a
+    solution is left as it is.
     """
     train, _ = environment.split(task)
     solved = (_solve(environment, task, variation) for variation in reversed(train))
@@ -60,25 +65,48 @@ def make(environment: Environment, task: str) -> list[Example]:
 
 
 def _solve(environment: Environment, task: str, variation: int) -> Example | None:
-    path = environment.gold_path(task, variation, "easy")
+    """Return None where ScienceWorld's own solution misses the full score, as some do."""
+    steps, score = _play(environment, task, variation, environment.gold_path(task, variation, "easy"), translate=False)
+    if score != FULL_SCORE:
+        return None
+    steps = [step for step in steps if step[1] not in NO_EFFECT]
+    path = [action for action, _ in steps]
+    translated, score = _play(environment, task, variation, path, translate=True)
+    best = translated if score == FULL_SCORE else steps
+    return Example(variation, " ".join(environment.task_description.split()), shorten(best))
+
+
+def _play(
+    environment: Environment, task: str, variation: int, path: Sequence[str], translate: bool
+) -> tuple[list[tuple[str, str]], float]:
+    """Return the actions taken, each with its observation, and the score."""
     state = environment.reset(task, variation, "easy", len(path))
     steps = []
-    for action in path:
-        valid = nearest(action, state.valid_actions)
-        state = environment.step(valid)
-        steps.append((valid, state.observation))
+    for gold in path:
+        action = valid_form(gold, state.valid_actions) if translate else gold
+        if action is None:
+            continue
+        state = environment.step(action)
+        steps.append((action, state.observation))
         if state.done:
             break
-    if state.score != FULL_SCORE:
-        return None
-    return Example(variation, " ".join(environment.task_description.split()), shorten(steps))
+    return steps, state.score
+
+
+def valid_form(action: str, valid_actions: Sequence[str]) -> str | None:
+    """Return the valid action that an action of a solution seems to mean, None if no action with its verb is valid."""
+    if action in valid_actions:
+        return action
+    action = re.sub("^drop ", "put down ", PLACE.sub("", action))
+    verb = action.partition(" ")[0]
+    same_verb = [valid for valid in valid_actions if valid.partition(" ")[0] == verb]
+    return nearest(action, same_verb) if same_verb else None
 
 
 def shorten(steps: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Leave out steps without effect, write repetitions once, cut observations, and keep the beginning and the end."""
-    effective = (step for step in steps if step[1] not in NO_EFFECT)
+    """Write repetitions once, cut observations, and keep the beginning and the end."""
     short = []
-    for action, group in itertools.groupby(effective, key=lambda step: step[0]):
+    for action, group in itertools.groupby(steps, key=lambda step: step[0]):
         *earlier, (_, observation) = group
         times = f" ({len(earlier) + 1} times)" if earlier else ""
         short.append((action, _cut(observation) + times))
@@ -108,7 +136,10 @@ def main() -> None:
     from .tasks import TASKS
 
     with Environment() as environment:
-        made = {task: [asdict(example) for example in make(environment, task)] for task in TASKS}
+        made = {}
+        for task in TASKS:
+            made[task] = [asdict(example) for example in make(environment, task)]
+            print(task, flush=True)
     FILE.write_text(json.dumps(made, indent=1) + "\n")
 
 

@@ -10,7 +10,7 @@ import pytest
 from empo2.agents.scienceworld import tasks
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
 from empo2.agents.scienceworld.environment import Environment
-from empo2.agents.scienceworld.examples import FILE, FIRST_STEPS, LAST_STEPS, examples, make, shorten
+from empo2.agents.scienceworld.examples import FILE, FIRST_STEPS, LAST_STEPS, examples, make, shorten, valid_form
 from empo2.agents.scienceworld.game import Game, named
 from empo2.agents.scienceworld.tasks import PAPER_TASKS, TASKS
 
@@ -34,11 +34,19 @@ def run(server, variables, shared_simulator, monkeypatch):
     return run_one
 
 
-@pytest.mark.parametrize("task", ["find-animal", "power-component", "chemistry-mix-paint-secondary-color"])
-def test_scienceworlds_own_solution_reaches_100(run, environment, episode, task):
-    path = environment.gold_path(task, 0, "easy")
-    reward = run(episode(task=task, actions="paper", max_steps=len(path)), path)
-    assert (reward["value"], reward["success"]) == (100, True)
+@pytest.mark.parametrize("task", ["find-animal", "use-thermometer", "chemistry-mix-paint-secondary-color"])
+def test_an_examples_own_variation_is_solved_by_its_actions_and_none_is_corrected(run, episode, task):
+    example = examples(task, variation=0)[0]
+    replies = [action for action, _ in example.steps]
+    reward = run(episode(task=task, variation=example.variation, actions="paper", max_steps=30), replies)
+    assert (reward["value"], reward["metrics"]) == (100, {"corrected_actions": 0})
+
+
+def test_a_solution_is_put_into_valid_actions():
+    valid = ["close door to hall", "focus on orange in inventory", "focus on thermometer", "put down fork"]
+    assert valid_form("focus on thermometer in inventory", valid) == "focus on thermometer"
+    assert valid_form("drop fork", valid) == "put down fork"
+    assert valid_form("examine fork", valid) is None
 
 
 def test_the_nearest_action_is_executed_the_chat_keeps_the_reply_and_corrections_are_counted(
@@ -115,8 +123,8 @@ def test_the_examples_are_those_that_scienceworld_gives(environment):
 
 
 def test_a_solution_is_shortened_by_a_rule():
-    steps = [("open door to hallway", "The door is already open."), *[("wait1", "You decide to wait.")] * 3]
-    assert shorten(steps) == (("wait1", "You decide to wait. (3 times)"),)
+    steps = [("read note", "It says hi."), *[("wait1", "You decide to wait.")] * 3]
+    assert shorten(steps) == (("read note", "It says hi."), ("wait1", "You decide to wait. (3 times)"))
     steps = [(f"go {number}", "seen " * 100) for number in range(100)]
     short = shorten(steps)
     assert [action for action, _ in short] == (
