@@ -54,7 +54,7 @@ TASKS = (
     *("lifespan-longest-lived", "test-conductivity", "use-thermometer", "identify-life-stages-2"),
 )
 THRESHOLDS = (0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995)
-SHOWN = (0.9, 0.95, 0.98, 0.99, 0.995)
+SHOWN = (0.9, 0.95, 0.98, 0.99)
 CHOSEN = 0.98
 MIN_SIMILARITY = 0.5
 INVALID_SHARE = 0.1  # of replies that name nothing the game knows, as those of small models do
@@ -115,8 +115,11 @@ def main() -> None:
     }
     played = {name: list(track(each, f"{name:22s}", console=PROGRESS)) for name, each in visits.items()}
     keys = embed([text(visit.chat) for text in TEXTS.values() for each in played.values() for visit in each])
-    table = Table("world", "text", "visits", "states", "above 0.5", title="States told apart by their embeddings")
-    for column in (*(f"twin > {t}" for t in SHOWN), *(f"error > {t}" for t in SHOWN), "r world"):
+    table = Table(title="States told apart by their embeddings")
+    for column in "world", "text":
+        table.add_column(column, no_wrap=True)
+    columns = (*(f"twin > {t}" for t in SHOWN), *(f"error > {t}" for t in SHOWN))
+    for column in ("visits", "states", "above 0.5", *columns, "r world"):
         table.add_column(column, justify="right")
     curves: dict[str, dict[str, list[float]]] = {}
     for name, each in played.items():
@@ -158,10 +161,10 @@ def first_paragraph(chat: list[Message]) -> str:
 
 TEXTS: dict[str, Callable[[list[Message]], str]] = {
     "observation": chat_state,
-    "its first paragraph": first_paragraph,
+    "first paragraph": first_paragraph,
     "observation, task": with_task,
     "reply, observation": with_reply,
-    "observation, previous one": with_previous,
+    "observation, previous": with_previous,
 }
 
 # Games
@@ -378,7 +381,7 @@ def plot(curves: dict[str, dict[str, list[float]]], file: Path) -> None:
     axes.flat[-1].legend(*axes.flat[0].get_legend_handles_labels(), loc="center", title="text that is embedded")
     figure.supxlabel("cosine above which two states count as one")
     figure.supylabel("mean error of the reward 1/n")
-    figure.savefig(file, dpi=90)
+    figure.savefig(file, dpi=80)
 
 
 if __name__ == "__main__":
