@@ -52,16 +52,18 @@ def examples(task: str, variation: int) -> list[Example]:
     return list(itertools.islice(others, SHOWN))
 
 
-def make(environment: Environment, task: str) -> list[Example]:
+def make(task: str) -> list[Example]:
     """Solve the last training variations of a task: the first ones are trained on.
 
     ScienceWorld's solutions use names that its list of valid actions does not have, and the agent would execute
     something else. The actions are therefore translated into valid ones. Where the full score is not reached by them, a
     solution is left as it is.
     """
-    train, _ = environment.split(task)
-    solved = (_solve(environment, task, variation) for variation in reversed(train))
-    return list(itertools.islice(filter(None, solved), KEPT))
+    # A simulator of its own: the names in the list of valid actions depend on what a simulator played before.
+    with Environment() as environment:
+        train, _ = environment.split(task)
+        solved = (_solve(environment, task, variation) for variation in reversed(train))
+        return list(itertools.islice(filter(None, solved), KEPT))
 
 
 def _solve(environment: Environment, task: str, variation: int) -> Example | None:
@@ -135,11 +137,10 @@ def _read(entry: dict) -> Example:
 def main() -> None:
     from .tasks import TASKS
 
-    with Environment() as environment:
-        made = {}
-        for task in TASKS:
-            made[task] = [asdict(example) for example in make(environment, task)]
-            print(task, flush=True)
+    made = {}
+    for task in TASKS:
+        made[task] = [asdict(example) for example in make(task)]
+        print(task, flush=True)
     FILE.write_text(json.dumps(made, indent=1) + "\n")
 
 
