@@ -3,6 +3,7 @@
 They are kept in examples.json; `python -m empo2.agents.scienceworld.examples` makes the file anew.
 """
 
+import argparse
 import itertools
 import json
 import re
@@ -137,6 +138,10 @@ def _read(entry: dict) -> Example:
 def main() -> None:
     from .tasks import TASKS
 
+    argparse.ArgumentParser(
+        prog="python -m empo2.agents.scienceworld.examples",
+        description=f"Solve training variations of all tasks in ScienceWorld and write {FILE.name} anew (half an hour).",
+    ).parse_args()
     made = {}
     for task in TASKS:
         made[task] = [asdict(example) for example in make(task)]
