@@ -1,4 +1,4 @@
-"""How often the agents have been near a state: the count n of the intrinsic reward r = 1/n."""
+"""Count visits to similar states: the n of the intrinsic reward r = 1/n."""
 
 import sqlite3
 from collections import Counter
@@ -22,11 +22,11 @@ class Visit:
 
 
 def count_similar(similarities: np.ndarray, visits: np.ndarray, *, threshold: float) -> int:
-    """Return the visits that the neighbourhood of a state has had.
+    """Return the number of visits to states similar to a given one.
 
     The paper (arXiv 2602.23008) calls n "the number of similar past states" and stores a state only if it is
-    similar to none. Read literally, n would stay 1 on every return to the same state; so each stored state
-    stands for all the visits near it, and n is their sum: 1, 2, 3, ... for a state visited again and again.
+    similar to none. Read literally, n would stay 1 on every return to the same state. Here each stored state counts
+    all visits near it, and n is the sum of these counts: 1, 2, 3, ... for repeated visits to one state.
 
     Args:
         similarities: cosine of each stored state with the visited one, [n].
@@ -39,7 +39,7 @@ def count_similar(similarities: np.ndarray, visits: np.ndarray, *, threshold: fl
 class VisitedStates:
     """The visited states of all scopes: the table `states` of a memory file, with an index in RAM.
 
-    Keys are unit keys [dimension]; `MemoryStore` says the rest.
+    Keys are unit keys [dimension]. The public methods are documented at `MemoryStore`.
     """
 
     def __init__(self, db: sqlite3.Connection, dimension: int):
@@ -56,7 +56,7 @@ class VisitedStates:
         keys = {(visit.scope, visit.state): visit.key for visit in visits}
         times = Counter((visit.scope, visit.state) for visit in visits)
         with self._transaction():
-            for scope, state in sorted(times):  # which states stand for others must not depend on who came first
+            for scope, state in sorted(times):  # the choice of stored states must not depend on the order of the visits
                 index, key = self._index(scope), keys[scope, state]
                 similarities = cosine_similarities(index["key"], key)
                 nearest = int(similarities.argmax()) if len(index) else None
@@ -75,12 +75,12 @@ class VisitedStates:
             self._add(scope, state, key, same, visits)
 
     def forget(self) -> None:
-        """Read the file anew at the next call."""
+        """Discard the index in RAM; the next call reads the file again."""
         self._indices.clear()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Commit at the end; after a failure RAM is read anew from the file, which has not changed."""
+        """Commit at the end; after a failure discard the index in RAM, since the file has not changed."""
         try:
             with self._db:
                 yield
@@ -89,7 +89,7 @@ class VisitedStates:
             raise
 
     def _add(self, scope: str, state: str, key: np.ndarray, row: int | None, visits: int) -> None:
-        """Add visits to a row of the scope's index, or a new state where that is None; within a transaction."""
+        """Add visits to a row of the scope's index, or a new state if the row is None; call it within a transaction."""
         index = self._index(scope)
         if row is None:
             state_id = self._db.execute(

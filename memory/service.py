@@ -1,4 +1,4 @@
-"""The memory for the coroutines of one event loop: an embedder and a store, each in threads of its own."""
+"""The memory for the coroutines of one event loop: an embedder and a store, each in its own threads."""
 
 import asyncio
 import gc
@@ -27,8 +27,8 @@ class MemoryService:
 
     Embedder and file are opened by `start`, or by the first call that needs them.
 
-    Visits of running episodes are held in RAM until `commit_visits`: what one episode earns for a state must not
-    depend on how far the others have come.
+    Visits of running episodes are held in RAM until `commit_visits`, so that the reward of one episode does not
+    depend on the progress of the others.
 
     Args:
         file: the memory file, created if absent.
@@ -64,7 +64,7 @@ class MemoryService:
         self._visits: defaultdict[str, list[Visit]] = defaultdict(list)  # episode -> visits not committed yet
 
     def start(self) -> None:
-        """Begin to load the embedder and open the file; return at once, and do nothing the second time."""
+        """Start to load the embedder and open the file; return at once. Later calls do nothing."""
         if self._opening is not None:
             return
         self._embedder.start()
@@ -73,7 +73,7 @@ class MemoryService:
 
     async def _open(self) -> MemoryStore:
         embedder = await self._embedder.ready()
-        # What torch and transformers have made stays; to look through it again costs the event loop 0.3 seconds.
+        # Objects of torch and transformers live on; scanning them again would block the event loop for 0.3 seconds.
         gc.freeze()
         return await self._in_thread(
             partial(
@@ -99,19 +99,19 @@ class MemoryService:
         return self._opening is not None and self._opening.done() and not self._opening.exception()
 
     async def embed(self, state: str, *, urgent: bool) -> np.ndarray:
-        """Return the state's embedding, float32 [dimension]; ``urgent`` where an agent waits for it."""
+        """Return the state's embedding, float32 [dimension]; ``urgent`` is True if an agent waits for it."""
         self.start()
         return await self._embedder.embed(state, urgent=urgent)
 
     async def search(self, scope: str, embedding: np.ndarray, *, exclude: Collection[str] = ()) -> list[Tip]:
-        """Return the scope's best tips for a state by the policy, none of them with a text in ``exclude``."""
+        """Return the scope's best tips for a state by the policy, without those whose text is in ``exclude``."""
         return await self._store(lambda store: store.search(scope, embedding, self._policy, exclude=exclude))
 
     async def visit(self, scope: str, episode: str, state: str, embedding: np.ndarray) -> int:
         """Count an episode's visit to a state and return n >= 1, for the intrinsic reward 1/n.
 
-        n is the committed visits to similar states, the episode's own earlier ones since the last commit, and this
-        one. Visits of other episodes count from the next `commit_visits` on.
+        n is the sum of the committed visits to similar states, the episode's own since the last commit, and this one.
+        Visits of other episodes count after the next `commit_visits`.
         """
         threshold = self._novelty_similarity
         own = self._visits[episode]
@@ -121,7 +121,7 @@ class MemoryService:
         return before + 1 + await self._store(lambda store: store.count_visits(scope, embedding, threshold=threshold))
 
     async def commit_visits(self) -> None:
-        """Store the visits since the last commit, in one transaction, whatever became of their episodes.
+        """Store the visits since the last commit in one transaction, also those of failed episodes.
 
         Visits that cannot be stored are lost.
         """
@@ -133,7 +133,7 @@ class MemoryService:
     async def add_episode(
         self, scope: str, episode: str, tip: str, score: float, success: bool, steps: Sequence[Step]
     ) -> int:
-        """Store an episode's tip under each of its states; return the number of entries that made."""
+        """Store an episode's tip under each of its states; return the number of new entries."""
         return await self._store(
             lambda store: store.add_episode(scope, episode, tip=tip, score=score, success=success, steps=steps)
         )
@@ -150,7 +150,7 @@ class MemoryService:
         shown: Mapping[int, int],
         reward: float,
     ) -> None:
-        """Credit the tips that an episode was shown (tip id -> turns) with what came of it; see `MemoryStore`."""
+        """Credit the tips that an episode was shown (tip id -> turns) with its result; see `MemoryStore`."""
         await self._store(
             lambda store: store.record_play(
                 scope,
@@ -175,7 +175,7 @@ class MemoryService:
         await self._store(lambda store: store.snapshot(path))
 
     async def restore(self, path: Path) -> None:
-        """Go back to a snapshot; visits that are not committed belong to what is undone."""
+        """Restore a snapshot; visits that are not committed are dropped."""
         await self._store(lambda store: store.restore(path))
         self._visits.clear()
 

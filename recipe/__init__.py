@@ -29,13 +29,13 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     gateway.check(
         model=config.actor_rollout_ref.model.path,
         temperature=config.actor_rollout_ref.rollout.temperature,
-        # The gateway alone decides what validation samples with; compared where the configuration says it.
+        # The gateway forces the validation temperature; the configuration's value is only compared with it.
         val_temperature=ours.get("model", {}).get("val_temperature"),
     )
     if device := ours.get("hardware", {}).get("device"):
         os.environ["EMPO2_DEVICE"] = device
 
-    # verl takes many seconds to import: the gateway and the command line do without, and Ray starts first.
+    # verl takes many seconds to import: the gateway and the command line do not need it, and Ray should start first.
     from empo2.recipe.trainer.ray_environment import start_ray
 
     start_ray(config)

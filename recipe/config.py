@@ -13,7 +13,7 @@ from empo2.recipe.errors import ConfigError
 
 DEFAULTS = Path(__file__).with_name("config.yaml")
 
-# A layer that names another agent class or task source starts with none of the old one's variables or arguments.
+# A layer that names another agent class or task source discards the variables or arguments of the old one.
 _BELONGS_TO = {"agent": ("class", "env"), "tasks": ("source", "args")}
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -190,7 +190,7 @@ def load_settings(
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-6 is a number."""
+    """A YAML 1.1 loader that also reads 1e-6 as a number."""
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), "-+0123456789")
@@ -228,7 +228,7 @@ def _parse_override(argument: str) -> dict[str, Any]:
 
 
 def _lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    # Not OmegaConf.merge: it takes "${" in a prompt or a command line for an interpolation of its own.
+    # Not OmegaConf.merge: it would read "${" in a prompt or a command line as an interpolation.
     merged = dict(base)
     for key, value in layer.items():
         both = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
@@ -253,7 +253,7 @@ def _nearest(key: str) -> str:
 
 
 def _check_together(settings: Settings) -> None:
-    """Refuse values that do not go together.
+    """Refuse values that contradict each other.
 
     Raises:
         ConfigError: names one of them and the others.
@@ -311,7 +311,7 @@ _TURN_TOKENS = 40
 
 
 def warnings_of(settings: Settings) -> list[str]:
-    """Return what may not fit together, in one line each: to be shown before a run starts, which goes on."""
+    """Return one-line warnings about settings that may not fit together; they do not stop a run."""
     memory, model, reflection = settings.memory, settings.model, settings.reflection
     if settings.algorithm.name != "empo2":
         return []

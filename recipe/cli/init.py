@@ -57,13 +57,13 @@ def init(
 ) -> None:
     """Write a starter configuration for an agent, and check it.
 
-    An agent class has a run() method and takes the model's address from AGL_OPENAI_BASE_URL, its key from AGL_KEY. A
-    command gets the same as OPENAI_BASE_URL and OPENAI_API_KEY. The reward goes to AGL_EVENT_URL; a command may write
-    it to the file that EMPO2_REWARD_FILE names, or print it as its last line (AGENT_REWARD=stdout).
+    An agent class has a run() method; it reads the model's address from AGL_OPENAI_BASE_URL and the key from AGL_KEY.
+    A command reads them from OPENAI_BASE_URL and OPENAI_API_KEY. The reward is posted to AGL_EVENT_URL; a command may also
+    write it to the file named by EMPO2_REWARD_FILE, or print it as its last line (AGENT_REWARD=stdout).
 
-    The agent plays the first training task against agent-lightning's own gateway, and you are told what was seen. No
-    model is loaded: replies come from a script. Exit code 0: it can be trained; 1: it cannot, and why; 2: wrong
-    settings.
+    The agent plays the first training task against agent-lightning's own gateway, and the findings are printed. No
+    model is loaded: replies come from a script. Exit code 0: the agent can be trained; 1: it cannot (the findings say
+    why); 2: wrong settings.
     """
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
     from empo2.recipe.retrofit.findings import examine

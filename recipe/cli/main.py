@@ -11,7 +11,7 @@ from empo2.recipe.cli.settings import HELP
 from empo2.recipe.cli.train import train
 from empo2.recipe.errors import Empo2Error
 
-# Help is plain text: rich would take the brackets of tasks.args.names='[find-animal]' for markup.
+# Help is plain text: rich would read the brackets of tasks.args.names='[find-animal]' as markup.
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,

@@ -1,4 +1,4 @@
-"""``empo2 memory``: show, search, move and thin out what an agent has learned."""
+"""``empo2 memory``: show, search, export, import and prune what an agent has learned."""
 
 import contextlib
 import difflib
@@ -236,10 +236,10 @@ def import_(
     ] = None,
     device: Annotated[str, typer.Option(help="Of the embedder: cpu or cuda.")] = "cpu",
 ) -> None:
-    """Add an export to a memory, or make a new one of it.
+    """Add an export to a memory, or create a new memory from it.
 
-    Every state is embedded again, so that a memory can move to another embedder. Tips and plays that the memory knows
-    are left alone; the visits of states add up.
+    Every state is embedded again, so a memory can move to another embedder. Tips and plays that the memory already
+    has are kept as they are; the visits of states are added up.
     """
     records = read_records(file)
     name = embedder or load_settings().memory.embedder
@@ -252,7 +252,7 @@ def import_(
                 "can be exported, too"
             )
         name = own
-        # A memory in use is refused here, before the model is loaded for many seconds.
+        # Refuses a memory that is in use before many seconds are spent on loading the model.
         MemoryStore(memory, embedder=own, dimension=dimension).close()
     elif not memory.parent.is_dir():
         raise ConfigError(f"{memory}: there is no folder {memory.parent}")
@@ -282,7 +282,7 @@ def prune(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them; no run may be using the memory.")] = False,
 ) -> None:
-    """Remove the tips that meet all conditions given; without --yes, show which these are."""
+    """Remove the tips that meet all given conditions; without --yes, only show them."""
     conditions = Conditions(
         score_below=score_below,
         value_below=value_below,
@@ -308,10 +308,10 @@ def prune(
 
 
 def _chosen_scopes(db: sqlite3.Connection, asked: str | None) -> list[str]:
-    """Return the scopes with the fields that are asked for, or the one of exactly that text.
+    """Return the scopes with the requested fields, or the scope with exactly this text.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no scope matches.
     """
     there = scopes(db)
     if asked is None:
@@ -330,7 +330,7 @@ def _chosen_scopes(db: sqlite3.Connection, asked: str | None) -> list[str]:
 
 
 def _policy(name: str, count: int) -> Policy:
-    """Return the gateway's policy of that name, with the settings of config.yaml, but without chance."""
+    """Return the gateway's policy of this name, with the settings of config.yaml but without exploration."""
     candidates = max(count, load_settings().memory.candidates)
     choice = {"retrieval": name, "top_k": count, "candidates": candidates, "exploration": 0.0}
     return retrieval_policy(load_settings(layer={"memory": choice}))

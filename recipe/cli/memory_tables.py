@@ -20,13 +20,13 @@ _BINS, _BAR = 10, 40  # of the histogram of Q: bins, and columns of the longest 
 
 
 def scope_text(scope: str) -> str:
-    """Return a scope as ``--scope`` takes it, ``task=find-animal,variation=3``; unchanged if it is no JSON object."""
+    """Return a scope as ``--scope`` takes it, ``task=find-animal,variation=3``; unchanged if not a JSON object."""
     fields = scope_fields(scope)
     return ",".join(f"{name}={value}" for name, value in fields.items()) if fields else scope
 
 
 def scope_fields(text: str) -> dict[str, str]:
-    """Return the fields of a JSON object as texts; nothing for any other text."""
+    """Return the fields of a JSON object as texts; an empty dict for any other text."""
     try:
         fields = json.loads(text)
     except ValueError:
@@ -37,7 +37,7 @@ def scope_fields(text: str) -> dict[str, str]:
 
 
 def tips_table(tips: Sequence[StoredTip], cosines: Sequence[float] | None = None) -> Table:
-    """Return a table with one row a tip, in their order.
+    """Return a table with one row per tip, in the given order.
 
     Args:
         cosines: similarity of each tip to a query, [len(tips)]; None without a query.
@@ -64,7 +64,7 @@ def tips_table(tips: Sequence[StoredTip], cosines: Sequence[float] | None = None
 
 
 def scopes_table(counts: Sequence[ScopeCounts], plays: Sequence[Play]) -> Table:
-    """Return a table with one row a scope, the most tips first, and a row for all; ``return`` is the plays' mean."""
+    """Return a table with a row per scope, most tips first, and a row of totals; ``return`` is the mean over plays."""
     returns: dict[str, list[float]] = {}
     for play in plays:
         returns.setdefault(play.scope, []).append(play.score)
@@ -90,7 +90,7 @@ def scopes_table(counts: Sequence[ScopeCounts], plays: Sequence[Play]) -> Table:
 
 
 def returns_table(plays: Sequence[Play]) -> Table:
-    """Return a table of the plays' returns, those in which tips were found apart from those without."""
+    """Return a table of the plays' returns, separately for plays in which tips were found and plays without."""
     table = _table()
     table.add_column("plays")
     for heading in ("number", "mean return", "median", "least", "most", "success"):
@@ -133,7 +133,7 @@ def _table(**options: Any) -> Table:
 
 
 def _clean(text: str) -> Text:
-    """Return one line without control characters: a weak policy writes anything, and terminals obey them."""
+    """Return one line without control characters: a weak policy can write any of them, and terminals execute them."""
     return Text(" ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text).split()))
 
 
@@ -144,7 +144,7 @@ def _short(scope: str) -> Text:
 
 
 def _age(created: float) -> str:
-    """Return how long ago a Unix time is, in the largest unit that fits."""
+    """Return the age of a Unix time, in the largest unit that fits."""
     seconds = max(0.0, time.time() - created)
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:

@@ -17,7 +17,7 @@ def report(
 
 
 def show_report(runs: list[Path]) -> None:
-    """Print the table of each run and the file of the picture that is drawn of all."""
+    """Print each run's table, and the path of the picture that shows the curves of all runs."""
     from empo2.recipe.evaluation.report import draw_curves, print_table
 
     for run in runs:

@@ -32,5 +32,5 @@ def settings_of(profile: str | None, config: Path | None, overrides: list[str] |
 
 
 def key_of(settings: Settings) -> str:
-    """Return the key of gateway, trainer and agents; empty where there is none."""
+    """Return the key of gateway, trainer and agents; empty if there is none."""
     return settings.gateway.key or os.environ.get("EMPO2_KEY", "")

@@ -26,10 +26,10 @@ class Series(NamedTuple):
     scale: float = 1
 
 
-# Colours that colour-blind readers can tell apart (Okabe and Ito, 2008).
+# Colors that color-blind readers can tell apart (Okabe and Ito, 2008).
 _BLUE, _GREEN, _RED, _GREY, _BLACK = "#0072B2", "#009E73", "#D55E00", "#8C8C8C", "#222222"
 
-_MODES = {  # of a step: marker, colour
+_MODES = {  # of a step: marker, color
     "no memory": ("o", _BLUE),
     "memory, on-policy": ("^", _GREEN),
     "memory, off-policy": ("D", _RED),
@@ -56,7 +56,7 @@ _PANELS: tuple[tuple[str, str, *tuple[Series, ...]], ...] = (  # title, unit, li
 def read_metrics(run: Path) -> list[Row]:
     """Return the rows of ``run/metrics.jsonl`` by ascending step.
 
-    Lines of the same step are merged, the newest value wins. An incomplete line, left by a run that is being written
+    Lines of the same step are merged; the newest value wins. An incomplete line, left by a run that is being written
     or was killed, is skipped.
 
     Raises:
@@ -92,7 +92,7 @@ def step_mode(row: Row) -> str | None:
 
 
 def print_table(run: Path, console: "Console | None" = None) -> None:
-    """Print a table of ``run`` with one line a step.
+    """Print a table of ``run`` with one line per step.
 
     Raises:
         Empo2Error: as `read_metrics`.
@@ -138,7 +138,7 @@ def draw_curves(*runs: Path) -> Path:
     """Draw the curves of one run, or the returns of several in one plot.
 
     Returns:
-        The PNG file: ``curves.png`` in the run's folder; of several, ``comparison.png`` beside the first one's.
+        The PNG file: ``curves.png`` in the run's folder; for several runs, ``comparison.png`` beside the first run.
 
     Raises:
         Empo2Error: as `read_metrics`.

@@ -1,4 +1,4 @@
-"""agent-lightning's gateway with a memory: its own app, one ASGI middleware and the ``/empo2`` routes.
+"""agent-lightning's gateway with a memory: its own app plus one ASGI middleware and the ``/empo2`` routes.
 
 For rollouts that the trainer tagged (``metadata.empo2``) the middleware shows tips in their requests, records one
 ``empo2_call`` event beside each of agent-lightning's ``model_request`` events, and asks for a tip when they end.
@@ -34,19 +34,19 @@ _MEMORY_ERRORS = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueE
 def make_gateway(
     settings: Settings, *, model_path: str, key: str, memory_file: Path, memory: MemoryService | None = None
 ) -> FastAPI:
-    """Return agent-lightning's app with EMPO²'s middleware and routes, to be served in the place of ``agl-server``.
+    """Return agent-lightning's app with EMPO²'s middleware and routes, to be served instead of ``agl-server``.
 
     Args:
         model_path: the name that the trainer registers its vLLM servers under, a resolved ``model.path``.
-        key: what every caller must present; empty for none.
+        key: the key that every caller must present; empty for none.
         memory_file: the run's memory, created if absent.
-        memory: in the place of the one that the settings describe.
+        memory: replaces the memory that the settings describe.
 
     Raises:
         OSError: the model's tokenizer cannot be read.
     """
     proxy = upstream.proxy_settings(settings.model, model_path)
-    # Not agent-lightning's client: reflections would wait in its pool of 100 connections, and agents behind them.
+    # Not agent-lightning's client: reflections would fill its pool of 100 connections, and agents would wait for them.
     client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
     services = Services(
         settings=settings,
@@ -122,7 +122,7 @@ def _routes(services: Services, episodes: Episodes, reflector: Reflector, model_
 
 @contextmanager
 def _refusing(path: str) -> Iterator[None]:
-    """Turn what the memory refuses into an answer that says why."""
+    """Turn an error of the memory into a response that says why."""
     try:
         yield
     except _MEMORY_ERRORS as error:

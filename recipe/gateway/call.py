@@ -1,6 +1,6 @@
 """One model call of a tagged rollout, from the agent's request to the recorded event.
 
-Whatever fails here is counted and costs tips, never the agent's call.
+A failure here is counted and costs the call its tips; the agent's call itself goes on.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ _RENDERING = (
     "mm_processor_kwargs",
     "prompt",
 )
-# These decide it too, but TokenizeChatRequest knows them only as arguments of the template.
+# These decide it too, but TokenizeChatRequest accepts them only as arguments of the template.
 _TEMPLATE_ARGUMENTS = ("documents", "reasoning_effort")
-# What a reflection shares with the call before it, or its prompt would not be that call's prompt continued.
+# A reflection repeats these fields of the call before it, so that its prompt continues that call's prompt.
 _SHARED = ("tools", "chat_template", "chat_template_kwargs", *_TEMPLATE_ARGUMENTS)
 _TOKENIZE_SECONDS = 60
 # In vLLM 0.20's refusals (vllm.renderers.params, vllm.v1.engine.input_processor).
@@ -50,12 +50,12 @@ _TOO_LONG = ("context length", "maximum model length")
 
 @dataclass
 class TipSearch:
-    """What was found out about a request before it was sent.
+    """The result of looking up tips for a request.
 
     Attributes:
         state: the text of the current state; empty where the request has none.
-        embedding: of the state, [dimension]; None where no tips were looked up.
-        request: the request with the tips in it; None where the rollout is to have none.
+        embedding: of the state, [dimension]; None if no tips were looked up.
+        request: the request with the tips in it; None if the rollout does not use tips.
     """
 
     state: str = ""
@@ -64,11 +64,11 @@ class TipSearch:
 
 
 class ModelCall:
-    """One call: made by `prepare`, sent as `sent`, concluded by `answered` or `refused`."""
+    """One call: `prepare` makes it, `sent` is the request that is sent, `answered` or `refused` concludes it."""
 
     @classmethod
     async def prepare(cls, services: Services, episode: Episode, attempt_id: str, body: Body) -> "ModelCall":
-        """Find the call's tips and decide what is sent in the place of the agent's request. Never raises."""
+        """Find the call's tips and build the request that replaces the agent's. Never raises."""
         started = time.perf_counter()
         services.metrics.counts["calls"] += 1
         try:
@@ -96,7 +96,7 @@ class ModelCall:
         self._tip_free: asyncio.Task[list[int]] | None = None
         if episode.tag.off_policy and self._has_tips:  # asked for while the policy generates
             self._tip_free = asyncio.create_task(self._tokenize_without_tips())
-            # Seen: asyncio shall not complain of a failure if the call itself fails too, and nobody asks for the ids.
+            # Reading the exception keeps asyncio from logging it when the call fails too and nobody awaits the ids.
             self._tip_free.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _tokenize_without_tips(self) -> list[int]:
@@ -112,13 +112,13 @@ class ModelCall:
         return response.json()["tokens"]
 
     def refused(self, status: int, answer: Body | None) -> None:
-        """Note an answer that is no reply, or that there was none (status 0)."""
+        """Note an error response, or that there was no response (status 0)."""
         if self._tip_free is not None:
             self._tip_free.cancel()
         self._episode.context_full = status == 400 and any(words in str(answer) for words in _TOO_LONG)
 
     def answered(self, response: Body) -> None:
-        """Record the call in the background: the agent has its reply already."""
+        """Record the call in the background, since the agent already has its reply."""
         episode, body = self._episode, self._body
         episode.context_full = False
         reply = reply_of(response)
@@ -154,7 +154,7 @@ class ModelCall:
                 log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
 
     async def _visit(self, turn: Turn) -> int | None:
-        """Count the visit to the call's state; None where it has no state, or the memory failed."""
+        """Count the visit to the call's state; return None if it has no state or the memory failed."""
         if not turn.state:
             return None
         episode, memory = self._episode, self._services.memory
@@ -168,7 +168,7 @@ class ModelCall:
             return None
 
     async def _tip_free_ids(self) -> list[int] | None:
-        """Return the ids of the agent's own prompt; None, never the prompt with its tips, where they are not known."""
+        """Return the ids of the agent's own prompt; None if they are unknown, never the ids of the prompt with tips."""
         assert self._tip_free is not None
         try:
             return await self._tip_free
@@ -187,7 +187,7 @@ async def _find_tips(services: Services, episode: Episode, body: Body) -> TipSea
     elif isinstance(prompt := body.get("prompt"), str):
         state, request = prompt_state(prompt), episode.prompt_tips.request(prompt)
     else:
-        return TipSearch()  # token ids, or no request at all: the app will say so
+        return TipSearch()  # token ids, or an invalid request, which the app refuses
     if not episode.tag.memory:
         return TipSearch(state)
     embedding = None
@@ -204,7 +204,7 @@ async def _find_tips(services: Services, episode: Episode, body: Body) -> TipSea
 async def _search(
     services: Services, episode: Episode, state: str, request: Request
 ) -> tuple[Block, np.ndarray | None]:
-    """Find tips that the request does not carry yet, within what is left of the budget; and the state's embedding."""
+    """Find tips that the request does not carry yet, within the remaining budget; also return the embedding."""
     memory, metrics = services.memory, services.metrics
     carried = [tip.text for block in request.carried for tip in block.tips]
     room = services.settings.memory.episode_tokens - _tokens(request) - _line_tokens(services, TIPS_HEADING) - 1
@@ -232,7 +232,7 @@ def _block(services: Services, tips: Sequence[Tip], room: int) -> Block:
     """Render the tips that fit into ``room`` tokens, the best first."""
     shown, texts, left = [], [], room
     for tip in tips:
-        # A memory may come from another model's run: its tips are cleaned of *this* model's tokens.
+        # The memory may come from a run of another model, so special tokens of *this* model are removed from its tips.
         text = clean_tip(tip.text, services.tokenizer.special_tokens)
         tokens = _line_tokens(services, tip_line(text))
         if tokens <= left:
@@ -253,7 +253,7 @@ def _tokens(request: Request) -> int:
 
 
 def _count_sampling(services: Services, body: Body) -> None:
-    """Count calls whose sampling the trainer could not see, and name each such option once."""
+    """Count calls that set sampling options unknown to the trainer, and log each such option once."""
     counts = services.metrics.counts
     if options := sampling.overridden(body):
         counts["sampling_overridden"] += 1

@@ -1,4 +1,4 @@
-"""What the gateway holds of a tagged rollout, from its first call until the trainer has read it."""
+"""The gateway's record of a tagged rollout, kept from its first call until the trainer has read it."""
 
 import asyncio
 from collections import Counter
@@ -18,8 +18,8 @@ class Turn:
     """A model call that was answered.
 
     Attributes:
-        state: what the tip of the episode can be found by; empty where the request has no text.
-        chat: messages as they were sent, tips included.
+        state: text by which the episode's tip can be found; empty if the request has no text.
+        chat: the messages as sent, tips included.
         reply: the model's message.
         shared: fields of the request that a reflection repeats, so that its prompt continues this one.
         embedding: of the state, [dimension]; None until it is known.
@@ -38,14 +38,14 @@ class Episode:
 
     Attributes:
         turns: its answered calls, in the order of their answers.
-        pending: answered calls whose events are not recorded yet.
-        recording: held while a call is recorded: visits are counted and events stand in the order of the answers.
+        pending: answered calls whose events are not yet recorded.
+        recording: lock held while a call is recorded, so that visits and events keep the order of the answers.
         searches: calls that tips were looked up for.
-        hits: of these, calls that were sent with tips.
-        shown: ids of the tips shown, each with the number of turns that it was put into.
-        tip_tokens: most tokens of tips that one of its prompts carried.
-        context_full: its last call was refused as too long for the model's context.
-        ended: its end has been seen.
+        hits: those of them that were sent with tips.
+        shown: ids of the tips shown, each with the number of turns it was put into.
+        tip_tokens: the largest number of tip tokens in one of its prompts.
+        context_full: True if its last call was refused as too long for the model's context.
+        ended: True once its end has been seen.
     """
 
     rollout_id: str
@@ -78,7 +78,7 @@ class Episodes:
         return len(self._episodes)
 
     def of(self, rollout_id: str) -> Episode | None:
-        """Return the episode of a tagged rollout; None for all others."""
+        """Return the episode of a tagged rollout; None for any other rollout."""
         tag = RolloutTag.read(upstream.metadata_of(rollout_id))
         if tag is None:
             return None
@@ -92,7 +92,7 @@ class Episodes:
             await episode.settle()
 
     async def settle_all(self, timeout: float) -> None:
-        """Wait until all answered calls have their events, at most ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds until all answered calls have their events."""
         if pending := [task for episode in self._episodes.values() for task in episode.pending]:
             await asyncio.wait(pending, timeout=timeout)
 

@@ -1,8 +1,8 @@
-"""Where tips stand in a request, and what an episode remembers of the tips that its turns were sent with.
+"""Tips in requests: put them into the newest turn, and repeat those of earlier turns.
 
-Tips go into the newest turn, and every earlier turn gets the tips back that it was sent with, so that each prompt
-extends the last one token for token: vLLM's prefix cache keeps hitting, and agent-lightning merges the turns into one
-row. Nothing is ever searched for in text or tokens: what was sent is found again by the agent's own messages.
+Tips go into the newest turn, and every earlier turn keeps the tips that it was sent with. Each prompt therefore extends
+the previous one token for token: vLLM's prefix cache keeps hitting, and agent-lightning merges the turns into one row.
+Earlier tips are looked up by the agent's own messages; neither text nor tokens are searched for tips.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ class Block:
     """The tips of one turn.
 
     Attributes:
-        text: as it stands before the turn's own text; empty for no tips.
+        text: the text put before the turn's own text; empty for no tips.
         tips: in the order of the text.
-        tokens: length of the text in the policy's tokens.
+        tokens: length of the text in tokens of the policy.
     """
 
     text: str = ""
@@ -31,39 +31,39 @@ class Block:
 
 
 class Request(Protocol):
-    """One request of an agent, and the tips in it."""
+    """An agent's request and the tips in it."""
 
     @property
     def takes_tips(self) -> bool:
-        """False where there is no turn to put tips into, or it has been sent before: a retry gets the same prompt."""
+        """Return False if there is no turn to put tips into, or if it was sent before: a retry gets the same prompt."""
         ...
 
     @property
     def carried(self) -> list[Block]:
-        """The blocks that this request is sent with, oldest turn first. Turns without tips are left out."""
+        """Return the blocks that this request is sent with, oldest turn first, without empty ones."""
         ...
 
     @property
     def newest(self) -> Block:
-        """The block of the newest turn; an empty one where that has no tips."""
+        """Return the block of the newest turn; an empty block if it has no tips."""
         ...
 
     def put(self, block: Block) -> None:
-        """Put tips into the newest turn, unless another request of the same turn has been faster."""
+        """Put tips into the newest turn, unless another request of the same turn has done so already."""
         ...
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the request's body with all tips in them."""
+        """Return the fields of the request's body that hold the tips."""
         ...
 
 
 @dataclass
 class ChatTips:
-    """The tips that the turns of one episode's chat were sent with.
+    """The tips sent with each turn of one episode's chat.
 
-    A turn is known by everything that the agent has said up to it. An agent that rewrites its history starts anew:
-    its steps stay right, they only may not merge into one row.
+    A turn is identified by all of the agent's messages up to it. If an agent rewrites its history, its turns count as
+    new: they are still trained correctly, but may not merge into one row.
     """
 
     blocks: dict[bytes, Block] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class ChatRequest:
 
 
 def with_block(message: Message, block: str) -> Message:
-    """Return the message with a block of tips before its own text, in the form that its content has."""
+    """Return the message with a block of tips before its own text; string content stays a string, parts stay parts."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": f"{block}\n\n{content}"}
@@ -116,7 +116,7 @@ def with_block(message: Message, block: str) -> Message:
 
 
 def _digests(messages: Sequence[Message]) -> list[bytes]:
-    """Element i identifies messages[: i + 1]."""
+    """Return a digest for each message; element i identifies messages[: i + 1]."""
     hasher, digests = hashlib.blake2b(digest_size=16), []
     for message in messages:
         hasher.update(json.dumps(message, sort_keys=True, default=str).encode() + b"\0")
@@ -132,7 +132,7 @@ class _SentPrompt:
 
 @dataclass
 class PromptTips:
-    """The same for ``completions`` prompts, where a new prompt extends an earlier prompt and its reply."""
+    """The tips sent with each ``completions`` prompt, where a new prompt extends an earlier prompt and its reply."""
 
     sent: dict[str, _SentPrompt] = field(default_factory=dict)  # the agent's prompt -> as it was sent
     answered: dict[str, _SentPrompt] = field(default_factory=dict)  # the agent's prompt + reply -> as sent, with reply

@@ -1,4 +1,4 @@
-"""The memory that the settings describe."""
+"""Build the memory and its retrieval policy from the settings."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,11 +11,11 @@ from empo2.recipe.config import Settings
 
 
 def open_memory(settings: Settings, file: Path, embedder: Callable[[], Embedder] | None = None) -> MemoryService:
-    """Return the run's memory; nothing is loaded before it is used.
+    """Return the run's memory; model and file are opened at first use.
 
     Args:
         file: the memory file, created if absent.
-        embedder: makes another embedder than ``memory.embedder``.
+        embedder: makes the embedder; by default that of ``memory.embedder``.
     """
     memory = settings.memory
     return MemoryService(

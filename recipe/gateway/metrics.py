@@ -1,4 +1,4 @@
-"""What the gateway counts during a training step."""
+"""Counts and times of the gateway during a training step."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 @dataclass
 class StepMetrics:
-    """Counts and sums since the step began; `drain` turns them into metrics and begins the next step.
+    """Counts and sums since the step began; `drain` returns them as metrics and starts the next step.
 
     Attributes:
         counts: by name; ``tips_refused/REASON`` for each reason.
         memory_seconds: spent on calls before they were sent.
-        embedding_seconds: of these, spent on embeddings that a search waited for.
+        embedding_seconds: the part of it spent waiting for embeddings.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -19,7 +19,7 @@ class StepMetrics:
     embedding_seconds: float = 0.0
 
     def drain(self) -> dict[str, float]:
-        """Return the step's metrics and begin anew; ratios are 0 where nothing was counted."""
+        """Return the step's metrics and reset the counts; ratios are 0 if nothing was counted."""
         metrics = self._metrics()
         self.counts.clear()
         self.memory_seconds = self.embedding_seconds = 0.0

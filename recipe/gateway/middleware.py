@@ -1,6 +1,6 @@
-"""The ASGI middleware: sees an agent's calls before vLLM does, and a rollout's end before the trainer does.
+"""ASGI middleware that handles an agent's calls before vLLM, and a rollout's end before the trainer.
 
-All traffic that does not belong to a tagged rollout passes through byte for byte.
+Traffic that does not belong to a tagged rollout passes through unchanged.
 """
 
 import json
@@ -41,7 +41,7 @@ class MemoryMiddleware:
             if episode is not None:
                 return await self._patch(episode, scope, receive, send)
         elif method == "POST" and path == "/api/models":
-            # vLLM is up. Earlier, the embedder would compete with verl and vLLM for the cores while they start.
+            # Not before vLLM is up: the embedder would compete with verl and vLLM for the cores while they start.
             if self._services.settings.algorithm.name == "empo2":
                 self._services.memory.start()
         elif method == "DELETE" and (match := _ROLLOUT.fullmatch(path)):
@@ -95,9 +95,9 @@ class MemoryMiddleware:
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
-    """Read the request's body; return it with a ``receive`` that gives it again and then the client's own messages.
+    """Read the request's body; return it with a ``receive`` that replays it and then passes on the client's messages.
 
-    The route waits for ``http.disconnect`` while it forwards: an agent that gives up must stay noticed.
+    The route waits for ``http.disconnect`` while it forwards, so that it notices an agent that gives up.
     """
     chunks, more = [], True
     while more:
@@ -120,7 +120,7 @@ def _replay(message: Message, receive: Receive) -> Receive:
 
 
 def _with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Receive]:
-    """Return scope and ``receive`` of the same request with another body."""
+    """Return scope and ``receive`` of the same request with a different body."""
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
     headers.append((b"content-length", str(len(body)).encode()))
     first = [{"type": "http.request", "body": body, "more_body": False}]

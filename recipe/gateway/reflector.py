@@ -1,4 +1,4 @@
-"""A finished episode -> its tip, written by the current policy."""
+"""Ask the current policy for a tip about each finished episode."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 class Reflector:
-    """Credits the tips that finished episodes saw and asks for their own, in the background."""
+    """Background worker that credits the tips a finished episode saw and asks the policy for a new one."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -27,7 +27,7 @@ class Reflector:
         return len(self._running)
 
     def finished(self, episode: Episode, *, succeeded: bool, rewards: Sequence[object]) -> None:
-        """Take note of an episode's end.
+        """Credit the episode's tips and start its reflection.
 
         A rollout that failed, or has no states or no score, is neither credited nor reflected on.
 
@@ -45,7 +45,7 @@ class Reflector:
             task.add_done_callback(self._running.discard)
 
     async def wait(self, timeout: float) -> None:
-        """Wait for the reflections under way, at most ``timeout`` seconds, and cancel late ones."""
+        """Wait at most ``timeout`` seconds for the reflections under way, then cancel the rest."""
         if self._running:
             _, late = await asyncio.wait(set(self._running), timeout=timeout)
             for task in late:
@@ -140,18 +140,18 @@ def question(settings: Reflection, score: float, success: bool) -> Message:
 def reflection_chats(
     settings: Reflection, chats: Sequence[list[Message]], replies: Sequence[Message], ask: Message
 ) -> Iterable[list[Message]]:
-    """Yield chats to ask the tip in, the best first; the next one is for when the model refuses one as too long.
+    """Yield chats that ask for the tip, the best first; the next one is tried if the model refuses one as too long.
 
     Args:
-        settings: `sees` leaves the episode's own chat out, `transcript_characters` is how much of a transcript is kept.
-        chats: each call's messages as they were sent, tips included (so that vLLM has their prefix cached).
+        settings: `sees` may leave out the episode's own chat; `transcript_characters` limits a transcript.
+        chats: each call's messages as sent, tips included, so that vLLM has their prefix cached.
         replies: each call's reply.
         ask: the question.
     """
     first, last = chats[0], chats[-1]
     replies_in_chat = sum(message.get("role") == "assistant" for message in last[len(first) :])
     if settings.sees == "chat" and last[: len(first)] == first and replies_in_chat >= len(chats) - 1:
-        yield [*last, _plain(replies[-1]), ask]  # the agent sends its whole chat: the transcript is there
+        yield [*last, _plain(replies[-1]), ask]  # the agent sends its whole chat, so the last call holds the transcript
     lines = [
         f"{name}: {text}"
         for chat, reply in zip(chats, replies, strict=True)
@@ -164,5 +164,5 @@ def reflection_chats(
 
 
 def _plain(reply: Message) -> Message:
-    """Return a reply as a message to send back: without vLLM's extras, which a chat template may trip over."""
+    """Return a reply as a message to send back, without vLLM's extra fields, which break some chat templates."""
     return {key: reply[key] for key in ("role", "content", "tool_calls") if reply.get(key) is not None}

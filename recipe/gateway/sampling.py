@@ -1,15 +1,15 @@
-"""Sampling options of agents that would make the policy of the rollouts another one than the policy that is trained.
+"""Neutralize sampling options of agents that would make the sampling policy differ from the trained policy.
 
-The trainer computes π_θ from the model's own distribution at the gateway's temperature. What an agent adds to the
-sampling would enter π_old only, so it is taken out of training calls. Constraints that an agent depends on (JSON, a
-forced tool) stay, and are counted.
+The trainer computes π_θ from the model's own distribution at the gateway's temperature. An agent's sampling options
+would change π_old only, so they are removed from training calls. Constraints that an agent depends on (JSON, a forced
+tool) stay, and are counted.
 
 Names and defaults are those of vLLM 0.20 (`ChatCompletionRequest`, `CompletionRequest`, `SamplingParams`).
 """
 
 from typing import Any
 
-# Sent with every call: where a request is silent, vLLM takes the model's own generation_config.json.
+# Sent with every call: for missing options vLLM would use the model's generation_config.json.
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 # Left out of every call, since their defaults are neutral. A seed would give all rollouts of a group the same reply.
 _REMOVED = (
@@ -31,7 +31,7 @@ def neutral(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def overridden(body: dict[str, Any]) -> list[str]:
-    """Return the options of an agent's request that `neutral` changes the meaning of."""
+    """Return the options of an agent's request that `neutral` overrides."""
     changed = [key for key, value in _NEUTRAL.items() if body.get(key) is not None and body[key] != value]
     if body.get("top_k") == -1:  # all tokens, too
         changed.remove("top_k")
@@ -39,7 +39,7 @@ def overridden(body: dict[str, Any]) -> list[str]:
 
 
 def constraints(body: dict[str, Any]) -> list[str]:
-    """Return the options of an agent's request that rule tokens out, and that `neutral` leaves."""
+    """Return the options of an agent's request that exclude tokens and that `neutral` keeps."""
     found = []
     response_format = body.get("response_format")
     if isinstance(response_format, dict) and response_format.get("type") not in (None, "text"):

@@ -1,4 +1,4 @@
-"""What all calls and reflections of the gateway share."""
+"""The objects that all calls and reflections of the gateway share."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from empo2.recipe.gateway.upstream import ModelServers
 
 @dataclass(frozen=True)
 class Services:
-    """The process's parts, each made once by `make_gateway`."""
+    """The shared objects, each created once by `make_gateway`."""
 
     settings: Settings
     memory: MemoryService
@@ -22,7 +22,7 @@ class Services:
     _seen: set[str] = field(default_factory=set)
 
     def first_seen(self, names: Iterable[str]) -> list[str]:
-        """Return the names that were not given before."""
+        """Return the names that this method has not been given before."""
         new = [name for name in names if name not in self._seen]
         self._seen.update(new)
         return new

@@ -1,4 +1,4 @@
-"""The state of an episode as text: what is embedded to find tips and to count visits (measured: docs/states.md)."""
+"""The state of an episode: the text that is embedded to find tips and to count visits (chosen in docs/states.md)."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ _CHARACTERS = 1200  # MiniLM reads no more than 256 word pieces
 
 
 def chat_state(messages: Sequence[Message]) -> str:
-    """Return the newest observation: the last ``user`` or ``tool`` message; "" where there is none.
+    """Return the newest observation, the last ``user`` or ``tool`` message; "" if there is none.
 
-    Without the task, which is the same in all states of an episode: added to each, it makes them similar. The first
-    message of an episode usually states it; ``memory.scope`` tells tasks apart in all others.
+    The task is left out: it is the same in all states of an episode and would make them similar. Usually only the
+    first message of an episode states it; ``memory.scope`` separates the tasks in all others.
     """
     for message in reversed(messages):
         if message.get("role") in ("user", "tool"):
@@ -20,5 +20,5 @@ def chat_state(messages: Sequence[Message]) -> str:
 
 
 def prompt_state(prompt: str) -> str:
-    """Return the end of a ``completions`` prompt, where the newest observation stands."""
+    """Return the end of a ``completions`` prompt, which holds the newest observation."""
     return prompt[-_CHARACTERS:]

@@ -1,4 +1,4 @@
-"""The policy's tokenizer as far as tips need it: their length, and the tokens that they must not contain."""
+"""The policy's tokenizer, used for the length of tips and for the special tokens that they must not contain."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 
 class PolicyTokenizer:
-    """Reads a model's ``tokenizer.json``.
+    """The tokenizer in a model's ``tokenizer.json``.
 
     Attributes:
         special_tokens: the tokens that the tokenizer adds to plain text, longest first.
@@ -25,7 +25,7 @@ class PolicyTokenizer:
         self._tokenizer = Tokenizer.from_str(file.read_text())
         added = (token.content for token in self._tokenizer.get_added_tokens_decoder().values())
         self.special_tokens = sorted({token for token in added if token.strip()}, key=len, reverse=True)
-        self.count = lru_cache(maxsize=16_384)(self._count)  # the same tips are shown again and again
+        self.count = lru_cache(maxsize=16_384)(self._count)  # the same tips are shown many times
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)

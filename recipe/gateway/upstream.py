@@ -1,4 +1,4 @@
-"""Everything that this package touches of agent-lightning's server (1.0.2), its private names included."""
+"""All uses of agent-lightning's server (1.0.2), including its private names."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -15,7 +15,7 @@ from empo2.recipe.config import Model
 
 
 def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
-    """Return agent-lightning's ``default_proxy``: what it forces upon the agents' calls."""
+    """Return agent-lightning's ``default_proxy``: the options that it forces on the agents' calls."""
     return {
         "model_name": model_path,
         "include_log_probs": True,
@@ -56,7 +56,7 @@ def has_succeeded(rollout_id: str) -> bool:
 
 
 def events_of(rollout_id: str) -> Iterable[Event]:
-    """Return a rollout's events: a live view, to be held while the rollout exists and read after it was deleted."""
+    """Return a rollout's events as a live view, which can still be read after the rollout was deleted."""
     attempts = _events.get(rollout_id, {})
     return (event for attempt in attempts.values() for event in attempt)
 
@@ -71,9 +71,9 @@ def record(rollout_id: str, attempt_id: str, event_type: str, data: dict[str, An
 
 
 class ModelServers:
-    """The policy's vLLM servers, asked directly: a call on a rollout's URL would become a trained row.
+    """Client of the policy's vLLM servers. It asks them directly: a call on a rollout's URL would become a trained row.
 
-    Each rollout keeps to one server, the one that agent-lightning sends the agent's own calls to, whose prefix cache
+    A rollout's requests go to the server that agent-lightning sends the agent's own calls to, since its prefix cache
     holds the episode.
     """
 
@@ -82,7 +82,7 @@ class ModelServers:
         self._client = client
 
     async def post(self, rollout_id: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Response:
-        """Send a request; ``path`` is below ``/v1``, or ``/tokenize``, which stands beside it.
+        """Send a request; ``path`` is relative to ``/v1``, or is ``/tokenize``, which is at the root.
 
         Raises:
             NoServersError: no server is registered.

@@ -1,4 +1,4 @@
-"""Train: check everything, then start gateway, controller and trainer, watch them, and stop what was started."""
+"""Launch a training run: check the settings, start gateway, controller and trainer, watch them, and stop them."""
 
 import contextlib
 import json
@@ -38,15 +38,15 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
     """Train with all processes on this machine; return the run's folder.
 
     Raises:
-        Empo2Error: something is wrong before the start, or a process ended; nothing is left running.
-        KeyboardInterrupt: the user asked for an end; nothing is left running.
+        Empo2Error: a check failed or a process ended; nothing is left running.
+        KeyboardInterrupt: the user interrupted the run; nothing is left running.
     """
     started = time.monotonic()
     _check_gpus(settings)
     agent = check_agent(settings)
     tasks = load_tasks(settings)
     model = _resolve_model(settings)
-    # Only to refuse wrong options here: the trainer builds its own.
+    # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
     for warning in warnings_of(settings):
         console.print(f"warning  {warning}", soft_wrap=True, highlight=False, markup=False)
@@ -84,7 +84,7 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
     tasks = Tasks(**json.loads(file.read_text())) if file.exists() else load_tasks(settings)
     model = _resolve_model(settings)
     if settings.hardware.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # hides GPUs from compat/, and is the one that Ray is told of
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # compat/ hides GPUs by it, and Ray passes it to its workers
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.hardware.kv_cache))
 
     from empo2.recipe import run_empo2
@@ -119,7 +119,7 @@ def _resolve_model(settings: Settings) -> str:
 
 
 def _python_path() -> str:
-    """Return PYTHONPATH with the current folder, where the user's agents may lie; only a script searches it unasked."""
+    """Return PYTHONPATH with the current folder: it may hold the user's agents, and console scripts do not search it."""
     return os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
 
 
@@ -143,7 +143,7 @@ def _controller(settings: Settings, url: str) -> list[str]:
         code,
         "runner_type=local",
         f"agl_server.url={url}",
-        "agl_server.key=${oc.env:EMPO2_KEY}",  # not on the command line, where everyone could read it
+        "agl_server.key=${oc.env:EMPO2_KEY}",  # not on the command line, which every user of the machine can read
         f"local_runner.maximum_size={settings.agent.concurrency}",
         "local_runner.poll_interval=0.5",
         "hydra.output_subdir=null",

@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 
 SMOLLM2 = "smollm2-135m-instruct"
-# Part of the directory's name: raise it when the conversion below changes, so that no one keeps an old result.
+# Part of the directory's name. Raise it when the conversion below changes, so that old results are not reused.
 _REVISION = "r1"
 
 
 def resolve_model(name: str, cache: Path | None = None) -> Path | str:
-    """Return what `from_pretrained` should be given for the model `name`.
+    """Return the name or path to give to `from_pretrained` for the model `name`.
 
     Args:
         name: `smollm2-135m-instruct` (built on first use), the path of a local checkpoint directory,
@@ -56,8 +56,8 @@ def _smollm2(cache: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=cache) as scratch:
         built = Path(scratch) / target.name
         _convert(_smollm2_gguf(), built)
-        # The rename is atomic, so `target` is complete or absent. Of two processes that build at the same time
-        # the second finds a non-empty directory in its way: the same checkpoint, so it drops its own.
+        # The rename is atomic, so `target` is complete or absent. If two processes build at the same time,
+        # the second finds the same checkpoint at `target` and drops its own.
         with contextlib.suppress(OSError):
             built.rename(target)
     if not target.is_dir():
@@ -74,7 +74,7 @@ def _smollm2_gguf() -> Path:
 
 
 def _convert(gguf: Path, target: Path) -> None:
-    """Write the GGUF file's weights (de-quantised, bf16), configuration and tokenizer to `target`."""
+    """Write the GGUF file's weights (dequantized, bf16), configuration and tokenizer to `target`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -84,7 +84,7 @@ def _convert(gguf: Path, target: Path) -> None:
 
 
 def _tokenizer(gguf: Path):
-    """Return SmolLM2's tokenizer, made of the GGUF file's vocabulary and merges.
+    """Return SmolLM2's tokenizer, built from the GGUF file's vocabulary and merges.
 
     `AutoTokenizer.from_pretrained(gguf_file=...)` of transformers 5.9 gets three things wrong: the end of a
     sequence is `<|im_start|>`, numbers are not split into digits, and "▁" decodes to a space.

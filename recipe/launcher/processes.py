@@ -1,4 +1,4 @@
-"""Start, check and stop the processes of a run, each under a guard, so that nothing outlives the launcher."""
+"""Start, check and stop the processes of a run, each under a guard so that none outlives the launcher."""
 
 import contextlib
 import signal
@@ -20,7 +20,7 @@ _ERROR = "empo2: error: "
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket for the gateway to inherit, so that a free port stays ours.
+    """Return a listening socket for the gateway to inherit, so that no other process can take the port.
 
     Raises:
         ConfigError: the port is taken or the host is not this machine's.
@@ -38,12 +38,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes"]:
-    """Yield the processes of a run, none yet, and end all that was started when the block is left.
+    """Yield an empty set of processes, and stop all that were started when the block is left.
 
-    Ctrl-C, SIGTERM and SIGHUP are raised by ``Processes.check`` alone, so that none of them cuts the stopping short.
+    Only ``Processes.check`` raises for Ctrl-C, SIGTERM and SIGHUP, so that they cannot interrupt the stopping.
     """
     processes = Processes(directory, environment)
-    adopt_orphans()  # those of a guard that is killed
+    adopt_orphans()  # children of a guard that is killed
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         numbers.append(signal.SIGHUP)
@@ -59,7 +59,7 @@ def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes
 
 @dataclass
 class Processes:
-    """The processes of one run, each with a log in ``directory`` and under a guard that ends what it starts in turn."""
+    """The processes of one run, each with a log in ``directory`` and a guard that ends its descendants."""
 
     directory: Path
     environment: dict[str, str]
@@ -67,28 +67,28 @@ class Processes:
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, command: list[str], inherit: tuple[int, ...] = ()) -> None:
-        """Start a command; ``inherit`` are file descriptors that it is given."""
+        """Start a command; it inherits the file descriptors ``inherit``."""
         with (self.directory / f"{name}.log").open("wb") as log:
             self._guards[name] = subprocess.Popen(
                 guarded(command, grace=_STOP_SECONDS),
-                stdin=subprocess.PIPE,  # held open for as long as this process lives
+                stdin=subprocess.PIPE,  # held open while this process lives
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
                 pass_fds=inherit,
-                start_new_session=True,  # Ctrl-C is for the launcher to hear
+                start_new_session=True,  # only the launcher handles Ctrl-C
             )
 
     def done(self, name: str) -> bool:
-        """Tell whether a process has ended without an error."""
+        """Return True once a process has ended without an error."""
         return self._guards[name].poll() == 0
 
     def check(self) -> None:
-        """Raise if the run is to end: a process is gone that should not be, or the user has asked for it.
+        """Raise if the run must end: a process ended unexpectedly, or the user interrupted it.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP.
-            ProcessError: names the process, with the error that it printed or the end of its log.
+            ProcessError: a process ended; the message has the error that it printed or the end of its log.
         """
         if self._interrupted:
             raise KeyboardInterrupt
@@ -98,11 +98,11 @@ class Processes:
                 raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log')}")
 
     def interrupt(self, *_: Any) -> None:
-        """Make the next ``check`` raise KeyboardInterrupt; a signal handler."""
+        """Make the next ``check`` raise KeyboardInterrupt (signal handler)."""
         self._interrupted = True
 
     def stop(self) -> None:
-        """End all processes and their descendants: ask them first, kill them after the grace time."""
+        """End all processes and their descendants: send SIGTERM, then SIGKILL after the grace time."""
         for guard in self._guards.values():
             assert guard.stdin
             guard.stdin.close()

@@ -1,4 +1,4 @@
-"""Show the user what a run is doing: a bar on a terminal, a line a step elsewhere."""
+"""Show the progress of a run: a bar on a terminal, one line per step elsewhere."""
 
 import contextlib
 import json
@@ -13,14 +13,14 @@ type Metrics = dict[str, Any]
 
 
 class NewMetrics:
-    """Reads the lines that a metrics file, which need not exist yet, grows by."""
+    """Reader of the lines that are added to a metrics file, which need not exist yet."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._position = file.stat().st_size if file.exists() else 0
 
     def read(self) -> list[Metrics]:
-        """Return the metrics of the whole lines that were added since the last call, or since the construction."""
+        """Return the metrics in the complete lines added since the last call or the construction."""
         if not self._file.exists():
             return []
         with self._file.open("rb") as stream:
@@ -31,7 +31,7 @@ class NewMetrics:
 
 
 def step_summary(metrics: Metrics) -> str:
-    """Return one line on a step: return, mode, tips, seconds, what failed, and validation where there was one."""
+    """Return one line on a step: return, mode, tips, seconds, failures, and the validation if there was one."""
     parts = []
     if "training/return" in metrics:
         memory, off_policy = metrics["empo2/memory_fraction"], metrics["empo2/off_policy_fraction"]
@@ -50,7 +50,7 @@ def step_summary(metrics: Metrics) -> str:
 
 @contextlib.contextmanager
 def progress(console: Console, steps: int) -> Iterator[Callable[[str, int | None], None]]:
-    """Yield a function that shows a text, and the number of the step that it is about."""
+    """Yield a function that shows a text and, unless it is None, the number of the step it is about."""
     if not console.is_terminal:
         yield lambda text, step: console.print(f"step {step}/{steps}  {text}" if step is not None else text)
         return

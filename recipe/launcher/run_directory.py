@@ -1,4 +1,4 @@
-"""Make a run's folder, or open it again where its last checkpoint left it."""
+"""Create a run's folder, or continue one from its last checkpoint."""
 
 import fcntl
 import json
@@ -16,18 +16,18 @@ from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, METRICS_FILE, last_checkpoint, step_of
 
-# With another value of these, the weights, tips and metrics of a run so far would mean something else.
+# If these changed, the weights, tips and metrics so far would no longer be comparable with later ones.
 _FIXED = ("algorithm.name", "model.path", "memory.scope", "memory.embedder")
 
 
 def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
-    """Make or continue the run's folder, write the resolved settings into it, and lock it for this process.
+    """Create or continue the run's folder, write the resolved settings into it, and lock it for this process.
 
-    In a folder that is continued nothing is overwritten: what belongs to steps after its last checkpoint is moved to
-    a folder of its own in it, with the logs and settings of the run so far.
+    Nothing is overwritten when a run is continued: data of steps after the last checkpoint, logs and settings are moved
+    to a subfolder.
 
     Returns:
-        The folder, and the checkpoint to go on from; None for a run that begins.
+        The folder, and the checkpoint to continue from; None for a new run.
 
     Raises:
         ConfigError: the folder exists and may not or cannot be continued, or ``memory.from`` cannot be copied.
@@ -56,7 +56,7 @@ def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, P
 
 
 def _continue(settings: Settings, directory: Path) -> Path | None:
-    """Set aside everything after the last checkpoint, and return it; None if the run has to begin anew."""
+    """Set aside everything after the last checkpoint, and return that checkpoint; None if the run must start over."""
     name, config = settings.run.name, directory / CONFIG_FILE
     if not config.is_file():
         raise ConfigError(f"run.name={name!r}: {directory} is not the folder of a run; give another run.name")
@@ -78,7 +78,7 @@ def _continue(settings: Settings, directory: Path) -> Path | None:
 
 
 def _lock(directory: Path) -> None:
-    """Lock the folder for as long as this process lives."""
+    """Lock the folder while this process lives."""
     try:
         fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -88,7 +88,7 @@ def _lock(directory: Path) -> None:
 
 
 def _set_aside(directory: Path, step: int) -> None:
-    """Keep the checkpoints and the metrics up to ``step``; move everything else to a folder beside them."""
+    """Keep the checkpoints and the metrics up to ``step``; move everything else to a subfolder."""
     number = 1 + sum(1 for _ in directory.glob("set-aside-*"))
     aside = directory / f"set-aside-{number}"
     aside.mkdir()
@@ -99,13 +99,13 @@ def _set_aside(directory: Path, step: int) -> None:
         else:
             file.rename(aside / file.name)
     if metrics.exists():
-        # A kill may have cut the last line short.
+        # The last line is incomplete if the process was killed while writing it.
         lines = [line for line in metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
         _replace(metrics, "".join(line for line in lines if json.loads(line)["step"] <= step))
 
 
 def _memory_source(settings: Settings) -> Path | None:
-    """Return the file that ``memory.from`` names; None where it names none."""
+    """Return the file that ``memory.from`` names; None if it is not set."""
     if settings.memory.from_ is None:
         return None
     path = Path(settings.memory.from_)
@@ -115,10 +115,10 @@ def _memory_source(settings: Settings) -> Path | None:
 
 
 def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
-    """Refuse a file that is no memory, or one of another embedder than ``memory.embedder``.
+    """Refuse a file that is not a memory, or was written with another embedder than ``memory.embedder``.
 
     Args:
-        key: what named the file; the error begins with it.
+        key: the setting that named the file; the error begins with it.
 
     Raises:
         ConfigError: the file is refused.
@@ -137,12 +137,12 @@ def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
 
 def _write_settings(settings: Settings, directory: Path) -> None:
     values: dict[str, Any] = settings.to_dict()
-    values["gateway"]["key"] = None  # the run folder may be shown to others
+    values["gateway"]["key"] = None  # the run folder may be shared with others
     _replace(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))
 
 
 def _replace(file: Path, text: str) -> None:
-    """Replace a file in one step: a kill leaves the old one or the new one."""
+    """Replace a file atomically."""
     temporary = file.with_name(file.name + ".tmp")
     temporary.write_text(text)
     temporary.replace(file)

@@ -20,10 +20,10 @@ class Tasks:
 
 
 def check_agent(settings: Settings) -> str | None:
-    """Import the agent's class, so that an error shows here and not in each rollout's log.
+    """Import the agent's class, so that an error shows here instead of in each rollout's log.
 
     Returns:
-        The line that the class's ``check()`` returns; None where it has no ``check()`` or nothing to say.
+        The line that the class's ``check()`` returns; None if it has no ``check()`` or returns none.
 
     Raises:
         ConfigError: the class cannot be imported, has no ``run()``, or its ``check()`` fails.
@@ -41,7 +41,7 @@ def check_agent(settings: Settings) -> str | None:
 
 
 def load_tasks(settings: Settings) -> Tasks:
-    """Return the tasks that ``tasks.source`` gives, few training tasks repeated until they fill a step.
+    """Return the tasks of ``tasks.source``; training tasks are repeated if they are too few for a step.
 
     Raises:
         ConfigError: the function cannot be imported, refuses its arguments, or gives no tasks or tasks without a scope.

@@ -1,1 +1,1 @@
-"""Behind ``empo2 init``: record an episode, foresee its training rows, report findings."""
+"""The checks of ``empo2 init``: record an episode, predict its training rows, report findings."""

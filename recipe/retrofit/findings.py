@@ -1,4 +1,4 @@
-"""Say in words what a recorded episode means for training."""
+"""Explain what a recorded episode means for training."""
 
 import json
 import math
@@ -31,7 +31,7 @@ class Finding:
     """One thing to tell the user.
 
     Attributes:
-        level: ``wrong`` if it keeps the agent from being trained, ``note`` if the user should know of it, else ``ok``.
+        level: ``wrong`` if it prevents training, ``note`` if the user should know it, else ``ok``.
     """
 
     level: Literal["ok", "note", "wrong"]

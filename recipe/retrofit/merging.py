@@ -1,8 +1,8 @@
-"""Foresee, from the messages alone, whether agent-lightning merges a call into the training row of the call before it.
+"""Predict, from the messages alone, whether agent-lightning merges a call into the training row of the previous call.
 
-It does when the prompt's tokens begin with those of the row so far (agentlightning.verl.rollout_adapter, level
-``trajectory``). A chat template that drops parts of earlier messages, such as reasoning, can split rows that are
-foreseen as one.
+It does so if the prompt's tokens begin with those of the row so far (agentlightning.verl.rollout_adapter, level
+``trajectory``). A chat template that drops parts of earlier messages, such as reasoning, can split a row that is
+predicted to be one.
 """
 
 import json
@@ -14,7 +14,7 @@ from empo2.recipe.retrofit.scripted_model import Body
 
 
 def reason_for_new_row(before: Call, call: Call) -> str | None:
-    """Return why the call opens a training row of its own; None if it joins the row of the call before it."""
+    """Return why the call starts a new training row; None if it joins the row of the previous call."""
     if call.parallel:
         return "calls are made in parallel: they do not follow from each other, and each is a training row"
     if call.path != before.path:
@@ -75,7 +75,7 @@ def _chat(call: Call) -> list[Body]:
 
 
 def _plain(message: Body) -> Body:
-    """Return what a chat template sees of a message, whatever form a client gives it."""
+    """Return the parts of a message that a chat template reads, in one form for all clients."""
     functions = [call["function"] for call in message.get("tool_calls") or []]
     calls = [(function["name"], _parsed(function.get("arguments"))) for function in functions]
     return {"role": message.get("role"), "content": text_of(message.get("content")), "tool_calls": calls}

@@ -40,9 +40,9 @@ class Call:
     """One request on the rollout's address, and its answer.
 
     Attributes:
-        path: below the address, such as ``chat/completions``.
-        parallel: it came while another one was still open.
-        status: of HTTP; 0 where the agent did not wait for the answer.
+        path: relative to the address, such as ``chat/completions``.
+        parallel: True if it came while another request was still open.
+        status: HTTP status; 0 if the agent did not wait for the answer.
     """
 
     path: str
@@ -54,13 +54,13 @@ class Call:
 
 @dataclass
 class Trace:
-    """All that was seen of an episode.
+    """The record of an episode.
 
     Attributes:
         events: type and data of each, in order.
         refused_events: status and answer of each.
         exit_code: None after the time limit.
-        last_line: of what the agent wrote to stdout and stderr.
+        last_line: last line that the agent wrote to stdout or stderr.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -74,9 +74,9 @@ def record(settings: Settings, task: Body, replies: Sequence[str], time_limit: f
     """Run the agent of ``settings`` once on ``task``, as agent-lightning's local controller does.
 
     Args:
-        replies: what the model says, in order; the last one again and again. Where tools are offered, each is called
-            once before that, with arguments made from its schema.
-        time_limit: seconds; then the agent and all that it has started are killed.
+        replies: the model's replies, in order; the last one is repeated. If tools are offered, each is first called
+            once, with arguments made from its schema.
+        time_limit: seconds; then the agent and its descendants are killed.
 
     Raises:
         ConfigError: ``agent.env`` names a field that the task does not have.
@@ -113,7 +113,7 @@ def _run(agent_class: str, environment: dict[str, str], time_limit: float, trace
             env=environment,
             start_new_session=True,
         )
-        with process, contextlib.suppress(subprocess.TimeoutExpired):  # its pipe is closed at the end, which ends it
+        with process, contextlib.suppress(subprocess.TimeoutExpired):  # ends when its pipe is closed
             trace.exit_code = process.wait(time_limit)
         output.seek(0)
         lines = output.read().decode(errors="replace").split("\n")
@@ -170,7 +170,7 @@ def _json_object(content: bytes) -> Body:
 
 @contextlib.contextmanager
 def _serving(app: FastAPI) -> Iterator[str]:
-    """Serve the app in a thread, on a free port of 127.0.0.1; yield its URL."""
+    """Serve the app in a thread on a free port of 127.0.0.1; yield its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)

@@ -1,4 +1,4 @@
-"""Answer for the model in ``empo2 init``: from a script of texts, in the form that is asked for."""
+"""The scripted model of ``empo2 init``: it answers with given texts, in the requested form."""
 
 import json
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ Body = dict[str, Any]
 def answer_choice(body: Body, script: Iterator[str]) -> Body:
     """Return one choice of the answer to a chat completion or completion request.
 
-    Where tools are offered, each is called once before a text is given. Where a JSON schema is asked for, the answer is
-    a value of it.
+    If tools are offered, each is called once before a text is given. If a JSON schema is requested, the answer is a
+    value that fits it.
     """
     if "messages" not in body:
         return {"text": next(script), "logprobs": None}
@@ -29,7 +29,7 @@ def answer_choice(body: Body, script: Iterator[str]) -> Body:
 
 
 def sample(schema: Body, root: Body | None = None) -> Any:
-    """Return a value that a JSON schema of the usual kind allows."""
+    """Return a value that fits a JSON schema of the usual kind."""
     root = schema if root is None else root
     if reference := schema.get("$ref"):
         return sample(root["$defs"][reference.rpartition("/")[2]], root)

@@ -1,4 +1,4 @@
-"""Write what ``empo2 init`` starts a user with: a configuration, and tasks where there are none."""
+"""Write the files of ``empo2 init``: a configuration, and made-up tasks if there are none."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def parse_variables(arguments: Sequence[str]) -> dict[str, str]:
     """Return the agent's variables from ``NAME=VALUE`` arguments.
 
     Raises:
-        ConfigError: an argument has another form.
+        ConfigError: an argument does not have this form.
     """
     for argument in arguments:
         if not re.match(r"[A-Za-z_]\w*=", argument):
@@ -55,7 +55,7 @@ def parse_variables(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def write_tasks(variables: Mapping[str, str]) -> str:
-    """Write my_tasks.py, if there is none, with the fields that the variables name; return its ``tasks.source``."""
+    """Write my_tasks.py, unless it exists, with the fields that the variables name; return its ``tasks.source``."""
     fields = [path.split(".")[1] for path in variables.values() if path.startswith("input.")]
     if not Path("my_tasks.py").exists():
         _write(Path("my_tasks.py"), _TASKS.format(rows=_rows(fields)))
@@ -78,7 +78,7 @@ def write_config(
         agent: ``module:Class``; None with a command line.
         source: ``tasks.source``.
         task: one of its tasks.
-        variables: of the agent; all fields of the task are added where none of them is a field.
+        variables: the agent's variables; all fields of the task are added if none of them is a field.
         force: overwrite a ``file`` that differs.
 
     Raises:

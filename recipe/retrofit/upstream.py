@@ -1,6 +1,6 @@
-"""How agent-lightning's local controller (1.0.2) starts an agent, its private names included.
+"""Start an agent as agent-lightning's local controller (1.0.2) does; uses private names of it.
 
-Of ``LocalReconciler._spawn_for``, for which the controller needs a rollout in a gateway and a configuration of its own.
+Replaces ``LocalReconciler._spawn_for``, which needs a rollout in a gateway and a configuration of its own.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The trainer's process from its configuration to its last step: the entry point behind ``run_empo2``."""
+"""The entry point behind ``run_empo2``: runs the trainer's process from its configuration to its last step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +44,7 @@ def train(config: DictConfig, gateway: GatewayClient, train_dataset: Sequence[An
 def _make_trainer(
     config: DictConfig, settings: Settings, gateway: GatewayClient, train_set: Any, val_set: Any
 ) -> Empo2Trainer:
-    """Do what agent-lightning's ``_AglTaskRunner.run`` does, with our trainer (upstream hard-codes its own)."""
+    """Make the trainer as agent-lightning's ``_AglTaskRunner.run`` does; upstream hard-codes its own class."""
     from verl.trainer.main_ppo import TaskRunner, create_rl_sampler
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config

@@ -1,4 +1,4 @@
-"""All that the trainer asks of the gateway, over HTTP."""
+"""The trainer's HTTP client of the gateway."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import httpx
 from empo2.recipe.errors import Empo2Error, GatewayError
 from empo2.recipe.protocol import DRAIN, RESTORE, SNAPSHOT, STATE, DrainRequest, FileRequest, GatewayState, settle_route
 
-_SECONDS = 300  # an answer takes milliseconds; a gateway that has no time for so long is lost
+_SECONDS = 300  # an answer takes milliseconds; a gateway that is silent for so long has failed
 
 
 class GatewayClient:
-    """A connection to an EMPO² gateway; opened when it is first used."""
+    """A connection to an EMPO² gateway, opened at first use."""
 
     def __init__(self, url: str, key: str, transport: httpx.BaseTransport | None = None) -> None:
         self._url = url.rstrip("/")
@@ -23,10 +23,10 @@ class GatewayClient:
         self._http.close()
 
     def check(self, model: str, temperature: float, val_temperature: float | None = None) -> None:
-        """Compare what trainer and gateway must agree on before anything starts.
+        """Check that trainer and gateway agree, before anything starts.
 
-        A gateway that samples at another temperature than the trainer computes log-probs at makes every importance
-        ratio wrong. What one side does not say is not compared.
+        If the gateway samples at another temperature than the one the trainer computes log-probs at, every importance
+        ratio is wrong. Values that one side does not report are not compared.
 
         Raises:
             Empo2Error: no EMPO² gateway answers, it refuses the key, or it serves something else.
@@ -56,7 +56,7 @@ class GatewayClient:
         self._http.post(settle_route(rollout_id)).raise_for_status()
 
     def drain(self, seconds: float) -> dict[str, float]:
-        """Wait at most ``seconds`` for the reflections under way; return the gateway's metrics of the step."""
+        """Wait at most ``seconds`` for the running reflections; return the gateway's metrics of the step."""
         response = self._http.post(DRAIN, json=DrainRequest(timeout=seconds).model_dump(), timeout=None)
         response.raise_for_status()
         return response.json()
@@ -65,7 +65,7 @@ class GatewayClient:
         """Write the memory to ``file``.
 
         Raises:
-            GatewayError: the gateway cannot; the message says why.
+            GatewayError: the gateway refuses; the message says why.
         """
         self._ask(SNAPSHOT, file, "save")
 
@@ -73,7 +73,7 @@ class GatewayClient:
         """Replace the memory by the one in ``file``.
 
         Raises:
-            GatewayError: the gateway cannot; the message says why.
+            GatewayError: the gateway refuses; the message says why.
         """
         self._ask(RESTORE, file, "restore")
 

@@ -1,4 +1,4 @@
-"""agent-lightning's rollout manager with EMPO²'s tags, which hands back only rollouts that can be trained on."""
+"""agent-lightning's rollout manager with EMPO²'s tags; it returns only rollouts that can be trained on."""
 
 import itertools
 from collections import Counter
@@ -25,7 +25,7 @@ from empo2.recipe.trainer.results import (
 
 
 def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
-    """Draw a step's modes, one for each group, without end; the same for the same seed and step, in whatever run.
+    """Yield the modes of a step's groups without end; equal seeds and steps give equal modes in every run.
 
     Memory with probability p; given memory, off-policy with probability q (paper, section on the hybrid update). All
     rollouts of a group are compared with each other, so they share a mode.
@@ -45,9 +45,9 @@ def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
 
 
 class TagRequests(RolloutHooks):
-    """Writes each training rollout's tag into its metadata, after the user's own hooks.
+    """Hook that writes each training rollout's tag into its metadata, after the user's own hooks.
 
-    agent-lightning asks for the rollouts of a step group by group; ``modes`` has one for each rollout in that order.
+    agent-lightning requests the rollouts of a step group by group; ``modes`` yields one for each rollout in that order.
     """
 
     def __init__(self, hooks: RolloutHooks | None, modes: Iterator[Mode], scope_fields: list[str]) -> None:
@@ -72,10 +72,10 @@ class TagRequests(RolloutHooks):
 
 
 class Empo2RolloutManager(AglRolloutManager):
-    """agent-lightning's manager, which tags rollouts and hands back only those that can be trained on.
+    """agent-lightning's manager that tags rollouts and returns only those that can be trained on.
 
     Args:
-        gateway: answers when the events of a rollout are complete, and when its reflections are done.
+        gateway: asked to complete the events of a rollout, and to finish its reflections.
         group_size: rollouts of a training task; agent-lightning's ``train_rollout_n`` is not read.
         step: the training step, from which the modes are drawn.
         hooks: the user's own.
@@ -103,12 +103,12 @@ class Empo2RolloutManager(AglRolloutManager):
         self.gateway_metrics: dict[str, float] = {}
 
     def _run_succeeded_hook(self, rollout: Rollout) -> None:
-        if self._has_user_hooks:  # agent-lightning reads all of a rollout's events for it
+        if self._has_user_hooks:  # agent-lightning would read all events of a rollout for it
             super()._run_succeeded_hook(rollout)
 
     def _build_completed_rollout(self, enqueued_rollout: EnqueuedRollout, rollout: Rollout) -> CompletedRollout:
         if RolloutTag.read(rollout.metadata) is not None:
-            # The gateway embeds some states after the reply has gone out: their events must be there to be read.
+            # The gateway embeds some states after the reply was sent: wait until their events are recorded.
             self._gateway.settle(enqueued_rollout.rollout_id)
         return super()._build_completed_rollout(enqueued_rollout, rollout)
 
@@ -129,7 +129,7 @@ class Empo2RolloutManager(AglRolloutManager):
         return usable
 
     def _validated(self, rollout: CompletedRollout) -> CompletedRollout | None:
-        """Keep the result of a validation rollout; None where it has none."""
+        """Store and return the result of a validation rollout; None if it has none."""
         if reason := failure(rollout) or unusable(rollout, is_train=False):
             self.results.drop(rollout, reason)
             return None
@@ -140,7 +140,7 @@ class Empo2RolloutManager(AglRolloutManager):
         return rollout
 
     def _trainable(self, rollout: CompletedRollout) -> CompletedRollout | None:
-        """Return a rollout as it is trained on, with its raw return, and keep its result; None where it is dropped."""
+        """Store a rollout's result; return the rollout to train on, with its raw return, or None if it is dropped."""
         reason = failure(rollout)
         given = self._settings.algorithm.failed_rollout_return
         if reason == FAILED_BY_AGENT and given is not None:
@@ -165,7 +165,7 @@ class Empo2RolloutManager(AglRolloutManager):
         return trained
 
     def _drop_groups_of_one(self, rollouts: list[CompletedRollout]) -> list[CompletedRollout]:
-        """Drop rollouts that no other can be compared with: verl would take their raw score for their advantage."""
+        """Drop rollouts that are alone in their group: verl would use their raw score as their advantage."""
         sizes = Counter(rollout.data_id for rollout in rollouts)
         for rollout in rollouts:
             if sizes[rollout.data_id] == 1:

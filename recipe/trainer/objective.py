@@ -37,19 +37,19 @@ def hybrid_loss(
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return a micro-batch's share of (1/M) Σ_rollouts (1/T) Σ_tokens [clipped term · mask - β KL + λ H], negated.
 
-    M counts the rollouts of the optimiser step and T a rollout's trained tokens: every term has these weights, so
-    that β and λ mean the same for any number of mini-batches. The mask multiplies the clipped term only.
+    M counts the rollouts of the optimizer step and T a rollout's trained tokens. Every term has these weights, so
+    β and λ mean the same for any number of mini-batches. The mask multiplies the clipped term only.
 
     Args:
         config: verl's ``ActorConfig``.
         model_output: ``log_probs`` (and ``entropy``), nested over the rows' tokens.
-        data: the micro-batch. Beside verl's own keys ``off_policy``, [rows], bool, and ``token_weight``, [rows],
-            1/(M·T); the advantages arrive multiplied by it (updates.py).
+        data: the micro-batch. Beside verl's own keys it has ``off_policy``, [rows], bool, and ``token_weight``, [rows],
+            1/(M·T), by which the advantages are already multiplied (updates.py).
         dp_group: unused; part of verl's call.
         mask_threshold: δ, a probability.
 
     Returns:
-        The scalar loss, and metrics: sums over tokens, which ``tracking.name_sums`` makes fractions of.
+        The scalar loss, and metrics: sums over tokens, which ``tracking.name_sums`` turns into fractions.
     """
     log_prob = no_padding_2_padding(model_output["log_probs"], data)
     device = log_prob.device
@@ -58,7 +58,7 @@ def hybrid_loss(
     trusted = trust_mask(log_prob, off_policy, mask_threshold)
     weight = data["token_weight"].to(device).unsqueeze(-1) * tokens
 
-    ranks = data["dp_size"]  # FSDP takes the mean of the ranks' gradients
+    ranks = data["dp_size"]  # FSDP averages the ranks' gradients
     config.global_batch_info["dp_size"] = ranks
     clipped_loss: Any = compute_policy_loss_per_rollout_mean
     loss, clipped = clipped_loss(
@@ -80,7 +80,7 @@ def hybrid_loss(
         loss = loss - config.entropy_coeff * entropy
         sums["actor/entropy_loss"] = float(entropy.detach())
 
-    # Before the first update π_θ is π_old in on-policy rows: what is left is how far trainer and vLLM disagree.
+    # Before the first update π_θ equals π_old in on-policy rows, so this measures how far trainer and vLLM disagree.
     rows = ~off_policy & tokens.any(-1)
     log_ppl_gap = ((log_prob.detach() - data["old_log_probs"]) * tokens).sum(-1) / tokens.sum(-1).clamp_min(1)
     count = float(tokens.sum())

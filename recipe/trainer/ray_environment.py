@@ -1,4 +1,4 @@
-"""The environment of Ray, verl and vLLM, here and in every worker process. Import it before verl.
+"""The environment variables of Ray, verl and vLLM, here and in every worker process. Import it before verl.
 
 Variables that the user has set are left as they are.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-# What verl 0.8's ``PPO_RAY_RUNTIME_ENV`` sets, without importing verl for it.
+# As in verl 0.8's ``PPO_RAY_RUNTIME_ENV``, copied to avoid importing verl.
 _VERL_VARIABLES = {
     "TOKENIZERS_PARALLELISM": "true",
     "NCCL_DEBUG": "WARN",
@@ -23,9 +23,9 @@ DEVICE = "EMPO2_DEVICE"  # gpu | cpu: what the run trains on, told to every proc
 
 
 def device() -> str:
-    """Return ``gpu`` or ``cpu``: what ``EMPO2_DEVICE`` says, or what this machine has.
+    """Return ``gpu`` or ``cpu``: the value of ``EMPO2_DEVICE``, else the device of this machine.
 
-    A worker must be told: Ray hides the GPUs from an actor that asks for none. Importing torch to ask takes 4 s.
+    Workers need the variable: Ray hides the GPUs from an actor that requests none. Asking torch would take 4 s.
     """
     if told := os.environ.get(DEVICE):
         return told
@@ -42,11 +42,11 @@ def _variables() -> dict[str, str]:
         # vLLM 0.20.2 crashes on "nobind" and "all"; an explicit list works.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
         "VLLM_CPU_KVCACHE_SPACE": "2",
-        "OMP_NUM_THREADS": str(len(cores)),  # Ray would say 1
-        # Threads that wait for each other by spinning take the cores from the agents: a decoding step of the small
-        # model beside one busy process takes 84 ms with spinning, 40 ms without (29 ms alone).
+        "OMP_NUM_THREADS": str(len(cores)),  # Ray would set it to 1
+        # Threads that spin while they wait take the cores from the agents: a decoding step of the small
+        # model beside one busy process takes 84 ms with spinning, 40 ms without it (29 ms alone).
         "OMP_WAIT_POLICY": "passive",
-        # Ray hides GPUs from tasks that ask for none; there is none to hide.
+        # Keeps Ray from hiding the GPUs from tasks that request none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
 
@@ -58,9 +58,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # 15, upstream's, starves the
 
 
 def start_ray(config: DictConfig) -> None:
-    """Start or join Ray as ``config.ray_kwargs.ray_init`` says; nothing to do if this process has done so.
+    """Start or join Ray as configured in ``config.ray_kwargs.ray_init``, unless this process has already done so.
 
-    Ray starts before verl is imported, since both take their time.
+    Ray starts before verl is imported, since both take seconds and can overlap.
     """
     import ray
 
@@ -68,7 +68,7 @@ def start_ray(config: DictConfig) -> None:
         return
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     runtime_env = dict(options.pop("runtime_env", None) or {})
-    # No worker_process_setup_hook, as agent-lightning has: idle workers would import verl for nothing. The loss is
+    # Not agent-lightning's worker_process_setup_hook: idle workers would import verl for nothing. The loss is
     # registered by the module that the loss function lies in (objective.py).
     runtime_env["env_vars"] = {
         **{name: value for name, value in _VERL_VARIABLES.items() if name not in os.environ},

@@ -1,4 +1,4 @@
-"""What a step's rollouts came to: what is trained on, what is dropped, and why."""
+"""The results of a step's rollouts: which are trained on, which are dropped, and why."""
 
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ class RolloutResult:
 
     Attributes:
         group: rollouts of one task share it (agent-lightning's ``data_id``).
-        mode: how it was played and is learned from.
+        mode: its mode (see `Mode`).
         return_: the environment's return, in its own units.
         intrinsic: sum of 1/n over the rollout's calls.
         reply_tokens: tokens that the policy sampled, before any row is cut.
@@ -49,7 +49,7 @@ class StepResults:
         self.errors.append(rollout.error_message or reason.replace("_", " "))
 
     def why_none(self) -> str:
-        """Return one line that says what became of the rollouts, none of which can be used."""
+        """Return one line that says why none of the rollouts can be used."""
         reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in self.dropped.most_common())
         example = Counter(self.errors).most_common(1)[0][0] if self.errors else "no rollout was played"
         return (
@@ -59,11 +59,11 @@ class StepResults:
 
 
 def failure(rollout: CompletedRollout) -> str | None:
-    """Return who made a rollout fail, ``FAILED_BY_AGENT`` or ``FAILED_BY_SYSTEM``; None where it did not.
+    """Return the cause of a rollout's failure, ``FAILED_BY_AGENT`` or ``FAILED_BY_SYSTEM``; None if it did not fail.
 
-    The agent failed, and with it the policy, where its own process ended with an error after the model had answered:
-    an exception of the agent's, or a chat that outgrew the model's context (HTTP 400). A time-out, a signal, a process
-    that could not be started and a model server that did not answer are the system's failures.
+    It is the agent's failure, and so the policy's, if the agent's process ended with an error after the model had
+    answered: an exception in the agent, or a chat that outgrew the model's context (HTTP 400). A time-out, a signal, a
+    process that could not be started and a model server that did not answer are the system's failures.
     """
     if rollout.rollout_state == RolloutState.SUCCEEDED:
         return None
@@ -75,7 +75,7 @@ def failure(rollout: CompletedRollout) -> str | None:
 
 
 def unusable(rollout: CompletedRollout, *, is_train: bool) -> str | None:
-    """Return why a rollout cannot be used; None where it can."""
+    """Return why a rollout cannot be used; None if it can."""
     if not rollout.triplets:
         return "no_model_call"
     if rollout.final_reward is None or not np.isfinite(rollout.final_reward):
@@ -90,7 +90,7 @@ def unusable(rollout: CompletedRollout, *, is_train: bool) -> str | None:
 
 
 def _calls(rollout: CompletedRollout) -> Iterator[tuple[Triplet, CallEvent | None]]:
-    """Pair each of a rollout's turns with the gateway's event of its call, by the prompt that was sent."""
+    """Pair each turn of a rollout with the gateway's event of its call, by the prompt that was sent."""
     events = [CallEvent.model_validate(event["data"]) for event in rollout.events if event["event_type"] == CALL_EVENT]
     by_prompt = {tuple(event.prompt_token_ids): event for event in events}
     for triplet in rollout.triplets or []:
@@ -100,8 +100,8 @@ def _calls(rollout: CompletedRollout) -> Iterator[tuple[Triplet, CallEvent | Non
 def prepare_for_training(rollout: CompletedRollout) -> tuple[CompletedRollout, float, int]:
     """Give an off-policy rollout its tip-free prompts, and sum a rollout's intrinsic rewards.
 
-    Only prompts change: vLLM's log-probs, taken *with* the tips, stay, so that in agent-lightning's batch π_old is
-    tip-conditioned and π_θ is not. A turn whose tip-free prompt is not known is left out, never trained with its tips.
+    Only prompts change. vLLM's log-probs, sampled *with* the tips, stay, so that in agent-lightning's batch π_old is
+    tip-conditioned and π_θ is not. A turn whose tip-free prompt is unknown is left out, never trained with its tips.
 
     Returns:
         The rollout to train on, Σ 1/n over its calls, and the number of turns left out.

@@ -1,4 +1,4 @@
-"""agent-lightning's training rows: those that fit, with exact scores and the flag of their mode."""
+"""Drop agent-lightning's training rows that are too long, and set exact scores and mode flags on the rest."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from empo2.recipe.trainer.scores import training_scores
 
 
 def drop_overlong(batch: DataProto) -> DataProto:
-    """Drop rows whose prompt exceeds the limit, and rollouts that are left without another of their group.
+    """Drop rows whose prompt exceeds the limit, then rollouts that are left alone in their group.
 
-    The score of a rollout alone in its group would be taken for its advantage (verl's grpo: mean 0, std 1).
+    verl's grpo would use the score of a lone rollout as its advantage (mean 0, std 1).
 
     Raises:
         NoUsableRollouts: no row is left.
@@ -35,7 +35,7 @@ def drop_overlong(batch: DataProto) -> DataProto:
 def set_scores(batch: DataProto, results: Mapping[str, RolloutResult], algorithm: Algorithm) -> None:
     """Put each rollout's score on the last token of its rows, and flag the off-policy rows, in place.
 
-    agent-lightning's adapter has rounded the returns to bfloat16, which has three digits.
+    agent-lightning's adapter has rounded the returns to bfloat16, which keeps three digits.
     """
     ids = batch.non_tensor_batch["rollout_id_list"].tolist()
     scores = training_scores({rollout: results[rollout] for rollout in ids}, algorithm)

@@ -1,4 +1,4 @@
-"""Scores: what the rollouts of a group are compared by."""
+"""The scores by which the rollouts of a group are compared."""
 
 import math
 from collections import defaultdict
@@ -10,14 +10,14 @@ from empo2.recipe.trainer.results import RolloutResult
 
 
 def training_scores(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> dict[str, float]:
-    """Return each rollout's score: its return and intrinsic reward, scaled; equal where a group has nothing to compare.
+    """Return each rollout's score: its scaled return and intrinsic reward, or equal scores for a nearly equal group.
 
-    The advantage divides by the group's standard deviation, so that any spread, however small, becomes advantages of
-    about ±1. Two rules keep noise from being learned [ours]:
+    The advantage divides by the group's standard deviation, so any spread, however small, becomes advantages of about
+    ±1. Two rules keep noise from being learned [ours]:
 
-    - where every rollout of a group has succeeded there is nothing left to explore: the intrinsic reward, which would
-      favour the longer episodes, is left out;
-    - where the scores of a group differ by less than ``return_tolerance`` (in units of the environment's return) they
+    - if every rollout of a group succeeded, the intrinsic reward is left out: there is nothing left to explore, and it
+      would favor longer episodes;
+    - if the scores of a group differ by less than ``return_tolerance`` (in units of the environment's return), they
       count as equal, and no rollout of the group has an advantage.
 
     Args:
@@ -40,6 +40,6 @@ def training_scores(results: Mapping[str, RolloutResult], algorithm: Algorithm) 
 
 
 def _short(value: float) -> float:
-    """Round to 12 significant bits: verl's mean of equal scores, in float32, is then exactly that score."""
+    """Round to 12 significant bits, so that verl's float32 mean of equal scores is exactly that score."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(round(mantissa * 4096) / 4096, exponent)

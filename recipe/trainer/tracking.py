@@ -1,4 +1,4 @@
-"""The metrics of a step, and the file that they are written to."""
+"""The metrics of a step, and the file to which they are written."""
 
 import json
 import math
@@ -18,7 +18,7 @@ _TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
 
 
 class RunTracking(Tracking):
-    """verl's loggers, and one line a step in the run folder's metrics.jsonl (verl's file logger overwrites)."""
+    """verl's loggers, and one line per step in the run's metrics.jsonl (verl's own file logger overwrites)."""
 
     def __init__(self, *args: Any, config: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(*args, config=config, **kwargs)
@@ -39,7 +39,7 @@ def _json_number(value: Any) -> float | None:
 
 
 def training_metrics(results: StepResults, success_return: float) -> dict[str, float]:
-    """Return means over the rollouts that are trained on, in the units of the environment, and counts of the others."""
+    """Return means over the trained rollouts, in the environment's units, and counts of the dropped ones."""
     kept = list(results.kept.values())
     metrics = {
         "training/return": np.mean([result.return_ for result in kept]),
@@ -56,7 +56,7 @@ def training_metrics(results: StepResults, success_return: float) -> dict[str, f
 
 
 def step_line(step: int, metrics: dict[str, Any], *, rollouts: int, rows: int) -> str:
-    """Return one line of the run's output: what is trained on, and a warning of all that gets no gradient."""
+    """Return the step's line of output: what is trained on, and a warning about everything that gets no gradient."""
     said = f"step {step}: training on {rollouts} rollouts in {rows} rows"
     dropped = {
         name.removeprefix("empo2/dropped/").replace("_", " "): count
@@ -79,10 +79,10 @@ def step_line(step: int, metrics: dict[str, Any], *, rollouts: int, rows: int) -
 
 
 def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> dict[str, float]:
-    """Return the mean return of all validation rollouts, a failed one having earned ``failure_return``.
+    """Return the mean return of all validation rollouts; a failed one counts as ``failure_return``.
 
-    ``val/return_without_failures`` is the mean over the others: it is optimistic, as long or confused episodes fail
-    more often.
+    ``val/return_without_failures`` is the mean over the others. It is optimistic, since long or confused episodes
+    fail more often.
     """
     played = list(played)
     dropped = sum((results.dropped for results in played), Counter[str]())
@@ -99,10 +99,10 @@ def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> d
 
 
 def name_sums(metrics: dict[str, Any]) -> None:
-    """Turn the loss's sums into the fractions and means that a reader wants, in place.
+    """Turn the loss's sums into fractions and means, in place.
 
-    A sum, since a mean of means would weigh a token by the number of its neighbours. verl puts ``actor/`` before every
-    name.
+    The loss reports sums, since a mean of means would weight a token by the size of its micro-batch. verl puts
+    ``actor/`` before every name.
     """
 
     def total(name: str) -> float:
@@ -112,7 +112,7 @@ def name_sums(metrics: dict[str, Any]) -> None:
     for name in _TOKEN_MEANS:
         metrics[name] = [total(name) / tokens]
     metrics["empo2/masked_token_fraction"] = [total("actor/masked_tokens") / max(total("actor/off_policy_tokens"), 1)]
-    # Only before the first update is π_θ still what vLLM sampled from.
+    # π_θ is what vLLM sampled from only before the first update.
     rows, gap = (float(np.atleast_1d(metrics.pop(f"actor/{name}"))[0]) for name in ("compared_rows", "log_ppl_gap"))
     if rows:
         metrics["rollout_corr/log_ppl_abs_diff"] = [gap / rows]

@@ -30,13 +30,13 @@ _ATTEMPTS_PER_STEP = 3
 
 
 class Empo2Trainer(AgentLightningRayPPOTrainer):
-    """EMPO² in the places that agent-lightning 1.0.2 leaves open; everything else is agent-lightning's and verl's."""
+    """agent-lightning's trainer (1.0.2) with its methods overridden where EMPO² differs."""
 
     def __init__(self, *args: Any, settings: Settings, gateway: GatewayClient, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._settings = settings
         self._gateway = gateway
-        self._manager: Empo2RolloutManager | None = None  # of the rollouts that are played or were played last
+        self._manager: Empo2RolloutManager | None = None  # of the current or the last batch of rollouts
         self._validated: list[StepResults] = []
         policy_loss = self.config.actor_rollout_ref.actor.policy_loss
         if self.is_async:
@@ -101,7 +101,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         print(step_line(self.global_steps, metrics, rollouts=len(ids), rows=len(kept)), flush=True)
         return kept, metrics
 
-    # Optimisation
+    # Optimization
 
     def _train_step(
         self, timing_raw: dict[str, float], curr_step_profile: bool
@@ -121,13 +121,13 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         metrics, batch = result
         metrics["empo2/step_attempts"] = attempt
         metrics["empo2/rollouts_dropped"] += lost
-        # What was sampled has log-probs already: their mean estimates the entropy without a pass over the vocabulary.
+        # The mean of the sampled log-probs estimates the entropy without a pass over the vocabulary.
         mask = batch.batch["response_mask"]
         metrics["actor/entropy"] = -float((batch.batch["rollout_log_probs"] * mask).sum() / mask.sum())
         return metrics, batch
 
     def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:
-        """Return log π_old: what vLLM sampled from, tips and all, without a second forward pass.
+        """Return log π_old: vLLM's log-probs on the prompts as sent, tips included, without a second forward pass.
 
         With ``off_policy_old_log_probs: tip-free`` the off-policy rows get the log-probs of the policy before the
         update on their tip-free prompts instead (the paper's Algorithm 1): their ratio then starts at 1.
@@ -146,7 +146,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
 
     @property
     def _forward_multiple(self) -> int:
-        """Rows that a forward pass without gradient must be a multiple of: micro-batches on every GPU."""
+        """Return the divisor of the rows of a forward pass without gradient: a micro-batch on every GPU."""
         sections = (self.config.actor_rollout_ref.rollout, self.config.actor_rollout_ref.ref)
         micro_batch = math.lcm(*(section.log_prob_micro_batch_size_per_gpu or 1 for section in sections))
         return self.resource_pool_manager.get_n_gpus() * micro_batch
@@ -168,7 +168,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
     # Validation and checkpoints
 
     def _validate(self, merged: bool = False) -> dict[str, Any]:
-        """Validate without memory, counting every batch (agent-lightning keeps only the last) and every failure."""
+        """Validate without memory, including every batch (agent-lightning keeps only the last) and every failure."""
         self._validated = []
         return super()._validate(merged) | validation_metrics(self._validated, self._settings.algorithm)
 

@@ -1,4 +1,4 @@
-"""The optimiser steps of a training step: which rollouts each one learns from, and how its rows lie in verl's batch."""
+"""Plan the optimizer steps of a training step: the rollouts of each, and the order of their rows in the batch."""
 
 import math
 from collections import Counter, defaultdict
@@ -11,14 +11,14 @@ FILLER = -1
 
 
 def plan_updates(groups: Sequence[str], updates: int) -> list[list[int]]:
-    """Assign rows to optimiser steps, each of which gets whole groups and as many of them as any other (or one more).
+    """Assign rows to optimizer steps; each gets whole groups, and their numbers of groups differ by at most one.
 
     Args:
-        groups: the group of each row. A rollout's rows share its group, and so stay together too.
-        updates: optimiser steps; fewer are made where there are fewer groups.
+        groups: the group of each row. A rollout's rows share its group, so they stay together too.
+        updates: number of optimizer steps; reduced to the number of groups if there are fewer.
 
     Returns:
-        The rows of each optimiser step; their numbers of rows are as even as whole groups allow.
+        The rows of each optimizer step; their numbers of rows are as even as whole groups allow.
     """
     rows: dict[str, list[int]] = defaultdict(list)
     for row, group in enumerate(groups):
@@ -34,10 +34,10 @@ def plan_updates(groups: Sequence[str], updates: int) -> list[list[int]]:
 
 
 def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, micro_batch: int) -> list[int]:
-    """Order rows so that verl's mini-batches are the planned ones, with fillers where one has too few rows.
+    """Order rows so that verl cuts the planned mini-batches, with fillers for those that have too few rows.
 
-    verl cuts a batch into one part for each rank, each part into mini-batches of one size, and those into
-    micro-batches of one size. Each rank gets about the same number of tokens of each mini-batch.
+    verl cuts a batch into one part per rank, each part into mini-batches of equal size, and those into
+    micro-batches of equal size. Each rank gets about the same number of tokens of each mini-batch.
 
     Args:
         tokens: length of each row.
@@ -60,15 +60,15 @@ def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, mi
 
 
 def planned_batch(batch: DataProto, *, updates: int, ranks: int, micro_batch: int) -> tuple[DataProto, int]:
-    """Return the batch of a training step's updates, and the rows of each update, fillers included.
+    """Return the batch for a training step's updates, and the number of rows of each update, fillers included.
 
     The loss of an update is the mean over its rollouts, as in any mini-batch of M rollouts:
     (1/M) Σ_rollouts (1/T) Σ_tokens [...], where T counts a rollout's trained tokens in all of its rows. Advantages
-    leave here multiplied by 1/(M·T), which ``token_weight`` holds for the other terms.
+    are returned multiplied by 1/(M·T), which ``token_weight`` holds for the other terms.
 
     Args:
         batch: real rows only, with agent-lightning's ``per_rollout_mean`` advantages: divided by T and by all rows.
-        updates: optimiser steps.
+        updates: optimizer steps.
         ranks: processes that share the data.
         micro_batch: rows of a forward pass on one rank.
     """
@@ -93,7 +93,7 @@ def planned_batch(batch: DataProto, *, updates: int, ranks: int, micro_batch: in
 
 
 def with_fillers(batch: DataProto, order: Sequence[int]) -> DataProto:
-    """Select rows in ``order``; a filler is a row of two tokens that weighs nothing."""
+    """Select rows in ``order``; a filler is a row of two tokens with weight 0."""
     selected = batch.select_idxs([max(row, 0) for row in order])
     fillers = torch.tensor([row == FILLER for row in order])
     if fillers.any():
@@ -108,5 +108,5 @@ def with_fillers(batch: DataProto, order: Sequence[int]) -> DataProto:
 
 
 def fill_up(batch: DataProto, multiple: int) -> DataProto:
-    """Append fillers until the number of rows is a multiple of ``multiple``, as a forward pass over ranks needs."""
+    """Append fillers until the number of rows is a multiple of ``multiple``, as forward passes over ranks require."""
     return with_fillers(batch, [*range(len(batch)), *[FILLER] * (-len(batch) % multiple)])

@@ -1,4 +1,4 @@
-"""Settings -> the configuration that verl and agent-lightning read: every translated key in one place."""
+"""Translate settings to the configuration of verl and agent-lightning: every translated key in one place."""
 
 import importlib.util
 from pathlib import Path
@@ -20,10 +20,10 @@ def build_verl_config(
     gateway_key: str,
     resume_from: Path | None = None,
 ) -> DictConfig:
-    """agent-lightning's configuration with this run's values, EMPO²'s own settings under ``empo2``.
+    """Return agent-lightning's configuration with this run's values, and EMPO²'s own settings under ``empo2``.
 
     Args:
-        resume_from: a checkpoint of the run, whose step has been validated if it was to be.
+        resume_from: a checkpoint of the run; its step is not validated again.
 
     Raises:
         ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's.
@@ -46,7 +46,7 @@ def build_verl_config(
             config = OmegaConf.merge(config, layer)
     assert isinstance(config, DictConfig)
     OmegaConf.set_struct(config, True)
-    # vLLM's own options, of which verl lists none.
+    # vLLM's own options, which verl does not list.
     OmegaConf.set_struct(config.actor_rollout_ref.rollout.engine_kwargs, False)
     for key, value in _flatten(settings.verl):
         try:
@@ -60,9 +60,9 @@ def build_verl_config(
 
 
 def read_settings(config: DictConfig) -> Settings:
-    """Return the settings of an agent-lightning configuration: its section ``empo2``, and what the others say.
+    """Return the settings of an agent-lightning configuration, from its section ``empo2`` and from the other sections.
 
-    A user's own configuration, written for agent-lightning, says the sizes of a step in verl's words.
+    A user's own configuration for agent-lightning gives the sizes of a step by verl's keys.
 
     Raises:
         ConfigError: a setting is unknown, ill-typed or impossible.
@@ -102,7 +102,7 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
             "adv_estimator": "grpo",
             "norm_adv_by_std_in_grpo": True,
             "enable_rollout_level_advantage": True,
-            "rollout_correction": None,  # vLLM's log-probs *are* the old log-probs: nothing to correct
+            "rollout_correction": None,  # vLLM's log-probs *are* the old log-probs, so there is nothing to correct
         },
         "agentlightning": {
             "agl_base_url": url,
@@ -132,7 +132,7 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
             },
             "actor": {
                 "strategy": "fsdp2",
-                # Only for verl's own checks: updates.py plans the mini-batches.
+                # Only for verl's own checks; updates.py plans the mini-batches.
                 "ppo_mini_batch_size": max(1, algorithm.tasks_per_step // algorithm.updates_per_step),
                 "ppo_micro_batch_size_per_gpu": hardware.micro_batch,
                 "ppo_epochs": 1,
@@ -169,7 +169,7 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
                 "log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
                 "calculate_log_probs": True,
                 "val_kwargs": {"temperature": model.val_temperature, "do_sample": model.val_temperature > 0},
-                # agent-lightning drives the rollouts itself; verl's own workers would only import and idle.
+                # agent-lightning runs the rollouts itself; verl's own workers would only import and idle.
                 "agent": {"num_workers": 0},
             },
         },
@@ -192,7 +192,7 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
         "ray_kwargs": {
             "ray_init": {
                 "include_dashboard": False,
-                # vLLM's server listens where Ray says that the node is.
+                # vLLM's server listens on the address that Ray reports for the node.
                 **({"_node_ip_address": "127.0.0.1"} if hardware.nodes == 1 else {}),
             }
         },
@@ -200,7 +200,7 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
 
 
 def _cpu(settings: Settings) -> dict[str, Any]:
-    """What differs without a GPU; why stands in compat/."""
+    """Apply the settings that differ without a GPU; compat/ explains them."""
     workers = settings.hardware.gpus_per_node
     return {
         "actor_rollout_ref": {
@@ -210,7 +210,7 @@ def _cpu(settings: Settings) -> dict[str, Any]:
                 "enable_sleep_mode": False,
                 "enforce_eager": True,
                 "dtype": "bfloat16",
-                "max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size, to see what fits
+                "max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size to measure memory
                 "engine_kwargs": {
                     "vllm": {
                         "worker_extension_cls": "empo2.recipe.trainer.compat.vllm.CpuWorkerExtension",

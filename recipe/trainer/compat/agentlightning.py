@@ -1,7 +1,7 @@
-"""What agent-lightning 1.0.2 and verl 0.8.0 do in the trainer's process that EMPO² cannot leave to them.
+"""Patches of agent-lightning 1.0.2 and verl 0.8.0 in the trainer's process.
 
 Each function names the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fails when upstream
-mends one. The methods that trainer.py and manager.py override are upstream's too; the same tests hold their names.
+fixes one. The same tests check that the upstream methods overridden in trainer.py and manager.py still exist.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -19,12 +19,12 @@ from empo2.recipe.errors import ConfigError
 
 
 def use_tracking(tracking: type[Tracking]) -> None:
-    """Make ``AgentLightningRayPPOTrainer.fit`` log with ``tracking``: it makes its own logger, by a global name."""
+    """Make ``AgentLightningRayPPOTrainer.fit`` log with ``tracking`` instead of the logger it creates by a global name."""
     agl_trainer.Tracking = tracking
 
 
 def start_no_load_balancer() -> None:
-    """Leave out verl's balancer (``LLMServerManager._init_global_load_balancer``): the gateway chooses the server."""
+    """Skip verl's balancer (``LLMServerManager._init_global_load_balancer``), since the gateway chooses the server."""
 
     async def nothing(self: LLMServerManager) -> None:
         self.global_load_balancer = None  # pyright: ignore[reportAttributeAccessIssue]
@@ -33,17 +33,17 @@ def start_no_load_balancer() -> None:
 
 
 def import_vllm_meanwhile() -> None:
-    """Import vLLM in a thread: verl's driver wants the name of a class, 14 s while the actor's process imports verl."""
+    """Import vLLM, which takes 14 s, in a thread while the actor's process imports verl; the driver needs a class of it."""
     module = "verl.workers.rollout.vllm_rollout.vllm_async_server"
     threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
 
 
 def count_mini_batches_in_rows(config: DictConfig) -> int:
-    """Take the cutting and ordering of rows away from upstream, and return the number of rollouts of a task.
+    """Stop upstream from dropping and reordering rows; return the number of rollouts of a task.
 
-    ``AgentLightningRayPPOTrainer._train_step`` drops rows until whole mini-batches of
-    ``ppo_mini_batch_size * rollout.n`` rows are left, and ``_balance_batch`` orders rows over mini-batches. With both
-    sizes at 1 nothing is dropped; updates.py plans the mini-batches from rollouts.
+    ``AgentLightningRayPPOTrainer._train_step`` drops rows until their number is a multiple of
+    ``ppo_mini_batch_size * rollout.n``, and ``_balance_batch`` reorders rows across mini-batches. With both sizes at 1
+    nothing is dropped; updates.py plans the mini-batches from rollouts.
 
     Raises:
         ConfigError: agent-lightning's own limit of mini-batches is set, which would drop rows.
@@ -63,7 +63,7 @@ def count_mini_batches_in_rows(config: DictConfig) -> int:
 
 @contextlib.contextmanager
 def mini_batches_of(config: DictConfig, rows: int) -> Iterator[None]:
-    """Let ``RayPPOTrainer._update_actor``, which reads it from the configuration, cut mini-batches of ``rows``."""
+    """Make ``RayPPOTrainer._update_actor`` cut mini-batches of ``rows``; it reads the size from the configuration."""
     actor = config.actor_rollout_ref.actor
     actor.ppo_mini_batch_size = rows
     try:
