@@ -72,21 +72,25 @@ class BatchingEmbedder:
         self._urgent = _Queue()
         self._background = _Queue()
         self._recent: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._refusal: str | None = "the embedder is not running: call start() first"
+        self._refusal: str | None = None
 
     def start(self) -> None:
-        """Start to load the model and return at once. Call it once, in the event loop."""
-        loop = asyncio.get_running_loop()
-        self._refusal = None
-        self._loaded = loop.create_future()
-        self._task = loop.create_task(self._run(self._loaded))
+        """Start to load the model, unless that has begun or the embedder is closed; return at once.
+
+        `ready` and `embed` start it too: an earlier call only saves their callers a wait.
+        """
+        if self._loaded is None and self._refusal is None:
+            loop = asyncio.get_running_loop()
+            self._loaded = loop.create_future()
+            self._task = loop.create_task(self._run(self._loaded))
 
     async def ready(self) -> Embedder:
         """Wait for and return the loaded embedder, for its name and dimension; only the threads may call its `embed`.
 
         Raises:
-            EmbedderError: the model did not load, or the embedder is not running.
+            EmbedderError: the model did not load, or the embedder is closed.
         """
+        self.start()
         if self._refusal or self._loaded is None:
             raise EmbedderError(self._refusal)
         return await asyncio.shield(self._loaded)
@@ -100,8 +104,9 @@ class BatchingEmbedder:
 
         Raises:
             EmbedderError: the model did not load (permanent), this embedding failed (a later call tries again), or the
-                embedder is not running.
+                embedder is closed.
         """
+        self.start()
         if self._refusal:
             raise EmbedderError(self._refusal)
         if text in self._recent:

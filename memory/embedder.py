@@ -11,7 +11,7 @@ PASS_TEXTS = 32  # per forward pass, as in the library; more are not faster on a
 
 
 class EmbedderError(Exception):
-    """The model does not load, an embedding failed, or the embedder is not running."""
+    """The model does not load, an embedding failed, or the embedder is closed."""
 
 
 class Embedder(Protocol):

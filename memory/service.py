@@ -100,7 +100,6 @@ class MemoryService:
 
     async def embed(self, state: str, *, urgent: bool) -> np.ndarray:
         """Return the state's embedding, float32 [dimension]; ``urgent`` is True if an agent waits for it."""
-        self.start()
         return await self._embedder.embed(state, urgent=urgent)
 
     async def search(self, scope: str, embedding: np.ndarray, *, exclude: Collection[str] = ()) -> list[Tip]:
