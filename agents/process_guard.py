@@ -1,9 +1,10 @@
-"""Run a command, and end its whole process tree when it ends or when its owner does, however that is killed.
+"""Run a command, and end its whole process tree when it ends or when its owner ends, even by SIGKILL.
 
-A script of its own, started with ``guarded(command)``. The owner holds the other end of its standard input: when that
-closes, the owner is gone or wants an end. The guard then sends the command SIGTERM, as it does on a signal to itself,
-and kills all that is left of the tree after a grace time. Start it in a session of its own, so that signals to the
-owner's process group spare it. Exit code: the command's; 128 + n after signal n; 126 when it cannot be run. Linux only.
+This is a separate script, started with ``guarded(command)``. The owner holds the other end of its standard input; when
+that closes, the owner has ended or wants the command to end. The guard then sends the command SIGTERM, as on a signal
+to itself, and kills the rest of the tree after a grace time. Start it in its own session, so that signals to the
+owner's process group do not reach it. Exit code: the command's; 128 + n after signal n; 126 when it cannot be run.
+Linux only.
 """
 
 import contextlib
@@ -31,27 +32,27 @@ def guarded(command: list[str], *, grace: float = 0, scratch: str = "") -> list[
     Args:
         command: program and arguments. File descriptors that the guard inherits are passed on; standard input is empty.
         grace: seconds between SIGTERM and SIGKILL.
-        scratch: a folder of the owner's, removed where the owner did not live to do so.
+        scratch: a folder of the owner, removed if the owner ended without removing it.
     """
     return [sys.executable, "-I", "-S", __file__, str(grace), scratch, *command]
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants' orphans, so that ``end_descendants`` reaches them."""
+    """Make this process the parent of its descendants' orphans, so that ``end_descendants`` finds them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_descendants() -> None:
-    """Kill and reap all descendants of this process, by descent alone. Call ``adopt_orphans`` before the first one.
+    """Kill and reap all descendants of this process. Call ``adopt_orphans`` before starting any.
 
-    Guards among them have lost their owners: they get the time to end their own trees and to remove their folders.
+    Guards among them have lost their owners, and get time to end their own trees and to remove their folders.
     """
     deadline = time.monotonic() + _NESTED_GUARD_SECONDS
     while True:
         for pid in _descendants(with_guards=time.monotonic() > deadline):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # Orphans become children of this process: with no child left, no descendant is.
+        # Orphans become children of this process, so no child left means no descendant left.
         try:
             if not os.waitpid(-1, os.WNOHANG)[0]:
                 time.sleep(_POLL_SECONDS)
@@ -60,7 +61,7 @@ def end_descendants() -> None:
 
 
 def _descendants(with_guards: bool) -> list[int]:
-    """Return the process ids below this process; without guards, those below them are left out too."""
+    """Return the ids of this process's descendants; without guards, the descendants of guards are left out too."""
     children = defaultdict(list)
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -83,7 +84,7 @@ def _run(command: list[str], grace: float, scratch: str) -> int:
     adopt_orphans()
     signals = _signals_as_a_file()
     try:
-        # All that can be inherited was meant for the command.
+        # All inheritable descriptors are meant for the command.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False)
     except OSError as error:
         print(f"{command[0]!r} cannot be run: {error.strerror}", file=sys.stderr, flush=True)
@@ -108,7 +109,7 @@ def _run(command: list[str], grace: float, scratch: str) -> int:
 
 
 def _signals_as_a_file() -> int:
-    """Return a descriptor that the numbers of SIGCHLD and of the signals to stop can be read from, a byte each."""
+    """Return a descriptor from which the numbers of SIGCHLD and of stop signals can be read, one byte each."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -118,7 +119,7 @@ def _signals_as_a_file() -> int:
 
 
 def _reap(command: int) -> int | None:
-    """Reap all children that have ended, adopted orphans too; return the command's exit code if it was one of them."""
+    """Reap all ended children, adopted orphans too; return the command's exit code if it was one of them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -128,5 +129,5 @@ def _reap(command: int) -> int | None:
 
 
 if __name__ == "__main__":
-    # At once: while Python winds up, a further signal would change the exit code.
+    # At once, since another signal while Python shuts down would change the exit code.
     os._exit(_run(sys.argv[3:], float(sys.argv[1]), sys.argv[2]))

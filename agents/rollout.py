@@ -8,10 +8,10 @@ from typing import Any, Self
 import httpx
 from httpx_retries import Retry, RetryTransport
 
-MODEL = "policy"  # a model name for requests: agent-lightning's gateway puts the real one in its place
+MODEL = "policy"  # any model name: agent-lightning's gateway replaces it by the real one
 
 EVENT_TIMEOUT_SECONDS = 30
-# POST is retried too: should an event arrive twice, agent-lightning counts the last one, which is equal.
+# POST is retried too: if an event arrives twice, agent-lightning uses the last one, which is equal.
 EVENT_RETRIES = Retry(total=3, allowed_methods=("GET", "POST"), backoff_factor=0.5)
 
 
@@ -47,7 +47,7 @@ class Rollout:
             client.post(self.event_url, json=event).raise_for_status()
 
     def has_reward(self) -> bool:
-        """Return True if a reward event of this rollout has been posted, by whatever process and attempt."""
+        """Return True if a reward event of this rollout has been posted, by any process and attempt."""
         url = re.sub(r"/attempt/[^/]+/events$", "/events", self.event_url)
         with self._client() as client:
             return bool(client.get(url, params={"event_type": "reward"}).raise_for_status().json())

@@ -1,14 +1,14 @@
-"""Which text of a chat tells states apart, and above which cosine two states are one: for the reward 1/n.
+"""Measure which text of a chat separates states best, and above which cosine two states count as one, for 1/n.
 
-Plays real games with seeded rollouts that act at random or follow the gold path, and embeds what the gateway could take
-as a state with the real embedder. Truth: two visits are of one state where their observations have the same words, in
-any order, in the same scope.
+Plays real games with seeded rollouts that act at random or follow the gold path, and embeds candidate texts for the
+state with the real embedder. Truth: two visits are of one state if their observations have the same words, in any
+order, in the same scope.
 
-  visits       model calls; `states` of them differ
-  above 0.5    pairs of different states of a scope whose cosine is above 0.5, the least for a tip to be shown
-  twin > t     states that have a different one above the threshold t: they are counted as one by mistake
+  visits       model calls; `states` is the number of different ones
+  above 0.5    pairs of different states of a scope whose cosine is above 0.5, the minimum for a tip to be shown
+  twin > t     states with a different state above the threshold t, with which they are wrongly merged
   error > t    mean difference between the reward 1/n that the threshold gives and the true one, 0..1
-  r world      correlation at 0.98 between the reward and 1/n of the world itself: look and inventory, in
+  r world      correlation at 0.98 between the reward and 1/n of the world's own state: look and inventory, in
                WebShop the page
   reordered > t  pairs of observations with the same words in another order that count as one
   ticking > t    equal observations that end in another number of steps left, as those of other agents may, that count
@@ -57,7 +57,7 @@ THRESHOLDS = (0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995)
 SHOWN = (0.9, 0.95, 0.98, 0.99)
 CHOSEN = 0.98
 MIN_SIMILARITY = 0.5
-INVALID_SHARE = 0.1  # of replies that name nothing the game knows, as those of small models do
+INVALID_SHARE = 0.1  # share of replies without a known action, as small models write them
 INVALID = ("go forward", "look at the sky", "think about the task", "pick the thing up")
 TICKING = 200  # states per world
 PROGRESS = Console(stderr=True)
@@ -65,7 +65,7 @@ PROGRESS = Console(stderr=True)
 
 @dataclass(frozen=True)
 class Visit:
-    """One model call: the chat that the gateway sees, and the world's own state, which it does not see."""
+    """One model call: the chat, which the gateway sees, and the world's own state, which it does not see."""
 
     scope: str
     chat: list[Message]
@@ -78,7 +78,7 @@ class Visit:
 
 
 class Watched:
-    """An environment that keeps its newest state, for the player to act on."""
+    """An environment that stores its newest state for the player."""
 
     state: State
 
@@ -139,7 +139,7 @@ def main() -> None:
         plot(curves, options.plot)
 
 
-# Texts that could be a state
+# Candidate texts for a state
 
 
 def with_task(chat: list[Message]) -> str:
@@ -173,7 +173,7 @@ TEXTS: dict[str, Callable[[list[Message]], str]] = {
 def play(
     scope: str, watched: Watched, game: TextGame, policy: Callable[[State], str], world_state: Callable[[], str]
 ) -> list[Visit]:
-    """One episode, in the chat that the agents of agents/text_game hold."""
+    """Play one episode with the chat of the agents in agents/text_game."""
     visits = []
 
     def model(messages: list[Message]) -> str:
@@ -185,7 +185,7 @@ def play(
 
 
 def player(seed: str, actions: ActionForm, choices: int, gold: Sequence[str] = ()) -> Callable[[State], str]:
-    """A rollout of a group: never, at every second step or mostly on the gold path, else at random."""
+    """Return a rollout's player: on the gold path never, at every second step or mostly, otherwise at random."""
     generator = random.Random(seed)
     remaining, follow = list(gold), generator.choice((0.0, 0.5, 0.9))
 
@@ -275,7 +275,7 @@ def webshop(goals: Sequence[int], rollouts: int, actions: ActionForm) -> Iterato
 @dataclass(frozen=True)
 class Found:
     cells: list[str]
-    errors: list[float]  # one a threshold
+    errors: list[float]  # one per threshold
 
 
 def embed(texts: Sequence[str]) -> dict[str, np.ndarray]:
@@ -294,7 +294,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def measure(visits: Sequence[Visit], text: Callable[[list[Message]], str], keys: dict[str, np.ndarray]) -> Found:
-    """All figures of one world and one text."""
+    """Return all figures of one world and one text."""
     scopes: defaultdict[str, list[Visit]] = defaultdict(list)
     for visit in visits:
         scopes[visit.scope].append(visit)
@@ -308,7 +308,7 @@ def measure(visits: Sequence[Visit], text: Callable[[list[Message]], str], keys:
         for threshold in THRESHOLDS:
             rewards[threshold] += rewards_by_cosine(cosines, threshold)
         states += len(set(observed))
-        # Each text of an observation once: how often it was seen says nothing about telling it apart.
+        # Each observation counts once: how often it was seen does not matter for separating states.
         rows = list({(text(visit.chat), observed[row]): row for row, visit in enumerate(each)}.values())
         numbers = np.unique([" ".join(observed[row]) for row in rows], return_inverse=True)[1]
         different, cosines = numbers[:, None] != numbers, cosines[np.ix_(rows, rows)]
@@ -323,7 +323,7 @@ def measure(visits: Sequence[Visit], text: Callable[[list[Message]], str], keys:
 
 
 def rewards_of(states: Sequence[object]) -> list[float]:
-    """1/n of every visit, where equal states are one."""
+    """Return 1/n of every visit, where equal states are one."""
     seen, rewards = Counter(), []
     for state in states:
         seen[state] += 1
@@ -332,7 +332,7 @@ def rewards_of(states: Sequence[object]) -> list[float]:
 
 
 def rewards_by_cosine(cosines: np.ndarray, threshold: float) -> list[float]:
-    """1/n of every visit in turn, as the memory counts; `cosines` of each with each, [visits, visits]."""
+    """Return 1/n of every visit in turn, as the memory counts; `cosines` is [visits, visits]."""
     stored, counts, rewards = [], [], []
     for visit, row in enumerate(cosines):
         similar = row[stored] > threshold
@@ -346,10 +346,10 @@ def rewards_by_cosine(cosines: np.ndarray, threshold: float) -> list[float]:
 
 
 def reordered(visits: Sequence[Visit], keys: dict[str, np.ndarray]) -> list[str]:
-    """Pairs of equal words in another order, and the shares of them that count as one state."""
+    """Return the number of pairs with equal words in another order, and the shares that count as one state."""
     alike: defaultdict[Any, set[str]] = defaultdict(set)
     for visit in visits:
-        if "\n\n1 " not in visit.chat[-1]["content"]:  # a list of actions is another matter
+        if "\n\n1 " not in visit.chat[-1]["content"]:  # a list of actions is evaluated separately
             first = len(visit.chat) == 2  # with the task
             alike[visit.scope, first, words(visit.observation)].add(chat_state(visit.chat))
     pairs = [keys[one] @ keys[other] for texts in alike.values() for one, other in combinations(sorted(texts), 2)]
@@ -357,7 +357,7 @@ def reordered(visits: Sequence[Visit], keys: dict[str, np.ndarray]) -> list[str]
 
 
 def ticked(visits: Sequence[Visit]) -> list[str]:
-    """Shares of states that stay themselves when a number of steps left at their end goes from 17 to 12."""
+    """Return the shares of states that count as the same when the steps left at their end go from 17 to 12."""
     texts = sorted({chat_state(visit.chat) for visit in visits})
     texts = random.Random(0).sample(texts, min(TICKING, len(texts)))
     keys = embed([f"{text}\nSteps left: {left}" for text in texts for left in (17, 12)])

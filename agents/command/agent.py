@@ -1,4 +1,4 @@
-"""Any command line as an agent: in another language, another virtual environment, with other packages."""
+"""Run any command line as an agent: in any language, any virtual environment, with any packages."""
 
 import math
 import os
@@ -18,7 +18,7 @@ from ..rollout import MODEL, Rollout
 
 _TAIL_BYTES = 16_384
 _REASON_CHARACTERS = 400
-# Not "${NAME}", which is a shell's.
+# Not "${NAME}", which is shell syntax.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -30,16 +30,16 @@ class CommandFailed(Exception):
 class CommandAgent:
     """Play an episode by running ``AGENT_COMMAND`` and report its reward.
 
-    The command is split as a shell splits it, but no shell runs it: ``sh -c '...'`` is one. ``{NAME}`` stands for the
-    environment variable NAME; words ``NAME=value`` at the front set variables, as in a shell. It finds
+    The command is split as a shell splits it, but runs without a shell; use ``sh -c '...'`` for one. ``{NAME}`` stands
+    for the environment variable NAME; words ``NAME=value`` at the front set variables, as in a shell. The command finds
 
     - the task in the variables of ``agent.env``;
     - the model in ``OPENAI_BASE_URL``, ``OPENAI_API_BASE``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``;
     - agent-lightning's own ``AGL_OPENAI_BASE_URL``, ``AGL_EVENT_URL`` and ``AGL_KEY``.
 
-    The reward is the last line of the file that ``EMPO2_REWARD_FILE`` names; else, with ``AGENT_REWARD=stdout``, the
-    last line of the command's standard output; else what the command itself has posted to ``AGL_EVENT_URL``. Whatever
-    the command has started ends with it, and with this process, however that is killed.
+    The reward is the last line of the file named by ``EMPO2_REWARD_FILE``; else, with ``AGENT_REWARD=stdout``, the last
+    line of the command's standard output; else the event that the command posted to ``AGL_EVENT_URL``. All processes
+    started by the command end with it, and with this process, even if this process is killed.
     """
 
     def run(self) -> None:
@@ -76,7 +76,7 @@ def parse(text: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str, s
     """Split ``AGENT_COMMAND`` into an argument list and the variables that it sets.
 
     Raises:
-        ValueError: it is empty or unbalanced, names an unknown variable, or a program that is not there.
+        ValueError: it is empty, has an unbalanced quote, names an unknown variable, or a program that does not exist.
     """
 
     def fill(word: str) -> str:
@@ -106,7 +106,7 @@ def _run(command: list[str], environ: Mapping[str, str], scratch: str) -> tuple[
     with subprocess.Popen(
         guarded(command, scratch=scratch),
         env=environ,
-        stdin=subprocess.PIPE,  # held open for as long as this process lives
+        stdin=subprocess.PIPE,  # held open while this process lives
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,

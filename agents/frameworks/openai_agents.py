@@ -1,10 +1,10 @@
 """openai-agents, whose import name is `agents`: the environment's step is a tool.
 
-Only its OpenAIChatCompletionsModel can be trained: its default, the /responses API, agent-lightning does not proxy.
-A turn's prompt extends the last one, and an episode is one training row, as far as the chat template writes a call as
-the model wrote it; a call that the model wrote otherwise, or that the parser repaired, begins another row.
+Only its OpenAIChatCompletionsModel can be trained: agent-lightning does not proxy its default, the /responses API.
+An episode is one training row as long as the chat template renders each call as the model wrote it. A call that the
+model wrote differently, or that the parser repaired, starts a new row.
 
-In this checkout stands a folder of the same name. It has no `__init__.py`, so that the package comes before it.
+This checkout has a folder of the same name. It has no `__init__.py`, so that the package takes precedence.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from .shared import TOOL_CALL_TOKENS, FrameworkAgent
 
 class OpenAIAgentsAgent(FrameworkAgent):
     def converse(self, game: Game, server: Server) -> None:
-        with suppress(ModelBehaviorError):  # the model called a tool that does not exist: openai-agents gives up
+        with suppress(ModelBehaviorError):  # the model called a tool that does not exist, and openai-agents gave up
             asyncio.run(self._converse(game, server))
 
     async def _converse(self, game: Game, server: Server) -> None:

@@ -1,4 +1,4 @@
-"""The base of the agents of all frameworks: a task, an environment and a reward."""
+"""The base class of the agents of all frameworks: a task, an environment and a reward."""
 
 from abc import abstractmethod
 
@@ -9,7 +9,7 @@ from empo2.agents.scienceworld.tasks import Episode
 from empo2.agents.text_game.agent import OUTGROWN, Server
 from empo2.agents.text_game.game import Outcome
 
-TOOL_CALL_TOKENS = 32  # that a call costs beyond its action: its brackets, and the names of tool and argument
+TOOL_CALL_TOKENS = 32  # of a call beyond its action: brackets, and the names of tool and argument
 
 
 class FrameworkAgent(ScienceWorldAgent):
@@ -20,7 +20,7 @@ class FrameworkAgent(ScienceWorldAgent):
             game = Game(environment, episode)
             try:
                 self.converse(game, server)
-            except Exception as error:  # each framework has an error of its own for it
+            except Exception as error:  # each framework raises its own error for it
                 if "context length" not in str(error):
                     raise
                 return game.outcome(OUTGROWN)

@@ -10,12 +10,12 @@ from ..text_game.java import JavaEnvironment, JavaShutdown
 
 
 class Environment(JavaEnvironment["_Simulator"]):
-    """ScienceWorld, for any number of episodes one after the other. Same actions, same trajectory.
+    """ScienceWorld, for any number of episodes in sequence. Equal actions give equal trajectories.
 
     `inventory` names what the player carries, as of the last step.
 
-    The score is -100..100 as ScienceWorld counts it. An episode may start above 0 (some `easy` starts score at once),
-    and a failure is -100 whatever was earned before.
+    The score is ScienceWorld's own, -100..100. An episode may start above 0 (some `easy` starts score at once), and a
+    failure sets it to -100.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Environment(JavaEnvironment["_Simulator"]):
         return self._state(observation, done=False, info=info)
 
     def gold_path(self, task: str, variation: int, simplification: str) -> list[str]:
-        """Return actions that ScienceWorld itself solves a variation with. `reset` must begin the next episode."""
+        """Return the actions of ScienceWorld's own solution of a variation. Call `reset` before the next step."""
         self._simulator.load(task, variation, simplification, generateGoldPath=True)
         return self._simulator.get_gold_action_sequence()
 
     def action_templates(self) -> list[str]:
-        """Return the forms that actions take in this task under this simplification, such as `move OBJ to OBJ`."""
+        """Return the forms of actions in this task under this simplification, such as `move OBJ to OBJ`."""
         return self._simulator.get_possible_actions()
 
     def _act(self, action: str) -> State:
@@ -58,9 +58,9 @@ class Environment(JavaEnvironment["_Simulator"]):
 
 class _Simulator(JavaShutdown, ScienceWorldEnv):
     def __init__(self) -> None:
-        # Upstream's limit counts the world's ticks, and `wait` is ten of them: steps are counted in JavaEnvironment.
+        # Upstream's limit counts the world's ticks, and `wait` is ten of them, so JavaEnvironment counts the steps.
         super().__init__(envStepLimit=sys.maxsize)
-        self._obj_tree_tempdir.cleanup()  # unused here, and left behind by a process that is killed
+        self._obj_tree_tempdir.cleanup()  # unused here, and a killed process would leave it behind
 
 
 def _names(inventory: str) -> tuple[str, ...]:

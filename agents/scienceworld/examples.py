@@ -1,6 +1,6 @@
 """Worked examples for the action form `paper`: ScienceWorld's own solutions of training variations, shortened.
 
-They are kept in examples.json; `python -m empo2.agents.scienceworld.examples` makes the file anew.
+They are stored in examples.json; `python -m empo2.agents.scienceworld.examples` generates the file again.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from .environment import Environment
 
 FILE = Path(__file__).with_name("examples.json")
 SHOWN = 2  # per episode, as in the authors' code
-KEPT = SHOWN + 1  # per task, so that two are left when one is of the variation that is played
+KEPT = SHOWN + 1  # per task, so that two are left when one is of the played variation
 
-# What is left of a solution: so many steps from its beginning and from its end, so much of each observation.
+# Steps kept from the beginning and the end of a solution, and characters kept of each observation.
 FIRST_STEPS, LAST_STEPS = 14, 8
 OBSERVATION_CHARACTERS = 80
-# ScienceWorld's solutions open every door, though `easy` has them open, and some of their actions do nothing.
+# ScienceWorld's solutions open every door, though `easy` starts with open ones, and some of their actions do nothing.
 NO_EFFECT = ("The door is already open.", "No known action matches that input.")
-# What its solutions say of a thing's place, though the list of valid actions does not.
+# Places of things, which ScienceWorld's solutions contain and its list of valid actions does not.
 PLACE = re.compile(r" in (inventory|outside)(?= to | on |$)")
 
 
@@ -35,7 +35,7 @@ class Example:
 
     variation: of the task; a training variation.
     description: the task, in ScienceWorld's words.
-    steps: actions, each with what came of it. One without an action says how many steps are left out.
+    steps: actions with their observations. A step without an action tells how many steps are left out.
     """
 
     variation: int
@@ -48,17 +48,17 @@ class Example:
 
 
 def examples(task: str, variation: int) -> list[Example]:
-    """Return the two examples of a task that an episode of `variation` is shown, never of that variation itself."""
+    """Return the two examples that an episode of `variation` is shown; never one of that variation."""
     others = (example for example in _all()[task] if example.variation != variation)
     return list(itertools.islice(others, SHOWN))
 
 
 def make(task: str) -> list[Example]:
-    """Solve the last training variations of a task: the first ones are trained on.
+    """Solve the last training variations of a task; the first ones are trained on.
 
-    ScienceWorld's solutions use names that its list of valid actions does not have, and the agent would execute
-    something else. The actions are therefore translated into valid ones. Where the full score is not reached by them, a
-    solution is left as it is.
+    ScienceWorld's solutions use names that its list of valid actions does not have, so the agent would execute other
+    actions. They are therefore translated into valid actions. If these do not reach the full score, the solution is
+    kept in its own words.
     """
     # A simulator of its own: the names in the list of valid actions depend on what a simulator played before.
     with Environment() as environment:
@@ -68,7 +68,7 @@ def make(task: str) -> list[Example]:
 
 
 def _solve(environment: Environment, task: str, variation: int) -> Example | None:
-    """Return None where ScienceWorld's own solution misses the full score, as some do."""
+    """Return an example; None if ScienceWorld's own solution misses the full score, as some do."""
     steps, score = _play(environment, task, variation, environment.gold_path(task, variation, "easy"), translate=False)
     if score != FULL_SCORE:
         return None
@@ -97,7 +97,7 @@ def _play(
 
 
 def valid_form(action: str, valid_actions: Sequence[str]) -> str | None:
-    """Return the valid action that an action of a solution seems to mean, None if no action with its verb is valid."""
+    """Return the valid action that best matches an action of a solution; None if no valid action has its verb."""
     if action in valid_actions:
         return action
     action = re.sub("^drop ", "put down ", PLACE.sub("", action))
@@ -107,7 +107,7 @@ def valid_form(action: str, valid_actions: Sequence[str]) -> str | None:
 
 
 def shorten(steps: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Write repetitions once, cut observations, and keep the beginning and the end."""
+    """Write repetitions once, cut observations, and keep only the beginning and the end."""
     short = []
     for action, group in itertools.groupby(steps, key=lambda step: step[0]):
         *earlier, (_, observation) = group

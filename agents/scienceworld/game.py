@@ -1,6 +1,6 @@
-"""An episode of ScienceWorld as turns, in three forms: free text, choice, and the EMPO2 authors' protocol.
+"""An episode of ScienceWorld as turns, in three action forms: free text, choice, and the EMPO2 authors' protocol.
 
-docs/scienceworld.md compares the last one, `paper`, with what the authors' code does.
+docs/scienceworld.md compares the last one, `paper`, with the authors' code.
 """
 
 import re
@@ -37,7 +37,7 @@ an action changes nothing, try a different one.
 
 {examples}"""
 
-# What a task's description names as something to focus on, or to put something into; not its words for a kind of thing.
+# Things that a task's description names to focus on or to put something into, without its words for kinds of things.
 NAMED = re.compile(
     r"the (\w+ box)\b"
     r"|focus on (?:the|a) (?!thing\b|substance\b|animal\b|inclined\b|intermediate\b|life\b|\d)([\w -]+)"
@@ -46,7 +46,7 @@ NAMED = re.compile(
 
 
 class Game(TextGame):
-    """One episode, begun. Raises ValueError for a variation that does not exist."""
+    """One started episode. Raises ValueError for a variation that does not exist."""
 
     def __init__(self, environment: Environment, episode: Episode) -> None:
         state = environment.reset(episode.task, episode.variation, episode.simplification, episode.max_steps)
@@ -66,7 +66,7 @@ class Game(TextGame):
 
 
 def named(description: str) -> list[str]:
-    """Return the things that a task's description names, in order, each once."""
+    """Return the things named in a task's description, in order, each once."""
     groups = (next(filter(None, match.groups())) for match in NAMED.finditer(description))
     return list(dict.fromkeys(groups))
 

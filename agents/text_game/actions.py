@@ -1,4 +1,4 @@
-"""Actions as text: how they are listed for a policy, and how its reply is read."""
+"""Actions as text: list them for a policy, and read the action from its reply."""
 
 import difflib
 import random
@@ -9,37 +9,37 @@ from .episode import TextEpisode
 
 
 def listed(observation: str, choices: Sequence[str]) -> str:
-    """Return a turn of the choice form: the observation and the numbered actions."""
+    """Return a turn in the choice form: the observation and the numbered actions."""
     return "\n".join([observation, "", *(f"{number} {action}" for number, action in enumerate(choices, start=1))])
 
 
 def draw(valid_actions: Sequence[str], episode: TextEpisode, step: int) -> list[str]:
     """Return at most `episode.choices` of the valid actions, in random order.
 
-    Seeded by the episode and the step: rollouts that acted alike are offered the same actions.
+    The draw is seeded by the episode and the step, so rollouts with equal actions so far are offered the same list.
     """
     generator = random.Random(f"{episode.seed} {episode.world} {step}")
     return generator.sample(valid_actions, min(episode.choices, len(valid_actions)))
 
 
 def chosen(reply: str, choices: Sequence[str]) -> str | None:
-    """Return the action that the first number of a reply names, None if it names no listed number."""
+    """Return the action with the first number in a reply; None if there is no such action."""
     number = re.search(r"[0-9]+", reply)
     by_number = {str(number): action for number, action in enumerate(choices, start=1)}
     return by_number.get(number.group().lstrip("0")) if number else None
 
 
 def typed(reply: str) -> str:
-    """Return the action of a free-text reply: its first line, whatever it says."""
+    """Return the action of a free-text reply: its first line."""
     return reply.strip().partition("\n")[0].strip()
 
 
 def nearest(text: str, valid_actions: Sequence[str]) -> str:
-    """Return the valid action nearest to `text`: `text` itself if it is valid, else the one with most words in common.
+    """Return the valid action nearest to `text`: `text` itself if valid, else the one that shares the most words.
 
-    Nearness is the Jaccard index of the sets of words, regardless of case: common words over words in either. Ties go
-    to the action whose words come in the most similar order, then to the first in alphabetical order; so does a text
-    that shares no word with any action.
+    Nearness is the Jaccard index of the sets of words, regardless of case: common words over words in either. Ties are
+    broken by the most similar order of words, then alphabetically; a text that shares no word with any action is a
+    tie of all.
 
     Raises ValueError if there is no valid action.
     """

@@ -1,4 +1,4 @@
-"""An agent that plays text games through any OpenAI-compatible server, and knows nothing of training."""
+"""An agent that plays text games through any OpenAI-compatible server, without any code for training."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ class ContextOverflow(Exception):
 
 @dataclass(frozen=True)
 class Server:
-    """A model behind an OpenAI address: its key ("" for none), the model's name, the tokens of a reply."""
+    """An OpenAI-compatible server: its key ("" for none), the model's name, the most tokens of a reply."""
 
     base_url: str
     key: str
@@ -33,7 +33,7 @@ class Server:
 
     @classmethod
     def of(cls, rollout: Rollout, environ: Mapping[str, str], variables: str) -> Self:
-        """Return the server of a rollout. `variables`_MODEL and `variables`_MAX_TOKENS may set model name and reply."""
+        """Return the server of a rollout. `variables`_MODEL and `variables`_MAX_TOKENS set model name and limit."""
         max_tokens = f"{variables}_MAX_TOKENS"
         return cls(
             rollout.base_url,
@@ -44,12 +44,12 @@ class Server:
 
 
 class TextAgent[Episode: TextEpisode]:
-    """Play one episode and post one reward event: the class that agent-lightning's controller runs.
+    """Play one episode and post one reward event; agent-lightning's controller runs this class.
 
     The task comes in the variables of the episode's `env_map`, the model's address in agent-lightning's `AGL_*`
     variables; ..._MODEL and ..._MAX_TOKENS, which begin as the episode's variables do, may set the model's name and
-    the tokens per reply. Whatever goes wrong is raised and fails the rollout: a reward is posted only for an episode
-    that was played.
+    the tokens per reply. Every error is raised and fails the rollout: a reward is posted only for an episode that was
+    played.
     """
 
     episode: type[Episode]
@@ -65,7 +65,7 @@ class TextAgent[Episode: TextEpisode]:
 
 
 def play_chat(game: TextGame, model: Model, show: Callable[[str], object] = lambda text: None) -> Outcome:
-    """Play an episode that has begun, one action per reply. `show` is given every message of the chat as it comes.
+    """Play a started episode, one action per reply. `show` is called with each new message of the chat.
 
     A chat that outgrows the model's context ends the episode with the score so far; any other error is raised.
     """
@@ -88,8 +88,8 @@ def play_chat(game: TextGame, model: Model, show: Callable[[str], object] = lamb
 
 
 def connect(server: Server) -> Model:
-    """Return a function from a chat to the model's reply. It raises openai's errors once their retries are used up."""
-    from openai import BadRequestError, OpenAI  # 1.8 s: not before the task has been checked
+    """Return a function from a chat to the model's reply. It raises openai's errors after the retries."""
+    from openai import BadRequestError, OpenAI  # takes 1.8 s, so only after the task has been checked
 
     # Without a key the header would be "Bearer ", which is not a valid one.
     key = server.key or "none"
@@ -103,7 +103,7 @@ def connect(server: Server) -> Model:
                 max_tokens=server.max_tokens,
             )
         except BadRequestError as error:
-            # The words of vLLM 0.20 and of OpenAI; neither sends a code that every server would.
+            # The messages of vLLM 0.20 and of OpenAI; there is no error code that all servers send.
             if "context length" in str(error):
                 raise ContextOverflow(str(error)) from error
             raise

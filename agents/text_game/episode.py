@@ -1,21 +1,21 @@
-"""The fields that fix an episode of any text game, and their way through an agent's environment variables."""
+"""The fields that define an episode of a text game, and how environment variables pass them to an agent."""
 
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
-# How a policy acts: it writes any line; it names the number of a listed action; it writes a line as the EMPO2 paper's
-# agent does, of which the nearest valid action is executed.
+# How a policy acts: it writes any line; it writes the number of a listed action; it writes a line, and the nearest
+# valid action is executed, as in the EMPO2 paper.
 ActionForm = Literal["free-text", "choice", "paper"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextEpisode:
-    """Everything that fixes an episode but the policy. One row of a data set is `asdict` of it.
+    """The definition of an episode, without the policy. One row of a data set is `asdict` of it.
 
-    A game's own episode adds fields to these. Raises ValueError, naming the value and the nearest right ones, when a
-    field is wrong.
+    A game's subclass adds its own fields. Raises ValueError, naming the value and the nearest valid ones, if a field is
+    wrong.
     """
 
     variables: ClassVar[str]  # the beginning of the names of the agent's variables
@@ -33,17 +33,17 @@ class TextEpisode:
 
     @property
     def world(self) -> str:
-        """Name the world that is played. It seeds the draw of the listed actions, together with `seed`."""
+        """Return the world's name. Together with `seed` it seeds the draw of the listed actions."""
         raise NotImplementedError
 
     @property
     def title(self) -> str:
-        """Name the world for people to read."""
+        """Return the world's name for people to read."""
         raise NotImplementedError
 
     @classmethod
     def env_map(cls) -> dict[str, str]:
-        """Return agent-lightning's `local.env_map`: variables, and where a rollout's input holds them."""
+        """Return agent-lightning's `local.env_map`: from variables to fields of a rollout's input."""
         return {f"{cls.variables}_{field.name.upper()}": f"input.{field.name}" for field in fields(cls)}
 
     @classmethod

@@ -1,6 +1,6 @@
-"""One episode of any text game as turns: what the policy is shown, and what its reply does.
+"""One episode of a text game as turns: show messages to the policy, and act on its replies.
 
-The whole chat is sent at every turn and never rewritten, so each turn is kept short.
+The whole chat is sent in every turn and never rewritten, so each turn is kept short.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ NOT_LISTED = "Nothing was done: your reply named no listed number."
 class State:
     """The result of one step of a game.
 
-    observation: the game's own reply, unchanged but for surrounding blanks.
+    observation: the game's own reply, without surrounding blanks.
     score: of the episode so far, -100..100; the last one is the return.
     done: the task is completed, has failed, or `max_steps` actions were taken.
     valid_actions: all valid actions, sorted, so that equal states list them equally.
@@ -31,7 +31,7 @@ class State:
 
 
 class TextEnvironment(Protocol):
-    """The world of a text game, in which an episode has begun."""
+    """The world of a text game with a started episode."""
 
     @property
     def task_description(self) -> str: ...
@@ -41,7 +41,7 @@ class TextEnvironment(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of an episode: its score, -100..100, one line saying where it came from, and numbers to average."""
+    """The result of an episode: its score, -100..100, a line that explains it, and numbers to average."""
 
     score: float
     message: str
@@ -53,7 +53,7 @@ class Outcome:
 
 
 class TextGame:
-    """One episode, begun: show `system`, then `turn` and `act` on the reply, until it is `done`.
+    """One started episode: show `system`; then show `turn` and `act` on the reply until it is `done`.
 
     system: the rules, for the system message.
     turn: the next user message; the last observation when the episode is done.
@@ -70,7 +70,7 @@ class TextGame:
         return self._state.done or self._steps == self.episode.max_steps
 
     def act(self, reply: str) -> None:
-        """Take the action that a reply names. A reply that names none is a step too; one after the end is ignored."""
+        """Take the action that a reply names. One without an action is a step too; one after the end is ignored."""
         if self.done:
             return
         action = self._action(reply)
@@ -80,14 +80,14 @@ class TextGame:
         self._show(NOT_LISTED if action is None else self._state.observation)
 
     def outcome(self, remark: str = "") -> Outcome:
-        """Return the score so far, and in the paper's form the share of actions that were corrected."""
+        """Return the score so far and, in the paper's form, the share of corrected actions."""
         steps = f"{self._steps} of {self.episode.max_steps} steps"
         message = f"{self.episode.title}: score {self._state.score:g} after {steps}{remark}"
         corrected = {"corrected_actions": self._corrected / self._steps} if self._steps else {}
         return Outcome(self._state.score, message, corrected if self.episode.actions == "paper" else {})
 
     def _action(self, reply: str) -> str | None:
-        """Return the action to execute, None if the reply names none."""
+        """Return the action to execute; None if the reply names none."""
         if self._choices:
             return chosen(reply, self._choices)
         text = typed(reply)

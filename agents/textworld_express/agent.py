@@ -39,7 +39,7 @@ class TextWorldExpressAgent(TextAgent[Episode]):
 
 
 def begin(environment: Environment, episode: Episode) -> TextGame:
-    """Begin an episode as turns. Raises ValueError for parameters that the game does not have."""
+    """Start an episode as turns. Raises ValueError for parameters that the game does not have."""
     state = environment.reset(episode.game, episode.params, episode.fold, episode.seed, episode.max_steps)
     rules = CHOICE if episode.actions == "choice" else FREE_TEXT.format(templates=", ".join(GAMES[episode.game]))
     return TextGame(environment, episode, f"{ROLE}\n{rules}", state)

@@ -11,9 +11,9 @@ from ..text_game.java import JavaEnvironment, JavaShutdown
 
 
 class Environment(JavaEnvironment["_Simulator"]):
-    """TextWorld-Express, for any number of episodes one after the other. Same world, same actions, same trajectory.
+    """TextWorld-Express, for any number of episodes in sequence. Equal worlds and actions give equal trajectories.
 
-    The score is the game's own, -1..1, times 100: as ScienceWorld's, so that the same settings of the return hold.
+    The score is the game's own, -1..1, times 100, so that ScienceWorld's settings for returns fit it too.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""WebShop by hand: build a catalogue from the original's data files, and shop in one yourself."""
+"""Build a catalogue from the original's data files, or shop in one by hand."""
 
 import argparse
 import shlex
@@ -13,7 +13,7 @@ from .generated import own_catalogue
 from .json_stream import read_json
 from .tasks import MAX_STEPS
 
-FEW = 0.5  # of the instructions: with fewer in the shop, --human is taken for a mistake
+FEW = 0.5  # of the instructions: if the shop has fewer, --human is probably a mistake
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     builder = commands.add_parser(
         "build",
         help="build a catalogue from the original's data files",
-        description="Build a catalogue, a folder that every agent of a machine reads at once. It needs no other file.",
+        description="Build a catalogue, a folder that all agents of a machine share. It needs no other file.",
         epilog="The full data, 1.18 million products, takes minutes and some 5 GB of disk. The files are described in "
         "the README of the repository princeton-nlp/WebShop. Nearly all of people's instructions are for products that "
         "the small shop of 1,000 does not have, so it is built without them. examples: "

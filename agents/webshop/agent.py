@@ -29,7 +29,7 @@ Choose the options that are asked for before click[buy now], which ends the visi
 
 
 class Game(TextGame):
-    """One episode of WebShop as turns, begun. Raises KeyError for a goal that the catalogue does not have."""
+    """One started episode of WebShop as turns. Raises KeyError for a goal that the catalogue does not have."""
 
     def __init__(self, environment: Environment, episode: Episode) -> None:
         state = environment.reset(episode.goal, episode.max_steps)
@@ -38,7 +38,7 @@ class Game(TextGame):
 
 
 class WebShopAgent(TextAgent[Episode]):
-    """One episode of WebShop; the variables are those of `Episode.env_map()`."""
+    """Play one episode of WebShop; the variables are those of `Episode.env_map()`."""
 
     episode = Episode
 

@@ -1,4 +1,4 @@
-"""Products, their search index and the goals of a shop, in one folder that any number of processes read at once."""
+"""Products, their search index and the goals of a shop, in one folder that any number of processes share."""
 
 import fcntl
 import json
@@ -28,14 +28,14 @@ CREATE TABLE shuffle (number INTEGER PRIMARY KEY, place INTEGER NOT NULL);  -- t
 
 
 class CatalogueError(ValueError):
-    """A folder that is no catalogue, or cannot be read; the message names it and says what to do."""
+    """A folder is not a catalogue or cannot be read; the message names it and the fix."""
 
 
 def build(folder: Path, items: Path, attributes: Path, human: Path | None = None) -> None:
-    """Build a catalogue from files in the original's formats. It appears whole at `folder`, or not at all.
+    """Build a catalogue from files in the original's formats. `folder` appears complete or not at all.
 
-    The products are streamed: RAM holds their attributes and different words, then some 20 bytes for each word of each
-    product, then the goals' order. Builds of the same folder wait for one another, by `<folder>.lock`.
+    The products are streamed: RAM holds their attributes and distinct words, then some 20 bytes for each word of each
+    product, then the goals' order. Builds of the same folder wait for each other by `<folder>.lock`.
 
     Args:
         folder: must not exist.
@@ -45,7 +45,7 @@ def build(folder: Path, items: Path, attributes: Path, human: Path | None = None
 
     Raises:
         FileExistsError: `folder` exists.
-        ValueError: a file cannot be read as what it should be, or it holds no product or no goal.
+        ValueError: a file does not have the expected format, or holds no product or no goal.
     """
     folder = folder.absolute()
     building = folder.with_name(f"{folder.name}.building")
@@ -64,9 +64,9 @@ def build(folder: Path, items: Path, attributes: Path, human: Path | None = None
 
 
 class Catalogue:
-    """A catalogue that `build` has made, read-only. To be used in the thread that opened it.
+    """A catalogue made by `build`, read-only. Use it in the thread that opened it.
 
-    Index and products are mapped into memory, not loaded: all processes of a machine share the pages.
+    Index and products are mapped into memory, not loaded, so all processes of a machine share the pages.
 
     Attributes:
         products: number of products.
@@ -97,7 +97,7 @@ class Catalogue:
         self._index = index
 
     def search(self, words: str) -> list[str]:
-        """Return the asins of at most 50 products, best first; none for a text without a word. No text is an error."""
+        """Return the asins of at most 50 products, best first; none for a text without a word. Never raises."""
         places = self._index.search(words.encode(errors="replace").decode())
         return [self._one("SELECT asin FROM products WHERE place = ?", place) for place in places]
 
@@ -148,7 +148,7 @@ def _fill(folder: Path, items: Path, attributes: Path, human: Path | None) -> No
 
 
 class _StoredProducts:
-    """The products in the order of the catalogue, as often as they are asked for."""
+    """The products in the order of the catalogue; can be iterated repeatedly."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -159,7 +159,7 @@ class _StoredProducts:
 
 
 def _stored(db: sqlite3.Connection, products: Iterable[Product]) -> Iterator[str]:
-    """Put the products into their table; yield the texts that they are found by."""
+    """Store the products in their table; yield the texts by which they are found."""
     places = count()
     for batch in batched(products, _BATCH):
         rows = [(place, product.asin, product.as_json()) for product, place in zip(batch, places, strict=False)]
@@ -168,7 +168,7 @@ def _stored(db: sqlite3.Connection, products: Iterable[Product]) -> Iterator[str
 
 
 def _open_index(db: sqlite3.Connection, folder: Path, meta: dict[str, Any]) -> SearchIndex:
-    """Open the index. Raises ValueError where a file does not have the size that was written."""
+    """Open the index. Raises ValueError if a file does not have the size that was written."""
     for name, size in json.loads(meta["index"]).items():
         if (found := (folder / name).stat().st_size) != size:
             raise ValueError(f"index/{name} has {found:,} bytes, not {size:,}")
@@ -176,7 +176,7 @@ def _open_index(db: sqlite3.Connection, folder: Path, meta: dict[str, Any]) -> S
 
 
 def _searched_text(product: Product) -> str:
-    """Join title, description, first bullet point and options, as in the original; BM25 knows no order of words."""
+    """Join title, description, first bullet point and options, as in the original; BM25 ignores the order of words."""
     options = (text for name, values in product.options.items() for text in (name, *values))
     return " ".join([product.title, product.description, *product.bullet_points[:1], *options])
 

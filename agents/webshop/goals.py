@@ -1,4 +1,4 @@
-"""What a customer wants: the original's human and synthetic goals, its shuffle and its split."""
+"""Goals of customers: the original's human and synthetic goals, its shuffle and its split."""
 
 import itertools
 import json
@@ -24,14 +24,14 @@ Split = Literal["original", "verl-agent"]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A product to buy, which a reward is measured by.
+    """A product to buy; rewards are computed against it.
 
     asin, query, name, product_category: the product's, `name` being its title.
     instruction: what the customer asks for, with the clause on the price.
     attributes, options: what the customer asks for; of options their values.
-    option_names: the options' names, where the original compares options as pairs of name and value: of synthetic
-        goals, and of instructions that give them as a mapping. Else empty.
-    price_cap: in dollars, at most which the product may cost; 1,000,000 for none.
+    option_names: the options' names, if the original compares options as pairs of name and value: in synthetic goals,
+        and in instructions that give them as a mapping. Otherwise empty.
+    price_cap: the highest price allowed, in dollars; 1,000,000 for none.
     weight: how often the original draws it among goals at random; 1 for human goals.
     """
 
@@ -47,7 +47,7 @@ class Goal:
     weight: float
 
     def as_json(self) -> str:
-        """All fields in order, without their names."""
+        """Return all fields in order, without their names."""
         return fields_as_json(self)
 
     @classmethod
@@ -66,8 +66,8 @@ class Goal:
 def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
     """Yield one goal per instruction in `items_human_ins.json`, in the order of the products.
 
-    One logged line says what was left out: instructions without attributes, as in the original; those without a text;
-    and those of products that are not in the catalogue. Raises ValueError where the file is missing or damaged.
+    One log line counts what was left out: instructions without attributes, as in the original; those without a text;
+    and those of products that are not in the catalogue. Raises ValueError if the file is missing or damaged.
     """
     instructions: dict[str, Any] = {
         asin: entries for asin, entries in read_json(file, "object") if isinstance(entries, list)
@@ -97,12 +97,12 @@ def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
 def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
     """Yield one goal per combination of option values of the products that have an instruction in `items_ins_v2.json`.
 
-    In the order of the products and of their sorted option names. A product with an option without values has no
-    combination, hence no goal. One logged line says which instructions were left out, as in `human_goals`; the original
-    ends with an error there.
+    They follow the order of the products and of their sorted option names. A product with an option without values has
+    no combination and no goal. One log line counts the instructions left out, as in `human_goals`; the original ends
+    with an error there.
 
-    `products` are gone through twice, as the weights need the number of all goals: TypeError for an iterator. Raises
-    ValueError where the file is missing or damaged.
+    `products` is iterated twice, since the weights need the number of all goals: TypeError for an iterator. Raises
+    ValueError if the file is missing or damaged.
     """
     if isinstance(products, Iterator):
         raise TypeError("products are gone through twice: give a list, or what can be iterated over again")
@@ -137,7 +137,7 @@ def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
 def shuffled[T](goals: Iterable[T]) -> list[T]:
     """Return goals in the original's order.
 
-    It follows from their number: hence `shuffled(range(n))` is the order itself.
+    The order depends only on their number, so `shuffled(range(n))` is the order itself.
     """
     order = list(goals)
     random.Random(SHUFFLE_SEED).shuffle(order)
@@ -147,9 +147,8 @@ def shuffled[T](goals: Iterable[T]) -> list[T]:
 def split(goals: int, custom: Split = "original") -> dict[str, range]:
     """Return the indices of the shuffled goals for "test", "validation" and "train".
 
-    "original" is the custom with WebShop: 500, 1,000 and all others. "verl-agent" tests on the same 500 and trains on
-    all others; it has no validation goals. Below 3,000 goals the 500 are a sixth and the 1,000 a third of all, which at
-    3,000 is the same.
+    "original" is WebShop's usual split: 500, 1,000 and all others. "verl-agent" tests on the same 500 and trains on all
+    others; it has no validation goals. Below 3,000 goals, a sixth of them replaces the 500 and a third the 1,000.
     """
     test = min(TEST, goals // 6)
     train = min(TEST + VALIDATION, goals // 2) if custom == "original" else test
@@ -157,7 +156,7 @@ def split(goals: int, custom: Split = "original") -> dict[str, range]:
 
 
 def _fault(entry: Any) -> str | None:
-    """Return the reason to leave an instruction out; None where it makes a goal."""
+    """Return the reason to leave an instruction out; None if it makes a goal."""
     if not isinstance(entry, dict) or not isinstance(entry.get("instruction"), str):
         return "without a text"
     return None if texts(entry.get("instruction_attributes")) else "without attributes"
@@ -172,7 +171,7 @@ def _goal(
     option_names: tuple[str, ...],
     weight: float,
 ) -> Goal:
-    """Make a goal and cap its price as the original does, but for the seed: there the draw is another one each time."""
+    """Make a goal and cap its price as the original does, but with a seed; the original draws anew each time."""
     price_cap, clause = NO_CAP, ""
     caps = [cap for cap in CAPS if cap > product.price][:NEAREST_CAPS]
     if len(caps) >= 2:

@@ -28,12 +28,12 @@ class Product:
     """One product.
 
     asin: its id, 1 to 10 characters.
-    query: the search that once found it, lower-cased.
+    query: the search that found it when the data were collected, lower-cased.
     product_category: its path, "Clothing › Women › Dresses".
     prices: in dollars, one or the two ends of a range, as shown.
-    price: in dollars, what it costs: of a range a draw, the same one for an asin always.
+    price: in dollars; drawn from a range, always the same for an asin.
     options: names and their values, lower-cased: {"color": ("red", "blue | white")}.
-    attributes: what the shop knows of it, "machine washable"; shown nowhere, but rewarded.
+    attributes: such as "machine washable"; not shown, but rewarded.
     """
 
     asin: str
@@ -70,15 +70,15 @@ class Product:
 
 
 def read_products(items: Path, attributes: Path) -> Iterator[Product]:
-    """The products of `items_shuffle.json` in the order of the file, with their attributes of `items_ins_v2.json`.
+    """Yield the products of `items_shuffle.json` in the order of the file, with attributes of `items_ins_v2.json`.
 
-    Items are streamed; the attributes, some 300 bytes a product, are held. One logged line says what was left out:
+    Items are streamed; the attributes, some 300 bytes per product, are held. A log line counts what was left out:
     products without an asin (none, no text, "" or "nan") or with one of more than 10 characters, repeated ones after
-    the first, and those without a name. Whatever else is missing or of the wrong type is empty; an unreadable price
-    counts as none, which is 100 dollars. The original ends with an error where an asin, a name or any other key is
-    missing, and draws prices of ranges anew each time.
+    the first, and those without a name. Any other field that is missing or of the wrong type is empty; an unreadable
+    price counts as none, which is 100 dollars. The original ends with an error where an asin, a name or any other key
+    is missing, and draws prices of ranges anew each time.
 
-    Raises ValueError, naming the file, where one is missing, damaged, or not of the right kind.
+    Raises ValueError, naming the file, if one is missing, damaged, or of the wrong kind.
     """
     known = {
         asin: tuple(map(sys.intern, texts(entry.get("attributes"))))
@@ -130,7 +130,7 @@ def log_left_out(file: Path, what: str, left_out: Counter[str]) -> None:
 
 
 def _fault(record: Any, seen: set[str]) -> str | None:
-    """Return the reason to leave a record out; None where it is a product."""
+    """Return the reason to leave a record out; None if it is a product."""
     asin = record.get("asin") if isinstance(record, dict) else None
     if not isinstance(asin, str) or asin in ("", "nan"):
         return "without an asin"
@@ -156,7 +156,7 @@ def _prices(pricing: Any) -> tuple[float, ...]:
 
 
 def _options(customization: Any) -> dict[str, tuple[str, ...]]:
-    """{name: [{"value": ...}, ...]} as names and values; a name without a list is no option."""
+    """Return names and values of {name: [{"value": ...}, ...]}; a name without a list is not an option."""
     if not isinstance(customization, dict):
         return {}
     return {

@@ -1,8 +1,8 @@
 """The search index: BM25 with the original's constants (Lucene's formula, k1 0.9 and b 0.4), exact, in mapped files.
 
-Every posting holds its finished weight, so a search adds up weights. Rare terms come first: as soon as the terms that
-are left cannot bring a new product among the best, only those that are still in the race are looked up (MaxScore,
-Turtle and Flood, 1995).
+Every posting holds its final weight, so a search only adds weights. Rare terms come first: once the remaining terms
+cannot bring a new product into the result, only the current candidates are looked up (MaxScore, Turtle and Flood,
+1995).
 """
 
 import sqlite3
@@ -19,18 +19,18 @@ import numpy as np
 from .words import segments, term, terms
 
 HITS = 50  # of a search, as in the original
-K1, B = 0.9, 0.4  # pyserini's defaults, which the original leaves as they are
-ROUNDING = 1e-6  # relative; bounds are widened by it, so that float32 rounding loses no hit
+K1, B = 0.9, 0.4  # pyserini's defaults, which the original does not change
+ROUNDING = 1e-6  # relative margin of the bounds, so that float32 rounding loses no hit
 _TABLE = """
 CREATE TABLE terms (term TEXT PRIMARY KEY, start INTEGER, stop INTEGER, best REAL, floor REAL) WITHOUT ROWID;
 """
 _PLACES, _WEIGHTS = "places.npy", "weights.npy"
-_AT_ONCE = 1 << 22  # postings that are weighed in one go
-_LOOKUP = 8  # finding one product in a list of postings takes as long as adding so many of them
+_AT_ONCE = 1 << 22  # postings weighted at once
+_LOOKUP = 8  # looking up one product in a list of postings takes as long as adding this many of them
 
 
 class _Postings(NamedTuple):
-    """What one term of a query adds to products.
+    """The weights that one term of a query adds to products.
 
     places, weights: of the products that have the term, by place, with the weight of one occurrence in the query.
     times: occurrences in the query.
@@ -46,7 +46,7 @@ class _Postings(NamedTuple):
 
 
 class SearchIndex:
-    """An index that `write_index` has written, its lists mapped into memory, its terms read from `db`."""
+    """An index written by `write_index`; its lists are mapped into memory, its terms are read from `db`."""
 
     def __init__(self, db: sqlite3.Connection, folder: Path, products: int) -> None:
         self._db, self._products = db, products
@@ -55,12 +55,12 @@ class SearchIndex:
         )
 
     def search(self, words: str) -> list[int]:
-        """Return the places of at most `HITS` products, best first, equal ones by place; none without a known term."""
+        """Return the places of at most `HITS` products, best first, ties by place; none without a known term."""
         lists = self._lists(words)
         left = [*accumulate((each.best for each in reversed(lists)), initial=0.0)][::-1]
         floor = max((each.floor for each in lists), default=0.0)
         scores = np.zeros(self._products)
-        racing = None  # the products that can still be hits, once no new ones can
+        racing = None  # the products that can still be hits, once no others can
         for each, before, after in zip(lists, left, left[1:], strict=False):
             if racing is None and before * (1 + ROUNDING) < floor:
                 racing = np.flatnonzero(scores >= _lower(floor - before))
@@ -94,7 +94,7 @@ class SearchIndex:
 def write_index(db: sqlite3.Connection, folder: Path, texts: Iterable[str]) -> int:
     """Write the index of the products' texts into an existing folder, its terms into `db`; return the number of texts.
 
-    While texts are read, RAM holds their different words alone; afterwards some 20 bytes a posting.
+    While texts are read, RAM holds only their distinct words; afterwards some 20 bytes per posting.
     """
     with TemporaryDirectory(dir=folder) as scratch:
         ids_file, counts_file = Path(scratch, "ids"), Path(scratch, "counts")
@@ -104,7 +104,7 @@ def write_index(db: sqlite3.Connection, folder: Path, texts: Iterable[str]) -> i
         if not numbers:
             _save(folder, np.empty(0), np.empty(0))
             return len(lengths)
-        from scipy.sparse import csr_array  # 0.2 s, which an agent does not need
+        from scipy.sparse import csr_array  # takes 0.2 s, and an agent does not need it
 
         ids, counts = np.fromfile(ids_file, np.int32), np.fromfile(counts_file, np.int32)
         starts = np.array(starts, np.int32 if len(ids) < 1 << 31 else np.int64)
@@ -151,7 +151,7 @@ def _save(folder: Path, places: np.ndarray, weights: np.ndarray) -> None:
 
 
 def stored_length(length: int) -> int:
-    """Return what is left of a text's number of terms in Lucene's one byte: from 40 on, four binary digits above 24."""
+    """Return a text's number of terms as Lucene's one byte stores it: from 40 on, four binary digits above 24."""
     beyond = length - 24
     dropped = max(0, beyond.bit_length() - 4) if beyond > 0 else 0
     return 24 + (beyond >> dropped << dropped) if dropped else length
@@ -161,7 +161,7 @@ def _weights(places: np.ndarray, counts: np.ndarray, starts: np.ndarray, lengths
     """Return each posting's BM25 weight, float32, as Lucene's BM25Similarity gives it.
 
     `places` and `counts` are the postings, those of term t from `starts[t]` to `starts[t + 1]`; `lengths` are the
-    products' numbers of terms. The mean length is the exact one; a product's own is what a byte keeps of it. Products
+    products' numbers of terms. The mean length is exact; a product's own length is rounded as in one byte. Products
     without a term do not count.
     """
     known = np.array([stored_length(length) for length in range(int(lengths.max()) + 1)], np.float32)

@@ -1,4 +1,4 @@
-"""The rows that say what one episode of WebShop plays."""
+"""The task rows, each of which defines one episode of WebShop."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -23,7 +23,7 @@ MAX_STEPS = 15  # as in the EMPO2 paper
 class Episode(TextEpisode):
     """An episode of WebShop. Raises ValueError, naming the value and the nearest right ones, when a field is wrong.
 
-    Whether the catalogue has the goal only `Environment.reset` says.
+    Only `Environment.reset` checks that the catalogue has the goal.
     """
 
     variables = "WEBSHOP"
@@ -31,7 +31,7 @@ class Episode(TextEpisode):
     catalogue: str  # its folder
     goal: int  # the goal's number after the original's shuffle
     hits: int  # products on a page of search results
-    option_matching: OptionMatching  # how a synthetic goal's options are compared with the chosen ones
+    option_matching: OptionMatching  # how the options of synthetic goals are compared with the chosen ones
 
     def __post_init__(self) -> None:
         positive("hits", self.hits)
@@ -70,11 +70,11 @@ def load(
             by their values alone.
         split: "original" tests on goals 0 to 499, validates on 500 to 1,499 and trains on 1,500 and up; "verl-agent"
             tests on 0 to 499 and trains on 500 and up.
-        train_goals: how many of the split, from its beginning, or the numbers of some; None for all of them.
+        train_goals: number of goals from the beginning of the split, or a list of goal numbers; None for all.
         test_goals: likewise.
         seed: of the draw of the listed actions.
 
-    Raises ValueError for a wrong argument, and for a folder that is no catalogue.
+    Raises ValueError for a wrong argument, and for a folder that is not a catalogue.
     """
     one_of(("test", "validation"), "test_split", test_split)
     one_of(get_args(Split), "split", split)

@@ -1,7 +1,7 @@
-"""Cuts texts into search terms as Lucene's English analysis does, which the original's index is made with.
+"""Cut texts into search terms as Lucene's English analysis does, which made the original's index.
 
-Its steps, in their order: the words of Unicode's text segmentation (UAX #29), possessives off, lower case, stop words
-out, Porter's stems.
+Its steps, in order: the words of Unicode's text segmentation (UAX #29), remove possessives, lower case, drop stop
+words, Porter's stems.
 """
 
 import re
@@ -16,10 +16,10 @@ STOP_WORDS = frozenset(
     """.split()  # noqa: SIM905 (as a list it takes a page)
 )
 
-# From one word boundary to the next. UAX #29 leaves scripts such as Thai's to others; Lucene keeps their runs whole.
+# From one word boundary to the next. UAX #29 does not segment scripts such as Thai; Lucene keeps their runs whole.
 _SEGMENT = regex.compile(r"(?V1w)\b(?:\p{LB=SA}+|\S.*?)\b", regex.DOTALL)
-# A segment is a word when it has a letter, a digit, a pictogram, a flag (two indicators) or a keycap. The characters
-# written out, such as a black star, were pictograms in the Unicode of Lucene's tables (14) and no longer are.
+# A segment is a word if it has a letter, a digit, a pictogram, a flag (two indicators) or a keycap. The characters
+# listed, such as a black star, were pictograms in the Unicode of Lucene's tables (14) but no longer are.
 _WORD = regex.compile(
     r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}\p{WB=Numeric}\p{WB=Katakana}\p{Script=Han}\p{Script=Hiragana}\p{LB=SA}"
     r"\p{Extended_Pictographic}\u2388\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2708-\u2712\u2763-\u2767"
@@ -27,7 +27,7 @@ _WORD = regex.compile(
 )
 _POSSESSIVE = re.compile("['\u2019\uff07][sS]$")
 _VOWEL_CONSONANT = re.compile("(?:[aeiou]|(?<=[^aeiou])y)(?:[^aeiouy]|(?<=[aeiou])y)")  # Porter's measure is above 0
-_DOUBLE = re.compile(r"([chjkqvwx])\1$")  # those that Snowball leaves
+_DOUBLE = re.compile(r"([chjkqvwx])\1$")  # suffixes that Snowball keeps
 
 _stem = Stemmer.Stemmer("porter").stemWord
 
@@ -38,7 +38,7 @@ def segments(text: str) -> list[str]:
 
 
 def term(segment: str) -> str | None:
-    """Return what a segment is found by; None for a sign and for a stop word."""
+    """Return the search term of a segment; None for a sign or a stop word."""
     if not _WORD.search(segment):
         return None
     word = _POSSESSIVE.sub("", segment).lower()
@@ -51,7 +51,7 @@ def terms(text: str) -> list[str]:
 
 
 def stem(word: str) -> str:
-    """Return the stem of a lower-cased word by Porter's own program, which Lucene holds.
+    """Return the stem of a lower-cased word by Porter's own program, which Lucene uses.
 
     It departs from Snowball's "porter" in four rules: words of one or two letters stay, any double consonant before
     "ed" and "ing" becomes single ("trekking"), and after a syllable "bli" becomes "ble" and "logi" becomes "log".

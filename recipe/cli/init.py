@@ -58,8 +58,8 @@ def init(
     """Write a starter configuration for an agent, and check it.
 
     An agent class has a run() method; it reads the model's address from AGL_OPENAI_BASE_URL and the key from AGL_KEY.
-    A command reads them from OPENAI_BASE_URL and OPENAI_API_KEY. The reward is posted to AGL_EVENT_URL; a command may also
-    write it to the file named by EMPO2_REWARD_FILE, or print it as its last line (AGENT_REWARD=stdout).
+    A command reads them from OPENAI_BASE_URL and OPENAI_API_KEY. The reward is posted to AGL_EVENT_URL; a command can
+    write it to the file named by EMPO2_REWARD_FILE instead, or print it as its last line (AGENT_REWARD=stdout).
 
     The agent plays the first training task against agent-lightning's own gateway, and the findings are printed. No
     model is loaded: replies come from a script. Exit code 0: the agent can be trained; 1: it cannot (the findings say

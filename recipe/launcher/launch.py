@@ -119,7 +119,7 @@ def _resolve_model(settings: Settings) -> str:
 
 
 def _python_path() -> str:
-    """Return PYTHONPATH with the current folder: it may hold the user's agents, and console scripts do not search it."""
+    """Return PYTHONPATH with the current folder, which may hold the user's agents; console scripts do not search it."""
     return os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
 
 

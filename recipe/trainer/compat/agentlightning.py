@@ -19,7 +19,7 @@ from empo2.recipe.errors import ConfigError
 
 
 def use_tracking(tracking: type[Tracking]) -> None:
-    """Make ``AgentLightningRayPPOTrainer.fit`` log with ``tracking`` instead of the logger it creates by a global name."""
+    """Make ``AgentLightningRayPPOTrainer.fit`` log with ``tracking``; it creates its logger by a global name."""
     agl_trainer.Tracking = tracking
 
 
@@ -33,7 +33,7 @@ def start_no_load_balancer() -> None:
 
 
 def import_vllm_meanwhile() -> None:
-    """Import vLLM, which takes 14 s, in a thread while the actor's process imports verl; the driver needs a class of it."""
+    """Import vLLM (14 s) in a thread while the actor's process imports verl; the driver needs one of its classes."""
     module = "verl.workers.rollout.vllm_rollout.vllm_async_server"
     threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
 
