@@ -1,7 +1,9 @@
-"""The files of a run's folder and its checkpoints (weights and memory of one step)."""
+"""The files of a run's folder, the mode of a step by its metrics, and checkpoints (weights and memory of one step)."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 MEMORY_FILE = "memory.sqlite"
 METRICS_FILE = "metrics.jsonl"
@@ -11,6 +13,20 @@ CHECKPOINTS = "checkpoints"
 
 _COMPLETE = "complete"  # an empty file, written last, so that an incomplete checkpoint lacks it
 _STEP = "global_step_"  # verl's
+
+
+def step_mode(metrics: Mapping[str, Any]) -> str | None:
+    """Return the mode of a step's rollouts by its metrics, ``mixed`` where they differ; None for a mere validation."""
+    if "empo2/memory_fraction" not in metrics:
+        return None
+    match metrics["empo2/memory_fraction"], metrics.get("empo2/off_policy_fraction", 0):
+        case 0, _:
+            return "no memory"
+        case 1, 0:
+            return "memory, on-policy"
+        case 1, 1:
+            return "memory, off-policy"
+    return "mixed"
 
 
 def checkpoint_folder(directory: Path, step: int) -> Path:

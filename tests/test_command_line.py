@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import psutil
@@ -61,6 +62,12 @@ def test_wrong_settings_are_one_line(tmp_path: Path, arguments: list[str], words
     assert line.startswith("empo2: error: ")
     assert all(word in line for word in words), line
     assert not (tmp_path / "runs").exists()
+
+
+def test_version(tmp_path: Path) -> None:
+    written = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    done = run_cli("--version", directory=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"empo2 {written}\n", "")
 
 
 def test_missing_java(tmp_path: Path) -> None:

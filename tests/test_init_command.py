@@ -123,9 +123,9 @@ def test_what_the_user_is_told(init, code, exit_code, says):
 
 
 def test_an_agent_that_hangs(init):
-    code, printed = init(*COMMAND, "--time-limit", "20", code="chat(messages)\ntime.sleep(1000)")
+    code, printed = init(*COMMAND, "--time-limit", "8", code="chat(messages)\ntime.sleep(1000)")
     assert code == 1
-    assert "did not end within 20 s, and was killed after 1 model call" in printed
+    assert "did not end within 8 s, and was killed after 1 model call" in printed
 
 
 CLASS = """

@@ -140,7 +140,7 @@ def main() -> None:
 
     argparse.ArgumentParser(
         prog="python -m empo2.agents.scienceworld.examples",
-        description=f"Solve training variations of all tasks in ScienceWorld and write {FILE.name} anew (half an hour).",
+        description=f"Solve training variations of all tasks and write {FILE.name} again (half an hour).",
     ).parse_args()
     made = {}
     for task in TASKS:

@@ -1,9 +1,11 @@
 """The command line: ``empo2 init | train | gateway | report | memory``."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from empo2.recipe import __version__
 from empo2.recipe.cli import init, memory
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.report import report
@@ -18,6 +20,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="EMPO² on agent-lightning: train an LLM agent with tips that it writes for itself, until it needs none.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"empo2 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None: ...
+
+
 app.command(epilog=HELP)(train)
 app.command(epilog=HELP)(gateway)
 app.command()(report)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.run_folder import METRICS_FILE
+from empo2.recipe.run_folder import METRICS_FILE, step_mode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ class Series(NamedTuple):
 # Colors that color-blind readers can tell apart (Okabe and Ito, 2008).
 _BLUE, _GREEN, _RED, _GREY, _BLACK = "#0072B2", "#009E73", "#D55E00", "#8C8C8C", "#222222"
 
-_MODES = {  # of a step: marker, color
+_MODES = {  # the results of step_mode: marker, color
     "no memory": ("o", _BLUE),
     "memory, on-policy": ("^", _GREEN),
     "memory, off-policy": ("D", _RED),
@@ -75,20 +75,6 @@ def read_metrics(run: Path) -> list[Row]:
     if not steps:
         raise Empo2Error(f"{file}: no step yet; look again when the first step, or the validation before it, is done")
     return [steps[step] for step in sorted(steps)]
-
-
-def step_mode(row: Row) -> str | None:
-    """Return the step's mode, a key of `_MODES`; None for a row without training."""
-    if "empo2/memory_fraction" not in row:
-        return None
-    match row["empo2/memory_fraction"], row.get("empo2/off_policy_fraction", 0):
-        case 0, _:
-            return "no memory"
-        case 1, 0:
-            return "memory, on-policy"
-        case 1, 1:
-            return "memory, off-policy"
-    return "mixed"
 
 
 def print_table(run: Path, console: "Console | None" = None) -> None:

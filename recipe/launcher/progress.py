@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from empo2.recipe.run_folder import step_mode
+
 type Metrics = dict[str, Any]
 
 
@@ -34,11 +36,9 @@ def step_summary(metrics: Metrics) -> str:
     """Return one line on a step: return, mode, tips, seconds, failures, and the validation if there was one."""
     parts = []
     if "training/return" in metrics:
-        memory, off_policy = metrics["empo2/memory_fraction"], metrics["empo2/off_policy_fraction"]
-        mode = "off-policy" if off_policy else "memory" if memory else "no memory"
         parts.append(
-            f"return {metrics['training/return']:7.2f}  {mode:10}  {metrics['empo2/memory_size']:.0f} tips"
-            f"  {metrics.get('timing_s/step', 0):.0f} s"
+            f"return {metrics['training/return']:7.2f}  {step_mode(metrics):18}"
+            f"  {metrics['empo2/memory_size']:.0f} tips  {metrics.get('timing_s/step', 0):.0f} s"
         )
         for key in ("rollouts_dropped", "memory_failures"):
             if metrics.get(f"empo2/{key}"):

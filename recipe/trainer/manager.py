@@ -18,6 +18,7 @@ from empo2.recipe.trainer.results import (
     FAILED_BY_AGENT,
     RolloutResult,
     StepResults,
+    agent_metrics,
     failure,
     prepare_for_training,
     unusable,
@@ -135,7 +136,7 @@ class Empo2RolloutManager(AglRolloutManager):
             return None
         assert rollout.final_reward is not None
         self.results.kept[rollout.rollout_id] = RolloutResult(
-            rollout.data_id, Mode.of(memory=False), rollout.final_reward
+            rollout.data_id, Mode.of(memory=False), rollout.final_reward, agent_metrics=agent_metrics(rollout)
         )
         return rollout
 
@@ -161,6 +162,7 @@ class Empo2RolloutManager(AglRolloutManager):
             return_=rollout.final_reward,
             intrinsic=intrinsic,
             reply_tokens=sum(len(triplet.response["token_ids"]) for triplet in trained.triplets),
+            agent_metrics=agent_metrics(rollout),
         )
         return trained
 

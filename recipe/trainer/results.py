@@ -1,8 +1,9 @@
 """The results of a step's rollouts: which are trained on, which are dropped, and why."""
 
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +25,7 @@ class RolloutResult:
         return_: the environment's return, in its own units.
         intrinsic: sum of 1/n over the rollout's calls.
         reply_tokens: tokens that the policy sampled, before any row is cut.
+        agent_metrics: numbers by name that the agent reported beside its reward.
     """
 
     group: str
@@ -31,6 +33,7 @@ class RolloutResult:
     return_: float
     intrinsic: float = 0.0
     reply_tokens: int = 0
+    agent_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -72,6 +75,19 @@ def failure(rollout: CompletedRollout) -> str | None:
     calls = [event["data"] for event in rollout.events if event["event_type"] == "model_request"]
     unanswered = bool(calls) and calls[-1].get("status") == "error" and calls[-1].get("http_status") not in (400, 413)
     return FAILED_BY_AGENT if exited and rollout.triplets and not unanswered else FAILED_BY_SYSTEM
+
+
+def agent_metrics(rollout: CompletedRollout) -> dict[str, float]:
+    """Return the finite numbers in ``metrics`` of a rollout's last reward event; ignore all else that stands there."""
+    rewards = [event["data"] for event in rollout.events if event["event_type"] == "reward"]
+    metrics = rewards[-1].get("metrics") if rewards else None
+    if not isinstance(metrics, dict):
+        return {}
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if type(value) in (int, float) and abs(value) <= sys.float_info.max
+    }
 
 
 def unusable(rollout: CompletedRollout, *, is_train: bool) -> str | None:

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 import torch
 from verl import DataProto
 
-from empo2.recipe.config import Algorithm
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.trainer.results import RolloutResult
-from empo2.recipe.trainer.scores import training_scores
 
 
 def drop_overlong(batch: DataProto) -> DataProto:
@@ -32,13 +30,16 @@ def drop_overlong(batch: DataProto) -> DataProto:
     return batch.select_idxs(kept)
 
 
-def set_scores(batch: DataProto, results: Mapping[str, RolloutResult], algorithm: Algorithm) -> None:
+def set_scores(batch: DataProto, results: Mapping[str, RolloutResult], scores: Mapping[str, float]) -> None:
     """Put each rollout's score on the last token of its rows, and flag the off-policy rows, in place.
 
     agent-lightning's adapter has rounded the returns to bfloat16, which keeps three digits.
+
+    Args:
+        results: by rollout id.
+        scores: by rollout id, from `training_scores`.
     """
     ids = batch.non_tensor_batch["rollout_id_list"].tolist()
-    scores = training_scores({rollout: results[rollout] for rollout in ids}, algorithm)
     length = batch.batch["token_level_scores"].shape[-1]
     ends = batch.batch["attention_mask"][:, -length:].sum(-1) - 1
     exact = torch.zeros(len(batch), length)

@@ -23,11 +23,8 @@ def training_scores(results: Mapping[str, RolloutResult], algorithm: Algorithm) 
     Args:
         results: by rollout id.
     """
-    groups: dict[str, list[str]] = defaultdict(list)
-    for rollout, result in results.items():
-        groups[result.group].append(rollout)
     scores: dict[str, float] = {}
-    for rollouts in groups.values():
+    for rollouts in _groups(results):
         solved = all(results[rollout].return_ >= algorithm.success_return for rollout in rollouts)
         group = {
             rollout: scaled_return(algorithm, results[rollout].return_, 0.0 if solved else results[rollout].intrinsic)
@@ -37,6 +34,38 @@ def training_scores(results: Mapping[str, RolloutResult], algorithm: Algorithm) 
             group = dict.fromkeys(rollouts, _short(sum(group.values()) / len(group)))
         scores |= group
     return scores
+
+
+def groups_without_gradient(scores: Mapping[str, float], results: Mapping[str, RolloutResult]) -> float:
+    """Return the fraction of groups in which all scores are equal, so that no rollout has an advantage.
+
+    Args:
+        scores: of `training_scores`, by rollout id.
+        results: of the same rollouts.
+    """
+    equal = [len({scores[rollout] for rollout in rollouts}) == 1 for rollouts in _groups(results)]
+    return sum(equal) / len(equal)
+
+
+def tolerance_warning(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> str:
+    """Return one line on a step without any gradient whose returns differ within a group; "" where they do not."""
+    returns = [[results[rollout].return_ for rollout in rollouts] for rollouts in _groups(results)]
+    spread = max(max(group) - min(group) for group in returns)
+    if spread == 0:
+        return ""
+    return (
+        f"WARNING: no group has a gradient: returns differ by up to {spread:.3g} within a group, but with the "
+        f"intrinsic reward by less than algorithm.return_tolerance={algorithm.return_tolerance:g}; lower it if such "
+        "differences matter"
+    )
+
+
+def _groups(results: Mapping[str, RolloutResult]) -> list[list[str]]:
+    """Return the rollout ids of each group."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for rollout, result in results.items():
+        groups[result.group].append(rollout)
+    return list(groups.values())
 
 
 def _short(value: float) -> float:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from verl.utils.tracking import Tracking
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.run_folder import METRICS_FILE
-from empo2.recipe.trainer.results import StepResults
+from empo2.recipe.trainer.results import RolloutResult, StepResults
 
 _TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
 
@@ -52,7 +52,17 @@ def training_metrics(results: StepResults, success_return: float) -> dict[str, f
         "empo2/turns_dropped": results.turns_dropped,
     }
     metrics |= {f"empo2/dropped/{reason}": count for reason, count in results.dropped.items()}
+    metrics |= _agent_means("training", kept)
     return {key: float(value) for key, value in metrics.items()}
+
+
+def _agent_means(phase: str, results: Iterable[RolloutResult]) -> dict[str, float]:
+    """Return the mean of each number that agents reported, over the rollouts that reported it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for name, value in result.agent_metrics.items():
+            values[name].append(value)
+    return {f"{phase}/agent/{name}": float(np.mean(reported)) for name, reported in values.items()}
 
 
 def step_line(step: int, metrics: dict[str, Any], *, rollouts: int, rows: int) -> str:
@@ -86,8 +96,10 @@ def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> d
     """
     played = list(played)
     dropped = sum((results.dropped for results in played), Counter[str]())
-    returns = [result.return_ for results in played for result in results.kept.values()]
-    metrics: dict[str, float] = {f"val/dropped/{reason}": count for reason, count in dropped.items()}
+    kept = [result for results in played for result in results.kept.values()]
+    returns = [result.return_ for result in kept]
+    metrics = _agent_means("val", kept)
+    metrics |= {f"val/dropped/{reason}": count for reason, count in dropped.items()}
     metrics |= {"val/rollouts_dropped": dropped.total(), "val/n_rollouts": len(returns) + dropped.total()}
     if with_failures := returns + [algorithm.failure_return] * dropped.total():
         metrics["val/return"] = float(np.mean(with_failures))

@@ -21,6 +21,7 @@ from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import hybrid_loss
 from empo2.recipe.trainer.results import StepResults
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
+from empo2.recipe.trainer.scores import groups_without_gradient, tolerance_warning, training_scores
 from empo2.recipe.trainer.tracking import name_sums, step_line, training_metrics, validation_metrics
 from empo2.recipe.trainer.updates import fill_up, planned_batch
 
@@ -87,11 +88,14 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         algorithm, results = self._settings.algorithm, self._results
         assert self._manager is not None
         kept = drop_overlong(batch)
-        set_scores(kept, results.kept, algorithm)
         ids = set(kept.non_tensor_batch["rollout_id_list"])
+        trained = {rollout: result for rollout, result in results.kept.items() if rollout in ids}
+        scores = training_scores(trained, algorithm)
+        set_scores(kept, trained, scores)
         metrics |= training_metrics(results, algorithm.success_return) | self._manager.gateway_metrics
         metrics |= {
             "empo2/unmerged_rollouts": metrics["training/n_unmerged_rollouts"],
+            "empo2/groups_without_gradient": groups_without_gradient(scores, trained),
             "empo2/overlong_rows": len(batch) - len(kept),
             "empo2/cut_rows": metrics["training/n_truncated_sample"],
             "empo2/off_policy_rows": int(kept.batch["off_policy"].sum()),
@@ -99,6 +103,9 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             - int(kept.batch["response_mask"].sum()),
         }
         print(step_line(self.global_steps, metrics, rollouts=len(ids), rows=len(kept)), flush=True)
+        nothing_learned = self.global_steps == 1 and metrics["empo2/groups_without_gradient"] == 1
+        if nothing_learned and (warning := tolerance_warning(trained, algorithm)):
+            print(f"step 1: {warning}", flush=True)
         return kept, metrics
 
     # Optimization

@@ -906,7 +906,7 @@ async def test_the_real_controller_plays_many_agents_at_once(gateway: GatewayUnd
     local = {"agent_class": "toy_agent:ToyAgent", "env_map": {"TOY_DOOR": "input.door", "TOY_TROUBLE": "input.trouble"}}
 
     def request(door: int, trouble: str = "none") -> Body:
-        limit = 12 if trouble == "hang" else 90
+        limit = 4 if trouble == "hang" else 90
         config = {"timeout_seconds": limit, "local": local}
         return {"input": {"door": door, "trouble": trouble}, "metadata": {"empo2": tag}, "config": config}
 

@@ -153,7 +153,7 @@ def test_what_is_shown_of_a_step() -> None:
         "timing_s/step": 24.4,
         "empo2/rollouts_dropped": 3,
     }
-    assert step_summary(metrics) == "return  -12.50  memory      8 tips  24 s  3 rollouts dropped"
+    assert step_summary(metrics) == "return  -12.50  memory, on-policy   8 tips  24 s  3 rollouts dropped"
     assert step_summary({"val/return": 8.25, "val/success_rate": 0}) == "validation 8.25"
     output = io.StringIO()
     with progress(Console(file=output, width=80), 6) as show:

@@ -8,7 +8,9 @@ import pytest
 from rich.console import Console
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.report import draw_curves, print_table, read_metrics, step_mode
+from empo2.recipe.evaluation.report import draw_curves, print_table, read_metrics
+from empo2.recipe.launcher.progress import step_summary
+from empo2.recipe.run_folder import step_mode
 
 VALIDATION = {"step": 0, "val/return": 8.25, "val/success_rate": 0.0}
 
@@ -66,6 +68,7 @@ def test_table_has_one_line_a_step(tmp_path):
 )
 def test_mode_of_a_step(memory, off_policy, mode):
     assert step_mode(training(1, memory, off_policy)) == mode
+    assert step_summary(training(1, memory, off_policy)).startswith(f"return   21.00  {mode:18}  8 tips")
 
 
 def test_validation_alone_has_no_mode():

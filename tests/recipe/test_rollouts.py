@@ -26,7 +26,7 @@ from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes
 from empo2.recipe.trainer.results import RolloutResult, StepResults, failure, prepare_for_training
 from empo2.recipe.trainer.scores import training_scores
-from empo2.recipe.trainer.tracking import validation_metrics
+from empo2.recipe.trainer.tracking import training_metrics, validation_metrics
 
 KEY = "secret"
 PAPER = load_settings("gpu")
@@ -399,6 +399,40 @@ def test_validation_in_which_all_fail() -> None:
     metrics = validation_metrics([StepResults(dropped=Counter(failed_by_system=3))], algorithm(failure_return=-7))
     assert (metrics["val/return"], metrics["val/n_rollouts"]) == (-7, 3)
     assert "val/return_without_failures" not in metrics
+
+
+def reporting(name: str, *reported: Any, **changes: Any) -> CompletedRollout:
+    """A rollout whose reward events hold these ``metrics``."""
+    events = [{"event_type": "reward", "data": {"value": 50.0, "metrics": metrics}} for metrics in reported]
+    return completed(ON_POLICY, rollout_id=name, events=events, **changes)
+
+
+def test_numbers_that_agents_report_are_averaged() -> None:
+    """Over the usable rollouts that report them, each by its last reward event."""
+    rollouts = [
+        reporting("a", {"corrected": 9, "tool_errors": 9}, {"corrected": 0.25, "tool_errors": 2}),
+        reporting("b", {"corrected": 0.5}),
+        reporting("c", {"corrected": 1.0, "tool_errors": 5}),
+        reporting("dropped", {"corrected": 100.0, "lost": 1.0}, final_reward=None),
+        reporting("no number", {"corrected": "1", "ok": True, "x": None, "y": math.nan, "z": -math.inf, "n": 10**400}),
+        reporting("no mapping", [1.0]),
+        reporting("nothing"),
+    ]
+    for is_train, phase in ((True, "training"), (False, "val")):
+        made = manager(*rollouts)
+        made.enqueue_and_wait_until_completed({}, is_train=is_train)
+        assert made.results.dropped == {"no_reward": 1}
+        metrics = training_metrics(made.results, 100) if is_train else validation_metrics([made.results], algorithm())
+        assert {name: value for name, value in metrics.items() if "/agent/" in name} == {
+            f"{phase}/agent/corrected": pytest.approx((0.25 + 0.5 + 1.0) / 3),
+            f"{phase}/agent/tool_errors": 3.5,
+        }
+
+
+def test_validation_averages_what_agents_report_over_all_batches() -> None:
+    first = StepResults({name: RolloutResult("g", NO_MEMORY, 0.0, agent_metrics={"turns": 2.0}) for name in "abc"})
+    second = StepResults({"d": RolloutResult("g", NO_MEMORY, 0.0, agent_metrics={"turns": 6.0})})
+    assert validation_metrics([first, second], algorithm())["val/agent/turns"] == 3.0
 
 
 def test_rollout_alone_in_its_group_is_dropped() -> None:

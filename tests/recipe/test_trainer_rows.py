@@ -23,6 +23,7 @@ from empo2.recipe.protocol import CALL_EVENT, Mode
 from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows
 from empo2.recipe.trainer.results import RolloutResult, StepResults, prepare_for_training
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
+from empo2.recipe.trainer.scores import training_scores
 from empo2.recipe.trainer.tracking import name_sums
 from empo2.recipe.trainer.trainer import Empo2Trainer
 
@@ -82,7 +83,8 @@ def test_scores_replace_the_rounded_returns() -> None:
     returns = {"g-0": 67.0, "g-1": 68.1, "h-2": -100.0, "h-3": 33.3}
     batch, _ = adapted(played(returns))
     rounded = batch.batch["token_level_scores"].clone()
-    set_scores(batch, results_of(returns), ALGORITHM)
+    results = results_of(returns)
+    set_scores(batch, results, training_scores(results, ALGORITHM))
     scores = batch.batch["token_level_scores"]
     assert (rounded.dtype, scores.dtype) == (torch.bfloat16, torch.float32)
     assert scores.sum(-1).tolist() == pytest.approx([0.67, 0.681, -1.0, 0.333], abs=1e-6)
@@ -94,7 +96,7 @@ def test_flag_of_each_row() -> None:
     returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
     batch, _ = adapted(played(returns))
     results = results_of(returns) | results_of({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)
-    set_scores(batch, results, ALGORITHM)
+    set_scores(batch, results, training_scores(results, ALGORITHM))
     assert batch.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
     assert batch.batch["off_policy"].tolist() == [False, False, True, True]
 
@@ -150,7 +152,8 @@ def test_off_policy_episode_is_one_row() -> None:
     returns = {"g1": 1.0, "g2": 2.0, "h1": 3.0, "h2": 4.0}
     modes = {name: OFF_POLICY if name[0] == "g" else ON_POLICY for name in returns}
     rows, _ = adapted([episode(name, modes[name], value) for name, value in returns.items()])
-    set_scores(rows, {name: RolloutResult(name[0], modes[name], returns[name]) for name in returns}, ALGORITHM)
+    results = {name: RolloutResult(name[0], modes[name], returns[name]) for name in returns}
+    set_scores(rows, results, training_scores(results, ALGORITHM))
     assert rows.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
     assert rows.batch["off_policy"].tolist() == [True, True, False, False]
     ids, mask = rows.batch["input_ids"], rows.batch["attention_mask"].bool()
@@ -324,6 +327,40 @@ def test_reference_log_probs_of_any_number_of_rows(monkeypatch: pytest.MonkeyPat
     reference = trainer._compute_ref_log_prob(batch).batch["ref_log_prob"]
     assert len(trainer.forwarded) == 16
     assert reference.tolist() == (-batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5).tolist()
+
+
+def without_gradient(
+    returns: dict[str, float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: int = 1
+) -> tuple[float, list[str]]:
+    """The metric, and the warnings of the run's output, for a tolerance of 0.5."""
+    trainer = trainer_of(returns, monkeypatch)
+    trainer.global_steps = step
+    _, metrics = trainer._rollout(DataProto(), is_train=True)
+    return metrics["empo2/groups_without_gradient"], [
+        line for line in capsys.readouterr().out.splitlines() if "return_tolerance" in line
+    ]
+
+
+def test_groups_without_gradient_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Returns that are equal, differ by less than the tolerance, all solve the task, and differ by more."""
+    groups = {"a": [8.0, 8.0], "b": [8.0, 8.4], "c": [100.0, 100.0], "d": [8.0, 9.0]}
+    returns = {f"{group}-{i}": value for group, pair in groups.items() for i, value in enumerate(pair)}
+    assert without_gradient(returns, monkeypatch, capsys) == (0.75, [])
+
+
+def test_first_step_whose_returns_all_count_as_equal_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rewards of 0..1 with ScienceWorld's tolerance: nothing would ever be learned, and nothing said."""
+    returns = {"a-0": 0.0, "a-1": 0.25, "b-0": 0.5, "b-1": 0.6}
+    fraction, (line,) = without_gradient(returns, monkeypatch, capsys)
+    assert fraction == 1
+    assert line.startswith("step 1: WARNING: no group has a gradient: returns differ by up to 0.25 within a group")
+    assert "algorithm.return_tolerance=0.5;" in line
+    assert without_gradient(returns, monkeypatch, capsys, step=2) == (1, [])
+    assert without_gradient(dict.fromkeys(returns, 0.0), monkeypatch, capsys) == (1, [])  # nothing that could be lost
 
 
 def test_what_gets_no_gradient_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
