@@ -61,6 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "memory.scope=[world]",
         f"algorithm.seed={SEED}",
         "algorithm.learning_rate=1e-4",
+        "algorithm.return_tolerance=0",  # two rollouts a group, three actions each: few differ by more
         f"algorithm.tasks_per_step={TASKS_PER_STEP}",
         f"algorithm.rollouts_per_task={ROLLOUTS_PER_TASK}",
         # Tools are offered to a model whose template knows none: its words are taken for its actions.
@@ -198,7 +199,9 @@ def test_trainer_and_vllm_hold_the_same_weights_at_every_step(run: Path) -> None
     for line in metrics_of(run):
         if line["empo2/off_policy_fraction"] == 0:
             assert line["rollout_corr/log_ppl_abs_diff"] < 0.05
-            assert line["actor/grad_norm"] > 0
+            # Two short episodes of a task may be worth exactly the same: such a group has nothing to teach.
+            assert (line["actor/grad_norm"] > 0) == (line["empo2/groups_without_gradient"] < 1)
+    assert any(line["actor/grad_norm"] > 0 for line in metrics_of(run))
     # ... though the weights have changed meanwhile: what agreed at the last on-policy step is not the first model.
     (shard,) = (run / "checkpoints" / f"global_step_{STEPS}" / "actor").glob("model_world_size_1_rank_0.pt")
     trained = torch.load(shard, weights_only=False)
