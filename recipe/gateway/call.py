@@ -79,7 +79,7 @@ class ModelCall:
             services.metrics.counts["memory_failures"] += 1
             found = TipSearch()
         services.metrics.memory_seconds += time.perf_counter() - started
-        _count_sampling(services, body)
+        count_sampling(services, body)
         return cls(services, episode, attempt_id, body, found)
 
     def __init__(self, services: Services, episode: Episode, attempt_id: str, body: Body, found: TipSearch) -> None:
@@ -252,7 +252,7 @@ def _tokens(request: Request) -> int:
     return sum(block.tokens for block in request.carried)
 
 
-def _count_sampling(services: Services, body: Body) -> None:
+def count_sampling(services: Services, body: Body) -> None:
     """Count calls that set sampling options unknown to the trainer, and log each such option once."""
     counts = services.metrics.counts
     if options := sampling.overridden(body):

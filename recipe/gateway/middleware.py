@@ -1,6 +1,7 @@
 """ASGI middleware that handles an agent's calls before vLLM, and a rollout's end before the trainer.
 
-Traffic that does not belong to a tagged rollout passes through unchanged.
+Traffic that does not belong to a tagged rollout passes through unchanged. The one exception are the training calls of
+plain GRPO, whose rollouts have no tag: they are sampled like those of EMPO², so that the two can be compared.
 """
 
 import json
@@ -10,8 +11,8 @@ from typing import Any
 from fastapi import HTTPException, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.call import ModelCall
+from empo2.recipe.gateway import sampling, upstream
+from empo2.recipe.gateway.call import ModelCall, count_sampling
 from empo2.recipe.gateway.episode import Episode, Episodes
 from empo2.recipe.gateway.reflector import Reflector
 from empo2.recipe.gateway.services import Services
@@ -36,6 +37,8 @@ class MemoryMiddleware:
             episode = self._episodes.of(match[1])
             if episode is not None and await self._allowed(scope):
                 return await self._call(episode, match[2], scope, receive, send)
+            if episode is None and self._services.settings.algorithm.name == "grpo" and await self._allowed(scope):
+                return await self._call_without_memory(scope, receive, send)
         elif method == "PATCH" and (match := _ROLLOUT.fullmatch(path)):
             episode = self._episodes.of(match[1])
             if episode is not None:
@@ -84,6 +87,14 @@ class MemoryMiddleware:
         finally:
             if not recorded:
                 call.refused(status, _json_object(b"".join(chunks)))
+
+    async def _call_without_memory(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw, receive = await _read(receive)
+        body = _json_object(raw)
+        if body is not None:
+            count_sampling(self._services, body)
+            scope, receive = _with_body(scope, receive, json.dumps(sampling.neutral(body)).encode())
+        await self._app(scope, receive, send)
 
     async def _patch(self, episode: Episode, scope: Scope, receive: Receive, send: Send) -> None:
         rollout_id = episode.rollout_id

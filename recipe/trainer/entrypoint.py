@@ -15,6 +15,7 @@ from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import scope_of
 from empo2.recipe.trainer.compat.agentlightning import import_vllm_meanwhile, start_no_load_balancer, use_tracking
 from empo2.recipe.trainer.gateway_client import GatewayClient
+from empo2.recipe.trainer.literal import literally
 from empo2.recipe.trainer.tracking import RunTracking
 from empo2.recipe.trainer.trainer import Empo2Trainer
 from empo2.recipe.trainer.verl_config import read_settings
@@ -31,7 +32,7 @@ def train(config: DictConfig, gateway: GatewayClient, train_dataset: Sequence[An
             scope_of(task, settings.memory.scope)
     with open_dict(config):
         run_directory = OmegaConf.select(config, "empo2.run_directory")
-        config.empo2 = settings.to_dict() | ({"run_directory": run_directory} if run_directory else {})
+        config.empo2 = literally(settings.to_dict() | ({"run_directory": run_directory} if run_directory else {}))
     use_tracking(RunTracking)
     start_no_load_balancer()
     if ray_environment.device() == "cpu":

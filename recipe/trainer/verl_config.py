@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.trainer.literal import literally
 
 
 def build_verl_config(
@@ -45,6 +46,7 @@ def build_verl_config(
         with open_dict(config):
             config = OmegaConf.merge(config, layer)
     assert isinstance(config, DictConfig)
+    config.agentlightning.local.env_map = literally(settings.agent.env)
     OmegaConf.set_struct(config, True)
     # vLLM's own options, which verl does not list.
     OmegaConf.set_struct(config.actor_rollout_ref.rollout.engine_kwargs, False)
@@ -55,7 +57,7 @@ def build_verl_config(
             reason = str(error).splitlines()[0]
             raise ConfigError(f"verl.{key}={value!r}: not an option of verl or agent-lightning: {reason}") from None
     with open_dict(config):
-        config.empo2 = settings.to_dict() | {"run_directory": str(run_directory)}
+        config.empo2 = literally(settings.to_dict() | {"run_directory": str(run_directory)})
     return config
 
 
@@ -108,7 +110,7 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
             "agl_base_url": url,
             "agl_key": key,
             "rollout_timeout_seconds": settings.agent.time_limit,
-            "local": {"agent_class": settings.agent.class_, "env_map": settings.agent.env},
+            "local": {"agent_class": settings.agent.class_},
             "trace_aggregator": {
                 "level": "trajectory",
                 "trajectory_max_prompt_length": model.max_prompt_tokens,

@@ -1,5 +1,7 @@
 """Settings: what config.yaml holds, what is refused and how, and what verl is told."""
 
+import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +202,9 @@ def test_to_dict_can_be_laid_over_the_defaults_again() -> None:
 # verl's configuration
 
 
-def composed(profile: str, *overrides: str) -> Any:
+def composed(profile: str, *overrides: str, **layers: Any) -> Any:
     return build_verl_config(
-        load_settings(profile, overrides),
+        load_settings(profile, overrides, **layers),
         model_path="/models/m",
         run_directory=Path("/runs/demo"),
         gateway_url="http://127.0.0.1:1",
@@ -263,6 +265,23 @@ def test_translation(profile: str) -> None:
     given: Any = OmegaConf.to_container(config.empo2)
     assert given.pop("run_directory") == "/runs/demo"
     assert load_settings(layer=given) == settings
+
+
+def test_dollars_and_braces_are_no_interpolations_of_omegaconf() -> None:
+    """A shell's variables in a command line, a prompt: they reach agent and gateway as they were written."""
+    env = {"A": "sh -c 'echo ${Q}'", "B": "awk '{print ${'", "C": "input.x", "D": r"\${HOME} $Q ${run.steps}"}
+    prompt = "{outcome}, ${{score}} of {score}"
+    layer = {"agent": {"env": env}, "reflection": {"prompt": prompt}}
+    settings = load_settings("cpu", layer=layer)
+    assert settings.agent.env.items() >= env.items()
+    config = pickle.loads(pickle.dumps(composed("cpu", layer=layer)))  # Ray's workers are sent it
+    for _ in range(2):
+        assert dict(config.agentlightning.local.env_map) == settings.agent.env == dict(config.empo2.agent.env)
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+        assert json.loads(json.dumps(plain["agentlightning"]["local"]["env_map"])) == settings.agent.env
+        assert config.empo2.reflection.prompt == prompt
+        assert read_settings(config) == settings
+        OmegaConf.resolve(config)  # as the trainer does
 
 
 def test_kl_and_saving() -> None:

@@ -1,10 +1,11 @@
 """Sampling of training calls: the model's own distribution, whatever the agent asks for."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .harness import CHAT, ROOMS, GatewayUnderTest, turns
+from .harness import CHAT, ROOMS, GatewayUnderTest, running_gateway, turns
 from .model_server import Body
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
@@ -90,6 +91,31 @@ async def test_validation_and_untagged_calls_keep_their_sampling(gateway: Gatewa
     await gateway.play(await gateway.create(None), [{**ROOMS[0], "top_p": 0.5}])
     assert gateway.last().body["top_p"] == 0.5 and "top_k" not in gateway.last().body
     assert (await gateway.drain())["empo2/sampling_overridden"] == 0
+
+
+async def test_training_calls_of_plain_grpo_are_sampled_likewise(tmp_path: Path):
+    """Its rollouts have no tag: the baseline would be trained off its own distribution, and EMPO² would not."""
+    async with running_gateway(tmp_path, "algorithm.name=grpo") as gateway:
+        rollout = await gateway.create(None)
+        for _ in range(2):
+            asked = {**ROOMS[0], "top_p": 0.5, "seed": 3, "stop": ["\n"], "tool_choice": "required"}
+            await gateway.play(rollout, [asked])
+            body = gateway.last().body
+            assert {name: body[name] for name in NEUTRAL} == NEUTRAL
+            assert "seed" not in body
+            assert (body["stop"], body["tool_choice"], body["temperature"]) == (["\n"], "required", 1.0)
+            assert body["messages"] == ROOMS[0]["messages"]
+        assert await gateway.events(rollout, "empo2_call") == []
+        assert len(await gateway.events(rollout, "model_request")) == 2
+        metrics = await gateway.drain()
+        assert (metrics["empo2/sampling_overridden"], metrics["empo2/constrained_calls"]) == (2, 2)
+
+        url = f"/proxy/rollout/{rollout}/attempt/0/mode/val/openai{CHAT}"
+        (await gateway.client.post(url, json={**ROOMS[0], "top_p": 0.5})).raise_for_status()
+        assert gateway.last().body["top_p"] == 0.5 and "top_k" not in gateway.last().body
+        assert (await gateway.call(rollout, ROOMS[0], headers={"Authorization": "Bearer wrong"})).status_code == 401
+        assert (await gateway.call(rollout, b"{no JSON")).status_code >= 400
+        assert (await gateway.drain())["empo2/sampling_overridden"] == 0
 
 
 async def test_the_trainer_can_compare_temperatures(gateway: GatewayUnderTest):
