@@ -148,7 +148,9 @@ async def test_128_clients_read_and_write_at_once(gateway: GatewayUnderTest):
     for rollout, mode, scope in zip(rollouts, modes, scopes, strict=True):
         calls = await gateway.events(rollout, "empo2_call")
         assert len(calls) == 3 and {call["scope"] for call in calls} == {scope}
-        assert [bool(call["tip_ids"]) for call in calls] == [mode == "memory", False, False]
+        assert bool(calls[0]["tip_ids"]) == (mode == "memory")
+        # Two texts are there to be shown, each once: the teacher's, and what clients of the scope that are done wrote.
+        assert sum(len(call["tip_ids"]) for call in calls) <= (2 if mode == "memory" else 0)
     # Each state of a scope: one visit by the teacher, one by each of its 16 players.
     assert await rows(gateway, "SELECT DISTINCT visits FROM states") == [(17,)]
     plays = await rows(gateway, "SELECT scope FROM plays")
