@@ -16,10 +16,9 @@ SLOW = (
     "recipe/test_gateway.py::test_the_real_controller_plays_many_agents_at_once",
     "recipe/test_models.py",
     "test_bench.py",
-    "test_command_line.py::test_a_run_that_is_ended_leaves_nothing",
+    "test_command_line.py",
     "test_docs.py",
-    "test_init_command.py::test_an_agent_that_hangs",
-    "test_init_command.py::test_nothing_is_overwritten_unasked",
+    "test_init_command.py",
 )
 
 
