@@ -6,7 +6,7 @@ profile ?= cpu
 only ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks demo small-model test check lock clean
+.PHONY: help setup frameworks demo small-model test test-fast check lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,9 +25,15 @@ demo: setup ## train the small model on a CPU for a few steps, end to end
 small-model: setup ## make the small model's LoRA anew from scripted play, with its checksums
 	$(BIN)/python -m empo2.small_model.make
 
-# Two workers: the training in tests/test_train.py comes first and is of one of them, all other tests of the other.
-test: setup ## run all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# The training in tests/test_train.py comes first and is of one worker, all other tests of the other. At the end, what
+# was skipped is listed with the reason.
+test: frameworks ## run all tests, the real stack included
+	$(PYTEST) -r fEs
+
+test-fast: setup ## run the tests that need neither the real stack nor much time
+	$(PYTEST) -r fE -m "not stack and not slow"
 
 # pyright follows folders, not the import hook of an editable install: build/links shows it the package `empo2`.
 check: frameworks ## lint, formatting and types

@@ -1,20 +1,20 @@
-"""What the gateway adds to an agent's model calls: agent-lightning's own server beside `empo2 gateway`.
+"""Measure the time that the gateway adds to an agent's model calls: agent-lightning's own server and `empo2 gateway`.
 
-Concurrent agents play episodes of 20 turns with ever new observations, through real processes, HTTP and the real
-embedder, against a model server that answers after a set time and costs next to no CPU. In one run, one after the other
-for each number of agents, with their starts spread over one model call:
+Concurrent agents play episodes of 20 turns with always new observations, through real processes, HTTP and the real
+embedder, against a model server that answers after a fixed time and needs almost no CPU. One run measures these ways in
+turn for each number of agents, with their starts spread over one model call:
 
-  no gateway       the agents call the model server: what this benchmark itself and HTTP add
+  no gateway       the agents call the model server: the overhead of this benchmark and of HTTP
   agl-server       agent-lightning's own server
   empo2, untagged  `empo2 gateway`, rollouts without a tag: memory off
-  empo2            10,000 tips in memory; every fourth rollout sees tips, the others get their novelty counted
-  empo2, known     the same episodes once more: all states are among the last embedded, so this is without embedding
+  empo2            10,000 tips in memory; every fourth rollout sees tips, the others only count novelty
+  empo2, known     the same episodes again: all states are still known, so nothing is embedded
 
-  added            time of a call at the agent, less the model server's set time; nothing else is subtracted
+  added            time of a call at the agent minus the model server's fixed time
   loop, CPU        CPU time of the gateway's event loop, and of the whole process, per call
-  embedding        what the gateway says a search waited for its embedding, on average
-  of plain         episodes per second, against agl-server
-  others           cores that other processes of this machine used meanwhile: more than 0.1, and the row says little
+  embedding        mean time that a search waited for its embedding, as the gateway reports it
+  of plain         episodes per second, relative to agl-server
+  others           cores used by other processes of this machine: above 0.1, the row is unreliable
 """
 
 import argparse
@@ -42,7 +42,7 @@ TIPS = 10_000
 GOAL_AGENTS = 64
 NO_GATEWAY, AGL_SERVER, UNTAGGED, TAGGED, KNOWN = "no gateway", "agl-server", "empo2, untagged", "empo2", "empo2, known"
 _CALL_SECONDS = 300
-# One token is about 5 bytes of a chat as JSON; every id is written with 6, so that a prompt's ids are cut from this.
+# A token is about 5 bytes of a chat as JSON. Every id has 6 characters, so a prompt's ids are a slice of this.
 _PROMPT_IDS = b",".join(b"%d" % (10_000 + i % 30_000) for i in range(30_000))
 _REPLY = "take the blue jug and go to the kitchen"
 
@@ -119,10 +119,10 @@ async def compare(folder: Path, options: argparse.Namespace) -> tuple[Table, lis
 
 @contextmanager
 def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
-    """All processes, with their ways to be played in this order."""
+    """Start all processes; yield the ways in the order in which they are played."""
     say("the memory is filled")
     memory = folder / "memory.sqlite"
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # torch stays out of this process
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # keeps torch out of this process
         pool.submit(fill_memory, memory, options.tips).result()
     agl_folder, empo2_folder = folder / "agl", folder / "empo2"
     agl_folder.mkdir()
@@ -159,12 +159,12 @@ def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
 
 
 async def _warm_up(client: httpx.AsyncClient, way: Way) -> None:
-    """One episode of two calls, which waits for the embedder to be loaded and opens connections and the memory."""
+    """Play one episode of two calls, which waits for the embedder and opens connections and the memory."""
     await play(client, way, 1, 2, 0.0)
 
 
 async def play(client: httpx.AsyncClient, way: Way, agents: int, count: int, delay: float) -> Played:
-    """All agents play one episode each of `count` turns; the same episodes whichever the way."""
+    """Play one episode of `count` turns with each agent; the episodes are the same for every way."""
     rollouts = [await _create(client, way, agent) for agent in range(agents)]
     episodes = [turns(random.Random(f"{agents} {agent}"), count) for agent in range(agents)]
     played = Played()
@@ -241,7 +241,7 @@ async def _episode(
 
 
 def _cpu_seconds(pid: int | None) -> tuple[float, float]:
-    """CPU time of a process so far: of its main thread, which runs the event loop, and of all."""
+    """Return the CPU time of a process so far: of its main thread, which runs the event loop, and of all threads."""
     if pid is None:
         return 0.0, 0.0
     threads = {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()}
@@ -249,7 +249,7 @@ def _cpu_seconds(pid: int | None) -> tuple[float, float]:
 
 
 def _others_cpu_seconds() -> float:
-    """CPU time so far of all processes but this one and its children, and what the host took from this machine."""
+    """Return the CPU time so far of all processes except this one and its children, plus time stolen by the host."""
     times = psutil.cpu_times()
     busy = times.user + times.system + times.irq + times.softirq + times.steal
     own = psutil.Process()
@@ -257,7 +257,7 @@ def _others_cpu_seconds() -> float:
 
 
 def serve_model(port: int, delay: float) -> None:
-    """A model server of next to no cost: `/tokenize` at once, a chat completion after `delay` seconds."""
+    """Run a cheap model server: `/tokenize` answers at once, a chat completion after `delay` seconds."""
     import uvicorn
 
     tokens = _REPLY.split()

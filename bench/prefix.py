@@ -1,11 +1,12 @@
-"""What tips cost vLLM's prefix cache: real vLLM, the same episodes through `empo2 gateway` without and with tips.
+"""Measure the effect of tips on vLLM's prefix cache: the same episodes through `empo2 gateway` without and with tips.
 
-On a CPU, with SmolLM2-135M. An episode's prompts extend one another, so vLLM need only read what is new since the last
-turn, as long as earlier turns stay as they were sent, tips included. The prefix cache is emptied before each pass.
+Uses real vLLM on a CPU, with SmolLM2-135M. Each prompt of an episode extends the previous one, so vLLM computes only
+the new turn, as long as earlier turns stay as they were sent, tips included. The prefix cache is emptied before each
+pass.
 
   prompt tokens   of all calls (vllm:prefix_cache_queries)
-  hits            of these, found in the cache (vllm:prefix_cache_hits)
-  of reusable     hits by the tokens that had stood in the turn before: less than 1 by what vLLM rounds down to blocks
+  hits            those of them found in the cache (vllm:prefix_cache_hits)
+  of reusable     hits divided by the tokens of the previous turn's prompt; below 1, since vLLM rounds down to blocks
   prefill tokens  the rest of the prompt tokens, which vLLM had to compute
   reflections     the requests for a tip when the episodes have ended, each the whole episode and one question
 """
@@ -38,7 +39,7 @@ _GOAL = "share of hits at least 0.95 of that without tips"
 
 @dataclass(frozen=True)
 class Counts:
-    """Tokens that vLLM looked up in its prefix cache, and those that it found there."""
+    """Tokens that vLLM looked up in its prefix cache, and tokens that it found there."""
 
     queries: float
     hits: float
@@ -57,7 +58,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Pass:
-    """Tips shown at each turn; tokens that had stood in the turn before; vLLM's counts for calls and reflections."""
+    """Tips shown in each turn; tokens shared with the previous turn; vLLM's counts for calls and reflections."""
 
     tips: float
     reusable: int
@@ -106,10 +107,10 @@ def main() -> None:
 
 
 async def compare(folder: Path, options: argparse.Namespace) -> list[Pass]:
-    """The pass without tips and the pass with them."""
+    """Run the pass without tips and the pass with tips."""
     say("the memory is filled")
     memory = folder / "memory.sqlite"
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # torch stays out of this process
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # keeps torch out of this process
         pool.submit(fill_memory, memory, TIPS).result()
     model = str(resolve_model(SMOLLM2))
     say("vLLM starts")
@@ -117,7 +118,7 @@ async def compare(folder: Path, options: argparse.Namespace) -> list[Pass]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
     command += ["--host", "127.0.0.1", "--enforce-eager", "--dtype", "bfloat16", "--max-num-batched-tokens", "1024"]
     command += ["--max-model-len", str(_TOKENS), "--max-num-seqs", str(options.agents)]
-    # The development mode has the route that empties the prefix cache.
+    # Only the development mode has the route that empties the prefix cache.
     environment = {**os.environ, **VARIABLES, "VLLM_SERVER_DEV_MODE": "1"}
     settings = [f"memory.capacity={2 * TIPS}", f"memory.top_k={options.top_k}", "reflection.max_tokens=48"]
     passes = []
@@ -149,7 +150,7 @@ async def compare(folder: Path, options: argparse.Namespace) -> list[Pass]:
 async def _play_all(
     client: httpx.AsyncClient, gateway: str, mode: str, options: argparse.Namespace
 ) -> list[tuple[str, int]]:
-    """The same episodes in either mode, not ended yet: of each its rollout's id and its reusable tokens."""
+    """Play the same episodes in either mode, without ending them; return each rollout's id and its reusable tokens."""
     places = asyncio.Semaphore(options.agents)
 
     async def play(number: int) -> tuple[str, int]:
@@ -173,7 +174,7 @@ async def _play_all(
 
 
 async def _finish(client: httpx.AsyncClient, gateway: str, rollout: str) -> None:
-    """The reward and the end of an episode: the gateway asks for its tip."""
+    """Post an episode's reward and end it, so that the gateway asks for its tip."""
     url = f"{gateway}/api/rollouts/{rollout}"
     event = {"event_type": "reward", "data": {"value": 0.0}}
     (await client.post(f"{url}/attempt/0/events", json=event)).raise_for_status()

@@ -1,14 +1,14 @@
-"""Finding 10 of many tips by state: the memory's search beside a Python loop, the memory bandwidth and sqlite-vec.
+"""Measure the search for 10 of many tips: the memory's search, a Python loop, the memory bandwidth and sqlite-vec.
 
 Every entry has a key of 384 floats, and the 20 entries of an episode share its tip. About half of the entries are
-similar enough to a query (cosine above 0.5), and scores come in ten levels: much to sort, many ties. All ways answer
-with the same ten tips, best score first, or the benchmark fails.
+similar enough to a query (cosine above 0.5), and scores have ten levels, so there is much to sort and there are many
+ties. The benchmark fails unless all ways return the same ten tips, best score first.
 
   ours         MemoryStore.search, with the texts of the tips read from SQLite
-  arrays       a Python loop over a list of entries, cosine of two numpy arrays, then sort by score
-  lists        the same loop where keys are lists of floats, as in the EMPO2 authors' memory server (up to 100,000)
+  arrays       a Python loop over a list of entries: cosine of two numpy arrays, then a sort by score
+  lists        the same loop with keys as lists of floats, as in the EMPO2 authors' memory server (up to 100,000)
   bandwidth    one pass over the bytes of the keys: no exact search can be faster
-  sqlite-vec   the same search in SQL, where the packages sqlite-vec and apsw can be imported
+  sqlite-vec   the same search in SQL, if the packages sqlite-vec and apsw are installed
   writes       episodes of one step committed per second to a full memory, beside 64 searches per second
 """
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(size: int, seconds: float) -> dict[str, float]:
-    """All figures for one size: milliseconds, writes per second; those that were not measured are left out."""
+    """Return all measured figures for one size: milliseconds, and writes per second."""
     say(f"{size:,} entries: keys")
     generator = np.random.default_rng(size)
     keys = _keys(generator, size)
@@ -104,7 +104,7 @@ def measure(size: int, seconds: float) -> dict[str, float]:
 
 
 def loop(entries: list[dict[str, Any]], query: Any) -> list[str]:
-    """The texts of the K best entries, each text once, as plain Python finds them."""
+    """Return the texts of the K best entries, each text once, found by plain Python."""
     similar = []
     for number, entry in enumerate(entries):
         cosine = np.dot(query, entry["key"]) / (np.linalg.norm(query) * np.linalg.norm(entry["key"]))
@@ -120,10 +120,10 @@ def loop(entries: list[dict[str, Any]], query: Any) -> list[str]:
 
 
 def sql_search(entries: list[dict[str, Any]]) -> Callable[[np.ndarray], list[str]]:
-    """The same search in SQL, with a function of sqlite-vec, in a database in RAM.
+    """Return the same search in SQL, with a function of sqlite-vec, in a database in RAM.
 
-    Through apsw: many builds of Python's own sqlite3 cannot load extensions. Not through sqlite-vec's `vec0` tables:
-    they find the nearest keys, and what is asked for is the best score among all keys that are near enough.
+    It uses apsw, since many builds of Python's own sqlite3 cannot load extensions. It does not use sqlite-vec's `vec0`
+    tables: they find the nearest keys, not the best score among all keys that are similar enough.
     """
     import apsw  # pyright: ignore[reportMissingImports]
     import sqlite_vec  # pyright: ignore[reportMissingImports]
@@ -145,7 +145,7 @@ def sql_search(entries: list[dict[str, Any]]) -> Callable[[np.ndarray], list[str
 
 
 def write_beside_searches(store: MemoryStore, queries: np.ndarray, seconds: float) -> dict[str, float]:
-    """Write episodes as fast as they are committed, with a search whenever one is due; the store has one thread."""
+    """Write episodes as fast as they are committed, with a search whenever one is due, all in one thread."""
     started = time.perf_counter()
     end, due, writes, searches = started + seconds, started, 0, []
     while (now := time.perf_counter()) < end:
@@ -160,7 +160,7 @@ def write_beside_searches(store: MemoryStore, queries: np.ndarray, seconds: floa
 
 
 def _keys(generator: np.random.Generator, count: int) -> np.ndarray:
-    """Unit keys [count, DIMENSION] around one centre, any two at a cosine of 0.5 on average."""
+    """Return unit keys [count, DIMENSION] around one center, any two at a cosine of 0.5 on average."""
     keys = generator.standard_normal((count, DIMENSION), np.float32)
     keys /= np.linalg.norm(keys, axis=1, keepdims=True)
     keys[:, 0] += 1
@@ -169,7 +169,7 @@ def _keys(generator: np.random.Generator, count: int) -> np.ndarray:
 
 
 def _times(work: Callable[[int], object], seconds: float) -> list[float]:
-    """Milliseconds of each of as many calls as fit, at least 1 and at most 2,000."""
+    """Return the milliseconds of each of as many calls as fit, at least 1 and at most 2,000."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 2_000 and (not times or time.perf_counter() < end):

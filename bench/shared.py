@@ -1,4 +1,4 @@
-"""What the benchmarks share: their report, their processes, and episodes made of seeded texts."""
+"""Shared by the benchmarks: their report, their processes, and episodes of seeded texts."""
 
 import os
 import random
@@ -35,7 +35,7 @@ _THINGS = (
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure to be reached, and whether it was; `found` is None where the size of the run has no such figure."""
+    """A target and its outcome; `found` is None if a run of this size does not measure it."""
 
     text: str
     found: str | None
@@ -43,7 +43,7 @@ class Goal:
 
 
 def report(table: Table, goals: Sequence[Goal]) -> None:
-    """Print the table and what became of the goals. A goal that is missed is no error."""
+    """Print the table and the outcome of the goals. A missed goal is not an error."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
     for goal in goals:
@@ -52,7 +52,7 @@ def report(table: Table, goals: Sequence[Goal]) -> None:
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -64,7 +64,7 @@ def free_port() -> int:
 
 @contextmanager
 def server(command: Sequence[str], url: str, log: Path, environment: dict[str, str] | None = None) -> Iterator[int]:
-    """A server process, up when `url` answers and stopped at the end; its process id.
+    """Start a server and wait until `url` answers; yield its process id, and stop it at the end.
 
     Raises:
         RuntimeError: it ended or did not answer; the message holds the end of its log.
@@ -89,7 +89,7 @@ def server(command: Sequence[str], url: str, log: Path, environment: dict[str, s
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_SECONDS)
-        # vLLM's engine is a process of its own, which outlives a server that is killed.
+        # vLLM's engine is a separate process, which survives a killed server.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -97,7 +97,7 @@ def server(command: Sequence[str], url: str, log: Path, environment: dict[str, s
 
 @contextmanager
 def empo2_gateway(folder: Path, memory: Path, *settings: str) -> Iterator[tuple[str, int]]:
-    """`empo2 gateway` with SmolLM2's tokenizer on a free port: its URL and its process id."""
+    """Start `empo2 gateway` with SmolLM2's tokenizer on a free port; yield its URL and its process id."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "empo2.recipe.cli", "gateway", "--key", KEY, "--memory", str(memory)]
     command += [f"gateway.port={port}", "model.path=smollm2-135m-instruct", *settings]
@@ -106,7 +106,7 @@ def empo2_gateway(folder: Path, memory: Path, *settings: str) -> Iterator[tuple[
 
 
 def observation(generator: random.Random) -> str:
-    """What an agent might see: 60 to 120 tokens, hardly ever the same twice."""
+    """Return a text like an agent's observation: 60 to 120 tokens, almost never the same twice."""
     rooms = generator.sample(_ROOMS, 3)
     things = [f"a {generator.choice(_KINDS)} {thing}" for thing in generator.sample(_THINGS, generator.randint(7, 13))]
     return (
@@ -116,16 +116,16 @@ def observation(generator: random.Random) -> str:
 
 
 def turns(generator: random.Random, count: int) -> list[str]:
-    """What the user says in an episode of `count` turns: the task with the first observation, then observations."""
+    """Return the user messages of an episode of `count` turns: the task and first observation, then observations."""
     task = f"Your task is to find the {generator.choice(_THINGS)} and to move it to the {generator.choice(_ROOMS)}."
     first, *others = (observation(generator) for _ in range(count))
     return [f"{task}\n\n{first}", *others]
 
 
 def fill_memory(file: Path, tips: int) -> None:
-    """A memory file with tips under states like those of `turns`, one each. Loads the embedder: 20 seconds.
+    """Write a memory file with tips, each under one state like those of `turns`. Loads the embedder, which takes 20 s.
 
-    500 states are embedded; a tip's key is one of these keys with a little noise, a cosine of about 0.95 away.
+    500 states are embedded; a tip's key is one of these keys with a little noise, at a cosine of about 0.95.
     """
     generator, noise = random.Random(0), np.random.default_rng(0)
     embedder = SentenceEmbedder("all-MiniLM-L6-v2")

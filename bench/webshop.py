@@ -1,13 +1,13 @@
-"""WebShop with a small catalogue and with one of the original's full size, of made-up products in its file formats.
+"""Measure WebShop with a small catalogue and one of the original's size, of made-up products in its file formats.
 
 files          size of the three data files, which are generated first
 build          `python -m empo2.agents.webshop build`: time, peak memory (RSS), and the size of its catalogue
-open           until a first search is answered: when nothing of the catalogue is in RAM, and once more
+open           until the first search is answered: with nothing of the catalogue in RAM, and once more
 search         1,000 queries: whole instructions, three words of one, and a single word that most products have
 steps/s        random valid actions on one core, purchases and their rewards included (the smallest size only)
 agents         agent processes that start at once, each with openai's client, and play an episode with a search, a
-               product, its description and the purchase: time until all have, and then the memory of each: PSS, where
-               what is shared is shared out, and USS, which would be free without it (the largest size only)
+               product, its description and the purchase: time until all are done, then the memory of each: PSS, which
+               divides shared pages among processes, and USS, the unshared pages (the largest size only)
 """
 
 import argparse
@@ -89,7 +89,7 @@ def main() -> None:
 
 @contextmanager
 def _catalogue(size: int) -> Iterator[tuple[Path, dict[str, float]]]:
-    """A catalogue of so many products, and what it took to build it."""
+    """Build a catalogue with the given number of products; return it and the cost of building it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "catalogue")
         say(f"{size:,} products: written")
@@ -110,9 +110,9 @@ def _catalogue(size: int) -> Iterator[tuple[Path, dict[str, float]]]:
 
 
 def measure_catalogue(folder: Path) -> dict[str, float]:
-    """Seconds to open it, milliseconds to search it."""
+    """Measure the seconds to open it and the milliseconds to search it."""
     say("opened and searched")
-    os.sync()  # what is not written yet stays in RAM
+    os.sync()  # pages not yet written would stay in RAM
     for file in _files(folder):
         with file.open("rb") as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -157,7 +157,7 @@ def steps_per_second(folder: Path, seconds: float = 5.0) -> float:
 
 
 def measure_agents(folder: Path, count: int) -> dict[str, float]:
-    """Seconds until so many agents that start at once have bought something, and the mean memory of each in MB."""
+    """Measure the seconds until all agents, started at once, have bought something, and the mean memory per agent."""
     say(f"{count} agents")
     started = time.perf_counter()
     agents = [

@@ -6,7 +6,9 @@ Knows neither the recipe nor agent-lightning nor verl; importing it loads no tor
 from empo2.memory.batching import BatchingEmbedder
 from empo2.memory.embedder import Embedder, EmbedderError, SentenceEmbedder, embedder_name
 from empo2.memory.file import MemoryFileError, copy_memory
+from empo2.memory.novelty import Visit
 from empo2.memory.retrieval import ByScore, BySimilarity, ByValue, Policy
+from empo2.memory.service import MemoryService
 from empo2.memory.store import MemoryStore
 from empo2.memory.tips import Step, Tip
 
@@ -18,11 +20,13 @@ __all__ = [
     "Embedder",
     "EmbedderError",
     "MemoryFileError",
+    "MemoryService",
     "MemoryStore",
     "Policy",
     "SentenceEmbedder",
     "Step",
     "Tip",
+    "Visit",
     "copy_memory",
     "embedder_name",
 ]

@@ -1,4 +1,4 @@
-"""An async front to an embedder: urgent texts first, in threads of their own, and nothing is embedded twice."""
+"""An async queue in front of an embedder: urgent texts have threads of their own, and equal texts are embedded once."""
 
 import asyncio
 import os
@@ -12,17 +12,17 @@ import numpy as np
 
 from empo2.memory.embedder import Embedder, EmbedderError
 
-# Texts of a background batch. On a CPU a batch costs little less than its texts one by one, and only makes its first
-# wait for its last: urgent texts go alone. Agents whose texts went together would also meet again at their next turn.
+# Texts of a background batch. On a CPU a batch takes little less time than its texts one by one, and its first text
+# waits for its last, so urgent texts are embedded alone. Batched agents would also ask together in their next turn.
 MAX_BATCH = 4
-# A tenth of the weight of threads of niceness 0. On two cores that others used too, urgent texts waited less than half
-# as long as without it, and about as long as with 19 (a seventieth), which would all but stop the background there.
+# A tenth of the weight of threads of niceness 0. On two busy cores, urgent texts waited less than half as long as
+# without it, and about as long as with 19 (a seventieth), which would almost stop the background thread there.
 BACKGROUND_NICENESS = 10
 RECENT_TEXTS = 16_384  # 25 MB of MiniLM keys
 
 
 class _Queue:
-    """Distinct texts that wait, oldest first."""
+    """The distinct texts that wait, oldest first."""
 
     def __init__(self) -> None:
         self._texts: dict[str, None] = {}
@@ -33,13 +33,13 @@ class _Queue:
         self._arrival.set()
 
     def move(self, text: str, other: "_Queue") -> None:
-        """To the end of the other queue, if the text waits in this one."""
+        """Move the text to the end of the other queue, if it waits in this one."""
         if text in self._texts:
             del self._texts[text]
             other.add(text)
 
     async def take(self, most: int) -> list[str]:
-        """Remove the oldest texts, one at least; waits for it."""
+        """Remove and return the oldest texts; wait until there is at least one."""
         while not self._texts:
             self._arrival.clear()
             await self._arrival.wait()
@@ -50,14 +50,14 @@ class _Queue:
 
 
 class BatchingEmbedder:
-    """An embedder for the coroutines of one event loop; model and embeddings live in threads of its own.
+    """An embedder for the coroutines of one event loop; the model runs in threads of its own.
 
-    Urgent texts are embedded one by one in `threads` threads, all others in batches in one thread more, of low
-    priority; the oldest first. A text that is waiting or being embedded already, or is among the last 16,384, is not
+    Urgent texts are embedded one by one in `threads` threads, all others in batches in one more thread of low
+    priority; the oldest first. A text that already waits, is being embedded, or is among the last 16,384 is not
     embedded again.
 
     Args:
-        factory: makes the embedder, whose `embed` must bear concurrent calls; called once, in a thread.
+        factory: makes the embedder; called once, in a thread. The embedder's `embed` must be thread-safe.
         threads: number of urgent texts embedded at once.
     """
 
@@ -68,41 +68,45 @@ class BatchingEmbedder:
         self._background_pool = ThreadPoolExecutor(1, thread_name_prefix="embedder-background", initializer=_be_nice)
         self._task: asyncio.Task[None] | None = None
         self._loaded: asyncio.Future[Embedder] | None = None
-        self._futures: dict[str, asyncio.Future[np.ndarray]] = {}  # of the texts that wait and those in a batch
+        self._futures: dict[str, asyncio.Future[np.ndarray]] = {}  # of waiting texts and texts in a batch
         self._urgent = _Queue()
         self._background = _Queue()
         self._recent: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._refusal: str | None = "the embedder is not running: call start() first"
+        self._refusal: str | None = None
 
     def start(self) -> None:
-        """Begin to load the model; returns at once. To be called once, in the event loop."""
-        loop = asyncio.get_running_loop()
-        self._refusal = None
-        self._loaded = loop.create_future()
-        self._task = loop.create_task(self._run(self._loaded))
+        """Start to load the model, unless that has begun or the embedder is closed; return at once.
+
+        `ready` and `embed` start it too: an earlier call only saves their callers a wait.
+        """
+        if self._loaded is None and self._refusal is None:
+            loop = asyncio.get_running_loop()
+            self._loaded = loop.create_future()
+            self._task = loop.create_task(self._run(self._loaded))
 
     async def ready(self) -> Embedder:
-        """The loaded embedder, for its name and dimension (its `embed` belongs to the threads).
+        """Wait for and return the loaded embedder, for its name and dimension; only the threads may call its `embed`.
 
         Raises:
-            EmbedderError: the model did not load, or the embedder is not running.
+            EmbedderError: the model did not load, or the embedder is closed.
         """
+        self.start()
         if self._refusal or self._loaded is None:
             raise EmbedderError(self._refusal)
         return await asyncio.shield(self._loaded)
 
     async def embed(self, text: str, *, urgent: bool) -> np.ndarray:
-        """The text's embedding, a read-only float32 [dimension] of L2 norm 1; waits for the model if need be.
+        """Return the text's embedding, a read-only float32 [dimension] of L2 norm 1; wait for the model if needed.
 
         Args:
-            text: what to embed.
-            urgent: whether an agent waits for what follows. A text that waits as not urgent moves up when it is
-                asked for urgently.
+            urgent: True if an agent waits for the result. A waiting text moves to the urgent ones when a later call
+                is urgent.
 
         Raises:
-            EmbedderError: the model did not load (then for good), this embedding failed (another call tries
-                again), or the embedder is not running.
+            EmbedderError: the model did not load (permanent), this embedding failed (a later call tries again), or the
+                embedder is closed.
         """
+        self.start()
         if self._refusal:
             raise EmbedderError(self._refusal)
         if text in self._recent:
@@ -113,11 +117,11 @@ class BatchingEmbedder:
             (self._urgent if urgent else self._background).add(text)
         elif urgent:
             self._background.move(text, self._urgent)
-        # Shielded: others may wait for the same text when this caller is cancelled.
+        # Shielded, since others may wait for the same text when this caller is cancelled.
         return await asyncio.shield(self._futures[text])
 
     async def close(self) -> None:
-        """Fail the callers that still wait (EmbedderError), then end the threads once their running calls are done."""
+        """Raise EmbedderError in the callers that still wait; end the threads when their running calls are done."""
         self._stop("the embedder is closed")
         if self._task:
             self._task.cancel()
@@ -176,4 +180,4 @@ def _be_nice() -> None:
 
 def _fail(future: asyncio.Future, reason: str) -> None:
     future.set_exception(EmbedderError(reason))
-    future.exception()  # seen: asyncio shall not complain if the callers have been cancelled meanwhile
+    future.exception()  # read it, or asyncio logs the exception if all callers were cancelled

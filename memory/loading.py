@@ -1,4 +1,4 @@
-"""From the memory file into RAM: the entries and the visited states of a scope."""
+"""Load the entries and the visited states of a scope from the memory file into RAM."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -8,13 +8,13 @@ import numpy as np
 from empo2.memory.file import MemoryFileError
 from empo2.memory.index import ColumnTable
 
-_CHUNK = 4096  # rows read at once; one by one they cost more time, all at once twice the memory
+_CHUNK = 4096  # rows read at once; one by one takes more time, all at once twice the memory
 
 
 def load_entries(db: sqlite3.Connection, scope: str, dimension: int) -> ColumnTable:
-    """The scope's entries, oldest first; `tip` ascends, because an episode is stored at once.
+    """Return the scope's entries, oldest first; `tip` is ascending, since an episode is stored in one transaction.
 
-    Columns: id, tip (its id), key [dimension], score, value (of the tip), and text, equal where tip texts are equal.
+    Columns: id, tip (its id), key [dimension], score, value (of the tip), and text (a number, equal for equal texts).
 
     Raises:
         MemoryFileError: a key of another length than `dimension`.
@@ -27,7 +27,7 @@ def load_entries(db: sqlite3.Connection, scope: str, dimension: int) -> ColumnTa
         value=np.empty(0, np.float64),
         text=np.empty(0, np.int64),
     )
-    # Ordered by two indices of the file, which needs no sorting of keys.
+    # This order is that of two indices of the file, so no keys are sorted.
     cursor = db.execute(
         "SELECT entries.id, tip_id, key, score, value, text FROM tips JOIN entries ON tips.id = tip_id"
         " WHERE scope = ? ORDER BY tips.id, entries.id",
@@ -47,9 +47,9 @@ def load_entries(db: sqlite3.Connection, scope: str, dimension: int) -> ColumnTa
 
 
 def load_states(db: sqlite3.Connection, scope: str, dimension: int) -> ColumnTable:
-    """The scope's visited states, oldest first.
+    """Return the scope's visited states, oldest first.
 
-    Columns: id, key [dimension], visits, and text, equal where states are equal.
+    Columns: id, key [dimension], visits, and text (a number, equal for equal states).
 
     Raises:
         MemoryFileError: a key of another length than `dimension`.

@@ -1,6 +1,10 @@
-"""How often the agents have been near a state: the count n of the intrinsic reward r = 1/n."""
+"""Count visits to similar states: the n of the intrinsic reward r = 1/n."""
 
 import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,32 +12,34 @@ from empo2.memory.index import ColumnTable, cosine_similarities
 from empo2.memory.loading import load_states
 
 
-def count_visit(similarities: np.ndarray, visits: np.ndarray, *, threshold: float) -> tuple[int | None, int]:
-    """Whether a state is new, and how many visits its neighbourhood has had, this one included.
+@dataclass(frozen=True)
+class Visit:
+    """One visit to a state: the state's text and its embedding [dimension]."""
+
+    scope: str
+    state: str
+    key: np.ndarray
+
+
+def count_similar(similarities: np.ndarray, visits: np.ndarray, *, threshold: float) -> int:
+    """Return the number of visits to states similar to a given one.
 
     The paper (arXiv 2602.23008) calls n "the number of similar past states" and stores a state only if it is
-    similar to none. Read literally, n would stay 1 on every return to the same state; so each stored state
-    stands for all the visits near it, and n is their sum: 1, 2, 3, ... for a state visited again and again.
+    similar to none. Read literally, n would stay 1 on every return to the same state. Here each stored state counts
+    all visits near it, and n is the sum of these counts: 1, 2, 3, ... for repeated visits to one state.
 
     Args:
         similarities: cosine of each stored state with the visited one, [n].
         visits: visits counted so far for each stored state, [n].
         threshold: a state is similar if its cosine is strictly above this.
-
-    Returns:
-        (row, count): the most similar stored state, whose visits the caller raises by one, or None if the
-        visited state is new; and the count n >= 1.
     """
-    similar = similarities > threshold
-    if not similar.any():
-        return None, 1
-    return int(similarities.argmax()), int(visits[similar].sum()) + 1
+    return int(visits[similarities > threshold].sum())
 
 
 class VisitedStates:
     """The visited states of all scopes: the table `states` of a memory file, with an index in RAM.
 
-    Keys are unit keys [dimension]; `MemoryStore` says the rest.
+    Keys are unit keys [dimension]. The public methods are documented at `MemoryStore`.
     """
 
     def __init__(self, db: sqlite3.Connection, dimension: int):
@@ -41,37 +47,58 @@ class VisitedStates:
         self._dimension = dimension
         self._indices: dict[str, ColumnTable] = {}
 
-    def visit(self, scope: str, state: str, key: np.ndarray, *, threshold: float) -> int:
+    def count(self, scope: str, key: np.ndarray, *, threshold: float) -> int:
         index = self._index(scope)
-        row, count = count_visit(cosine_similarities(index["key"], key), index["visits"], threshold=threshold)
-        self._count(scope, state, key, row, 1)
-        return count
+        return count_similar(cosine_similarities(index["key"], key), index["visits"], threshold=threshold)
 
-    def add(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
+    def add_visits(self, visits: Iterable[Visit], *, threshold: float) -> None:
+        visits = list(visits)
+        keys = {(visit.scope, visit.state): visit.key for visit in visits}
+        times = Counter((visit.scope, visit.state) for visit in visits)
+        with self._transaction():
+            for scope, state in sorted(times):  # the choice of stored states must not depend on the order of the visits
+                index, key = self._index(scope), keys[scope, state]
+                similarities = cosine_similarities(index["key"], key)
+                nearest = int(similarities.argmax()) if len(index) else None
+                row = nearest if nearest is not None and similarities[nearest] > threshold else None
+                self._add(scope, state, key, row, times[scope, state])
+
+    def add_state(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
         index = self._index(scope)
+        same = None
         for row in np.flatnonzero(index["text"] == hash(state)).tolist():
             query = "SELECT 1 FROM states WHERE id = ? AND state = ?"
             if self._db.execute(query, (int(index["id"][row]), state)).fetchone():
-                return self._count(scope, state, key, row, visits)
-        return self._count(scope, state, key, None, visits)
+                same = row
+                break
+        with self._transaction():
+            self._add(scope, state, key, same, visits)
 
     def forget(self) -> None:
-        """Read the file anew at the next call."""
+        """Discard the index in RAM; the next call reads the file again."""
         self._indices.clear()
 
-    def _count(self, scope: str, state: str, key: np.ndarray, row: int | None, visits: int) -> None:
-        """Add visits to a row of the scope's index, or a new state where that is None."""
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Commit at the end; after a failure discard the index in RAM, since the file has not changed."""
+        try:
+            with self._db:
+                yield
+        except BaseException:
+            self.forget()
+            raise
+
+    def _add(self, scope: str, state: str, key: np.ndarray, row: int | None, visits: int) -> None:
+        """Add visits to a row of the scope's index, or a new state if the row is None; call it within a transaction."""
         index = self._index(scope)
         if row is None:
-            with self._db:
-                state_id = self._db.execute(
-                    "INSERT INTO states (scope, state, key, visits) VALUES (?, ?, ?, ?) RETURNING id",
-                    (scope, state, key.tobytes(), visits),
-                ).fetchone()[0]
+            state_id = self._db.execute(
+                "INSERT INTO states (scope, state, key, visits) VALUES (?, ?, ?, ?) RETURNING id",
+                (scope, state, key.tobytes(), visits),
+            ).fetchone()[0]
             index.append(1, id=state_id, key=key, visits=visits, text=hash(state))
         else:
-            with self._db:
-                self._db.execute("UPDATE states SET visits = visits + ? WHERE id = ?", (visits, int(index["id"][row])))
+            self._db.execute("UPDATE states SET visits = visits + ? WHERE id = ?", (visits, int(index["id"][row])))
             index["visits"][row] += visits
 
     def _index(self, scope: str) -> ColumnTable:

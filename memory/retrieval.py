@@ -1,4 +1,4 @@
-"""Which stored entries answer a query: policies, arrays in, row indices out."""
+"""Retrieval policies: functions from arrays of stored entries to the row indices of the chosen ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Entries:
-    """What a policy ranks: arrays [n], oldest entry first.
+    """The entries that a policy ranks, as arrays [n], oldest entry first.
 
     Attributes:
         similarities: cosine of each entry's key with the query.
         scores: score of the entry's episode.
         values: learned value Q of the entry's tip.
-        texts: a number per entry, equal where the tip texts are equal. All entries of an episode share one tip,
-            so "each text once" also means "each episode once".
+        texts: a number per entry, equal for equal tip texts. All entries of an episode share one tip, so "each text
+            once" implies "each episode once".
     """
 
     similarities: np.ndarray
@@ -26,22 +26,22 @@ class Entries:
 
 
 class Policy(Protocol):
-    """How tips are chosen."""
+    """A function that chooses tips."""
 
     def __call__(self, entries: Entries) -> np.ndarray:
-        """Row indices, best first, no two of one text."""
+        """Return row indices, best first, each text once."""
         ...
 
 
 @dataclass(frozen=True)
 class ByScore:
-    """EMPO²'s retrieval (arXiv 2602.23008): similar enough, then the best score first.
+    """EMPO²'s retrieval (arXiv 2602.23008): the entries that are similar enough, best score first.
 
-    Ties go by similarity, then newest first; of the entries of one text the first in that order counts.
+    Ties are broken by similarity, then newest first. Each text counts once, by its first entry in this order.
 
     Attributes:
         k: most rows to return.
-        min_similarity: only entries with a cosine strictly above it count.
+        min_similarity: entries need a cosine strictly above it.
     """
 
     k: int
@@ -54,7 +54,7 @@ class ByScore:
 
 @dataclass(frozen=True)
 class BySimilarity:
-    """The most similar first; ties go by score, then newest first. Attributes as of `ByScore`."""
+    """The most similar first; ties are broken by score, then newest first. Attributes as in `ByScore`."""
 
     k: int
     min_similarity: float
@@ -66,19 +66,19 @@ class BySimilarity:
 
 @dataclass(frozen=True)
 class ByValue:
-    """MemRL's two phases (arXiv 2601.03192): the most similar are candidates, of which the most useful are shown.
+    """MemRL's two phases (arXiv 2601.03192): the most similar are candidates; the most useful of these are shown.
 
     Candidates have a cosine of at least `min_similarity`, each text once, by its most similar entry (the newest of
     equals). Over them, rank = (1 - weight) z(similarity) + weight z(Q), z with the population's standard deviation
-    and 0 where that is 0. Ties go by similarity, then newest first.
+    and 0 where that is 0. Ties are broken by similarity, then newest first.
 
     Attributes:
         k: most rows to return (MemRL's k2).
         min_similarity: lowest cosine of a candidate (δ).
         candidates: most candidates (k1).
-        weight: of the learned value (λ): 0 is similarity alone, 1 the learned value alone.
-        exploration: probability that the k are drawn at random from the candidates; they come best first as well.
-        generator: makes these draws.
+        weight: weight of the learned value (λ): 0 is similarity alone, 1 the learned value alone.
+        exploration: probability that the k are drawn at random from the candidates; they are returned best first too.
+        generator: random generator of these draws.
     """
 
     k: int
@@ -101,16 +101,16 @@ class ByValue:
 
 
 def _z_scores(values: np.ndarray) -> np.ndarray:
-    # Of equal values the deviation is 0, but not always in floating point.
+    # Equal values have deviation 0, but not always in floating point.
     deviation = values.std() if len(values) and np.ptp(values) else 0.0
     return (values - values.mean()) / deviation if deviation else np.zeros(len(values))
 
 
 def _first_of_texts(rows: np.ndarray, keys: Sequence[np.ndarray], texts: np.ndarray, k: int) -> np.ndarray:
-    """The first k of `rows` in the order of `_head`, of each text only the first.
+    """Return the first k of `rows` in the order of `_head`, each text once.
 
-    Sorts a few rows only: 100,000 would take 20 ms. Where these hold too few texts, their texts are put aside and
-    the rest is looked at again, at most k times.
+    Sorts only a few rows, since 100,000 would take 20 ms. If these hold too few texts, repeats with the rows of all
+    other texts, at most k times.
     """
     found = np.empty(0, np.intp)
     while len(rows) and len(found) < k:
@@ -123,8 +123,8 @@ def _first_of_texts(rows: np.ndarray, keys: Sequence[np.ndarray], texts: np.ndar
 
 
 def _head(rows: np.ndarray, keys: Sequence[np.ndarray], size: int) -> np.ndarray:
-    """The first `size` of `rows` (ascending) by the keys, each descending, then by row, descending; in that order."""
-    inside, tied = [], rows  # `tied` could be in as well, as far as the keys so far say
+    """Return the first `size` of `rows` (ascending), ordered by the keys, then by row, all descending."""
+    inside, tied = [], rows  # the keys so far do not decide about `tied`
     for key in keys:
         if len(tied) <= size:
             break
@@ -138,10 +138,10 @@ def _head(rows: np.ndarray, keys: Sequence[np.ndarray], size: int) -> np.ndarray
 
 
 def _nth_largest(values: np.ndarray, n: int) -> float:
-    """As `np.partition` finds it, which is slow on many values: most are seen to be too small beforehand."""
+    """Return the n-th largest value; faster than `np.partition` on many values, since most are excluded beforehand."""
     width = len(values) // (4 * n)
     if width > 1:
-        # Of groups of `width` values the n best have maxima of at least this, so the n-th largest is not below it.
+        # n groups of `width` values have a maximum of at least this, so the n-th largest value is not below it.
         maxima = values[: len(values) // width * width].reshape(width, -1).max(axis=0)
         bound = np.partition(maxima, -n)[-n]
         above = values[values > bound]

@@ -1,8 +1,8 @@
-"""Tips, the states that they are found by, and visited states: in an SQLite file, with an index in RAM."""
+"""Tips, the states by which they are found, and visited states: an SQLite file with an index in RAM."""
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from empo2.memory.file import copy_memory_file, open_memory_file, restore_memory_file
 from empo2.memory.index import ColumnTable, cosine_similarities, unit
 from empo2.memory.loading import load_entries
-from empo2.memory.novelty import VisitedStates
+from empo2.memory.novelty import Visit, VisitedStates
 from empo2.memory.retrieval import Entries, Policy
 from empo2.memory.tips import Step, Tip
 
@@ -18,21 +18,21 @@ from empo2.memory.tips import Step, Tip
 class MemoryStore:
     """Tips and visited states of any number of scopes, in one SQLite file.
 
-    A scope is a free string (say, a task and its variation); nothing crosses from one to another. Every call
-    that returns has been committed: in WAL mode with synchronous=NORMAL a killed process loses nothing, and
-    only a power loss can cost the last commits (never the file).
+    A scope is any string (say, a task and its variation); scopes never mix. Every call that returns has been
+    committed: in WAL mode with synchronous=NORMAL a killed process loses nothing, and a power loss can lose only
+    the last commits, never the file.
 
-    To be created and used in one thread. The file is locked against other writers, by `<file>.lock` beside it,
-    until it is closed; others may read it meanwhile.
+    Create and use it in one thread. Until it is closed, `<file>.lock` locks the file against other writers; readers
+    are not blocked.
 
-    Each tip has a learned value Q, MemRL's utility of an entry (arXiv 2601.03192). MemRL's entry is one experience
-    with one intent; here one experience, the tip, is found by several states, and Q is the tip's.
+    Each tip has a learned value Q, MemRL's utility of an entry (arXiv 2601.03192). In MemRL an entry is one
+    experience with one intent; here one tip is found by several states, and Q belongs to the tip.
 
     Args:
         path: the file, created if absent.
         embedder: name of the model that makes the keys; keys of two models cannot be compared.
         dimension: length of a key.
-        capacity: most entries (steps) per scope; the oldest give way.
+        capacity: most entries (steps) per scope; the oldest are dropped.
 
     Raises:
         MemoryFileError: not a memory file, of another schema, written with another embedder or dimension, or in use
@@ -61,10 +61,10 @@ class MemoryStore:
         value: float = 0.0,
         created: float | None = None,
     ) -> int:
-        """Store an episode's tip under each of its steps, and return how many entries that made.
+        """Store an episode's tip under each of its steps; return the number of new entries.
 
         A step equal to a stored entry in scope, tip, state, action and score is left out, as in the paper
-        (arXiv 2602.23008); an episode that is stored already is left alone (returns 0).
+        (arXiv 2602.23008); an episode that is already stored is not changed (returns 0).
 
         Args:
             value: the tip's learned value Q so far.
@@ -90,7 +90,7 @@ class MemoryStore:
             return 0
 
         excess = max(0, len(index) + len(numbers) - self._capacity)
-        # A tip's entries stand together, so only the last of these tips can keep some.
+        # A tip's entries are adjacent, so only the last of these tips can keep some.
         emptied = set(index["tip"][:excess].tolist()) - set(index["tip"][excess : excess + 1].tolist())
         with self._db:
             tip_id = self._insert(
@@ -106,25 +106,28 @@ class MemoryStore:
             ]
             self._delete("entries", "id", index["id"][:excess].tolist())
             self._delete("tips", "id", emptied)
-        # RAM follows the file, never the other way round: a failed commit leaves both as they were.
+        # RAM is changed only after the file, so a failed commit leaves both as they were.
         index.drop_oldest(excess)
         rows = {"id": ids, "key": [keys[number] for number in numbers]}
         index.append(len(ids), **rows, tip=tip_id, score=score, value=value, text=hash(tip))
         return len(numbers)
 
-    def search(self, scope: str, key: np.ndarray, policy: Policy) -> list[Tip]:
-        """The scope's tips for a state, chosen and ordered by the policy.
+    def search(self, scope: str, key: np.ndarray, policy: Policy, *, exclude: Collection[str] = ()) -> list[Tip]:
+        """Return the scope's tips for a state, chosen and ordered by the policy.
 
         Args:
             key: embedding of the current state, [dimension].
+            exclude: texts of tips that the policy must not choose.
 
         Raises:
             ValueError: an unusable key.
         """
         index = self._entry_index(scope)
-        similarities = cosine_similarities(index["key"], unit(key, self._dimension))
-        rows = policy(Entries(similarities, index["score"], index["value"], index["text"]))
-        return [self._tip(int(index["id"][row]), float(similarities[row])) for row in rows]
+        allowed = np.flatnonzero(~np.isin(index["text"], [hash(text) for text in exclude])) if exclude else slice(None)
+        similarities = cosine_similarities(index["key"][allowed], unit(key, self._dimension))
+        rows = policy(Entries(similarities, index["score"][allowed], index["value"][allowed], index["text"][allowed]))
+        ids = index["id"][allowed]
+        return [self._tip(int(ids[row]), float(similarities[row])) for row in rows]
 
     def record_play(
         self,
@@ -139,16 +142,16 @@ class MemoryStore:
         reward: float,
         learning_rate: float,
     ) -> None:
-        """Record an episode that tips were looked up for, and move the value of each tip that it was shown.
+        """Record an episode for which tips were looked up, and update the value of each tip that it was shown.
 
-        Q <- Q + learning_rate (reward - Q), MemRL's update (arXiv 2601.03192): once per episode, in however many
-        turns the tip was shown. An episode that is recorded already is left alone.
+        Q <- Q + learning_rate (reward - Q), MemRL's update (arXiv 2601.03192), once per episode, in however many turns
+        the tip was shown. An episode that is already recorded is not changed.
 
         Args:
             score: the environment's return.
-            searches: turns that tips were looked up for.
-            hits: turns that some were found for.
-            shown: ids of the tips shown, each with the number of turns. One that was dropped since is recorded, too.
+            searches: turns for which tips were looked up.
+            hits: turns for which some were found.
+            shown: ids of the tips shown, each with the number of turns. Tips dropped since are recorded too.
             reward: the return as the trainer scales it.
 
         Raises:
@@ -174,8 +177,8 @@ class MemoryStore:
                 first, end = np.searchsorted(index["tip"], [tip, tip + 1])
                 index["value"][first:end] = value
 
-    def visit(self, scope: str, state: str, key: np.ndarray, *, threshold: float) -> int:
-        """Count a visit to a state and return n >= 1, for the intrinsic reward 1/n; see `novelty.count_visit`.
+    def count_visits(self, scope: str, key: np.ndarray, *, threshold: float) -> int:
+        """Return the stored visits to states similar to this one; see `novelty.count_similar`.
 
         Args:
             key: embedding of the state, [dimension].
@@ -184,20 +187,34 @@ class MemoryStore:
         Raises:
             ValueError: an unusable key.
         """
-        return self._states.visit(scope, state, unit(key, self._dimension), threshold=threshold)
+        return self._states.count(scope, unit(key, self._dimension), threshold=threshold)
+
+    def add_visits(self, visits: Iterable[Visit], *, threshold: float) -> None:
+        """Store all visits or none; the result does not depend on their order.
+
+        A visit is counted for the most similar stored state; a state similar to none is stored.
+
+        Args:
+            threshold: as in `count_visits`.
+
+        Raises:
+            ValueError: an unusable key. Nothing is stored then.
+        """
+        checked = [Visit(visit.scope, visit.state, unit(visit.key, self._dimension)) for visit in visits]
+        self._states.add_visits(checked, threshold=threshold)
 
     def add_state(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
-        """Add visits to the state that is known word for word, or a new state with them, however similar to others.
+        """Add visits to the state with exactly this text, or store it as a new state, however similar it is to others.
 
         Raises:
             ValueError: an unusable key, or no visits.
         """
         if visits < 1:
             raise ValueError(f"state {state!r} has {visits} visits; a visited state has at least 1")
-        self._states.add(scope, state, unit(key, self._dimension), visits)
+        self._states.add_state(scope, state, unit(key, self._dimension), visits)
 
     def remove_tips(self, ids: Collection[int]) -> int:
-        """Remove tips and their entries, and return how many tips there were. Credits given for them stay."""
+        """Remove tips and their entries; return the number of tips removed. Their credits stay."""
         with self._db:
             self._delete("entries", "tip_id", ids)
             removed = self._delete("tips", "id", ids)
@@ -206,26 +223,26 @@ class MemoryStore:
         return removed
 
     def size(self, scope: str | None = None) -> int:
-        """Number of tips, of one scope or of all."""
+        """Return the number of tips, of one scope or of all."""
         return self._count("SELECT count(*) FROM tips", scope)
 
     def entries(self, scope: str | None = None) -> int:
-        """Number of entries (steps that tips are found by), of one scope or of all."""
+        """Return the number of entries (steps by which tips are found), of one scope or of all."""
         return self._count("SELECT count(*) FROM entries JOIN tips ON tips.id = tip_id", scope)
 
     def scopes(self) -> list[str]:
-        """The scopes that hold tips, sorted."""
+        """Return the scopes that hold tips, sorted."""
         return [scope for (scope,) in self._db.execute("SELECT DISTINCT scope FROM tips ORDER BY scope")]
 
     def snapshot(self, path: str | Path) -> None:
-        """Copy the memory as it is now to another file, which is replaced at one stroke if it exists.
+        """Copy the memory as it is now to another file, which is replaced atomically if it exists.
 
-        A snapshot is a memory file; `restore` goes back to it.
+        A snapshot is a memory file; `restore` reads it.
         """
         copy_memory_file(self._db, self._other(path))
 
     def restore(self, path: str | Path) -> None:
-        """Make the content that of a snapshot, in one transaction. Ids of tips are not given twice all the same.
+        """Replace the content by that of a snapshot, in one transaction. Tip ids are never reused.
 
         Raises:
             MemoryFileError: the snapshot is not a memory file, of another schema, embedder or dimension, or damaged;
@@ -246,7 +263,7 @@ class MemoryStore:
         return Path(path)
 
     def _steps_stored_with(self, index: ColumnTable, tip: str, score: float) -> set[tuple[str, str]]:
-        """State and action of the entries with this tip's text and score."""
+        """Return state and action of the entries with this tip's text and score."""
         alike = np.unique(index["tip"][(index["text"] == hash(tip)) & (index["score"] == score)])
         return {
             step
@@ -285,7 +302,7 @@ class MemoryStore:
 
 
 def _finite(episode: str, name: str, value: float) -> float:
-    number = float(value)  # SQLite does not take numpy's float32
+    number = float(value)  # SQLite does not accept numpy's float32
     if not math.isfinite(number):
         raise ValueError(f"{name} of episode {episode!r} is {number}; it must be finite")
     return number

@@ -1,4 +1,4 @@
-"""What goes into the memory and what comes out."""
+"""The values that are stored in the memory (steps) and found in it (tips)."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Tip:
-    """A tip found for a state. `action` is what its episode did in the stored state most similar to that one."""
+    """A tip found for a state. `action` is the action of its episode in the stored state most similar to that one."""
 
     id: int
     episode: str

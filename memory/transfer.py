@@ -1,7 +1,7 @@
-"""A memory as JSON lines: to read, to move to another embedder, to lay over another memory.
+"""Export a memory as JSON lines and import it, into another embedder's memory or on top of another memory.
 
-The first line is a ``meta`` record; then come ``tip``, ``state`` and ``play`` records, each in the order of their
-storing. No record holds an embedding: an import embeds every state again.
+The first line is a ``meta`` record; then come ``tip``, ``state`` and ``play`` records, each in the order in which they
+were stored. No record holds an embedding: an import embeds every state again.
 """
 
 import sqlite3
@@ -72,7 +72,7 @@ class StateRecord(TypedDict):
 
 @with_config(_STRICT)
 class PlayRecord(TypedDict):
-    """``shown``: in how many turns each tip was shown, by the tip's episode; tips dropped since are left out."""
+    """A play; ``shown`` maps each tip's episode to the number of turns it was shown in, without tips dropped since."""
 
     kind: Literal["play"]
     scope: str
@@ -92,21 +92,21 @@ _RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator
 
 @dataclass(frozen=True)
 class Records:
-    """A whole export."""
+    """A complete export."""
 
     tips: list[TipRecord]
     states: list[StateRecord]
     plays: list[PlayRecord]
 
     def texts(self) -> list[str]:
-        """What an import needs the keys of: the text of every state, each once."""
+        """Return the text of every state, each once: the texts that an import must embed."""
         states = [step["state"] for tip in self.tips for step in tip["steps"]]
         return list(dict.fromkeys([*states, *(state["state"] for state in self.states)]))
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import has stored, and what it left alone because it was there."""
+    """The counts of an import: what it stored, and what was already there."""
 
     tips: int
     known_tips: int
@@ -116,7 +116,7 @@ class Imported:
 
 
 def export_records(db: sqlite3.Connection) -> Iterator[Record]:
-    """All that a memory file holds, save its keys and the credits of tips that are gone."""
+    """Return the content of a memory file, except its keys and the credits of dropped tips."""
     embedder, dimension = embedder_of(db)
     yield MetaRecord(kind="meta", schema=SCHEMA_VERSION, embedder=embedder, dimension=dimension)
     for tip in sorted(stored_tips(db, order="newest")):  # by id
@@ -144,7 +144,7 @@ def export_records(db: sqlite3.Connection) -> Iterator[Record]:
 
 
 def read_records(file: Path) -> Records:
-    """An export from a file, every line of it checked.
+    """Read an export from a file, and check every line.
 
     Raises:
         MemoryFileError: a line that cannot be used; the message has its number and the reason.
@@ -176,14 +176,14 @@ def import_records(
     embedder: Embedder,
     progress: Callable[[Sequence[tuple[str, ...]]], Iterable[tuple[str, ...]]],
 ) -> Imported:
-    """Add an export to a memory file, or make a new one of it: all of it, or nothing if this fails or is killed.
+    """Add an export to a memory file, or to a new one; a failed or killed import changes nothing.
 
-    Every state is embedded again, each text once. A tip and a play whose episodes are stored already are left alone,
-    and so is a tip with no step that is new; the visits of a known state add up. Nothing is dropped, whatever the
-    capacity of the run that uses the memory next. Values are taken as they are: the plays have had their effect.
+    Every state is embedded again, each text once. A tip or play whose episode is already stored is skipped, and so is a
+    tip without a new step; the visits of a known state are added up. Nothing is dropped, whatever the capacity of the
+    next run that uses the memory. Values are stored as exported, since they already include the effect of the plays.
 
     Args:
-        progress: is given the batches of texts and gives them back one by one, to show how far the work is.
+        progress: wraps the iterator over batches of texts, to show progress.
 
     Raises:
         MemoryFileError: the file is in use, or made with another embedder.
@@ -236,7 +236,7 @@ def _add_tips(store: MemoryStore, tips: Sequence[TipRecord], keys: Mapping[str, 
 
 
 def _add_plays(db: sqlite3.Connection, plays: Sequence[PlayRecord]) -> int:
-    """Not by `MemoryStore.record_play`, which would move the values once more and date the plays today."""
+    """Insert plays directly: `MemoryStore.record_play` would update the values again and date the plays today."""
     added = 0
     with db:
         for play in plays:

@@ -1,9 +1,13 @@
 """EMPO² for agent-lightning 1.x: gateway memory, reflection and the hybrid objective."""
 
+import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
-__all__ = ["run_empo2"]
+__all__ = ["__version__", "run_empo2"]
+
+__version__ = version("empo2")  # which stands in pyproject.toml
 
 
 def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any]) -> None:
@@ -18,15 +22,23 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     Raises:
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
-    from empo2.recipe.trainer.handshake import check_gateway
+    from empo2.recipe.trainer.gateway_client import GatewayClient
 
-    gateway = config.agentlightning
-    check_gateway(gateway.agl_base_url, gateway.agl_key, config.actor_rollout_ref.model.path)
+    ours = config.get("empo2") or {}
+    gateway = GatewayClient(config.agentlightning.agl_base_url, config.agentlightning.agl_key)
+    gateway.check(
+        model=config.actor_rollout_ref.model.path,
+        temperature=config.actor_rollout_ref.rollout.temperature,
+        # The gateway forces the validation temperature; the configuration's value is only compared with it.
+        val_temperature=ours.get("model", {}).get("val_temperature"),
+    )
+    if device := ours.get("hardware", {}).get("device"):
+        os.environ["EMPO2_DEVICE"] = device
 
-    # verl takes many seconds to import: the gateway and the command line do without, and Ray starts first.
-    from empo2.recipe.trainer.ray_cluster import start_ray
+    # verl takes many seconds to import: the gateway and the command line do not need it, and Ray should start first.
+    from empo2.recipe.trainer.ray_environment import start_ray
 
     start_ray(config)
-    from empo2.recipe.trainer.trainer import train
+    from empo2.recipe.trainer.entrypoint import train
 
-    train(config, train_dataset, val_dataset)
+    train(config, gateway, train_dataset, val_dataset)

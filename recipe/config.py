@@ -1,6 +1,7 @@
-"""config.yaml + profile + user's file + ``key=value`` arguments -> checked settings."""
+"""Read and check settings: config.yaml, then a profile, a user's file and ``key=value`` arguments laid over it."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,10 +13,8 @@ from empo2.recipe.errors import ConfigError
 
 DEFAULTS = Path(__file__).with_name("config.yaml")
 
-# Sections whose keys belong to others: the agent's variables, the task source's arguments, verl's options. The first
-# two are replaced whole where a layer names another agent class or task source.
-_OPEN = ("agent.env", "tasks.args", "verl")
-_REPLACED_WITH = {"agent.class": "agent.env", "tasks.source": "tasks.args"}
+# A layer that names another agent class or task source discards the variables or arguments of the old one.
+_BELONGS_TO = {"agent": ("class", "env"), "tasks": ("source", "args")}
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -45,13 +44,17 @@ class Algorithm(_Section):
     off_policy_probability: Probability
     mode_per: Literal["step", "group"]
     mask_threshold: Probability
+    off_policy_old_log_probs: Literal["with-tips", "tip-free"]
     intrinsic_coefficient: Annotated[float, Field(ge=0)]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
     return_scale: Annotated[float, Field(gt=0)]
     success_return: float
+    failure_return: float
+    failed_rollout_return: float | None
+    return_tolerance: Annotated[float, Field(ge=0)]
     tasks_per_step: Positive
     rollouts_per_task: Annotated[int, Field(ge=2)]
-    mini_batch_tasks: Positive
+    updates_per_step: Positive
     learning_rate: Annotated[float, Field(gt=0)]
     clip_low: Annotated[float, Field(ge=0, le=1)]
     clip_high: Annotated[float, Field(ge=0)]
@@ -91,6 +94,7 @@ class Memory(_Section):
     value_weight: Probability
     value_learning_rate: Annotated[float, Field(gt=0, le=1)]
     exploration: Probability
+    episode_tokens: Positive
     capacity: Positive
     embedder: str
     embedder_device: str
@@ -126,7 +130,7 @@ class Hardware(_Section):
 
 
 class Settings(_Section):
-    """All settings of a run, checked. Their meaning stands in config.yaml, once."""
+    """Hold all settings of a run, checked; config.yaml explains each."""
 
     run: Run
     algorithm: Algorithm
@@ -140,7 +144,7 @@ class Settings(_Section):
     verl: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain nested dict with config.yaml's keys."""
+        """Return a plain nested dict with config.yaml's keys."""
         return self.model_dump(by_alias=True)
 
 
@@ -156,18 +160,27 @@ def load_settings(
     Raises:
         ConfigError: an unknown key (with the nearest right one), a wrong type or value, an unreadable file.
     """
-    values = yaml.safe_load(DEFAULTS.read_text())
+    values = _yaml(DEFAULTS.read_text())
     profiles = values.pop("profiles")
-    if profile is not None:
-        if profile not in profiles:
-            raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
-        _lay_over(values, profiles[profile])
-    if file is not None:
-        _lay_over(values, _read_yaml(file))
-    if layer is not None:
-        _lay_over(values, layer)
-    for argument in overrides:
-        _lay_over(values, _parse_override(argument))
+    if profile is not None and profile not in profiles:
+        raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
+    layers = [
+        profiles[profile] if profile is not None else {},
+        _read_file(file) if file is not None else {},
+        layer or {},
+        *map(_parse_override, overrides),
+    ]
+    for each in layers:
+        for section, names in each.items():
+            if section in values and not isinstance(names, Mapping):
+                example = next(iter(values[section]), "NAME")
+                raise ConfigError(
+                    f"{section}={names!r}: is a section; set one of its keys, such as {section}.{example}"
+                )
+            owner, owned = _BELONGS_TO.get(section, (None, None))
+            if owner and owner in names and names[owner] != values[section][owner]:
+                values[section][owned] = {}
+        values = _lay_over(values, each)
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -176,12 +189,23 @@ def load_settings(
     return settings
 
 
-def _read_yaml(file: Path) -> Mapping[str, Any]:
+class _Loader(yaml.SafeLoader):
+    """A YAML 1.1 loader that also reads 1e-6 as a number."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), "-+0123456789")
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
+def _read_file(file: Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text())
+        content = _yaml(file.read_text())
     except OSError as error:
         raise ConfigError(f"--config {file}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeError) as error:
         raise ConfigError(f"--config {file}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"--config {file}: must be a mapping of sections, such as 'algorithm: {{seed: 1}}'")
@@ -193,70 +217,47 @@ def _parse_override(argument: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{argument!r}: settings are given as key=value, such as algorithm.seed=1")
     try:
-        value = yaml.safe_load(text)
+        nested = _yaml(text)
     except yaml.YAMLError:
         raise ConfigError(
             f"{argument!r}: the value is not YAML; put quotes around text with special characters"
         ) from None
-    if isinstance(value, str) and _is_number(value):
-        value = float(value)  # YAML 1.1 reads 1e-6 as text
-    nested: Any = value
     for part in reversed(key.split(".")):
         nested = {part: nested}
     return nested
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _lay_over(base: dict[str, Any], layer: Mapping[str, Any], path: str = "") -> None:
-    for selector, section in _REPLACED_WITH.items():
-        parent, key = selector.split(".")
-        if path == parent and layer.get(key, base[key]) != base[key]:
-            base[section.split(".")[1]] = {}
+def _lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    # Not OmegaConf.merge: it would read "${" in a prompt or a command line as an interpolation.
+    merged = dict(base)
     for key, value in layer.items():
-        here = f"{path}.{key}" if path else str(key)
-        inside_open = path.startswith(_OPEN)
-        if key not in base and not inside_open:
-            raise ConfigError(f"{here}={value!r}: there is no such setting{_nearest(here)}")
-        if isinstance(base.get(key), dict):
-            if not isinstance(value, Mapping):
-                raise ConfigError(
-                    f"{here}={value!r}: is a section; set one of its keys, such as {here}.{_first(base[key])}"
-                )
-            _lay_over(base[key], value, here)
-        else:
-            base[key] = value
-
-
-def _first(section: Mapping[str, Any]) -> str:
-    return next(iter(section), "NAME")
-
-
-def _nearest(key: str) -> str:
-    defaults = yaml.safe_load(DEFAULTS.read_text())
-    del defaults["profiles"]
-    known = [f"{section}.{name}" for section, names in defaults.items() for name in names] + list(defaults)
-    name = key.rsplit(".", 1)[-1]
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6) or [
-        candidate for candidate in known if candidate.rsplit(".", 1)[-1] == name
-    ]
-    return f"; did you mean {close[0]}?" if close else "; see config.yaml for all of them"
+        both = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+        merged[key] = _lay_over(base[key], value) if both else value
+    return merged
 
 
 def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"][0].lower() + problem["msg"][1:]
+    unknown = problem["type"] == "extra_forbidden"
+    message = f"there is no such setting{_nearest(key)}" if unknown else problem["msg"][0].lower() + problem["msg"][1:]
     return f"{key}={problem['input']!r}: {message}"
 
 
+def _nearest(key: str) -> str:
+    sections = _yaml(DEFAULTS.read_text())
+    del sections["profiles"]
+    known = [*(f"{section}.{name}" for section, names in sections.items() for name in names), *sections]
+    same_name = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = difflib.get_close_matches(key, known, n=1) or same_name
+    return f"; did you mean {close[0]}?" if close else "; see config.yaml for all of them"
+
+
 def _check_together(settings: Settings) -> None:
-    """What no single value shows."""
+    """Refuse values that contradict each other.
+
+    Raises:
+        ConfigError: names one of them and the others.
+    """
     model, hardware, algorithm = settings.model, settings.hardware, settings.algorithm
     if model.max_prompt_tokens + model.max_episode_tokens > model.max_context_tokens:
         raise ConfigError(
@@ -266,16 +267,31 @@ def _check_together(settings: Settings) -> None:
     gpus = hardware.nodes * hardware.gpus_per_node
     if gpus % hardware.tensor_parallel:
         raise ConfigError(f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {gpus} GPUs")
-    if algorithm.mini_batch_tasks > algorithm.tasks_per_step:
+    if algorithm.updates_per_step > algorithm.tasks_per_step:
         raise ConfigError(
-            f"algorithm.mini_batch_tasks={algorithm.mini_batch_tasks}: must not exceed tasks_per_step="
-            f"{algorithm.tasks_per_step}"
+            f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed tasks_per_step="
+            f"{algorithm.tasks_per_step}; each update learns from whole groups"
+        )
+    if algorithm.return_tolerance > abs(algorithm.success_return) / 20:
+        raise ConfigError(
+            f"algorithm.return_tolerance={algorithm.return_tolerance:g}: exceeds a twentieth of success_return="
+            f"{algorithm.success_return:g}; give both in the units of the environment's return"
         )
     memory = settings.memory
     if memory.retrieval == "value" and memory.candidates < memory.top_k:
         raise ConfigError(
             f"memory.candidates={memory.candidates}: must be at least top_k={memory.top_k}, which are shown of them"
         )
+    if algorithm.name == "empo2":
+        for key, tokens in (
+            ("max_prompt_tokens", model.max_prompt_tokens),
+            ("max_episode_tokens", model.max_episode_tokens),
+        ):
+            if memory.episode_tokens >= tokens:
+                raise ConfigError(
+                    f"memory.episode_tokens={memory.episode_tokens}: must be below model.{key}={tokens}, which holds "
+                    "the agent's own text, too"
+                )
     try:
         settings.reflection.prompt.format(score="0", outcome="", words=1)
     except (LookupError, ValueError, AttributeError) as error:
@@ -288,3 +304,33 @@ def _check_together(settings: Settings) -> None:
             f"algorithm.tasks_per_step={algorithm.tasks_per_step}: times rollouts_per_task="
             f"{algorithm.rollouts_per_task} must be a multiple of the {gpus} GPUs"
         )
+
+
+# Of one turn (reply, observation and chat template) without tips: 37 and 57 measured over 30 turns of ScienceWorld.
+_TURN_TOKENS = 40
+
+
+def warnings_of(settings: Settings) -> list[str]:
+    """Return one-line warnings about settings that may not fit together; they do not stop a run."""
+    memory, model, reflection = settings.memory, settings.model, settings.reflection
+    if settings.algorithm.name != "empo2":
+        return []
+    warnings = []
+    if memory.episode_tokens > model.max_prompt_tokens // 2:
+        warnings.append(
+            f"memory.episode_tokens={memory.episode_tokens}: tips may fill more than half of "
+            f"model.max_prompt_tokens={model.max_prompt_tokens}; a longer first prompt of the agent does not fit"
+        )
+    if memory.episode_tokens < memory.top_k * reflection.max_tokens:
+        warnings.append(
+            f"memory.episode_tokens={memory.episode_tokens}: may not hold memory.top_k={memory.top_k} tips of "
+            f"reflection.max_tokens={reflection.max_tokens}; an episode is shown those that fit"
+        )
+    steps = settings.tasks.args.get("max_steps")
+    if isinstance(steps, int) and steps * _TURN_TOKENS + memory.episode_tokens > model.max_episode_tokens:
+        warnings.append(
+            f"tasks.args.max_steps={steps}: at about {_TURN_TOKENS} tokens a turn, and "
+            f"memory.episode_tokens={memory.episode_tokens}, an episode may outgrow "
+            f"model.max_episode_tokens={model.max_episode_tokens}; what lies beyond is not trained"
+        )
+    return warnings

@@ -1,4 +1,4 @@
-"""The exceptions of this package: each one is a single line that names the key, the value and the fix."""
+"""The exceptions of this package: each message is one line that names the key, the value and the fix."""
 
 
 class Empo2Error(Exception):

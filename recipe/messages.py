@@ -1,4 +1,4 @@
-"""What a chat message is, for every room that reads one: its text, the newest turn, a reply."""
+"""Read chat messages: the text of one, the newest turn, the reply in a response."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def text_of(content: Any) -> str:
 def newest_turn(messages: Sequence[Message]) -> int | None:
     """Return the index of the message that takes new tips: the last ``user`` or ``tool`` message after the last reply.
 
-    Earlier messages have been sent already; changing one would break the prefix. None where there is no such message.
+    None if there is no such message. Earlier messages were sent already; changing one would break the prefix.
     """
     for index in range(len(messages) - 1, -1, -1):
         role = messages[index].get("role")
@@ -41,7 +41,7 @@ def reply_of(body: dict[str, Any]) -> Message | None:
 
 
 def spoken(reply: Message) -> str:
-    """Return what a reply says: its text, or its tool calls as text."""
+    """Return the text of a reply, or its tool calls as text."""
     if reply.get("content"):
         return text_of(reply["content"])
     calls = [call.get("function") or {} for call in reply.get("tool_calls") or []]

@@ -1,6 +1,6 @@
-"""What gateway and trainer say to each other: the rollout's tag, the call's event, the routes, the score.
+"""The contract between gateway and trainer: the rollout's tag, the call's event, the routes, the score.
 
-Types and names only; both sides import them, and neither imports the other.
+Both sides import this module, and neither imports the other.
 """
 
 import json
@@ -20,7 +20,7 @@ STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTE
 
 
 def settle_route(rollout_id: str) -> str:
-    """Route that answers when all calls of a rollout have their events."""
+    """Return the route that answers once all calls of a rollout have their events."""
     return f"{ROUTES}/rollouts/{rollout_id}/settle"
 
 
@@ -29,11 +29,11 @@ class _Message(BaseModel):
 
 
 class Mode(_Message):
-    """How a rollout is played and how it is learned from.
+    """The mode of a rollout: with or without memory, updated on-policy or off-policy.
 
     Attributes:
-        rollout_mode: ``memory`` where the gateway shows tips.
-        update_mode: ``off-policy`` where the update removes the tips from the prompts.
+        rollout_mode: ``memory`` if the gateway shows tips.
+        update_mode: ``off-policy`` if the update removes the tips from the prompts.
     """
 
     rollout_mode: Literal["memory", "no-memory"] = "no-memory"
@@ -57,7 +57,7 @@ class Mode(_Message):
 
 
 class RolloutTag(Mode):
-    """What the trainer writes into ``metadata.empo2`` of a rollout: its mode and its memory scope."""
+    """The content of a rollout's ``metadata.empo2``, written by the trainer: its mode and its memory scope."""
 
     scope: str
 
@@ -67,7 +67,7 @@ class RolloutTag(Mode):
 
     @classmethod
     def read(cls, metadata: Any) -> Self | None:
-        """Return the tag in a rollout's metadata (a mapping or an object); None where there is no valid one."""
+        """Return the tag in a rollout's metadata (a mapping or an object); None if there is no valid tag."""
         tag = metadata.get(TAG) if isinstance(metadata, Mapping) else getattr(metadata, TAG, None)
         try:
             return None if tag is None else cls.model_validate(tag)
@@ -80,11 +80,12 @@ class CallEvent(_Message):
 
     Attributes:
         prompt_token_ids: the prompt as it was sent, tips included.
-        tip_free_prompt_token_ids: the prompt as the agent wrote it; equal to ``prompt_token_ids`` where no tips were
-            shown, None where the model server did not tell.
+        tip_free_prompt_token_ids: the prompt as the agent wrote it; equal to ``prompt_token_ids`` if no tips were
+            shown, None if the model server did not return it.
         tip_ids: tips that were put into this call's newest turn.
         scope: memory scope of the rollout.
-        visits: visits to the call's state so far, this one included; None where the memory failed.
+        visits: visits to similar states: those before the step, the rollout's own so far, and this one; None if the
+            memory failed.
         intrinsic_reward: 1 / visits.
     """
 
@@ -97,19 +98,23 @@ class CallEvent(_Message):
 
 
 class GatewayState(_Message):
-    """Answer of ``GET /empo2/state``: the trainer's handshake, and what the gateway holds.
+    """Response of ``GET /empo2/state``: the facts that the trainer compares before a run, and sizes for monitoring.
 
     Attributes:
         model: name under which the gateway serves the policy.
         memory_size: tips stored.
         episodes: tagged rollouts that the trainer has not read yet.
         reflections: reflections under way.
+        temperature: forced on training rollouts; None if the gateway does not report it.
+        val_temperature: forced on validation rollouts.
     """
 
     model: str
     memory_size: int
     episodes: int
     reflections: int
+    temperature: float | None = None
+    val_temperature: float | None = None
 
 
 class DrainRequest(_Message):
@@ -125,7 +130,7 @@ class FileRequest(_Message):
 
 
 def scope_of(task: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Return the scope that a task's tips go to and come from: its chosen fields, as unambiguous text.
+    """Return the memory scope of a task: its chosen fields, as unambiguous text.
 
     Raises:
         ConfigError: the task lacks a field.
@@ -137,7 +142,7 @@ def scope_of(task: Mapping[str, Any], fields: Sequence[str]) -> str:
 
 
 def scaled_return(algorithm: Algorithm, return_: float, intrinsic: float = 0.0) -> float:
-    """Return the score that a rollout is trained and credited with.
+    """Return the score of a rollout, used for its advantage and for the credit of its tips.
 
     Args:
         return_: the environment's return, in its own units.

@@ -8,9 +8,8 @@ from empo2.agents.coin_collector.agent import SYSTEM
 from empo2.agents.coin_collector.environment import TASK
 from empo2.agents.coin_collector.house import TAKE, House, refused, room_text
 from empo2.recipe.config import Reflection
-from empo2.recipe.gateway.injection import render_tips
-from empo2.recipe.gateway.reflection import question
-from empo2.recipe.gateway.tips import refusal, tip_of
+from empo2.recipe.gateway.reflector import question
+from empo2.recipe.gateway.tips import refusal, render_tips, tip_of
 from empo2.small_model.batch import Chats
 from empo2.small_model.notes import Note, Turn, parse
 

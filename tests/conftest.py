@@ -1,7 +1,38 @@
-"""For `make test`, which has two workers: one trains for as long as the other needs for everything else."""
+"""The order of `make test`, and the tests that `make test-fast` leaves out beside those marked `stack`."""
+
+from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
+
+# Files, or tests of a file: seconds each, for what they start (frameworks, verl, embedder, servers) or wait for.
+SLOW = (
+    "agents/test_command.py::test_at_the_time_limit_the_whole_tree_is_ended",
+    "memory/test_embedder.py",
+    "memory/test_kill.py",
+    "recipe/test_compat.py",
+    "recipe/test_frameworks.py",
+    "recipe/test_gateway.py::test_the_real_controller_plays_many_agents_at_once",
+    "recipe/test_models.py",
+    "test_bench.py",
+    "test_command_line.py",
+    "test_docs.py",
+    "test_init_command.py",
+)
+
+
+def pytest_configure() -> None:
+    for name in SLOW:
+        file, _, test = name.partition("::")
+        if not (HERE / file).exists() or f"def {test}" not in (HERE / file).read_text():
+            raise pytest.UsageError(f"SLOW in tests/conftest.py names tests/{name}, which does not exist")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        file = item.path.relative_to(HERE).as_posix()
+        if not {file, f"{file}::{item.name.partition('[')[0]}"}.isdisjoint(SLOW):
+            item.add_marker("slow")
+    # One worker trains for as long as the other needs for everything else.
     items.sort(key=lambda item: item.path.name != "test_train.py")

@@ -196,7 +196,7 @@ def test_no_python_is_one_line(checkout):
 def test_every_package_is_declared():
     """`packages` in pyproject.toml is written by hand: folders that are imported as empo2.* have no common parent."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {path.parent for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    folders = {path.parent for name in PACKAGES for path in [ROOT / name / "py.typed", *(ROOT / name).rglob("*.py")]}
     assert set(declared) == {f"empo2.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders}
 
 
@@ -213,7 +213,7 @@ def test_wheel(tmp_path):
     source.mkdir()
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "LICENSE", "config.yaml"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "config.yaml"):
         shutil.copy(ROOT / name, source)
     build = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
     subprocess.run(
@@ -225,6 +225,7 @@ def test_wheel(tmp_path):
         config = archive.read("empo2/recipe/config.yaml")
     assert {name.split("/")[0] for name in names} == {"empo2", f"{wheel.name.rsplit('-', 3)[0]}.dist-info"}
     expected = {f"empo2/{path.relative_to(ROOT)}" for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    expected |= {f"empo2/{name}/py.typed" for name in PACKAGES}
     assert expected <= set(names)
     assert "empo2/__init__.py" not in names
     assert config == (ROOT / "config.yaml").read_bytes()

@@ -1,4 +1,4 @@
-"""Any command line as an agent: in another language, another virtual environment, with other packages."""
+"""Run any command line as an agent: in any language, any virtual environment, with any packages."""
 
 import math
 import os
@@ -13,15 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-import httpx
+from ..process_guard import guarded
+from ..rollout import MODEL, Rollout
 
-from ..text_game.agent import EVENT_TIMEOUT_SECONDS, MODEL
-from . import process_guard
-
-EVENT_RETRIES = 3
 _TAIL_BYTES = 16_384
 _REASON_CHARACTERS = 400
-# Not "${NAME}", which is a shell's.
+# Not "${NAME}", which is shell syntax.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -31,33 +28,30 @@ class CommandFailed(Exception):
 
 
 class CommandAgent:
-    """Plays an episode by running ``AGENT_COMMAND``, and reports its reward.
+    """Play an episode by running ``AGENT_COMMAND`` and report its reward.
 
-    The command is split as a shell splits it, but no shell runs it: ``sh -c '...'`` is one. ``{NAME}`` stands for the
-    environment variable NAME; words ``NAME=value`` at the front set variables, as in a shell. It finds
+    The command is split as a shell splits it, but runs without a shell; use ``sh -c '...'`` for one. ``{NAME}`` stands
+    for the environment variable NAME; words ``NAME=value`` at the front set variables, as in a shell. The command finds
 
     - the task in the variables of ``agent.env``;
     - the model in ``OPENAI_BASE_URL``, ``OPENAI_API_BASE``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``;
     - agent-lightning's own ``AGL_OPENAI_BASE_URL``, ``AGL_EVENT_URL`` and ``AGL_KEY``.
 
-    The reward is the last line of the file that ``EMPO2_REWARD_FILE`` names; else, with ``AGENT_REWARD=stdout``, the
-    last line of the command's standard output; else what the command itself has posted to ``AGL_EVENT_URL``. Whatever
-    the command has started ends with it, and with this process, however that is killed.
+    The reward is the last line of the file named by ``EMPO2_REWARD_FILE``; else, with ``AGENT_REWARD=stdout``, the last
+    line of the command's standard output; else the event that the command posted to ``AGL_EVENT_URL``. All processes
+    started by the command end with it, and with this process, even if this process is killed.
     """
 
     def run(self) -> None:
-        """Raises ValueError for wrong settings, CommandFailed for a command that fails or gives no reward."""
+        """Run the command. Raises ValueError for wrong settings, CommandFailed if it fails or gives no reward."""
         environ = dict(os.environ)
         text = environ.get("AGENT_COMMAND", "")
         source = environ.get("AGENT_REWARD", "file")
         if source not in ("file", "stdout"):
             raise ValueError(f"AGENT_REWARD={source!r}: must be file (the default; also for posted events) or stdout")
-        for name in ("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"):
-            if not environ.get(name):
-                raise ValueError(f"{name} is not set: agent-lightning's controller sets it for every rollout")
-        key = environ.get("AGL_KEY", "")
-        environ |= dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), environ["AGL_OPENAI_BASE_URL"])
-        environ |= {"OPENAI_API_KEY": key or "none", "OPENAI_MODEL": MODEL}
+        rollout = Rollout.from_env(environ)
+        environ |= dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), rollout.base_url)
+        environ |= {"OPENAI_API_KEY": rollout.key or "none", "OPENAI_MODEL": MODEL}
         with tempfile.TemporaryDirectory(prefix="reward-") as scratch:
             file = Path(scratch, "reward")
             environ["EMPO2_REWARD_FILE"] = str(file)
@@ -68,10 +62,10 @@ class CommandAgent:
                 raise CommandFailed(f"{text} ended with exit code {code}: {reason}")
             written = file.read_text(errors="replace") if file.exists() else ""
         if written.strip():
-            _post(environ["AGL_EVENT_URL"], key, _number(written, "EMPO2_REWARD_FILE"))
+            rollout.report(_number(written, "EMPO2_REWARD_FILE"))
         elif source == "stdout":
-            _post(environ["AGL_EVENT_URL"], key, _number(output, "standard output (AGENT_REWARD=stdout)"))
-        elif not _has_posted(environ["AGL_EVENT_URL"], key):
+            rollout.report(_number(output, "standard output (AGENT_REWARD=stdout)"))
+        elif not rollout.has_reward():
             raise CommandFailed(
                 f"{text} ended without a reward: write a number to the file that EMPO2_REWARD_FILE names, "
                 "post an event to AGL_EVENT_URL, or print it as the last line and set AGENT_REWARD=stdout"
@@ -79,10 +73,10 @@ class CommandAgent:
 
 
 def parse(text: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """``AGENT_COMMAND`` as an argument list and the variables that it sets.
+    """Split ``AGENT_COMMAND`` into an argument list and the variables that it sets.
 
     Raises:
-        ValueError: it is empty or unbalanced, names an unknown variable, or a program that is not there.
+        ValueError: it is empty, has an unbalanced quote, names an unknown variable, or a program that does not exist.
     """
 
     def fill(word: str) -> str:
@@ -108,12 +102,11 @@ def parse(text: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str, s
 
 
 def _run(command: list[str], environ: Mapping[str, str], scratch: str) -> tuple[str, str, int]:
-    """Run to the end, passing its output through; the ends of its stdout and stderr, and its exit code."""
-    guard = [sys.executable, "-I", "-S", process_guard.__file__, scratch, *command]
+    """Run the command and pass its output through. Return the ends of its stdout and stderr, and its exit code."""
     with subprocess.Popen(
-        guard,
+        guarded(command, scratch=scratch),
         env=environ,
-        stdin=subprocess.PIPE,  # held open for as long as this process lives
+        stdin=subprocess.PIPE,  # held open while this process lives
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -141,6 +134,7 @@ def _relay(source: IO[bytes], sink: IO[str], tail: bytearray) -> None:
 
 
 def _number(text: str, where: str) -> float:
+    """Return the number in the last line of `text`. Raises CommandFailed unless it is a finite one."""
     line = text.strip().rpartition("\n")[2].strip()
     try:
         value = float(line)
@@ -149,22 +143,3 @@ def _number(text: str, where: str) -> float:
     if not math.isfinite(value):
         raise CommandFailed(f"the last line of {where} is {line!r}: must be a finite number, the reward")
     return value
-
-
-def _post(event_url: str, key: str, reward: float) -> None:
-    event = {"event_type": "reward", "data": {"value": reward, "source": "agent"}}
-    with _client(key) as client:
-        client.post(event_url, json=event).raise_for_status()
-
-
-def _has_posted(event_url: str, key: str) -> bool:
-    """Whether a reward event of this rollout has come; agent-lightning lists events without naming the attempt."""
-    url = re.sub(r"/attempt/[^/]+/events$", "/events", event_url)
-    with _client(key) as client:
-        return bool(client.get(url, params={"event_type": "reward"}).raise_for_status().json())
-
-
-def _client(key: str) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    transport = httpx.HTTPTransport(retries=EVENT_RETRIES)
-    return httpx.Client(transport=transport, headers=headers, timeout=EVENT_TIMEOUT_SECONDS)

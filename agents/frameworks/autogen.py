@@ -1,6 +1,6 @@
-"""autogen: an AssistantAgent, which keeps the conversation itself and is given one message per turn.
+"""autogen: an AssistantAgent, which keeps the conversation itself and gets one message per turn.
 
-Each prompt extends the last one, so an episode is one training row.
+Each prompt extends the previous one, so an episode is one training row.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from empo2.agents.text_game.agent import Server
 
 from .shared import FrameworkAgent
 
-# autogen must be told of models that are not OpenAI's.
+# autogen needs a description of models that are not OpenAI's.
 TEXT_ONLY = ModelInfo(
     vision=False,
     function_calling=False,

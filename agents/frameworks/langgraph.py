@@ -1,7 +1,7 @@
-"""langgraph: a graph in which the model and the world take turns, with langchain-openai's ChatOpenAI.
+"""langgraph: a graph in which the model (langchain-openai's ChatOpenAI) and the world take turns.
 
-Each prompt extends the last one, so an episode is one training row. The graph is run with `invoke`: streaming, of the
-graph or of the model (`streaming=True`), is not what agent-lightning proxies.
+Each prompt extends the previous one, so an episode is one training row. The graph is run with `invoke`:
+agent-lightning does not proxy streaming, neither of the graph nor of the model (`streaming=True`).
 """
 
 import sys

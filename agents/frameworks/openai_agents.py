@@ -1,10 +1,10 @@
 """openai-agents, whose import name is `agents`: the environment's step is a tool.
 
-Only its OpenAIChatCompletionsModel can be trained: its default, the /responses API, agent-lightning does not proxy.
-A turn's prompt extends the last one, and an episode is one training row, as far as the chat template writes a call as
-the model wrote it; a call that the model wrote otherwise, or that the parser repaired, begins another row.
+Only its OpenAIChatCompletionsModel can be trained: agent-lightning does not proxy its default, the /responses API.
+An episode is one training row as long as the chat template renders each call as the model wrote it. A call that the
+model wrote differently, or that the parser repaired, starts a new row.
 
-In this checkout stands a folder of the same name. It has no `__init__.py`, so that the package comes before it.
+This checkout has a folder of the same name. It has no `__init__.py`, so that the package takes precedence.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ from .shared import TOOL_CALL_TOKENS, FrameworkAgent
 
 class OpenAIAgentsAgent(FrameworkAgent):
     def converse(self, game: Game, server: Server) -> None:
-        with suppress(ModelBehaviorError):  # the model called a tool that does not exist: openai-agents gives up
+        with suppress(ModelBehaviorError):  # the model called a tool that does not exist, and openai-agents gave up
             asyncio.run(self._converse(game, server))
 
     async def _converse(self, game: Game, server: Server) -> None:
-        def misread(context: RunContextWrapper, error: Exception) -> str:
+        def on_error(context: RunContextWrapper, error: Exception) -> str:
             if not isinstance(error, ModelBehaviorError):
                 raise error
             game.act("")
             return game.turn
 
-        @function_tool(failure_error_function=misread)
+        @function_tool(failure_error_function=on_error)
         async def act(action: str) -> str:
             """Take one action in the world, and see what happens.
 
@@ -63,9 +63,9 @@ class OpenAIAgentsAgent(FrameworkAgent):
                     max_tokens=server.max_tokens + TOOL_CALL_TOKENS, parallel_tool_calls=False
                 ),
             )
-            said: list[TResponseInputItem] = [{"role": "user", "content": game.turn}]
+            messages: list[TResponseInputItem] = [{"role": "user", "content": game.turn}]
             while not game.done:
-                result = await Runner.run(player, said, max_turns=None, run_config=RunConfig(tracing_disabled=True))
+                result = await Runner.run(player, messages, max_turns=None, run_config=RunConfig(tracing_disabled=True))
                 if not game.done:  # the model answered in words: they are its action
                     game.act(result.final_output)
-                    said = [*result.to_input_list(), {"role": "user", "content": game.turn}]
+                    messages = [*result.to_input_list(), {"role": "user", "content": game.turn}]

@@ -1,7 +1,7 @@
-"""pydantic-ai: a conversation is one run per turn, each given the messages of those before.
+"""pydantic-ai: one run per turn, each of which gets the messages of the earlier runs.
 
-Each prompt extends the last one, so an episode is one training row. A reply without text is asked for once more by
-pydantic-ai itself, and a second one fails the rollout.
+Each prompt extends the previous one, so an episode is one training row. After a reply without text, pydantic-ai asks
+once more; a second one fails the rollout.
 """
 
 from pydantic_ai import Agent

@@ -1,4 +1,4 @@
-"""What the agents of all frameworks share: a task, an environment and a reward."""
+"""The base class of the agents of all frameworks: a task, an environment and a reward."""
 
 from abc import abstractmethod
 
@@ -9,18 +9,18 @@ from empo2.agents.scienceworld.tasks import Episode
 from empo2.agents.text_game.agent import OUTGROWN, Server
 from empo2.agents.text_game.game import Outcome
 
-TOOL_CALL_TOKENS = 32  # that a call costs beyond its action: its brackets, and the names of tool and argument
+TOOL_CALL_TOKENS = 32  # of a call beyond its action: brackets, and the names of tool and argument
 
 
 class FrameworkAgent(ScienceWorldAgent):
-    """One episode, played by a framework. A chat that outgrows the model's context ends it with the score so far."""
+    """Play one episode with a framework. A chat that outgrows the model's context ends it with the score so far."""
 
     def play(self, episode: Episode, server: Server) -> Outcome:
         with Environment() as environment:
             game = Game(environment, episode)
             try:
                 self.converse(game, server)
-            except Exception as error:  # each framework has an error of its own for it
+            except Exception as error:  # each framework raises its own error for it
                 if "context length" not in str(error):
                     raise
                 return game.outcome(OUTGROWN)

@@ -1,7 +1,7 @@
-"""smolagents: a ToolCallingAgent, with the environment's step as its one tool.
+"""smolagents: a ToolCallingAgent with the environment's step as its only tool.
 
-Its turns never merge into one training row: smolagents rewrites each call that the model made into words of its own
-("Calling tools: ..."), and what a tool answered into a user message. Every turn is a row, right in itself.
+Its turns never merge into one training row: smolagents rewrites each call of the model ("Calling tools: ..."), and
+puts each tool result into a user message. Every turn is a correct row of its own.
 """
 
 from smolagents import ActionStep, AgentToolExecutionError, LogLevel, OpenAIModel, ToolCallingAgent, tool
@@ -29,7 +29,7 @@ class SmolagentsAgent(FrameworkAgent):
             api_base=server.base_url,
             api_key=server.key or "none",
             max_tokens=server.max_tokens + TOOL_CALL_TOKENS,
-            tool_choice="auto",  # "required", its default, samples from another distribution than is trained
+            tool_choice="auto",  # "required", its default, samples from another distribution than the trained one
         )
         player = ToolCallingAgent([act], model, max_tool_threads=1, verbosity_level=LogLevel.OFF)
         del player.tools["final_answer"]
@@ -39,8 +39,8 @@ class SmolagentsAgent(FrameworkAgent):
             if isinstance(step, ActionStep):
                 error = step.error
                 if isinstance(error, AgentToolExecutionError) and error.__cause__:
-                    raise error.__cause__  # of the environment; what the model does wrong it is told by smolagents
+                    raise error.__cause__  # of the environment; smolagents reports the model's own errors to it
                 if step.step_number == game.episode.max_steps:
-                    break  # else smolagents would ask for a summary
+                    break  # otherwise smolagents would ask for a summary
             if game.done:
                 break

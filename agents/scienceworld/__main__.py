@@ -2,10 +2,9 @@
 
 import argparse
 import os
-from typing import get_args
 
-from ..text_game.agent import MAX_TOKENS, MODEL, Server, connect
-from ..text_game.episode import ActionForm
+from ..rollout import MODEL
+from ..text_game.agent import MAX_TOKENS, Server, connect
 from .agent import play
 from .tasks import SIMPLIFICATIONS, Episode, paper_max_steps
 
@@ -25,9 +24,10 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="per reply (default: %(default)s)")
     parser.add_argument(
         "--actions",
-        choices=get_args(ActionForm),
+        choices=Episode.forms,
         default="free-text",
-        help="write actions, or choose one of a numbered list, which small models can (default: %(default)s)",
+        help="write actions; choose one of a numbered list, as small models can; or the protocol of the EMPO2 paper's "
+        "authors (default: %(default)s)",
     )
     parser.add_argument("--choices", type=int, default=12, help="actions in that list (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="draws that list (default: %(default)s)")
@@ -52,7 +52,7 @@ def main() -> None:
         outcome = play(episode, connect(server), show=print)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    print(outcome.message)
+    print(outcome.message, *(f"{name} {value:.0%}" for name, value in outcome.metrics.items()), sep="; ")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from .tasks import Episode
 
 
 class ScienceWorldAgent(TextAgent[Episode]):
-    """One episode of ScienceWorld; the variables are those of `tasks.ENV_MAP`."""
+    """Play one episode of ScienceWorld; the variables are those of `tasks.ENV_MAP`."""
 
     episode = Episode
 
     @staticmethod
     def check() -> str:
-        """What a launcher may show before the first rollout. Raises FileNotFoundError without Java."""
+        """Return one line for a launcher to show before the first rollout. Raises FileNotFoundError without Java."""
         return f"ScienceWorld with Java at {java_executable()}"
 
     def play(self, episode: Episode, server: Server) -> Outcome:

@@ -1,25 +1,29 @@
 """ScienceWorld in a bounded Java process. Checked against scienceworld 1.2.3 (PyPI)."""
 
+import re
 import sys
 
 from scienceworld import ScienceWorldEnv
 
 from ..text_game.game import State
-from ..text_game.java import EndsItsJava, JavaEnvironment
+from ..text_game.java import JavaEnvironment, JavaShutdown
 
 
 class Environment(JavaEnvironment["_Simulator"]):
-    """ScienceWorld, for any number of episodes one after the other. Same actions, same trajectory.
+    """ScienceWorld, for any number of episodes in sequence. Equal actions give equal trajectories.
 
-    The score is -100..100 as ScienceWorld counts it. An episode may start above 0 (some `easy` starts score at once),
-    and a failure is -100 whatever was earned before.
+    `inventory` names what the player carries, as of the last step.
+
+    The score is ScienceWorld's own, -100..100. An episode may start above 0 (some `easy` starts score at once), and a
+    failure sets it to -100.
     """
 
     def __init__(self) -> None:
         super().__init__(_Simulator)
+        self.inventory: tuple[str, ...] = ()
 
     def split(self, task: str) -> tuple[list[int], list[int]]:
-        """ScienceWorld's own train and test variations of a task."""
+        """Return ScienceWorld's own train and test variations of a task."""
         self._simulator.load(task)
         return self._simulator.get_variations_train(), self._simulator.get_variations_test()
 
@@ -32,23 +36,35 @@ class Environment(JavaEnvironment["_Simulator"]):
         observation, info = self._simulator.reset()
         self.task_description = info["taskDesc"].removeprefix("Task Description:").strip()
         self._steps_left = max_steps
-        return _state(observation, done=False, info=info)
+        return self._state(observation, done=False, info=info)
+
+    def gold_path(self, task: str, variation: int, simplification: str) -> list[str]:
+        """Return the actions of ScienceWorld's own solution of a variation. Call `reset` before the next step."""
+        self._simulator.load(task, variation, simplification, generateGoldPath=True)
+        return self._simulator.get_gold_action_sequence()
 
     def action_templates(self) -> list[str]:
-        """The forms that actions take in this task under this simplification, such as `move OBJ to OBJ`."""
+        """Return the forms of actions in this task under this simplification, such as `move OBJ to OBJ`."""
         return self._simulator.get_possible_actions()
 
     def _act(self, action: str) -> State:
         observation, _, done, info = self._simulator.step(action)
-        return _state(observation, done, info)
+        return self._state(observation, done, info)
+
+    def _state(self, observation: str, done: bool, info: dict) -> State:
+        self.inventory = _names(info["inv"])
+        return State(observation.strip(), info["score"], done, tuple(sorted(set(info["valid"]))))
 
 
-class _Simulator(EndsItsJava, ScienceWorldEnv):
+class _Simulator(JavaShutdown, ScienceWorldEnv):
     def __init__(self) -> None:
-        # Upstream's limit counts the world's ticks, and `wait` is ten of them: steps are counted in JavaEnvironment.
+        # Upstream's limit counts the world's ticks, and `wait` is ten of them, so JavaEnvironment counts the steps.
         super().__init__(envStepLimit=sys.maxsize)
-        self._obj_tree_tempdir.cleanup()  # unused here, and left behind by a process that is killed
+        self._obj_tree_tempdir.cleanup()  # unused here, and a killed process would leave it behind
 
 
-def _state(observation: str, done: bool, info: dict) -> State:
-    return State(observation.strip(), info["score"], done, tuple(sorted(set(info["valid"]))))
+def _names(inventory: str) -> tuple[str, ...]:
+    """Return the names in ScienceWorld's description of the inventory, without articles, contents and readings."""
+    return tuple(
+        re.findall(r"^\s+(?:an? |the |some )?(?:substance called )?([^,(\n]*[^,(\s])", inventory, re.MULTILINE)
+    )

@@ -1,4 +1,4 @@
-"""ScienceWorld's tasks by name, and the rows that say what one episode plays."""
+"""ScienceWorld's tasks by name, and the task rows, each of which defines one episode."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from .environment import Environment
 
 TASKS = tuple(ID2TASK.values())
 
-# The 18 tasks of the EMPO2 paper's table (arXiv 2602.23008), which names them as ScienceWorld does.
+# The 18 tasks of the EMPO2 paper's table (arXiv 2602.23008), by ScienceWorld's names.
 PAPER_TASKS = (
     "chemistry-mix",
     "chemistry-mix-paint-secondary-color",
@@ -53,11 +53,12 @@ SIMPLIFICATIONS = (
 class Episode(TextEpisode):
     """An episode of ScienceWorld.
 
-    Raises ValueError, naming the value and the nearest right ones, when a field is wrong. Whether the variation
-    exists only ScienceWorld knows: `Environment.reset` says so.
+    Raises ValueError, naming the value and the nearest right ones, when a field is wrong. Only ScienceWorld knows
+    which variations exist: `Environment.reset` checks that.
     """
 
     variables = "SCIENCEWORLD"
+    forms = ("free-text", "choice", "paper")
 
     task: str  # one of TASKS
     variation: int
@@ -95,16 +96,16 @@ def load(
     test_variations: int = 20,
     seed: int = 0,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Train and validation rows of the named tasks, on ScienceWorld's own split of their variations.
+    """Return train and validation rows of the named tasks, on ScienceWorld's own split of their variations.
 
-    `names` lists tasks, or is one task, or a set of them: "paper" for the paper's 18, "all" for all 30.
+    `names` is a list of tasks, one task, or a set: "paper" for the paper's 18 tasks, "all" for all 30.
 
-    As in the paper: the first 5 train variations of a task (identify-life-stages-2 has but 4) and its first 20 test
-    variations, or as many as there are: 89 and 265 rows for "paper". Without `max_steps` each task gets the paper's
-    limit.
+    As in the paper, these are the first 5 train variations of a task (identify-life-stages-2 has only 4) and the first
+    20 test variations, or all if there are fewer: 89 and 265 rows for "paper". Without `max_steps` each task gets the
+    paper's limit.
 
-    Starts Java once, for about two seconds, and so also shows that it can be started. Raises ValueError for a wrong
-    argument before that, FileNotFoundError where there is no Java.
+    Starts Java once, for about two seconds, which also checks that it can be started. Raises ValueError for a wrong
+    argument before that, FileNotFoundError without Java.
     """
     if isinstance(names, str):
         one_of([*TASK_SETS, *TASKS], "names", names)
@@ -137,7 +138,7 @@ def load(
 
 
 def paper_max_steps(task: str) -> int:
-    """The paper's limit of actions per episode: 30 but for two tasks."""
+    """Return the paper's limit of actions per episode: 30, except for two tasks."""
     return LONGER.get(task, MAX_STEPS)
 
 

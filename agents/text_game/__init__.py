@@ -1,1 +1,1 @@
-"""What the text worlds share: an episode and its variables, a game in turns, the agent that plays it, Java."""
+"""Base classes of the text worlds: an episode and its variables, a game in turns, the agent that plays it, Java."""

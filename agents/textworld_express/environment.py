@@ -7,20 +7,20 @@ from py4j.protocol import Py4JJavaError
 from textworld_express import TextWorldExpressEnv
 
 from ..text_game.game import State
-from ..text_game.java import EndsItsJava, JavaEnvironment
+from ..text_game.java import JavaEnvironment, JavaShutdown
 
 
 class Environment(JavaEnvironment["_Simulator"]):
-    """TextWorld-Express, for any number of episodes one after the other. Same world, same actions, same trajectory.
+    """TextWorld-Express, for any number of episodes in sequence. Equal worlds and actions give equal trajectories.
 
-    The score is the game's own, -1..1, times 100: as ScienceWorld's, so that the same settings of the return hold.
+    The score is the game's own, -1..1, times 100, so that ScienceWorld's settings for returns fit it too.
     """
 
     def __init__(self) -> None:
         super().__init__(_Simulator)
 
     def split(self, game: str, params: str) -> tuple[list[int], list[int]]:
-        """The seeds of the game's train and test folds, 1,000 each. Raises ValueError for wrong `params`."""
+        """Return the seeds of the game's train and test folds, 1,000 each. Raises ValueError for wrong `params`."""
         self._load(game, params)
         return self._simulator.getValidSeedsTrain(), self._simulator.getValidSeedsTest()
 
@@ -49,7 +49,7 @@ class Environment(JavaEnvironment["_Simulator"]):
             raise ValueError(f"params {params!r} of {game}: {error}") from None
 
 
-class _Simulator(EndsItsJava, TextWorldExpressEnv):
+class _Simulator(JavaShutdown, TextWorldExpressEnv):
     def __init__(self) -> None:
         super().__init__(envStepLimit=sys.maxsize)  # steps are counted in JavaEnvironment
         self._obj_tree_tempfile.close()  # unused here

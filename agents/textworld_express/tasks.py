@@ -1,4 +1,4 @@
-"""TextWorld-Express's games by name, and the rows that say what one episode plays."""
+"""TextWorld-Express's games by name, and the task rows, each of which defines one episode."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,8 +7,8 @@ from typing import Any
 from ..text_game.episode import ActionForm, TextEpisode, one_of, positive
 from .environment import Environment
 
-# Games, and the forms of their actions, which TextWorld-Express itself does not list. Of its eight games these are the
-# three that it took over from other benchmarks, and the one that asks for planning with a map.
+# Games and their action forms, which TextWorld-Express does not list. Of its eight games these are the three that it
+# adopted from other benchmarks, and the one that requires planning with a map.
 _EVERYWHERE = ("look around", "inventory", "move DIRECTION")
 _DOORS = ("open door to DIRECTION", "close door to DIRECTION")
 _THINGS = ("take OBJ", "put OBJ in OBJ", "open OBJ", "close OBJ")
@@ -28,10 +28,10 @@ FOLDS = ("train", "dev", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Episode(TextEpisode):
-    """An episode of TextWorld-Express, whose world follows from game, params, fold and seed.
+    """An episode of TextWorld-Express; game, params, fold and seed determine its world.
 
-    Raises ValueError, naming the value and the nearest right ones, when a field is wrong. Whether `params` fit the game
-    only TextWorld-Express knows: `Environment.reset` says so.
+    Raises ValueError, naming the value and the nearest right ones, when a field is wrong. Only TextWorld-Express
+    knows which `params` fit a game: `Environment.reset` checks that.
     """
 
     variables = "TEXTWORLD"
@@ -63,13 +63,13 @@ def load(
     train_seeds: int = 5,
     test_seeds: int = 20,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Train and validation rows of the named games: the first seeds of TextWorld-Express's own train and test folds.
+    """Return train and validation rows of the named games.
 
-    The folds have 1,000 seeds each and none in common, and in cookingworld and twc other things too. `params` goes to
-    every game that is named. 50 steps are the limit of TextWorld-Express's own benchmark.
+    They are the first seeds of TextWorld-Express's own train and test folds, which have 1,000 different seeds each, and
+    in cookingworld and twc also different things. `params` is passed to every named game. 50 steps are the limit of
+    TextWorld-Express's own benchmark.
 
-    Starts Java once, for about a second. Raises ValueError for a wrong argument, FileNotFoundError where there is no
-    Java.
+    Starts Java once, for about a second. Raises ValueError for a wrong argument, FileNotFoundError without Java.
     """
     if isinstance(names, str) or not names:
         raise ValueError(f"names {names!r}: list some of {', '.join(GAMES)}")
@@ -95,7 +95,7 @@ def load(
     with Environment() as environment:
         for game in names:
             train_split, test_split = environment.split(game, params)
-            environment.reset(game, params, "train", train_split[0], max_steps)  # some parameters do not fit together
+            environment.reset(game, params, "train", train_split[0], max_steps)  # some parameters contradict each other
             train += [row(game, "train", seed) for seed in train_split[:train_seeds]]
             test += [row(game, "test", seed) for seed in test_split[:test_seeds]]
     return train, test

@@ -1,1 +1,1 @@
-"""WebShop (Yao et al., 2022): a web shop as text. Products, search, pages and the original's rewards, without Java."""
+"""WebShop (Yao et al., 2022): a web shop as text. Products, search, pages and the original rewards, without Java."""

@@ -1,14 +1,19 @@
-"""WebShop by hand: build a catalogue from the original's data files, and shop in one yourself."""
+"""Build a catalogue from the original's data files, or shop in one by hand."""
 
 import argparse
+import shlex
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
 from .catalogue import Catalogue, build
 from .environment import Environment
 from .generated import own_catalogue
+from .json_stream import read_json
 from .tasks import MAX_STEPS
+
+FEW = 0.5  # of the instructions: if the shop has fewer, --human is probably a mistake
 
 
 def main() -> None:
@@ -18,10 +23,13 @@ def main() -> None:
     builder = commands.add_parser(
         "build",
         help="build a catalogue from the original's data files",
-        description="Build a catalogue, a folder that every agent of a machine reads at once. It needs no other file.",
+        description="Build a catalogue, a folder that all agents of a machine share. It needs no other file.",
         epilog="The full data, 1.18 million products, takes minutes and some 5 GB of disk. The files are described in "
-        "the README of the repository princeton-nlp/WebShop. example: python -m empo2.agents.webshop build "
-        "--items items_shuffle_1000.json --attributes items_ins_v2_1000.json --human items_human_ins.json "
+        "the README of the repository princeton-nlp/WebShop. Nearly all of people's instructions are for products that "
+        "the small shop of 1,000 does not have, so it is built without them. examples: "
+        "python -m empo2.agents.webshop build --items items_shuffle.json --attributes items_ins_v2.json "
+        "--human items_human_ins.json --output webshop; "
+        "python -m empo2.agents.webshop build --items items_shuffle_1000.json --attributes items_ins_v2_1000.json "
         "--output webshop-1000",
     )
     builder.add_argument("--items", type=Path, required=True, metavar="FILE", help="the products, items_shuffle*.json")
@@ -60,7 +68,21 @@ def main() -> None:
 def _build(options: argparse.Namespace) -> None:
     build(options.output, options.items, options.attributes, options.human)
     with closing(Catalogue(options.output)) as catalogue:
-        print(f"{options.output}: {catalogue.products:,} products, {catalogue.goals:,} goals")
+        products, goals = catalogue.products, catalogue.goals
+    print(f"{options.output}: {products:,} products, {goals:,} goals")
+    if options.human:
+        instructions = sum(
+            len(entries) for _, entries in read_json(options.human, "object") if isinstance(entries, list)
+        )
+        if goals < FEW * instructions:
+            words = "python", "-m", "empo2.agents.webshop", "build", "--items", options.items
+            words += "--attributes", options.attributes, "--output", options.output
+            print(
+                f"warning: only {goals:,} of the {instructions:,} instructions of {options.human} are for products of "
+                f"{options.items}. For goals of all its products, build it anew without --human:\n"
+                f"  {shlex.join(['rm', '-r', str(options.output)])} && {shlex.join(map(str, words))}",
+                file=sys.stderr,
+            )
 
 
 def _play(options: argparse.Namespace) -> None:

@@ -9,18 +9,40 @@ from contextlib import closing
 from pathlib import Path
 
 from ..text_game.agent import Server, TextAgent, connect, play_chat
-from ..text_game.game import Outcome
+from ..text_game.game import Outcome, TextGame
 from .catalogue import Catalogue
 from .environment import Environment
-from .game import Game
 from .tasks import Episode
+
+ROLE = "You are a customer of a shop: find a product that is all that the instruction asks for, and buy it."
+
+FREE_TEXT = """\
+Each turn you are shown a page, its parts separated by [SEP]. Reply with your next action: one line, nothing else.
+search[WORDS] finds products, on any page; click[TEXT] presses a button, a product's code or an option of the page.
+Choose the options that are asked for before click[buy now], which ends the visit.
+The form of an action is that of search[green wool scarf] and click[next >]."""
+
+CHOICE = """\
+Each turn you are shown a page, its parts separated by [SEP], and a numbered list of actions.
+Reply with one number from the list, nothing else.
+Choose the options that are asked for before click[buy now], which ends the visit."""
+
+
+class Game(TextGame):
+    """One started episode of WebShop as turns. Raises KeyError for a goal that the catalogue does not have."""
+
+    def __init__(self, environment: Environment, episode: Episode) -> None:
+        state = environment.reset(episode.goal, episode.max_steps)
+        rules = CHOICE if episode.actions == "choice" else FREE_TEXT
+        super().__init__(environment, episode, f"{ROLE}\n{rules}", state)
 
 
 class WebShopAgent(TextAgent[Episode]):
-    """One episode of WebShop; the variables are those of `Episode.env_map()`."""
+    """Play one episode of WebShop; the variables are those of `Episode.env_map()`."""
 
     episode = Episode
 
     def play(self, episode: Episode, server: Server) -> Outcome:
         with closing(Catalogue(Path(episode.catalogue))) as catalogue:
-            return play_chat(Game(Environment(catalogue, episode.hits), episode), connect(server))
+            environment = Environment(catalogue, episode.hits, episode.option_matching)
+            return play_chat(Game(environment, episode), connect(server))

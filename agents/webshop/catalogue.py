@@ -1,63 +1,41 @@
-"""Products, their search index and the goals of a shop, in one folder that any number of processes read at once.
+"""Products, their search index and the goals of a shop, in one folder that any number of processes share."""
 
-Search is BM25, as in the original, by another library: tantivy for Lucene. What differs is the order of close hits:
-
-- k1 is 1.2 and b 0.75, which tantivy fixes; the original sets 0.9 and 0.4. Long texts count for less here.
-- Words are cut by a pattern that does what Unicode's word boundaries do, but for scripts without blanks, whose words
-  stay together. Stop words are the same; stems are those of Snowball's English stemmer, in the original Porter's.
-- Products that score alike come in the order of the catalogue; in the original in that of its index.
-"""
-
-import atexit
 import fcntl
 import json
-import os
 import shutil
 import sqlite3
-import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from itertools import batched
+from itertools import batched, count
 from pathlib import Path
+from typing import Any
 
-import tantivy
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from .goals import Goal, human_goals, shuffled, synthetic_goals
 from .products import Product, read_products
+from .search import SearchIndex, write_index
 
-FORMAT = 1
-HITS = 50  # of a search, as in the original
+FORMAT = 2
 _BATCH = 1_000
-# One segment, from one thread: a product's number in the index is its place in the catalogue, and breaks ties. This is
-# the bound of what tantivy holds in RAM; 1.18 million products need a fifth of it.
-_INDEX_BYTES = 3_000_000_000
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL);
 CREATE TABLE products (place INTEGER PRIMARY KEY, asin TEXT NOT NULL, product TEXT NOT NULL);  -- place from 0
 CREATE TABLE goals (place INTEGER PRIMARY KEY, goal TEXT NOT NULL);  -- before the shuffle, from 0
 CREATE TABLE shuffle (number INTEGER PRIMARY KEY, place INTEGER NOT NULL);  -- the goal's number, from 0
 """
-_ANALYZER = (
-    tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.regex(r"\w+(?:['.]\w+)*"))
-    .filter(tantivy.Filter.lowercase())
-    .filter(tantivy.Filter.stopword("english"))
-    .filter(tantivy.Filter.stemmer("english"))
-    .build()
-)
 
 
 class CatalogueError(ValueError):
-    """A folder that is no catalogue, or cannot be read; the message names it and says what to do."""
+    """A folder is not a catalogue or cannot be read; the message names it and the fix."""
 
 
 def build(folder: Path, items: Path, attributes: Path, human: Path | None = None) -> None:
-    """Build a catalogue from files in the original's formats. It appears whole at `folder`, or not at all.
+    """Build a catalogue from files in the original's formats. `folder` appears complete or not at all.
 
-    The products are streamed: RAM is bounded by the index's 3 GB and the goals' order. Builds of the same folder wait
-    for one another, by `<folder>.lock`.
+    The products are streamed: RAM holds their attributes and distinct words, then some 20 bytes for each word of each
+    product, then the goals' order. Builds of the same folder wait for each other by `<folder>.lock`.
 
     Args:
         folder: must not exist.
@@ -67,7 +45,7 @@ def build(folder: Path, items: Path, attributes: Path, human: Path | None = None
 
     Raises:
         FileExistsError: `folder` exists.
-        ValueError: a file cannot be read as what it should be, or it holds no product or no goal.
+        ValueError: a file does not have the expected format, or holds no product or no goal.
     """
     folder = folder.absolute()
     building = folder.with_name(f"{folder.name}.building")
@@ -86,9 +64,9 @@ def build(folder: Path, items: Path, attributes: Path, human: Path | None = None
 
 
 class Catalogue:
-    """A catalogue that `build` has made, read-only. To be used in the thread that opened it.
+    """A catalogue made by `build`, read-only. Use it in the thread that opened it.
 
-    Index and products are mapped into memory, not loaded: all processes of a machine share the pages.
+    Index and products are mapped into memory, not loaded, so all processes of a machine share the pages.
 
     Attributes:
         products: number of products.
@@ -107,7 +85,7 @@ class Catalogue:
             self._db = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
             self._db.execute(f"PRAGMA mmap_size = {1 << 40}")
             meta = dict(self._db.execute("SELECT key, value FROM meta"))
-            index = _open_index(folder / "index", json.loads(meta["index"])) if meta["format"] == FORMAT else None
+            index = _open_index(self._db, folder / "index", meta) if meta["format"] == FORMAT else None
         except (sqlite3.Error, OSError, KeyError, ValueError) as error:
             raise CatalogueError(f"{folder} is damaged ({error}): remove it and {remedy}") from error
         if index is None:
@@ -116,31 +94,19 @@ class Catalogue:
             )
         self.products: int = meta["products"]
         self.goals: int = meta["goals"]
-        self._schema, self._searcher = index.schema, index.searcher()
+        self._index = index
 
     def search(self, words: str) -> list[str]:
-        """The asins of at most `HITS` products, best first; none for a text without a word. No text is an error."""
-        terms = Counter(_ANALYZER.analyze(words.encode(errors="replace").decode()))
-        clauses = [
-            (
-                tantivy.Occur.Should,
-                tantivy.Query.boost_query(
-                    tantivy.Query.term_query(self._schema, "text", term, index_option="freq"), times
-                ),
-            )
-            for term, times in terms.items()
-        ]
-        if not clauses:
-            return []
-        hits = self._searcher.search(tantivy.Query.boolean_query(clauses), limit=HITS, count=False).hits
-        return [self._one("SELECT asin FROM products WHERE place = ?", address.doc) for _, address in hits]
+        """Return the asins of at most 50 products, best first; none for a text without a word. Never raises."""
+        places = self._index.search(words.encode(errors="replace").decode())
+        return [self._one("SELECT asin FROM products WHERE place = ?", place) for place in places]
 
     def product(self, asin: str) -> Product:
-        """Raises KeyError for an asin that is not in the catalogue."""
+        """Return a product. Raises KeyError for an asin that is not in the catalogue."""
         return Product.from_json(self._one("SELECT product FROM products WHERE asin = ?", asin))
 
     def goal(self, number: int) -> Goal:
-        """Raises KeyError for a number that is not in 0 ... goals - 1."""
+        """Return a goal. Raises KeyError for a number that is not in 0 ... goals - 1."""
         return Goal.from_json(self._one("SELECT goal FROM shuffle JOIN goals USING (place) WHERE number = ?", number))
 
     def close(self) -> None:
@@ -158,9 +124,11 @@ def _fill(folder: Path, items: Path, attributes: Path, human: Path | None) -> No
         db.execute("PRAGMA journal_mode = OFF")
         db.executescript(_TABLES)
         products = progress.track(read_products(items, attributes), description="products")
-        count = _store_products(db, folder / "index", products)
-        if not count:
+        (folder / "index").mkdir()
+        product_count = write_index(db, folder / "index", _stored(db, products))
+        if not product_count:
             raise ValueError(f"{items} has no product")
+        db.execute("CREATE UNIQUE INDEX products_by_asin ON products (asin)")
         stored = _StoredProducts(db)
         goals = human_goals(stored, human) if human else synthetic_goals(stored, attributes)
         texts = (goal.as_json() for goal in progress.track(goals, description="goals"))
@@ -168,20 +136,19 @@ def _fill(folder: Path, items: Path, attributes: Path, human: Path | None) -> No
         if not goal_count:
             raise ValueError(f"{human or attributes} has no goal with a product of {items}")
         db.executemany("INSERT INTO shuffle VALUES (?, ?)", enumerate(shuffled(range(goal_count))))
-        files = (file for file in (folder / "index").iterdir() if file.suffix != ".lock")
         meta = {
             "format": FORMAT,
             "sources": json.dumps([file.name for file in (items, attributes, human) if file]),
-            "products": count,
+            "products": product_count,
             "goals": goal_count,
-            "index": json.dumps({file.name: file.stat().st_size for file in files}),
+            "index": json.dumps({file.name: file.stat().st_size for file in (folder / "index").iterdir()}),
         }
         db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
         db.commit()
 
 
 class _StoredProducts:
-    """The products in the order of the catalogue, as often as they are asked for."""
+    """The products in the order of the catalogue; can be iterated repeatedly."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -191,46 +158,25 @@ class _StoredProducts:
             yield Product.from_json(text)
 
 
-def _store_products(db: sqlite3.Connection, folder: Path, products: Iterable[Product]) -> int:
-    """Put the products into the table and into a new index; their number."""
-    folder.mkdir()
-    schema = tantivy.SchemaBuilder().add_text_field("text", tokenizer_name="english", index_option="freq").build()
-    index = tantivy.Index(schema, str(folder))
-    index.register_tokenizer("english", _ANALYZER)
-    writer = index.writer(_INDEX_BYTES, num_threads=1)
-    count = 0
+def _stored(db: sqlite3.Connection, products: Iterable[Product]) -> Iterator[str]:
+    """Store the products in their table; yield the texts by which they are found."""
+    places = count()
     for batch in batched(products, _BATCH):
-        rows = [(place, product.asin, product.as_json()) for place, product in enumerate(batch, start=count)]
+        rows = [(place, product.asin, product.as_json()) for product, place in zip(batch, places, strict=False)]
         db.executemany("INSERT INTO products VALUES (?, ?, ?)", rows)
-        for product in batch:
-            writer.add_document(tantivy.Document(text=_searched_text(product)))
-        count += len(batch)
-    db.execute("CREATE UNIQUE INDEX products_by_asin ON products (asin)")
-    writer.commit()
-    writer.wait_merging_threads()
-    index.reload()
-    if index.searcher().num_segments > 1:
-        raise ValueError(f"the texts of {count:,} products are more than one index holds: make a smaller catalogue")
-    return count
+        yield from map(_searched_text, batch)
 
 
-def _open_index(folder: Path, sizes: dict[str, int]) -> tantivy.Index:
-    """Raises ValueError where a file is not of its size: tantivy does not notice all that is cut short."""
-    for name, size in sizes.items():
+def _open_index(db: sqlite3.Connection, folder: Path, meta: dict[str, Any]) -> SearchIndex:
+    """Open the index. Raises ValueError if a file does not have the size that was written."""
+    for name, size in json.loads(meta["index"]).items():
         if (found := (folder / name).stat().st_size) != size:
             raise ValueError(f"index/{name} has {found:,} bytes, not {size:,}")
-    if os.access(folder, os.W_OK):
-        return tantivy.Index.open(str(folder))
-    # tantivy writes a lock beside the files that it opens: here beside links to them, until the process ends.
-    links = tempfile.mkdtemp(prefix="webshop-")
-    atexit.register(shutil.rmtree, links, ignore_errors=True)
-    for name in sizes:
-        Path(links, name).symlink_to((folder / name).absolute())
-    return tantivy.Index.open(links)
+    return SearchIndex(db, folder, meta["products"])
 
 
 def _searched_text(product: Product) -> str:
-    """Title, description, first bullet point and options, as in the original; BM25 knows no order of words."""
+    """Join title, description, first bullet point and options, as in the original; BM25 ignores the order of words."""
     options = (text for name, values in product.options.items() for text in (name, *values))
     return " ".join([product.title, product.description, *product.bullet_points[:1], *options])
 

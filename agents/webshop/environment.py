@@ -1,6 +1,6 @@
 """WebShop's pages and actions over a catalogue: the text mode of Yao et al. (2022), arXiv 2207.01206.
 
-What differs from the original engine is listed in docs/webshop.md.
+docs/webshop.md lists the differences from the original engine.
 """
 
 import random
@@ -13,20 +13,20 @@ from ..text_game.game import FULL_SCORE, State
 from .catalogue import Catalogue
 from .goals import Goal
 from .products import Product
-from .reward import reward
+from .reward import OptionMatching, reward
 
 HITS = 10  # on a page, in the original
 ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
 PRICE_CLAUSE = ", and price lower than "
 NOT_POSSIBLE = "Nothing was done: that is no action of this page."
 
-# What is offered to a policy that chooses: beside a search for the whole instruction, so many spans of so many words.
+# Searches offered in the choice form, besides the whole instruction: number of word spans, and their lengths.
 SPANS, SPAN_WORDS = 3, 3
 
 
 @dataclass(frozen=True)
 class Page:
-    """What is shown, and by the lower-cased text of each thing that can be clicked, how to get the page behind it.
+    """A page: its text, and a function for each lower-cased clickable text that returns the page behind it.
 
     score: 0..100 on the page after buying, else None.
     """
@@ -43,13 +43,15 @@ class Page:
 
 
 class Environment:
-    """WebShop, for any number of episodes one after the other. Same goal, same actions, same trajectory.
+    """WebShop, for any number of episodes in sequence. Equal goals and actions give equal trajectories.
 
-    The score is the original's reward times 100, and 0 until something is bought. `hits` are products on a page.
+    The score is the original's reward times 100, and 0 until something is bought. `hits` is the number of products on a
+    page; `reward` explains `option_matching`.
     """
 
-    def __init__(self, catalogue: Catalogue, hits: int = HITS) -> None:
+    def __init__(self, catalogue: Catalogue, hits: int = HITS, option_matching: OptionMatching = "original") -> None:
         self._catalogue, self._hits_per_page = catalogue, hits
+        self._option_matching: OptionMatching = option_matching
         self._steps_left = 0
         self.task_description = ""
 
@@ -62,7 +64,7 @@ class Environment:
         return self._page.state(last=False)
 
     def step(self, action: str) -> State:
-        """Take one action, `search[words]` or `click[text]`; one that is not possible changes nothing and says so.
+        """Take one action, `search[words]` or `click[text]`; an impossible action changes nothing and says so.
 
         Raises RuntimeError when the episode has used its `max_steps` actions, or something was bought.
         """
@@ -106,14 +108,14 @@ class Environment:
         clicks = {}
         for name, values in product.options.items():
             texts += [name, *values]
-            # A value of two options is the later one's.
+            # A value of two options belongs to the later one.
             clicks |= {
                 value: partial(self._item, product, {**chosen, name: value}, results) for value in values if value
             }
         texts += [product.title, f"Price: {product.price_tag}", "Rating: N.A."]
         texts += ["Description", "Features", "Reviews", "Buy Now"]
         details = partial(self._details, partial(self._item, product, chosen, results))
-        # After the options: one of the name of a button cannot be chosen.
+        # After the options: an option with the name of a button cannot be chosen.
         clicks |= {
             "back to search": self._start,
             "< prev": results,
@@ -129,7 +131,7 @@ class Environment:
         return Page([*self._instruction(), "Back to Search", "< Prev", *texts], clicks)
 
     def _bought(self, product: Product, chosen: Mapping[str, str]) -> Page:
-        score = FULL_SCORE * reward(product, chosen, self._goal).value
+        score = FULL_SCORE * reward(product, chosen, self._goal, self._option_matching).value
         return Page(["Bought", product.title, f"Score: {score:g} of {FULL_SCORE}"], {}, score=score)
 
     def _instruction(self) -> tuple[str, str]:
@@ -137,7 +139,7 @@ class Environment:
 
 
 def suggested_searches(goal: Goal) -> tuple[str, ...]:
-    """The instruction without its price, and some runs of words in it: always the same for the same instruction."""
+    """Return the instruction without its price, and some spans of its words; deterministic for each instruction."""
     words = goal.instruction.partition(PRICE_CLAUSE)[0].lower().split()
     starts = range(len(words) - SPAN_WORDS + 1)
     drawn = random.Random(goal.instruction).sample(starts, min(SPANS, len(starts)))

@@ -1,4 +1,4 @@
-"""The project's own shop: made-up products and instructions, any number of them, in the original's file formats."""
+"""The project's own shop: any number of made-up products and instructions, in the original's file formats."""
 
 import json
 import math
@@ -21,7 +21,7 @@ PER_PRODUCT = 3  # instructions
 
 @dataclass(frozen=True)
 class Department:
-    """What its products are made of. An option's values are those of no other option, so that each can be clicked."""
+    """The parts from which a department's products are made. No two options share a value, so each can be clicked."""
 
     path: str
     nouns: Mapping[str, tuple[str, ...]]  # by the rest of the path
@@ -152,10 +152,10 @@ _KINDS = [(name, noun) for name, each in DEPARTMENTS.items() for nouns in each.n
 
 
 def own_catalogue(products: int = 1000) -> Path:
-    """The project's own catalogue of so many products, with three goals for each as long as there are 4,000.
+    """Return the project's own catalogue with the given number of products, and three goals for each of at most 4,000.
 
-    It is built at the first call, in seconds for 1,000 products, into `empo2` in $XDG_CACHE_HOME or ~/.cache; when
-    several processes ask at once, one builds it.
+    The first call builds it, in seconds for 1,000 products, in `empo2` in $XDG_CACHE_HOME or ~/.cache; if several
+    processes ask at once, one of them builds it.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "empo2")
     folder = cache / f"webshop-{products}-v{FORMAT}.{VERSION}"
@@ -166,11 +166,11 @@ def own_catalogue(products: int = 1000) -> Path:
 
 
 def write(folder: Path, products: int, seed: int = 0) -> tuple[Path, Path, Path]:
-    """Write products, their attributes and people's instructions, in the formats and under the names of the original's.
+    """Write products, their attributes and human instructions, in the original's formats and under its file names.
 
-    The same number and seed give the same files. Of more than 4,000 products, some have instructions: 12,000 in all.
-    Every goal can be reached with reward 1: by its product, with the options that it names. Raises ValueError for fewer
-    than one product.
+    Equal numbers and seeds give equal files. Of more than 4,000 products, only some have instructions: 12,000 in all.
+    Every human goal can be reached with reward 1, by its product with the options that it names. Raises ValueError for
+    fewer than one product.
     """
     positive("products", products)
     files = folder / "items_shuffle.json", folder / "items_ins_v2.json", folder / "items_human_ins.json"
@@ -230,7 +230,7 @@ def _item(generator: random.Random, number: int, category: str, noun: str, known
 
 
 def _pricing(generator: random.Random, low: float, high: float) -> str:
-    """One price, spread evenly over its logarithm; in some cases a range or none."""
+    """Draw a price, uniform in its logarithm; in some cases a range or no price."""
     price = math.exp(generator.uniform(math.log(low), math.log(high)))
     form = generator.random()
     if form < 0.02:

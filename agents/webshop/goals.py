@@ -1,4 +1,4 @@
-"""What a customer wants: the original's human and synthetic goals, its shuffle and its split."""
+"""Goals of customers: the original's human and synthetic goals, its shuffle and its split."""
 
 import itertools
 import json
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from .json_stream import read_json
 from .products import Product, fields_as_json, log_left_out, texts
@@ -19,15 +19,19 @@ NO_CAP = 1_000_000.0
 SHUFFLE_SEED = 233
 TEST, VALIDATION = 500, 1000  # goals
 
+Split = Literal["original", "verl-agent"]
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A product to buy, which a reward is measured by.
+    """A product to buy; rewards are computed against it.
 
     asin, query, name, product_category: the product's, `name` being its title.
     instruction: what the customer asks for, with the clause on the price.
-    attributes, options: what the customer asks for, option values without their names.
-    price_cap: in dollars, at most which the product may cost; 1,000,000 for none.
+    attributes, options: what the customer asks for; of options their values.
+    option_names: the options' names, if the original compares options as pairs of name and value: in synthetic goals,
+        and in instructions that give them as a mapping. Otherwise empty.
+    price_cap: the highest price allowed, in dollars; 1,000,000 for none.
     weight: how often the original draws it among goals at random; 1 for human goals.
     """
 
@@ -38,24 +42,32 @@ class Goal:
     instruction: str
     attributes: tuple[str, ...]
     options: tuple[str, ...]
+    option_names: tuple[str, ...]
     price_cap: float
     weight: float
 
     def as_json(self) -> str:
-        """All fields in order, without their names."""
+        """Return all fields in order, without their names."""
         return fields_as_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        *words, attributes, options, price_cap, weight = json.loads(text)
-        return cls(*words, attributes=tuple(attributes), options=tuple(options), price_cap=price_cap, weight=weight)
+        *words, attributes, options, option_names, price_cap, weight = json.loads(text)
+        return cls(
+            *words,
+            attributes=tuple(attributes),
+            options=tuple(options),
+            option_names=tuple(option_names),
+            price_cap=price_cap,
+            weight=weight,
+        )
 
 
 def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
-    """One goal per instruction in `items_human_ins.json`, in the order of the products.
+    """Yield one goal per instruction in `items_human_ins.json`, in the order of the products.
 
-    One logged line says what was left out: instructions without attributes, as in the original; those without a text;
-    and those of products that are not in the catalogue. Raises ValueError where the file is missing or damaged.
+    One log line counts what was left out: instructions without attributes, as in the original; those without a text;
+    and those of products that are not in the catalogue. Raises ValueError if the file is missing or damaged.
     """
     instructions: dict[str, Any] = {
         asin: entries for asin, entries in read_json(file, "object") if isinstance(entries, list)
@@ -67,12 +79,15 @@ def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
                 left_out[fault] += 1
                 continue
             options = entry.get("instruction_options")
+            pairs = options.items() if isinstance(options, dict) else ()
+            named = {name: value for name, value in pairs if isinstance(value, str)}
             yield _goal(
                 product,
                 number,
                 entry["instruction"].strip("."),
                 texts(entry["instruction_attributes"]),
-                texts(list(options.values()) if isinstance(options, dict) else options),
+                tuple(named.values()) or texts(options),
+                tuple(named),
                 weight=1.0,
             )
     left_out.update({"of products that are not in the catalogue": sum(map(len, instructions.values()))})
@@ -80,14 +95,14 @@ def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
 
 
 def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
-    """One goal per combination of option values of the products that have an instruction in `items_ins_v2.json`.
+    """Yield one goal per combination of option values of the products that have an instruction in `items_ins_v2.json`.
 
-    In the order of the products and of their sorted option names. A product with an option without values has no
-    combination, hence no goal. One logged line says which instructions were left out, as in `human_goals`; the original
-    ends with an error there.
+    They follow the order of the products and of their sorted option names. A product with an option without values has
+    no combination and no goal. One log line counts the instructions left out, as in `human_goals`; the original ends
+    with an error there.
 
-    `products` are gone through twice, as the weights need the number of all goals: TypeError for an iterator. Raises
-    ValueError where the file is missing or damaged.
+    `products` is iterated twice, since the weights need the number of all goals: TypeError for an iterator. Raises
+    ValueError if the file is missing or damaged.
     """
     if isinstance(products, Iterator):
         raise TypeError("products are gone through twice: give a list, or what can be iterated over again")
@@ -116,29 +131,32 @@ def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
                 wishes = ", and ".join(f"{name}: {value}" for name, value in zip(names, options, strict=True))
                 instruction = entry["instruction"] + (f" with {wishes}" if wishes else "")
                 weight = sum(1 / goals_with[attribute] for attribute in attributes) / len(attributes)
-                yield _goal(product, 0, instruction, attributes, options, weight)
+                yield _goal(product, 0, instruction, attributes, options, tuple(names), weight)
 
 
 def shuffled[T](goals: Iterable[T]) -> list[T]:
-    """In the original's order, which follows from their number: hence `shuffled(range(n))` is the order itself."""
+    """Return goals in the original's order.
+
+    The order depends only on their number, so `shuffled(range(n))` is the order itself.
+    """
     order = list(goals)
     random.Random(SHUFFLE_SEED).shuffle(order)
     return order
 
 
-def split(goals: int) -> dict[str, range]:
-    """Indices of the shuffled goals for "test", "validation" and "train".
+def split(goals: int, custom: Split = "original") -> dict[str, range]:
+    """Return the indices of the shuffled goals for "test", "validation" and "train".
 
-    As is the custom with the original: 500, 1,000 and all others. Below 3,000 goals a sixth, a third and a half, which
-    at 3,000 is the same.
+    "original" is WebShop's usual split: 500, 1,000 and all others. "verl-agent" tests on the same 500 and trains on all
+    others; it has no validation goals. Below 3,000 goals, a sixth of them replaces the 500 and a third the 1,000.
     """
     test = min(TEST, goals // 6)
-    train = min(TEST + VALIDATION, goals // 2)
+    train = min(TEST + VALIDATION, goals // 2) if custom == "original" else test
     return {"test": range(test), "validation": range(test, train), "train": range(train, goals)}
 
 
 def _fault(entry: Any) -> str | None:
-    """Why an instruction is left out; None where it makes a goal."""
+    """Return the reason to leave an instruction out; None if it makes a goal."""
     if not isinstance(entry, dict) or not isinstance(entry.get("instruction"), str):
         return "without a text"
     return None if texts(entry.get("instruction_attributes")) else "without attributes"
@@ -150,9 +168,10 @@ def _goal(
     instruction: str,
     attributes: tuple[str, ...],
     options: tuple[str, ...],
+    option_names: tuple[str, ...],
     weight: float,
 ) -> Goal:
-    """Caps the price as the original does, but for the seed: there the draw is another one each time."""
+    """Make a goal and cap its price as the original does, but with a seed; the original draws anew each time."""
     price_cap, clause = NO_CAP, ""
     caps = [cap for cap in CAPS if cap > product.price][:NEAREST_CAPS]
     if len(caps) >= 2:
@@ -166,6 +185,7 @@ def _goal(
         instruction=instruction + clause,
         attributes=attributes,
         options=options,
+        option_names=option_names,
         price_cap=price_cap,
         weight=weight,
     )

@@ -1,4 +1,4 @@
-"""The entries of large JSON files, one by one."""
+"""Read the entries of large JSON files one by one."""
 
 import json
 import re
@@ -14,12 +14,12 @@ _SURROGATE = re.compile(r"\\u[dD]")
 
 
 def read_json(file: Path, top: Literal["array", "object"]) -> Iterator[Any]:
-    """The values of the array, or the (key, value) pairs of the object, that a JSON file holds, in bounded memory.
+    """Yield the values of the array, or the (key, value) pairs of the object, in a JSON file, in bounded memory.
 
-    What Python's json reads is read: NaN too, which stream parsers refuse. Halves of characters (lone surrogates),
-    which neither a database nor a request can hold, become "?".
+    Accepts everything that Python's json accepts, including NaN, which stream parsers refuse. Lone surrogates, which
+    neither a database nor a request can hold, become "?".
 
-    Raises ValueError, naming the file, where it is missing, damaged, or holds something else.
+    Raises ValueError, naming the file, if it is missing, damaged, or holds something else.
     """
     try:
         with file.open(encoding="utf-8") as stream:
@@ -35,7 +35,7 @@ def read_json(file: Path, top: Literal["array", "object"]) -> Iterator[Any]:
 
 
 def _entries(stream: TextIO, text: str, top: str) -> Iterator[Any]:
-    """What `text` and the stream behind it hold, from behind the opening bracket on."""
+    """Yield the entries in `text` and the rest of the stream, which start after the opening bracket."""
     begin, between, end = (r"\s*", None, r"\s*([,\]])") if top == "array" else (r'\s*(?=")', r"\s*:\s*", r"\s*([,}])")
     position, delimiter = 0, ","
     while not text.strip() and (more := stream.read(CHUNK)):
@@ -50,7 +50,7 @@ def _entries(stream: TextIO, text: str, top: str) -> Iterator[Any]:
                 entry = (entry, value)
             found = _skip(end, text, behind)
         except json.JSONDecodeError:
-            # Perhaps cut by the end of `text`, which then doubles, so that a long entry is not begun too often.
+            # Perhaps cut off by the end of `text`, which then doubles, so that a long entry is not parsed too often.
             rest = text[position:]
             more = stream.read(max(CHUNK, len(rest))) if len(rest) < ENTRY_LIMIT else ""
             if not more:

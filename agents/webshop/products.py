@@ -28,12 +28,12 @@ class Product:
     """One product.
 
     asin: its id, 1 to 10 characters.
-    query: the search that once found it, lower-cased.
+    query: the search that found it when the data were collected, lower-cased.
     product_category: its path, "Clothing › Women › Dresses".
     prices: in dollars, one or the two ends of a range, as shown.
-    price: in dollars, what it costs: of a range a draw, the same one for an asin always.
+    price: in dollars; drawn from a range, always the same for an asin.
     options: names and their values, lower-cased: {"color": ("red", "blue | white")}.
-    attributes: what the shop knows of it, "machine washable"; shown nowhere, but rewarded.
+    attributes: such as "machine washable"; not shown, but rewarded.
     """
 
     asin: str
@@ -53,7 +53,7 @@ class Product:
         return " to ".join(f"${price}" for price in self.prices)
 
     def as_json(self) -> str:
-        """All fields in order, without their names."""
+        """Return all fields in order, without their names."""
         return fields_as_json(self)
 
     @classmethod
@@ -70,15 +70,15 @@ class Product:
 
 
 def read_products(items: Path, attributes: Path) -> Iterator[Product]:
-    """The products of `items_shuffle.json` in the order of the file, with their attributes of `items_ins_v2.json`.
+    """Yield the products of `items_shuffle.json` in the order of the file, with attributes of `items_ins_v2.json`.
 
-    Items are streamed; the attributes, some 300 bytes a product, are held. One logged line says what was left out:
+    Items are streamed; the attributes, some 300 bytes per product, are held. A log line counts what was left out:
     products without an asin (none, no text, "" or "nan") or with one of more than 10 characters, repeated ones after
-    the first, and those without a name. Whatever else is missing or of the wrong type is empty; an unreadable price
-    counts as none, which is 100 dollars. The original ends with an error where an asin, a name or any other key is
-    missing, and draws prices of ranges anew each time.
+    the first, and those without a name. Any other field that is missing or of the wrong type is empty; an unreadable
+    price counts as none, which is 100 dollars. The original ends with an error where an asin, a name or any other key
+    is missing, and draws prices of ranges anew each time.
 
-    Raises ValueError, naming the file, where one is missing, damaged, or not of the right kind.
+    Raises ValueError, naming the file, if one is missing, damaged, or of the wrong kind.
     """
     known = {
         asin: tuple(map(sys.intern, texts(entry.get("attributes"))))
@@ -111,14 +111,14 @@ def read_products(items: Path, attributes: Path) -> Iterator[Product]:
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """The texts of a list; a text alone is a list of one; anything else is empty."""
+    """Return the texts of a list; a text alone is a list of one; anything else is empty."""
     if isinstance(value, str):
         return (value,)
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 
 def fields_as_json(record: "DataclassInstance") -> str:
-    """All fields in order, without their names."""
+    """Return all fields in order, without their names."""
     values = [getattr(record, field.name) for field in fields(record)]
     return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
 
@@ -130,7 +130,7 @@ def log_left_out(file: Path, what: str, left_out: Counter[str]) -> None:
 
 
 def _fault(record: Any, seen: set[str]) -> str | None:
-    """Why a record is left out; None where it is a product."""
+    """Return the reason to leave a record out; None if it is a product."""
     asin = record.get("asin") if isinstance(record, dict) else None
     if not isinstance(asin, str) or asin in ("", "nan"):
         return "without an asin"
@@ -146,7 +146,7 @@ def _text(value: Any) -> str:
 
 
 def _prices(pricing: Any) -> tuple[float, ...]:
-    """The first two numbers after a "$": "$12.99", "$10.00$20.00" or "$1,299.00"."""
+    """Return the first two numbers after a "$": "$12.99", "$10.00$20.00" or "$1,299.00"."""
     parts = _text(pricing).split("$")[1:3]
     try:
         prices = tuple(float(re.sub(r"[^\d.]", "", part)) for part in parts)
@@ -156,7 +156,7 @@ def _prices(pricing: Any) -> tuple[float, ...]:
 
 
 def _options(customization: Any) -> dict[str, tuple[str, ...]]:
-    """{name: [{"value": ...}, ...]} as names and values; a name without a list is no option."""
+    """Return names and values of {name: [{"value": ...}, ...]}; a name without a list is not an option."""
     if not isinstance(customization, dict):
         return {}
     return {

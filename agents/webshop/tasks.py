@@ -1,17 +1,19 @@
-"""The rows that say what one episode of WebShop plays."""
+"""The task rows, each of which defines one episode of WebShop."""
 
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..text_game.episode import ActionForm, TextEpisode, one_of, positive
+from . import goals
 from .catalogue import Catalogue
 from .environment import HITS
 from .generated import own_catalogue
-from .goals import split
+from .goals import Split
+from .reward import OptionMatching
 
 OWN = "own"
 MAX_STEPS = 15  # as in the EMPO2 paper
@@ -21,7 +23,7 @@ MAX_STEPS = 15  # as in the EMPO2 paper
 class Episode(TextEpisode):
     """An episode of WebShop. Raises ValueError, naming the value and the nearest right ones, when a field is wrong.
 
-    Whether the catalogue has the goal only `Environment.reset` says.
+    Only `Environment.reset` checks that the catalogue has the goal.
     """
 
     variables = "WEBSHOP"
@@ -29,9 +31,11 @@ class Episode(TextEpisode):
     catalogue: str  # its folder
     goal: int  # the goal's number after the original's shuffle
     hits: int  # products on a page of search results
+    option_matching: OptionMatching  # how the options of synthetic goals are compared with the chosen ones
 
     def __post_init__(self) -> None:
         positive("hits", self.hits)
+        one_of(get_args(OptionMatching), "option_matching", self.option_matching)
         super().__post_init__()
 
     @property
@@ -49,29 +53,46 @@ def load(
     actions: ActionForm = "free-text",
     choices: int = 12,
     hits: int = HITS,
+    option_matching: OptionMatching = "original",
+    split: Split = "original",
     train_goals: int | Sequence[int] | None = None,
     test_goals: int | Sequence[int] | None = None,
     test_split: Literal["test", "validation"] = "test",
     seed: int = 0,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Train and validation rows: goals of the original's train split, and of its test split or its validation split.
+    """Return train and validation rows: goals of the train split, and of the test split or the validation split.
 
     Args:
         catalogue: a folder that `python -m empo2.agents.webshop build` has made, or "own" for the project's own 1,000
             products, built when they are first asked for.
         hits: products on a page of search results, 10 in the original; fewer make shorter pages for small models.
-        train_goals: how many of the split, from its beginning, or the numbers of some; None for all of them.
+        option_matching: how the options of a synthetic goal are compared with the chosen ones: as in the original, or
+            by their values alone.
+        split: "original" tests on goals 0 to 499, validates on 500 to 1,499 and trains on 1,500 and up; "verl-agent"
+            tests on 0 to 499 and trains on 500 and up.
+        train_goals: number of goals from the beginning of the split, or a list of goal numbers; None for all.
         test_goals: likewise.
         seed: of the draw of the listed actions.
 
-    Raises ValueError for a wrong argument, and for a folder that is no catalogue.
+    Raises ValueError for a wrong argument, and for a folder that is not a catalogue.
     """
     one_of(("test", "validation"), "test_split", test_split)
-    episode = partial(Episode, max_steps=max_steps, actions=actions, choices=choices, hits=hits, seed=seed)
+    one_of(get_args(Split), "split", split)
+    if (split, test_split) == ("verl-agent", "validation"):
+        raise ValueError("test_split 'validation' is not in split 'verl-agent': take test_split 'test'")
+    episode = partial(
+        Episode,
+        max_steps=max_steps,
+        actions=actions,
+        choices=choices,
+        hits=hits,
+        option_matching=option_matching,
+        seed=seed,
+    )
     episode(catalogue=catalogue, goal=0)  # checks every argument before something is built
     folder = own_catalogue() if catalogue == OWN else Path(catalogue).expanduser()
     with closing(Catalogue(folder)) as opened:
-        parts = split(opened.goals)
+        parts = goals.split(opened.goals, split)
     episode = partial(episode, catalogue=str(folder.absolute()))
     train = _some(parts["train"], "train_goals", train_goals)
     test = _some(parts[test_split], "test_goals", test_goals)

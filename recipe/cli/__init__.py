@@ -1,4 +1,4 @@
-"""The command line: one file a verb family."""
+"""The command line: one module per family of commands."""
 
 from .main import main
 

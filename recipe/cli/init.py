@@ -1,169 +1,93 @@
-"""empo2 init: writes a starter configuration for an agent, and checks it by running the agent once."""
+"""``empo2 init``: write a starter configuration for an agent, and check it by running the agent once."""
 
-import argparse
 import json
-import math
-import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import yaml
+import typer
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
-from empo2.recipe.launcher.tasks import check_agent, load_tasks
 
-_COMMAND_AGENT = "empo2.agents.command:CommandAgent"
-_EPILOG = """\
+EXAMPLES = """\b
 examples:
   empo2 init --agent my_agent:MyAgent
   empo2 init --command 'python play.py --question {QUESTION}' --env QUESTION=input.question
   empo2 init --command './play' --tasks my_tasks:load --env AGENT_REWARD=stdout
   empo2 init --config empo2.yaml      # check again; nothing is written
-
-An agent class has a run() method and takes the model's address from AGL_OPENAI_BASE_URL, its key from AGL_KEY. A
-command gets the same as OPENAI_BASE_URL and OPENAI_API_KEY. The reward goes to AGL_EVENT_URL; a command may write it
-to the file that EMPO2_REWARD_FILE names, or print it as its last line (AGENT_REWARD=stdout).
-
-The agent plays the first training task against agent-lightning's own gateway. No model is loaded: replies come from
-a script. Exit code 0: it can be trained; 1: it cannot, and why; 2: wrong settings.
-"""
-_TASKS = '''\
-"""Tasks for EMPO2: put your own here. The fields of a row reach the agent through agent.env."""
-
-
-def load() -> tuple[list[dict], list[dict]]:
-    """Training tasks and validation tasks."""
-    tasks = {rows}
-    return tasks[::2], tasks[1::2][:20]
-'''
-_QUESTIONS = '[{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(1, 10) for b in range(1, 10)]'
-_CONFIG = """\
-# Laid over EMPO2's own config.yaml, which explains every setting: empo2 train --config {file}
-agent:
-  class: {agent}
-  env:                 # the agent's variables: values from its task ("input.x"), or literals
-{env}
-  time_limit: 300      # seconds; then the rollout is killed and counted as failed
-tasks:
-  source: {source}  # returns (training tasks, validation tasks), lists of JSON-like rows
-memory:
-  scope: {scope}  # tasks that agree in these fields share tips
-algorithm:
-  return_scale: 1      # rewards are multiplied by it; best when they end up in -1..1
-  success_return: 1    # an episode whose reward reaches this counts as a success
 """
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "init",
-        help="write a starter configuration for an agent or a command line, and check it",
-        description="Write a starter configuration for an agent class or a command line, and check it: the agent is "
-        "run once, and you are told what was seen.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--agent", metavar="MODULE:CLASS", help="an agent class with a run() method")
-    what.add_argument("--command", metavar="LINE", help="a command line; {NAME} stands for a variable")
-    what.add_argument("--config", type=Path, metavar="FILE", help="check the agent of this file again; write nothing")
-    parser.add_argument(
-        "--tasks",
-        metavar="MODULE:FUNCTION",
-        help="where the tasks come from; default: my_tasks.py, written if there is none",
-    )
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a variable of the agent: input.FIELD of its task, or a literal; default: TASK_FIELD for every field",
-    )
-    parser.add_argument("--output", type=Path, default=Path("empo2.yaml"), metavar="FILE", help="default: %(default)s")
-    parser.add_argument("--force", action="store_true", help="overwrite what exists")
-    parser.add_argument(
-        "--reply",
-        action="append",
-        metavar="TEXT",
-        help="what the model says, in order; the last again and again; default: 1",
-    )
-    parser.add_argument(
-        "--time-limit", type=float, default=60, metavar="SECONDS", help="of the agent's run; default: %(default)g"
-    )
-    parser.set_defaults(run=init)
+def init(
+    agent: Annotated[
+        str | None, typer.Option(metavar="MODULE:CLASS", help="An agent class with a run() method.")
+    ] = None,
+    command: Annotated[
+        str | None, typer.Option(metavar="LINE", help="A command line; {NAME} stands for a variable.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Check the agent of this file again; write nothing.")
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Where the tasks come from.  [default: my_tasks.py, written if there is none]",
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A variable of the agent: input.FIELD of its task, or a literal; may be given more than once.  "
+            "[default: TASK_FIELD for every field]",
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The configuration to write.")] = Path("empo2.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what exists.")] = False,
+    reply: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What the model says; given more than once, in this order, and the last one again and again.  "
+            "[default: 1]",
+        ),
+    ] = None,
+    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="Of the agent's run.")] = 60,
+) -> None:
+    """Write a starter configuration for an agent, and check it.
 
+    An agent class has a run() method; it reads the model's address from AGL_OPENAI_BASE_URL and the key from AGL_KEY.
+    A command reads them from OPENAI_BASE_URL and OPENAI_API_KEY. The reward is posted to AGL_EVENT_URL; a command can
+    write it to the file named by EMPO2_REWARD_FILE instead, or print it as its last line (AGENT_REWARD=stdout).
 
-def init(options: argparse.Namespace) -> None:
-    """Write, run, tell.
-
-    Raises:
-        ConfigError: a file exists already, or agent, tasks or variables are wrong.
-        Empo2Error: the agent cannot be trained as it is.
+    The agent plays the first training task against agent-lightning's own gateway, and the findings are printed. No
+    model is loaded: replies come from a script. Exit code 0: the agent can be trained; 1: it cannot (the findings say
+    why); 2: wrong settings.
     """
+    from empo2.recipe.launcher.tasks import check_agent, load_tasks
     from empo2.recipe.retrofit.findings import examine
     from empo2.recipe.retrofit.recorder import record
+    from empo2.recipe.retrofit.starter import COMMAND_AGENT, parse_variables, write_config, write_tasks
 
-    file = options.config or _write_config(options)
+    if [agent, command, config].count(None) != 2:
+        raise ConfigError("give one of --agent, --command and --config; see empo2 init --help")
+    if config is None:
+        variables = parse_variables(env or [])
+        source = tasks or write_tasks(variables)
+        layer = {"agent": {"class": agent or COMMAND_AGENT}, "tasks": {"source": source}, "memory": {"scope": []}}
+        task = load_tasks(load_settings(layer=layer)).train[0]
+        write_config(output, agent=agent, command=command, source=source, task=task, variables=variables, force=force)
+    file = config or output
     settings = load_settings(file=file)
     check_agent(settings)
     task = load_tasks(settings).train[0]
-    agent = settings.agent.env.get("AGENT_COMMAND", settings.agent.class_)
-    print(f"run    {agent} on {json.dumps(task, ensure_ascii=False)[:200]}", flush=True)
-    findings = examine(record(settings, task, options.reply or ["1"], options.time_limit), options.time_limit)
+    name = settings.agent.env.get("AGENT_COMMAND", settings.agent.class_)
+    print(f"run    {name} on {json.dumps(task, ensure_ascii=False)[:200]}", flush=True)
+    findings = examine(record(settings, task, reply or ["1"], time_limit), time_limit)
     for finding in findings:
         print(f"{finding.level:6} {finding.text}")
     wrong = sum(finding.level == "wrong" for finding in findings)
     if wrong:
-        raise Empo2Error(f"{agent} cannot be trained yet: {wrong} wrong; then: empo2 init --config {file}")
+        raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: empo2 init --config {file}")
     print(f"done   it can be trained: empo2 train --profile cpu --config {file}")
-
-
-def _write_config(options: argparse.Namespace) -> Path:
-    source = options.tasks or "my_tasks:load"
-    agent = _COMMAND_AGENT if options.command else options.agent
-    literals = {"AGENT_COMMAND": options.command} if options.command else {}
-    env = _variables(options.env)
-    fields = [path.split(".")[1] for path in env.values() if path.startswith("input.")]
-    if options.tasks is None and not Path("my_tasks.py").exists():
-        _write(Path("my_tasks.py"), _TASKS.format(rows=_rows(fields)))
-    layer = {"agent": {"class": agent}, "tasks": {"source": source}, "memory": {"scope": []}}
-    task = load_tasks(load_settings(layer=layer)).train[0]
-    if not any(value.partition(".")[0] == "input" for value in env.values()):
-        env = {f"TASK_{re.sub(r'\W', '_', name).upper()}": f"input.{name}" for name in task} | env
-    scope = [name for name, value in task.items() if isinstance(value, str | int)]
-    lines = "\n".join(f"    {name}: {_yaml(value)}" for name, value in (literals | env).items())
-    text = _CONFIG.format(file=options.output, agent=_yaml(agent), env=lines, source=_yaml(source), scope=_yaml(scope))
-    if options.output.exists() and not options.force and options.output.read_text() != text:
-        raise ConfigError(
-            f"{options.output} exists and differs: --force overwrites it, --config {options.output} checks it as it is"
-        )
-    _write(options.output, text)
-    return options.output
-
-
-def _rows(fields: list[str]) -> str:
-    """Python of made-up tasks that have the fields which the agent's variables name."""
-    if {*fields} <= {"question", "answer"}:
-        return _QUESTIONS
-    row = ", ".join(f"{json.dumps(name)}: str(number)" for name in dict.fromkeys(fields))
-    return f"[{{{row}}} for number in range(1, 41)]"
-
-
-def _variables(arguments: list[str]) -> dict[str, str]:
-    for argument in arguments:
-        if not re.match(r"[A-Za-z_]\w*=", argument):
-            raise ConfigError(f"--env {argument!r}: variables are given as NAME=VALUE, such as QUESTION=input.question")
-    return dict(argument.split("=", 1) for argument in arguments)
-
-
-def _yaml(value: Any) -> str:
-    return yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True)[1:-2]
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
-    print(f"wrote  {file}")

@@ -1,4 +1,4 @@
-"""What ``empo2 memory`` prints: tips, found tips and statistics, at 80 columns and wider."""
+"""Format what ``empo2 memory`` prints, for 80 columns and more."""
 
 import json
 import math
@@ -20,13 +20,13 @@ _BINS, _BAR = 10, 40  # of the histogram of Q: bins, and columns of the longest 
 
 
 def scope_text(scope: str) -> str:
-    """A scope as ``--scope`` takes it: ``task=find-animal,variation=3``; one that is no JSON object as it stands."""
+    """Return a scope as ``--scope`` takes it, ``task=find-animal,variation=3``; unchanged if not a JSON object."""
     fields = scope_fields(scope)
     return ",".join(f"{name}={value}" for name, value in fields.items()) if fields else scope
 
 
 def scope_fields(text: str) -> dict[str, str]:
-    """The fields of a JSON object as texts; none of any other text."""
+    """Return the fields of a JSON object as texts; an empty dict for any other text."""
     try:
         fields = json.loads(text)
     except ValueError:
@@ -37,7 +37,11 @@ def scope_fields(text: str) -> dict[str, str]:
 
 
 def tips_table(tips: Sequence[StoredTip], cosines: Sequence[float] | None = None) -> Table:
-    """One row a tip, in their order; ``cosines`` with a query [len(tips)], where there was one."""
+    """Return a table with one row per tip, in the given order.
+
+    Args:
+        cosines: similarity of each tip to a query, [len(tips)]; None without a query.
+    """
     scopes = {tip.scope for tip in tips}
     title = _clean(scope_text(*scopes)) if len(scopes) == 1 else None
     table = _table(title=title, caption=_NOTE, leading=1)
@@ -60,7 +64,7 @@ def tips_table(tips: Sequence[StoredTip], cosines: Sequence[float] | None = None
 
 
 def scopes_table(counts: Sequence[ScopeCounts], plays: Sequence[Play]) -> Table:
-    """One row a scope, those with the most tips first, and one for all; ``return`` is the mean of the plays'."""
+    """Return a table with a row per scope, most tips first, and a row of totals; ``return`` is the mean over plays."""
     returns: dict[str, list[float]] = {}
     for play in plays:
         returns.setdefault(play.scope, []).append(play.score)
@@ -86,7 +90,7 @@ def scopes_table(counts: Sequence[ScopeCounts], plays: Sequence[Play]) -> Table:
 
 
 def returns_table(plays: Sequence[Play]) -> Table:
-    """The returns of the plays in which tips were found, and of those in which none were."""
+    """Return a table of the plays' returns, separately for plays in which tips were found and plays without."""
     table = _table()
     table.add_column("plays")
     for heading in ("number", "mean return", "median", "least", "most", "success"):
@@ -105,7 +109,7 @@ def returns_table(plays: Sequence[Play]) -> Table:
 
 
 def value_lines(values: np.ndarray) -> list[str]:
-    """Quartiles of the learned values [n > 0], and a histogram where they differ in what is printed of them."""
+    """Return lines with the quartiles of the learned values, [n] with n > 0, and a histogram unless all are equal."""
     least, *quartiles, most = (f"{quantile:.2f}" for quantile in np.quantile(values, [0, 0.25, 0.5, 0.75, 1]))
     lines = [f"Q of {len(values):,} tips: least {least}, quartiles {' '.join(quartiles)}, most {most}"]
     if np.ptp(values) >= 0.01:
@@ -129,7 +133,7 @@ def _table(**options: Any) -> Table:
 
 
 def _clean(text: str) -> Text:
-    """One line, without what would steer a terminal: a weak policy writes anything."""
+    """Return one line without control characters: a weak policy can write any of them, and terminals execute them."""
     return Text(" ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text).split()))
 
 
@@ -140,7 +144,7 @@ def _short(scope: str) -> Text:
 
 
 def _age(created: float) -> str:
-    """How long ago a Unix time is, in its largest unit."""
+    """Return the age of a Unix time, in the largest unit that fits."""
     seconds = max(0.0, time.time() - created)
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:

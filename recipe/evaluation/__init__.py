@@ -1,1 +1,1 @@
-"""Reading what runs have left: metrics, tables, curves."""
+"""Evaluate runs: their metrics, tables and curves."""

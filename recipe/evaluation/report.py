@@ -1,4 +1,4 @@
-"""A run's ``metrics.jsonl`` as a table of its steps and as a picture of its curves."""
+"""Show a run's ``metrics.jsonl`` as a table of its steps and as a picture of its curves."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.run_folder import METRICS_FILE
+from empo2.recipe.run_folder import METRICS_FILE, step_mode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 type Row = dict[str, float]
-"""One step's metrics by name, ``step`` among them; what was not measured, or not finite, is absent."""
+"""One step's metrics by name, ``step`` among them; metrics that were not measured, or not finite, are absent."""
 
 
 class Series(NamedTuple):
@@ -26,10 +26,10 @@ class Series(NamedTuple):
     scale: float = 1
 
 
-# Colours that colour-blind readers can tell apart (Okabe and Ito, 2008).
+# Colors that color-blind readers can tell apart (Okabe and Ito, 2008).
 _BLUE, _GREEN, _RED, _GREY, _BLACK = "#0072B2", "#009E73", "#D55E00", "#8C8C8C", "#222222"
 
-_MODES = {  # what a step's rollouts were: marker, colour
+_MODES = {  # the results of step_mode: marker, color
     "no memory": ("o", _BLUE),
     "memory, on-policy": ("^", _GREEN),
     "memory, off-policy": ("D", _RED),
@@ -54,16 +54,17 @@ _PANELS: tuple[tuple[str, str, *tuple[Series, ...]], ...] = (  # title, unit, li
 
 
 def read_metrics(run: Path) -> list[Row]:
-    """The rows of ``run/metrics.jsonl`` by ascending step, lines of the same step merged, the newest value winning.
+    """Return the rows of ``run/metrics.jsonl`` by ascending step.
 
-    A line that is not whole (the run is being written, or was killed) is skipped.
+    Lines of the same step are merged; the newest value wins. An incomplete line, left by a run that is being written
+    or was killed, is skipped.
 
     Raises:
-        Empo2Error: there is no such file, or no whole line in it.
+        Empo2Error: there is no such file, or no complete line in it.
     """
     file = run / METRICS_FILE
     if not file.is_file():
-        raise Empo2Error(f"{run}: no metrics.jsonl; name the folder of a run, such as runs/demo")
+        raise Empo2Error(f"{run}: no metrics.jsonl; give the folder of a run, such as runs/demo")
     steps: dict[int, Row] = {}
     for line in file.read_text().splitlines():
         try:
@@ -76,29 +77,19 @@ def read_metrics(run: Path) -> list[Row]:
     return [steps[step] for step in sorted(steps)]
 
 
-def step_mode(row: Row) -> str | None:
-    """What the step's rollouts were, one of `_MODES`; None for a row without training."""
-    if "empo2/rollout_mode" not in row:
-        return None
-    match row["empo2/rollout_mode"], row.get("empo2/update_mode", 0):
-        case 0, _:
-            return "no memory"
-        case 1, 0:
-            return "memory, on-policy"
-        case 1, 1:
-            return "memory, off-policy"
-    return "mixed"
-
-
 def print_table(run: Path, console: "Console | None" = None) -> None:
-    """Print one line a step of ``run``. Raises as `read_metrics`."""
+    """Print a table of ``run`` with one line per step.
+
+    Raises:
+        Empo2Error: as `read_metrics`.
+    """
     from rich.console import Console
 
     (console or Console()).print(steps_table(read_metrics(run), title=str(run)))
 
 
 def steps_table(rows: Sequence[Row], title: str) -> "Table":
-    """A table with one line for each of `read_metrics`'s rows; what was not measured stays empty."""
+    """Return a table with one line for each of `read_metrics`'s rows; metrics that were not measured stay empty."""
     from rich import box
     from rich.table import Table
 
@@ -126,14 +117,14 @@ def _mode_text(row: Row) -> str:
     mode = step_mode(row) or ""
     if mode != "mixed":
         return mode
-    return f"{row['empo2/rollout_mode']:.0%} mem, {row.get('empo2/update_mode', 0):.0%} off"
+    return f"{row['empo2/memory_fraction']:.0%} mem, {row.get('empo2/off_policy_fraction', 0):.0%} off"
 
 
-def report(*runs: Path) -> Path:
+def draw_curves(*runs: Path) -> Path:
     """Draw the curves of one run, or the returns of several in one plot.
 
     Returns:
-        The PNG file: ``curves.png`` in the run's folder; of several, ``comparison.png`` beside the first one's.
+        The PNG file: ``curves.png`` in the run's folder; for several runs, ``comparison.png`` beside the first run.
 
     Raises:
         Empo2Error: as `read_metrics`.

@@ -1,12 +1,9 @@
-"""agent-lightning's gateway with a memory: its own app, one ASGI middleware and the ``/empo2`` routes.
+"""agent-lightning's gateway with a memory: its own app plus one ASGI middleware and the ``/empo2`` routes.
 
 For rollouts that the trainer tagged (``metadata.empo2``) the middleware shows tips in their requests, records one
-``empo2_call`` event beside each of agent-lightning's ``model_request`` events, and asks for a tip when they end. All
-other traffic passes through byte for byte.
+``empo2_call`` event beside each of agent-lightning's ``model_request`` events, and asks for a tip when they end.
 """
 
-import json
-import re
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,222 +11,110 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from agentlightning.schemas import TERMINAL_STATES
-from agentlightning.server.app import _build_auth_dependency, create_app
-from agentlightning.server.store import _events, _rollouts
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
-from pydantic import BaseModel
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+import structlog
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
 
-from empo2.memory import EmbedderError, MemoryFileError
+from empo2.memory import EmbedderError, MemoryFileError, MemoryService
+from empo2.recipe import protocol
 from empo2.recipe.config import Settings
-from empo2.recipe.gateway.episodes import Episode, EpisodeMemory
-from empo2.recipe.gateway.recall import Recall
+from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.episode import Episodes
+from empo2.recipe.gateway.memory import open_memory
+from empo2.recipe.gateway.metrics import StepMetrics
+from empo2.recipe.gateway.middleware import MemoryMiddleware
+from empo2.recipe.gateway.reflector import Reflector
+from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.tokenizer import PolicyTokenizer
 
-_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/train/openai/v1/(chat/completions|completions)")
-_ROLLOUT = re.compile(r"/api/rollouts/([^/]+)")
+log = structlog.get_logger()
 
-
-class MemoryMiddleware:
-    """Sees an agent's calls before vLLM does, and a rollout's end before the trainer does."""
-
-    def __init__(self, app: ASGIApp, *, memory: EpisodeMemory, key: str) -> None:
-        self._app = app
-        self._memory = memory
-        self._authenticate = _build_auth_dependency(key)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        method, path = scope["method"], scope["path"]
-        if method == "POST" and (match := _CALL.fullmatch(path)):
-            episode = self._memory.episode(match[1])
-            if episode is not None and await self._allowed(scope):
-                return await self._call(episode, match[2], scope, receive, send)
-        elif method == "PATCH" and (match := _ROLLOUT.fullmatch(path)):
-            episode = self._memory.episode(match[1])
-            if episode is not None:
-                return await self._patch(episode, scope, receive, send)
-        elif method == "POST" and path == "/api/models":
-            # vLLM is up. Earlier, the embedder would compete with verl and vLLM for the cores while they start.
-            self._memory.start()
-        elif method == "DELETE" and (match := _ROLLOUT.fullmatch(path)):
-            await self._app(scope, receive, send)
-            if match[1] not in _rollouts:
-                self._memory.forget(match[1])
-            return None
-        return await self._app(scope, receive, send)
-
-    async def _allowed(self, scope: Scope) -> bool:
-        try:
-            await self._authenticate(Request(scope))
-        except HTTPException:
-            return False  # the app answers
-        return True
-
-    async def _call(self, episode: Episode, attempt_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        raw, receive = await _read(receive)
-        body = _json_object(raw)
-        if body is None:
-            return await self._app(scope, receive, send)
-        plan = await self._memory.plan(episode, body)
-        if plan.body is not body:
-            scope, receive = _with_body(scope, receive, json.dumps(plan.body).encode())
-        tip_free = self._memory.tokenize_without_tips(episode, body, plan)
-        status, chunks = 0, []
-
-        async def capture(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            chunks.append(message.get("body", b""))
-            if message["type"] == "http.response.body" and not message.get("more_body", False) and status == 200:
-                # Before the last byte leaves: the agent may report its reward and be gone a moment later.
-                response = _json_object(b"".join(chunks))
-                if response is not None:
-                    self._memory.answered(episode, attempt_id, body, plan, tip_free, response)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, capture)
-        finally:
-            if status != 200 and tip_free is not None:
-                tip_free.cancel()
-
-    async def _patch(self, episode: Episode, scope: Scope, receive: Receive, send: Send) -> None:
-        attempts = _events.get(episode.rollout_id, {})
-        before = _rollouts[episode.rollout_id].status.state
-        await self._app(scope, receive, send)
-        rollout = _rollouts.get(episode.rollout_id)
-        if rollout is None or before in TERMINAL_STATES or rollout.status.state not in TERMINAL_STATES:
-            return
-        events = [event for attempt in attempts.values() for event in attempt]
-        self._memory.finished(episode, rollout.status.state, events)
-
-
-async def _read(receive: Receive) -> tuple[bytes, Receive]:
-    """The request's body, and a ``receive`` that gives it again and then the client's own messages.
-
-    The route waits for ``http.disconnect`` while it forwards: an agent that gives up must stay noticed.
-    """
-    body, more = b"", True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return body, _replay(message, receive)
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return body, _replay({"type": "http.request", "body": body, "more_body": False}, receive)
-
-
-def _replay(message: Message, receive: Receive) -> Receive:
-    first = [message]
-
-    async def replayed() -> Message:
-        return first.pop() if first else await receive()
-
-    return replayed
-
-
-def _with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Receive]:
-    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
-    headers.append((b"content-length", str(len(body)).encode()))
-    first = {"type": "http.request", "body": body, "more_body": False}
-    state = [first]
-
-    async def replaced() -> Message:
-        if state:
-            await receive()  # the agent's own body
-            return state.pop()
-        return await receive()
-
-    return {**scope, "headers": headers}, replaced
-
-
-def _json_object(raw: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(raw)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-class DrainRequest(BaseModel):
-    timeout: float
-
-
-class FileRequest(BaseModel):
-    path: str
+_MEMORY_ERRORS = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError)
 
 
 def make_gateway(
-    settings: Settings, *, model_path: str, key: str, memory_file: Path, recall: Recall | None = None
+    settings: Settings, *, model_path: str, key: str, memory_file: Path, memory: MemoryService | None = None
 ) -> FastAPI:
-    """agent-lightning's app with EMPO²'s middleware and routes, to be served in the place of ``agl-server``.
+    """Return agent-lightning's app with EMPO²'s middleware and routes, to be served instead of ``agl-server``.
 
     Args:
         model_path: the name that the trainer registers its vLLM servers under, a resolved ``model.path``.
-        key: what every caller must present; empty for none.
+        key: the key that every caller must present; empty for none.
         memory_file: the run's memory, created if absent.
+        memory: replaces the memory that the settings describe.
+
+    Raises:
+        OSError: the model's tokenizer cannot be read.
     """
-    app = create_app(
-        {
-            "key": key,
-            "default_proxy": {
-                "model_name": model_path,
-                "include_log_probs": True,
-                "train": {"temperature": settings.model.temperature},
-                "val": {"temperature": settings.model.val_temperature},
-            },
-        }
+    proxy = upstream.proxy_settings(settings.model, model_path)
+    # Not agent-lightning's client: reflections would fill its pool of 100 connections, and agents would wait for them.
+    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
+    services = Services(
+        settings=settings,
+        memory=memory or open_memory(settings, memory_file),
+        servers=upstream.ModelServers(proxy, client),
+        tokenizer=PolicyTokenizer(model_path),
+        metrics=StepMetrics(),
     )
-    recall = recall or Recall(settings, memory_file)
-    memory = EpisodeMemory(settings, recall, special_tokens(model_path))
-    app.add_middleware(MemoryMiddleware, memory=memory, key=key)
-    app.include_router(_routes(memory, recall, model_path), dependencies=[Depends(_build_auth_dependency(key))])
+    episodes, reflector = Episodes(), Reflector(services)
+    app = upstream.agent_lightning_app(proxy, key)
+    app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector, key=key)
+    routes = _routes(services, episodes, reflector, model_path)
+    app.include_router(routes, dependencies=[Depends(upstream.authentication(key))])
     upstream_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        # Not agent-lightning's client: reflections would wait in its pool of 100 connections, and agents behind them.
-        limits = httpx.Limits(max_connections=None)
-        async with upstream_lifespan(app) as state, httpx.AsyncClient(limits=limits) as client:
-            memory.router, memory.client = app.state.proxy_router, client
+        async with upstream_lifespan(app) as state, client:
             try:
                 yield state
             finally:
-                await memory.drain(timeout=settings.reflection.timeout)
-                await recall.close()
+                await reflector.wait(settings.reflection.timeout)
+                await services.memory.close()
 
     app.router.lifespan_context = lifespan
     return app
 
 
-def _routes(memory: EpisodeMemory, recall: Recall, model_path: str) -> APIRouter:
-    router = APIRouter(prefix="/empo2", tags=["empo2"])
+def _routes(services: Services, episodes: Episodes, reflector: Reflector, model_path: str) -> APIRouter:
+    router, memory, model = APIRouter(tags=["empo2"]), services.memory, services.settings.model
 
-    @router.get("/state")
-    async def state() -> dict[str, Any]:
-        return {"model": model_path, "memory_size": await recall.size(), **memory.state()}
+    @router.get(protocol.STATE)
+    async def state() -> protocol.GatewayState:
+        return protocol.GatewayState(
+            model=model_path,
+            memory_size=await memory.size(),
+            episodes=len(episodes),
+            reflections=len(reflector),
+            temperature=model.temperature,
+            val_temperature=model.val_temperature,
+        )
 
-    @router.post("/rollouts/{rollout_id}/settle")
+    @router.post(protocol.settle_route("{rollout_id}"))
     async def settle(rollout_id: str) -> dict[str, str]:
-        await memory.settle(rollout_id)
+        await episodes.settle(rollout_id)
         return {"status": "ok"}
 
-    @router.post("/drain")
-    async def drain(request: DrainRequest) -> dict[str, float]:
-        return await memory.drain(request.timeout)
+    @router.post(protocol.DRAIN)
+    async def drain(request: protocol.DrainRequest) -> dict[str, float]:
+        await reflector.wait(request.timeout)
+        await episodes.settle_all(request.timeout)
+        try:
+            await memory.commit_visits()
+        except _MEMORY_ERRORS as error:
+            log.error("the memory failed", error=str(error))
+            services.metrics.counts["memory_failures"] += 1
+        return services.metrics.drain() | {"empo2/memory_size": await memory.size()}
 
-    @router.post("/snapshot")
-    async def snapshot(request: FileRequest) -> dict[str, str]:
+    @router.post(protocol.SNAPSHOT)
+    async def snapshot(request: protocol.FileRequest) -> dict[str, str]:
         with _refusing(request.path):
-            await recall.snapshot(Path(request.path))
+            await memory.snapshot(Path(request.path))
         return {"path": request.path}
 
-    @router.post("/restore")
-    async def restore(request: FileRequest) -> dict[str, str]:
+    @router.post(protocol.RESTORE)
+    async def restore(request: protocol.FileRequest) -> dict[str, str]:
         with _refusing(request.path):
-            await recall.restore(Path(request.path))
+            await memory.restore(Path(request.path))
         return {"path": request.path}
 
     return router
@@ -237,23 +122,8 @@ def _routes(memory: EpisodeMemory, recall: Recall, model_path: str) -> APIRouter
 
 @contextmanager
 def _refusing(path: str) -> Iterator[None]:
-    """What the memory refuses becomes an answer that says why."""
+    """Turn an error of the memory into a response that says why."""
     try:
         yield
-    except (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError) as error:
+    except _MEMORY_ERRORS as error:
         raise HTTPException(409, detail=f"{path}: {error}") from None
-
-
-def special_tokens(model_path: str) -> list[str]:
-    """The tokens that a model's tokenizer adds to plain text, longest first (``tokenizer.json``).
-
-    Raises:
-        OSError: the model has no ``tokenizer.json``, or the hub cannot be reached for it.
-    """
-    file = Path(model_path) / "tokenizer.json"
-    if not file.parent.is_dir():
-        from huggingface_hub import hf_hub_download
-
-        file = Path(hf_hub_download(model_path, "tokenizer.json"))
-    added = json.loads(file.read_text())["added_tokens"]
-    return sorted({token["content"] for token in added if token["content"].strip()}, key=len, reverse=True)

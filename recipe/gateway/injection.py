@@ -1,61 +1,122 @@
-"""Where tips stand in a request: pure functions on an agent's own chat or prompt, and what an episode remembers.
+"""Tips in requests: put them into the newest turn, and repeat those of earlier turns.
 
-Tips go into the newest turn, and every earlier turn gets the tips back that it was sent with, so that each prompt
-extends the last one token for token: vLLM's prefix cache keeps hitting, and agent-lightning merges the turns into one
-row. Nothing is ever searched for in text or tokens: what was sent is found again by the agent's own messages.
+Tips go into the newest turn, and every earlier turn keeps the tips that it was sent with. Each prompt therefore extends
+the previous one token for token: vLLM's prefix cache keeps hitting, and agent-lightning merges the turns into one row.
+Earlier tips are looked up by the agent's own messages; neither text nor tokens are searched for tips.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from empo2.recipe.messages import Message
+from empo2.memory import Tip
+from empo2.recipe.messages import Message, newest_turn
 
 
-def render_tips(texts: Sequence[str]) -> str:
-    """The block that stands before a turn's own text; empty for no tips."""
-    if not texts:
-        return ""
-    lines = "\n".join(f"- {text}" for text in texts)
-    return f"Notes from earlier episodes of this task (each may be wrong):\n{lines}"
+@dataclass(frozen=True)
+class Block:
+    """The tips of one turn.
+
+    Attributes:
+        text: the text put before the turn's own text; empty for no tips.
+        tips: in the order of the text.
+        tokens: length of the text in tokens of the policy.
+    """
+
+    text: str = ""
+    tips: tuple[Tip, ...] = ()
+    tokens: int = 0
+
+
+class Request(Protocol):
+    """An agent's request and the tips in it."""
+
+    @property
+    def takes_tips(self) -> bool:
+        """Return False if there is no turn to put tips into, or if it was sent before: a retry gets the same prompt."""
+        ...
+
+    @property
+    def carried(self) -> list[Block]:
+        """Return the blocks that this request is sent with, oldest turn first, without empty ones."""
+        ...
+
+    @property
+    def newest(self) -> Block:
+        """Return the block of the newest turn; an empty block if it has no tips."""
+        ...
+
+    def put(self, block: Block) -> None:
+        """Put tips into the newest turn, unless another request of the same turn has done so already."""
+        ...
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the request's body that hold the tips."""
+        ...
+
+
+@dataclass
+class ChatTips:
+    """The tips sent with each turn of one episode's chat.
+
+    A turn is identified by all of the agent's messages up to it. If an agent rewrites its history, its turns count as
+    new: they are still trained correctly, but may not merge into one row.
+    """
+
+    blocks: dict[bytes, Block] = field(default_factory=dict)
+
+    def request(self, messages: Sequence[Message]) -> "ChatRequest":
+        return ChatRequest(self.blocks, messages)
+
+
+class ChatRequest:
+    """A chat as an agent sends it; see `Request`."""
+
+    def __init__(self, blocks: dict[bytes, Block], messages: Sequence[Message]) -> None:
+        self._blocks = blocks
+        self._messages = messages
+        self._digests = _digests(messages)
+        turn = newest_turn(messages)
+        self._newest = None if turn is None else self._digests[turn]
+
+    @property
+    def takes_tips(self) -> bool:
+        return self._newest is not None and self._newest not in self._blocks
+
+    @property
+    def carried(self) -> list[Block]:
+        return [block for digest in self._digests if (block := self._blocks.get(digest)) and block.text]
+
+    @property
+    def newest(self) -> Block:
+        return Block() if self._newest is None else self._blocks.get(self._newest, Block())
+
+    def put(self, block: Block) -> None:
+        assert self._newest is not None
+        self._blocks.setdefault(self._newest, block)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        messages = [
+            with_block(message, block.text) if (block := self._blocks.get(digest)) and block.text else message
+            for message, digest in zip(self._messages, self._digests, strict=True)
+        ]
+        return {"messages": messages}
 
 
 def with_block(message: Message, block: str) -> Message:
-    """The message with a block of tips before its own text, in the form that its content has."""
+    """Return the message with a block of tips before its own text; string content stays a string, parts stay parts."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": f"{block}\n\n{content}"}
     return {**message, "content": [{"type": "text", "text": f"{block}\n"}, *content]}
 
 
-@dataclass
-class ChatTips:
-    """The tips that the turns of one episode's chat were sent with.
-
-    A turn is known by everything that the agent has said up to it. An agent that rewrites its history starts anew:
-    its steps stay right, they only may not merge into one row.
-    """
-
-    _blocks: dict[bytes, str] = field(default_factory=dict)
-
-    def block_of(self, messages: Sequence[Message], index: int) -> str | None:
-        """What the turn was sent with before; "" for no tips, None if it is new. A retry gets the same prompt."""
-        return self._blocks.get(_digests(messages)[index])
-
-    def inject(self, messages: Sequence[Message], index: int | None = None, block: str = "") -> list[Message]:
-        """The chat with the tips of earlier turns where they stood, and ``block`` in the turn at ``index``."""
-        digests = _digests(messages)
-        if index is not None:
-            self._blocks[digests[index]] = block
-        return [
-            with_block(message, known) if (known := self._blocks.get(digest)) else message
-            for message, digest in zip(messages, digests, strict=True)
-        ]
-
-
 def _digests(messages: Sequence[Message]) -> list[bytes]:
-    """Element i identifies messages[: i + 1]."""
+    """Return a digest for each message; element i identifies messages[: i + 1]."""
     hasher, digests = hashlib.blake2b(digest_size=16), []
     for message in messages:
         hasher.update(json.dumps(message, sort_keys=True, default=str).encode() + b"\0")
@@ -63,23 +124,60 @@ def _digests(messages: Sequence[Message]) -> list[bytes]:
     return digests
 
 
+@dataclass(frozen=True)
+class _SentPrompt:
+    text: str
+    blocks: tuple[Block, ...] = ()
+
+
 @dataclass
 class PromptTips:
-    """The same for ``completions`` prompts, where a new prompt extends an earlier prompt and its reply."""
+    """The tips sent with each ``completions`` prompt, where a new prompt extends an earlier prompt and its reply."""
 
-    _sent: dict[str, str] = field(default_factory=dict)  # the agent's prompt + reply -> as sent, with its reply
-    _retries: dict[str, str] = field(default_factory=dict)  # the agent's prompt -> as sent
+    sent: dict[str, _SentPrompt] = field(default_factory=dict)  # the agent's prompt -> as it was sent
+    answered: dict[str, _SentPrompt] = field(default_factory=dict)  # the agent's prompt + reply -> as sent, with reply
 
-    def sent_for(self, prompt: str) -> str | None:
-        """The same prompt as it was sent before, if it was."""
-        return self._retries.get(prompt)
-
-    def inject(self, prompt: str, block: str) -> str:
-        known = max((text for text in self._sent if prompt.startswith(text)), key=len, default="")
-        begin, rest = self._sent.get(known, ""), prompt[len(known) :]
-        sent = begin + (f"{block}\n\n{rest}" if block and not begin else f"\n{block}\n{rest}" if block else rest)
-        self._retries[prompt] = sent
-        return sent
+    def request(self, prompt: str) -> "PromptRequest":
+        return PromptRequest(self, prompt)
 
     def replied(self, prompt: str, reply: str) -> None:
-        self._sent[prompt + reply] = self._retries[prompt] + reply
+        """Remember the model's reply to a prompt that was sent."""
+        sent = self.sent[prompt]
+        self.answered[prompt + reply] = _SentPrompt(sent.text + reply, sent.blocks)
+
+
+class PromptRequest:
+    """A prompt as an agent sends it; see `Request`."""
+
+    def __init__(self, tips: PromptTips, prompt: str) -> None:
+        self._tips = tips
+        self._prompt = prompt
+        self._known = max((text for text in tips.answered if prompt.startswith(text)), key=len, default="")
+
+    @property
+    def takes_tips(self) -> bool:
+        return self._prompt not in self._tips.sent
+
+    @property
+    def carried(self) -> list[Block]:
+        sent = self._tips.sent.get(self._prompt)
+        return [block for block in (sent.blocks if sent else self._begin.blocks) if block.text]
+
+    @property
+    def newest(self) -> Block:
+        sent = self._tips.sent.get(self._prompt)
+        return sent.blocks[-1] if sent else Block()
+
+    def put(self, block: Block) -> None:
+        begin, rest = self._begin, self._prompt[len(self._known) :]
+        if block.text:
+            rest = f"\n{block.text}\n{rest}" if begin.text else f"{block.text}\n\n{rest}"
+        self._tips.sent.setdefault(self._prompt, _SentPrompt(begin.text + rest, (*begin.blocks, block)))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"prompt": self._tips.sent[self._prompt].text}
+
+    @property
+    def _begin(self) -> _SentPrompt:
+        return self._tips.answered.get(self._known, _SentPrompt(""))

@@ -1,29 +1,24 @@
-"""The state of an episode as text: what is embedded to find tips and to count visits."""
+"""The state of an episode: the text that is embedded to find tips and to count visits (chosen in docs/states.md)."""
 
 from collections.abc import Sequence
 
 from empo2.recipe.messages import Message, text_of
 
-# The state that is embedded: the newest observation first, since MiniLM reads no more than 256 word pieces.
-_OBSERVATION_CHARACTERS, _TASK_CHARACTERS = 1200, 400
+_CHARACTERS = 1200  # MiniLM reads no more than 256 word pieces
 
 
 def chat_state(messages: Sequence[Message]) -> str:
-    """The current state: newest observation, then the task (the first paragraph of the first user message)."""
-    users = [message for message in messages if message.get("role") in ("user", "tool")]
-    if not users:
-        return ""
-    task, observation = text_of(users[0].get("content")), text_of(users[-1].get("content"))
-    return observation[:_OBSERVATION_CHARACTERS] + ("\n" + _task(task) if len(users) > 1 else "")
+    """Return the newest observation, the last ``user`` or ``tool`` message; "" if there is none.
+
+    The task is left out: it is the same in all states of an episode and would make them similar. Usually only the
+    first message of an episode states it; ``memory.scope`` separates the tasks in all others.
+    """
+    for message in reversed(messages):
+        if message.get("role") in ("user", "tool"):
+            return text_of(message.get("content"))[:_CHARACTERS]
+    return ""
 
 
 def prompt_state(prompt: str) -> str:
-    """The same for a ``completions`` prompt, whose end is the newest observation and whose beginning is the task."""
-    if len(prompt) <= _OBSERVATION_CHARACTERS:
-        return prompt
-    return prompt[-_OBSERVATION_CHARACTERS:] + "\n" + _task(prompt)
-
-
-def _task(text: str) -> str:
-    # What follows is often the first observation: it is no part of a later state, and to embed it doubles the cost.
-    return text.strip().partition("\n\n")[0][:_TASK_CHARACTERS]
+    """Return the end of a ``completions`` prompt, which holds the newest observation."""
+    return prompt[-_CHARACTERS:]

@@ -1,4 +1,4 @@
-"""What is kept of the text that a policy answers a reflection with: one clean sentence, or a reason to refuse it."""
+"""Tips as text: render them for a prompt, and extract one clean sentence from the reply to a reflection."""
 # ruff: noqa: RUF001 (quotes, dashes and full stops of other languages are meant)
 
 import re
@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Literal
 
-# Twice an English word with its space: bounds what max_words cannot, text without spaces.
+TIPS_HEADING = "Notes from earlier episodes of this task (each may be wrong):"
+
+# Twice an English word with its space; limits text without spaces, which max_words cannot.
 _CHARACTERS_PER_WORD = 12
 
 _THOUGHT = re.compile(r"(?s)\A.*</think>|<think>.*")
@@ -43,15 +45,28 @@ _PREAMBLE = re.compile(
 )
 
 
+def render_tips(texts: Sequence[str]) -> str:
+    """Return the block to put before a turn's own text; empty for no tips."""
+    return "\n".join([TIPS_HEADING, *map(tip_line, texts)]) if texts else ""
+
+
+def tip_line(text: str) -> str:
+    """Return a tip's line in the block."""
+    return f"- {text}"
+
+
 def clean_tip(text: str, special_tokens: Sequence[str]) -> str:
-    """One line, without any special token of the model's chat template (one could end the turn that shows the tip)."""
+    """Return one line without any special token of the model's chat template.
+
+    Such a token could end the turn that shows the tip.
+    """
     tokens = _one_line_each(tuple(special_tokens))
     lasts, longest = {token[-1] for token in tokens}, len(tokens[0]) if tokens else 0
     kept: list[str] = []
     for character in _one_line(text):
         if character != " " or kept[-1:] != [" "]:
             kept.append(character)
-        if character in lasts:  # checked as it grows: the space in the place of a token may complete another
+        if character in lasts:  # checked again: the space that replaces a token may complete another token
             tail = "".join(kept[-longest:])
             for token in tokens:
                 if tail.endswith(token):
@@ -72,16 +87,16 @@ def _one_line(text: str) -> str:
 
 
 def tip_of(reply: str, special_tokens: Sequence[str], max_words: int, truncated: bool = False) -> str:
-    """The first real sentence of a reply, clean as by `clean_tip`; empty if there is none.
+    """Return the first real sentence of a reply, clean as by `clean_tip`; empty if there is none.
 
-    Left out are a reasoning model's thoughts, preambles ("Sure!", "Here is the note:"), labels ("Tip:"), bullets,
-    markdown emphasis and quotes around the whole. A text without a sentence end is taken whole. A sentence of more
-    than `max_words` words, or 12 characters for each of them, is cut after a whole word, and nothing is put in the
-    place of the rest; only a first word that is longer than that by itself is cut inside.
+    A reasoning model's thoughts, preambles ("Sure!", "Here is the note:"), labels ("Tip:"), bullets, markdown emphasis
+    and quotes around the whole are removed. A text without a sentence end is used whole. A sentence longer than
+    `max_words` words, or 12 characters for each of them, is cut after a whole word, without an ellipsis; only a
+    first word that exceeds the limit by itself is cut inside.
 
     Args:
-        reply: the model's text as it came.
-        truncated: the reply met its token limit (`finish_reason` is "length"), so that its last word may be half a one.
+        reply: the model's unchanged text.
+        truncated: True if the reply met its token limit (`finish_reason` is "length") and may end within a word.
     """
     if truncated:
         reply = _HALF_WORD.sub("", reply)
@@ -108,7 +123,7 @@ def _first_sentence(text: str, special_tokens: Sequence[str]) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """Without quotes around the whole, or an opening one that nothing closes."""
+    """Remove quotes around the whole text, or an opening quote that is never closed."""
     closing = _QUOTES.get(text[:1])
     if closing is None:
         return text
@@ -140,17 +155,17 @@ def _cut(text: str, max_words: int) -> str:
 
 
 def refusal(tip: str, prompts: Iterable[str]) -> Literal["empty", "repetition", "copy"] | None:
-    """Why a tip is not worth keeping; None if it may be.
+    """Return the reason to discard a tip; None to keep it.
 
     - empty: there is no letter and no digit.
     - repetition: more than half of its word pairs are repeats (distinct-2 of Li et al. 2016 below 0.5), as in a phrase
       of any length said three times. A sentence of 100 ordinary words stays above 0.75; one that names a thing twice,
       or a phrase said twice, passes.
-    - copy: more than half of its runs of four words stand in one of `prompts`; of a shorter tip, the whole. A tip that
-      answers the question shares a run or two with it ("from completing the task"); a weak model repeats it whole.
+    - copy: more than half of its runs of four words occur in one of `prompts`; for a shorter tip, the whole tip does. A
+      real answer shares a run or two with the question ("from completing the task"); a weak model repeats it whole.
 
     Args:
-        prompts: what the model was told to do: the question, and the system message if there is one.
+        prompts: the instructions to the model: the question, and the system message if there is one.
     """
     words = _words(tip)
     if not words:
@@ -167,7 +182,7 @@ def refusal(tip: str, prompts: Iterable[str]) -> Literal["empty", "repetition", 
 
 
 def _words(text: str) -> list[str]:
-    """Lower-case words; of a run too long to be one (a language without spaces, noise) every four characters."""
+    """Return the words in lower case; a run too long for a word (no spaces, or noise) is cut every four characters."""
     words = []
     for run in re.findall(r"[^\W_]+", text.lower()):
         words += [run] if len(run) <= 20 else [run[index : index + 4] for index in range(len(run) - 3)]

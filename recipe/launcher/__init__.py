@@ -1,1 +1,1 @@
-"""Starting, watching and stopping a run; its folder, model and tasks."""
+"""Start, watch and stop a run; make its folder, and load its model and tasks."""

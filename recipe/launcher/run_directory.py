@@ -1,4 +1,4 @@
-"""A run's folder: made new, or opened again where its last checkpoint left it."""
+"""Create a run's folder, or continue one from its last checkpoint."""
 
 import fcntl
 import json
@@ -16,22 +16,25 @@ from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, METRICS_FILE, last_checkpoint, step_of
 
-# What a run cannot change half-way: its weights, tips or metrics would mean something else.
+# If these changed, the weights, tips and metrics so far would no longer be comparable with later ones.
 _FIXED = ("algorithm.name", "model.path", "memory.scope", "memory.embedder")
 
 
 def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
-    """The run's folder with the resolved settings in it, and the checkpoint that the run goes on from, if it does.
+    """Create or continue the run's folder, write the resolved settings into it, and lock it for this process.
 
-    A folder that is continued belongs to this process from here on. What it holds of steps after the checkpoint is
-    set aside in it, as are the logs and settings of the run so far: nothing is overwritten.
+    Nothing is overwritten when a run is continued: data of steps after the last checkpoint, logs and settings are moved
+    to a subfolder.
+
+    Returns:
+        The folder, and the checkpoint to continue from; None for a new run.
 
     Raises:
-        ConfigError: the folder exists and is not to be continued or cannot be, or ``memory.from`` cannot be copied.
+        ConfigError: the folder exists and may not or cannot be continued, or ``memory.from`` cannot be copied.
     """
     run = settings.run
     if run.resume == "auto" and run.name is None:
-        raise ConfigError("run.resume='auto': give run.name, the run that is to be continued (or to be begun)")
+        raise ConfigError("run.resume='auto': give run.name, the run to continue (or to begin)")
     name = run.name or f"{profile or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = Path(run.directory, name).absolute()
     source = _memory_source(settings)
@@ -53,7 +56,7 @@ def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, P
 
 
 def _continue(settings: Settings, directory: Path) -> Path | None:
-    """The checkpoint to go on from, once everything after it is set aside; None to begin anew in the same folder."""
+    """Set aside everything after the last checkpoint, and return that checkpoint; None if the run must start over."""
     name, config = settings.run.name, directory / CONFIG_FILE
     if not config.is_file():
         raise ConfigError(f"run.name={name!r}: {directory} is not the folder of a run; give another run.name")
@@ -63,19 +66,19 @@ def _continue(settings: Settings, directory: Path) -> Path | None:
         section, setting = key.split(".")
         if before[section][setting] != now[section][setting]:
             raise ConfigError(
-                f"{key}={now[section][setting]!r}: the run {name!r} has it at {before[section][setting]!r} and goes on "
-                "only so; give that, or another run.name"
+                f"{key}={now[section][setting]!r}: the run {name!r} began with {before[section][setting]!r}, which "
+                "cannot change; give that, or another run.name"
             )
     checkpoint = last_checkpoint(directory / CHECKPOINTS)
     step = step_of(checkpoint) if checkpoint else 0
     if step >= settings.run.steps:
-        raise ConfigError(f"run.steps={settings.run.steps}: the run {name!r} has done {step}; give more")
+        raise ConfigError(f"run.steps={settings.run.steps}: the run {name!r} has done {step} already; give more")
     _set_aside(directory, step)
     return checkpoint
 
 
 def _lock(directory: Path) -> None:
-    """For as long as this process lives."""
+    """Lock the folder while this process lives."""
     try:
         fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -85,7 +88,7 @@ def _lock(directory: Path) -> None:
 
 
 def _set_aside(directory: Path, step: int) -> None:
-    """Keep the checkpoints and the metrics up to ``step``; move everything else to a folder beside them."""
+    """Keep the checkpoints and the metrics up to ``step``; move everything else to a subfolder."""
     number = 1 + sum(1 for _ in directory.glob("set-aside-*"))
     aside = directory / f"set-aside-{number}"
     aside.mkdir()
@@ -96,13 +99,13 @@ def _set_aside(directory: Path, step: int) -> None:
         else:
             file.rename(aside / file.name)
     if metrics.exists():
-        # A kill may have cut the last line short.
+        # The last line is incomplete if the process was killed while writing it.
         lines = [line for line in metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
         _replace(metrics, "".join(line for line in lines if json.loads(line)["step"] <= step))
 
 
 def _memory_source(settings: Settings) -> Path | None:
-    """The file that ``memory.from`` names."""
+    """Return the file that ``memory.from`` names; None if it is not set."""
     if settings.memory.from_ is None:
         return None
     path = Path(settings.memory.from_)
@@ -112,10 +115,13 @@ def _memory_source(settings: Settings) -> Path | None:
 
 
 def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
-    """Raise unless the file is a memory of the embedder that is set.
+    """Refuse a file that is not a memory, or was written with another embedder than ``memory.embedder``.
+
+    Args:
+        key: the setting that named the file; the error begins with it.
 
     Raises:
-        ConfigError: beginning with ``key``, which gave the file.
+        ConfigError: the file is refused.
     """
     try:
         with reading(path) as database:
@@ -125,18 +131,18 @@ def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
     if name != embedder_name(settings.memory.embedder):
         raise ConfigError(
             f"{key}: {path} was written with embedder {name!r}, not memory.embedder={settings.memory.embedder!r}; give "
-            "that, or embed it anew with `empo2 memory export` and `empo2 memory import`"
+            "that, or move the memory to it with `empo2 memory export` and `empo2 memory import`"
         )
 
 
 def _write_settings(settings: Settings, directory: Path) -> None:
     values: dict[str, Any] = settings.to_dict()
-    values["gateway"]["key"] = None  # the run folder may be shown to others
+    values["gateway"]["key"] = None  # the run folder may be shared with others
     _replace(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))
 
 
 def _replace(file: Path, text: str) -> None:
-    """At one stroke: a kill leaves the old file or the new one."""
+    """Replace a file atomically."""
     temporary = file.with_name(file.name + ".tmp")
     temporary.write_text(text)
     temporary.replace(file)

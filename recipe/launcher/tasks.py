@@ -1,4 +1,4 @@
-"""The tasks and the agent that the settings name."""
+"""Load the tasks and check the agent that the settings name."""
 
 import importlib
 import os
@@ -13,17 +13,20 @@ from empo2.recipe.protocol import scope_of
 
 @dataclass(frozen=True)
 class Tasks:
-    """Training and validation tasks: JSON-like rows, each of which becomes a rollout's input."""
+    """Training and validation tasks: JSON-like rows, each the input of a rollout."""
 
     train: list[dict[str, Any]]
     val: list[dict[str, Any]]
 
 
 def check_agent(settings: Settings) -> str | None:
-    """Import the agent's class, here and not in each rollout's log; what its ``check()`` says, if it has one.
+    """Import the agent's class, so that an error shows here instead of in each rollout's log.
+
+    Returns:
+        The line that the class's ``check()`` returns; None if it has no ``check()`` or returns none.
 
     Raises:
-        ConfigError: the class cannot be had, or what it needs is missing.
+        ConfigError: the class cannot be imported, has no ``run()``, or its ``check()`` fails.
     """
     name = settings.agent.class_
     loaded = _load(name, "agent.class")
@@ -38,10 +41,10 @@ def check_agent(settings: Settings) -> str | None:
 
 
 def load_tasks(settings: Settings) -> Tasks:
-    """The tasks that ``tasks.source`` names.
+    """Return the tasks of ``tasks.source``; training tasks are repeated if they are too few for a step.
 
     Raises:
-        ConfigError: the function cannot be had, refuses its arguments, gives no tasks, or tasks without a scope.
+        ConfigError: the function cannot be imported, refuses its arguments, or gives no tasks or tasks without a scope.
     """
     tasks = settings.tasks
     try:
@@ -52,7 +55,7 @@ def load_tasks(settings: Settings) -> Tasks:
         raise ConfigError(f"tasks.source={tasks.source!r}: gave {len(train)} training and {len(val)} validation tasks")
     for task in train:
         scope_of(task, settings.memory.scope)
-    # agent-lightning drops an incomplete batch: few tasks are repeated until they fill one.
+    # agent-lightning drops an incomplete batch.
     repeats = -(-settings.algorithm.tasks_per_step // len(train))
     return Tasks([dict(row) for row in train] * repeats, [dict(row) for row in val])
 

@@ -1,1 +1,1 @@
-"""What ``empo2 init`` does: record an episode, find what would happen to it in training, say so."""
+"""The checks of ``empo2 init``: record an episode, predict its training rows, report findings."""

@@ -1,4 +1,4 @@
-"""What a recorded episode means for training, in words."""
+"""Explain what a recorded episode means for training."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from empo2.recipe.messages import newest_turn
-from empo2.recipe.retrofit.merging import prompt_of, why_apart
+from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row
 from empo2.recipe.retrofit.recorder import Call, Trace
 
 _PROXIED = ("chat/completions", "completions")
@@ -28,14 +28,22 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Finding:
-    """level: ok; note: it can be trained, but know this; wrong: it cannot be trained."""
+    """One thing to tell the user.
+
+    Attributes:
+        level: ``wrong`` if it prevents training, ``note`` if the user should know it, else ``ok``.
+    """
 
     level: Literal["ok", "note", "wrong"]
     text: str
 
 
 def examine(trace: Trace, time_limit: float) -> list[Finding]:
-    """Everything that there is to say about an episode, what is wrong first."""
+    """Return all findings about an episode, the wrong ones first.
+
+    Args:
+        time_limit: seconds that the agent was given.
+    """
     proxied = [call for call in trace.calls if call.path in _PROXIED and call.status == 200]
     rewards = [data.get("value") for kind, data in trace.events if kind == "reward"]
     did_without = bool(proxied and rewards and trace.exit_code == 0)
@@ -72,7 +80,7 @@ def _rows(calls: list[Call]) -> Iterator[Finding]:
             f"{_count(len(calls) - len(kept), 'call')} repeated an earlier prompt word for word, as a retry does: only "
             "the last call with a prompt is trained",
         )
-    breaks = [reason for before, call in pairwise(kept) if (reason := why_apart(before, call))]
+    breaks = [reason for before, call in pairwise(kept) if (reason := reason_for_new_row(before, call))]
     calls_made = f"{_count(len(calls), 'model call')}, not streamed"
     if not breaks:
         whole = ", each with the whole chat so far" if len(kept) > 1 else ""
@@ -138,7 +146,7 @@ def _ending(trace: Trace, time_limit: float) -> Iterator[Finding]:
             "--time-limit more time",
         )
     elif trace.exit_code:
-        yield Finding("wrong", f"the agent failed: {trace.last_words or f'exit code {trace.exit_code}'}")
+        yield Finding("wrong", f"the agent failed: {trace.last_line or f'exit code {trace.exit_code}'}")
 
 
 def _refused(calls: list[Call], level: Literal["note", "wrong"]) -> Iterator[Finding]:

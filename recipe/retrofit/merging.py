@@ -1,26 +1,27 @@
-"""Whether agent-lightning merges a call into the training row of the call before it, told from the messages alone.
+"""Predict, from the messages alone, whether agent-lightning merges a call into the training row of the previous call.
 
-It does when the prompt's tokens begin with those of the row so far (agentlightning.verl.rollout_adapter, level
-``trajectory``). Chat templates that drop parts of earlier messages, such as reasoning, can part calls that extend each
-other here.
+It does so if the prompt's tokens begin with those of the row so far (agentlightning.verl.rollout_adapter, level
+``trajectory``). A chat template that drops parts of earlier messages, such as reasoning, can split a row that is
+predicted to be one.
 """
 
 import json
 from typing import Any
 
 from empo2.recipe.messages import text_of
-from empo2.recipe.retrofit.recorder import Body, Call
+from empo2.recipe.retrofit.recorder import Call
+from empo2.recipe.retrofit.scripted_model import Body
 
 
-def why_apart(before: Call, call: Call) -> str | None:
-    """Why agent-lightning does not merge the call into the row of the one before it; None if it does."""
+def reason_for_new_row(before: Call, call: Call) -> str | None:
+    """Return why the call starts a new training row; None if it joins the row of the previous call."""
     if call.parallel:
         return "calls are made in parallel: they do not follow from each other, and each is a training row"
     if call.path != before.path:
         return f"the agent goes from {before.path} to {call.path}: prompts of the two do not merge"
     if "messages" not in call.body:
-        said = str(before.body.get("prompt")) + before.answer["choices"][0]["text"]
-        if str(call.body.get("prompt")).startswith(said):
+        expected_prompt = str(before.body.get("prompt")) + before.answer["choices"][0]["text"]
+        if str(call.body.get("prompt")).startswith(expected_prompt):
             return None
         return "a prompt does not begin with the prompt and the reply before it"
     if call.body.get("tools") != before.body.get("tools"):
@@ -65,6 +66,7 @@ def _difference(old: list[Body], expected: list[Body], new: list[Body]) -> str:
 
 
 def prompt_of(call: Call) -> str:
+    """Return a text that two calls share if and only if they have the same prompt."""
     return json.dumps([call.body.get(key) for key in ("messages", "prompt", "tools")], sort_keys=True)
 
 
@@ -73,7 +75,7 @@ def _chat(call: Call) -> list[Body]:
 
 
 def _plain(message: Body) -> Body:
-    """What a chat template sees of a message, whatever form a client gives it."""
+    """Return the parts of a message that a chat template reads, in one form for all clients."""
     functions = [call["function"] for call in message.get("tool_calls") or []]
     calls = [(function["name"], _parsed(function.get("arguments"))) for function in functions]
     return {"role": message.get("role"), "content": text_of(message.get("content")), "tool_calls": calls}

@@ -1,4 +1,4 @@
-"""One episode of an agent against agent-lightning's real gateway with a scripted model behind it, and what was seen."""
+"""Record one episode of an agent against agent-lightning's real gateway with a scripted model behind it."""
 
 import asyncio
 import contextlib
@@ -6,10 +6,8 @@ import json
 import os
 import re
 import secrets
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,34 +19,30 @@ from typing import Any
 import httpx
 import structlog
 import uvicorn
-from agentlightning.controller.local_reconciler import _build_env_from_map
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID
 from agentlightning.server.app import create_app
 from fastapi import FastAPI, Request, Response
 
+from empo2.agents.process_guard import guarded
 from empo2.recipe.config import Settings
-from empo2.recipe.errors import ConfigError
-from empo2.recipe.retrofit.scripted_model import choice
-
-Body = dict[str, Any]
+from empo2.recipe.retrofit.scripted_model import Body, answer_choice
+from empo2.recipe.retrofit.upstream import agent_variables, worker_command
 
 _MODEL = "policy"
 _CALL = re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/openai/v1/(.*)")
 _EVENTS = re.compile(r"/api/rollouts/[^/]+/attempt/[^/]+/events")
-# Long enough for calls that are made side by side to be seen side by side.
+# Long enough for parallel calls to overlap.
 _REPLY_SECONDS = 0.2
-# agentlightning.controller.local_reconciler.LocalReconciler._spawn_for, 1.0.2
-_WORKER = (
-    "import sys; from agentlightning.controller.local_reconciler import _run_local_reconciler_worker; "
-    "sys.exit(_run_local_reconciler_worker(sys.argv[1]))"
-)
 
 
 @dataclass
 class Call:
-    """One request on the rollout's address, and how it was answered.
+    """One request on the rollout's address, and its answer.
 
-    path: below the address, such as ``chat/completions``. parallel: it came while another one was still open.
+    Attributes:
+        path: relative to the address, such as ``chat/completions``.
+        parallel: True if it came while another request was still open.
+        status: HTTP status; 0 if the agent did not wait for the answer.
     """
 
     path: str
@@ -60,37 +54,35 @@ class Call:
 
 @dataclass
 class Trace:
-    """All that was seen of an episode.
+    """The record of an episode.
 
-    exit_code: None after the time limit. events: type and data of each, in order. refused_events: status and answer.
-    last_words: the last line that the agent wrote, stdout and stderr together.
+    Attributes:
+        events: type and data of each, in order.
+        refused_events: status and answer of each.
+        exit_code: None after the time limit.
+        last_line: last line that the agent wrote to stdout or stderr.
     """
 
     calls: list[Call] = field(default_factory=list)
     events: list[tuple[str, Body]] = field(default_factory=list)
     refused_events: list[tuple[int, str]] = field(default_factory=list)
     exit_code: int | None = None
-    last_words: str = ""
-    seconds: float = 0
+    last_line: str = ""
 
 
 def record(settings: Settings, task: Body, replies: Sequence[str], time_limit: float) -> Trace:
     """Run the agent of ``settings`` once on ``task``, as agent-lightning's local controller does.
 
     Args:
-        replies: what the model says, in order; the last one again and again. Where tools are offered, each is called
-            once before that, with arguments made from its schema.
-        time_limit: seconds; then the agent's process group is killed.
+        replies: the model's replies, in order; the last one is repeated. If tools are offered, each is first called
+            once, with arguments made from its schema.
+        time_limit: seconds; then the agent and its descendants are killed.
 
     Raises:
         ConfigError: ``agent.env`` names a field that the task does not have.
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    try:
-        variables = _build_env_from_map(task, settings.agent.env)
-    except ValueError as error:
-        path = str(error).rpartition(" ")[2]
-        raise ConfigError(f"agent.env: the tasks have no {path!r}; they have {sorted(task)}") from None
+    variables = agent_variables(task, settings.agent.env)
     trace, key = Trace(), secrets.token_urlsafe(16)
     with _serving(_gateway(trace, key, replies)) as url:
         headers = {"Authorization": f"Bearer {key}"}
@@ -112,37 +104,30 @@ def record(settings: Settings, task: Body, replies: Sequence[str], time_limit: f
 
 
 def _run(agent_class: str, environment: dict[str, str], time_limit: float, trace: Trace) -> None:
-    started = time.monotonic()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", _WORKER, agent_class],
-            stdin=subprocess.DEVNULL,
+            guarded(worker_command(agent_class)),
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
         )
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                trace.exit_code = process.wait(time_limit)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with process, contextlib.suppress(subprocess.TimeoutExpired):  # ends when its pipe is closed
+            trace.exit_code = process.wait(time_limit)
         output.seek(0)
         lines = output.read().decode(errors="replace").split("\n")
-    trace.seconds = time.monotonic() - started
-    trace.last_words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    trace.last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _gateway(trace: Trace, key: str, replies: Sequence[str]) -> FastAPI:
-    """agent-lightning's app; its model servers are a route of the same app."""
+    """Return agent-lightning's app; its model server is a route of the same app."""
     temperatures = {mode: {"temperature": 1.0} for mode in ("train", "val")}
     app = create_app({"key": key, "default_proxy": {"model_name": _MODEL, **temperatures}})
     script, open_calls = chain(replies, repeat(replies[-1])), set()
 
     @app.middleware("http")
-    async def keep(request: Request, call_next: Any) -> Response:
+    async def record_call(request: Request, call_next: Any) -> Response:
         path = request.url.path
         match = _CALL.fullmatch(path)
         if not match and not (request.method == "POST" and _EVENTS.fullmatch(path)):
@@ -165,7 +150,7 @@ def _gateway(trace: Trace, key: str, replies: Sequence[str]) -> FastAPI:
     async def model(path: str, body: Body) -> Body:
         await asyncio.sleep(_REPLY_SECONDS)
         choices = [
-            {"index": index, "finish_reason": "stop", "token_ids": [1], **choice(body, script)}
+            {"index": index, "finish_reason": "stop", "token_ids": [1], **answer_choice(body, script)}
             for index in range(body.get("n") or 1)
         ]
         kind = "chat.completion" if path == "chat/completions" else "text_completion"
@@ -185,7 +170,7 @@ def _json_object(content: bytes) -> Body:
 
 @contextlib.contextmanager
 def _serving(app: FastAPI) -> Iterator[str]:
-    """The app on a free port of 127.0.0.1, in a thread; its URL."""
+    """Serve the app in a thread on a free port of 127.0.0.1; yield its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)

@@ -1,4 +1,4 @@
-"""What the model of `empo2 init` says: it knows nothing, but keeps to the forms that it is asked for."""
+"""The scripted model of ``empo2 init``: it answers with given texts, in the requested form."""
 
 import json
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from typing import Any
 Body = dict[str, Any]
 
 
-def choice(body: Body, script: Iterator[str]) -> Body:
-    """What a chat completion or a completion answers to a request, from a script of texts.
+def answer_choice(body: Body, script: Iterator[str]) -> Body:
+    """Return one choice of the answer to a chat completion or completion request.
 
-    Where tools are offered, each is called once before a text is given. Where a JSON schema is asked for, a value of it
-    is given.
+    If tools are offered, each is called once before a text is given. If a JSON schema is requested, the answer is a
+    value that fits it.
     """
     if "messages" not in body:
         return {"text": next(script), "logprobs": None}
@@ -29,7 +29,7 @@ def choice(body: Body, script: Iterator[str]) -> Body:
 
 
 def sample(schema: Body, root: Body | None = None) -> Any:
-    """A value that a JSON schema of the usual kind allows."""
+    """Return a value that fits a JSON schema of the usual kind."""
     root = schema if root is None else root
     if reference := schema.get("$ref"):
         return sample(root["$defs"][reference.rpartition("/")[2]], root)

@@ -1,1 +1,1 @@
-"""The trainer's process: the only room that imports verl and Ray."""
+"""The trainer's process: the only package that imports verl and Ray."""

@@ -1,35 +1,78 @@
-"""The environment that verl, vLLM and Ray are imported under, here and in every worker process.
+"""The environment variables of Ray, verl and vLLM, here and in every worker process. Import it before verl.
 
-Import it before verl. Variables that the user has set are left as they are.
+Variables that the user has set are left as they are.
 """
 
 import os
 from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+# As in verl 0.8's ``PPO_RAY_RUNTIME_ENV``, copied to avoid importing verl.
+_VERL_VARIABLES = {
+    "TOKENIZERS_PARALLELISM": "true",
+    "NCCL_DEBUG": "WARN",
+    "VLLM_LOGGING_LEVEL": "WARN",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "VLLM_DISABLE_COMPILE_CACHE": "1",
+}
+
+DEVICE = "EMPO2_DEVICE"  # gpu | cpu: what the run trains on, told to every process
 
 
-def has_gpu() -> bool:
-    """Whether a GPU is there and not hidden, found out without the 4 s that it takes to import torch."""
+def device() -> str:
+    """Return ``gpu`` or ``cpu``: the value of ``EMPO2_DEVICE``, else the device of this machine.
+
+    Workers need the variable: Ray hides the GPUs from an actor that requests none. Asking torch would take 4 s.
+    """
+    if told := os.environ.get(DEVICE):
+        return told
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return not hidden and any(Path("/dev").glob("nvidia[0-9]*"))
+    return "cpu" if hidden or not any(Path("/dev").glob("nvidia[0-9]*")) else "gpu"
 
 
-VARIABLES = {"VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl"}
-
-if not has_gpu():
+def _variables() -> dict[str, str]:
+    variables = {DEVICE: device(), "VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl"}
+    if variables[DEVICE] == "gpu":
+        return variables
     cores = sorted(os.sched_getaffinity(0))
-    VARIABLES |= {
+    return variables | {
         # vLLM 0.20.2 crashes on "nobind" and "all"; an explicit list works.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
         "VLLM_CPU_KVCACHE_SPACE": "2",
-        "OMP_NUM_THREADS": str(len(cores)),  # Ray would say 1
-        # Threads that wait for each other by spinning take the cores from the agents: a decoding step of the small
-        # model beside one busy process takes 84 ms with spinning, 40 ms without (29 ms alone).
+        "OMP_NUM_THREADS": str(len(cores)),  # Ray would set it to 1
+        # Threads that spin while they wait take the cores from the agents: a decoding step of the small
+        # model beside one busy process takes 84 ms with spinning, 40 ms without it (29 ms alone).
         "OMP_WAIT_POLICY": "passive",
-        # Ray hides GPUs from tasks that ask for none; there is none to hide.
+        # Keeps Ray from hiding the GPUs from tasks that request none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
 
-VARIABLES = {name: os.environ.setdefault(name, value) for name, value in VARIABLES.items()}
+
+VARIABLES = {name: os.environ.setdefault(name, value) for name, value in _variables().items()}
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15, upstream's, starves the model beside its own agents
+
+
+def start_ray(config: DictConfig) -> None:
+    """Start or join Ray as configured in ``config.ray_kwargs.ray_init``, unless this process has already done so.
+
+    Ray starts before verl is imported, since both take seconds and can overlap.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return
+    options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    runtime_env = dict(options.pop("runtime_env", None) or {})
+    # Not agent-lightning's worker_process_setup_hook: idle workers would import verl for nothing. The loss is
+    # registered by the module that the loss function lies in (objective.py).
+    runtime_env["env_vars"] = {
+        **{name: value for name, value in _VERL_VARIABLES.items() if name not in os.environ},
+        **VARIABLES,
+        **runtime_env.get("env_vars", {}),
+    }
+    ray.init(runtime_env=runtime_env, _temp_dir=os.environ.get("RAY_TMPDIR"), **options)

@@ -1,4 +1,4 @@
-"""Settings -> the configuration that verl and agent-lightning read: every translated key in one place."""
+"""Translate settings to the configuration of verl and agent-lightning: every translated key in one place."""
 
 import importlib.util
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Any
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from empo2.recipe.config import Settings
+from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.trainer.literal import literally
 
 
 def build_verl_config(
@@ -20,10 +21,10 @@ def build_verl_config(
     gateway_key: str,
     resume_from: Path | None = None,
 ) -> DictConfig:
-    """agent-lightning's configuration with this run's values, EMPO²'s own settings under ``empo2``.
+    """Return agent-lightning's configuration with this run's values, and EMPO²'s own settings under ``empo2``.
 
     Args:
-        resume_from: a checkpoint of the run, whose step has been validated if it was to be.
+        resume_from: a checkpoint of the run; its step is not validated again.
 
     Raises:
         ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's.
@@ -45,8 +46,9 @@ def build_verl_config(
         with open_dict(config):
             config = OmegaConf.merge(config, layer)
     assert isinstance(config, DictConfig)
+    config.agentlightning.local.env_map = literally(settings.agent.env)
     OmegaConf.set_struct(config, True)
-    # vLLM's own options, of which verl lists none.
+    # vLLM's own options, which verl does not list.
     OmegaConf.set_struct(config.actor_rollout_ref.rollout.engine_kwargs, False)
     for key, value in _flatten(settings.verl):
         try:
@@ -55,8 +57,36 @@ def build_verl_config(
             reason = str(error).splitlines()[0]
             raise ConfigError(f"verl.{key}={value!r}: not an option of verl or agent-lightning: {reason}") from None
     with open_dict(config):
-        config.empo2 = settings.to_dict() | {"run_directory": str(run_directory)}
+        config.empo2 = literally(settings.to_dict() | {"run_directory": str(run_directory)})
     return config
+
+
+def read_settings(config: DictConfig) -> Settings:
+    """Return the settings of an agent-lightning configuration, from its section ``empo2`` and from the other sections.
+
+    A user's own configuration for agent-lightning gives the sizes of a step by verl's keys.
+
+    Raises:
+        ConfigError: a setting is unknown, ill-typed or impossible.
+    """
+    layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
+    layer.pop("run_directory", None)
+    actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
+    said = {
+        "algorithm": {
+            "tasks_per_step": tasks.train_batch_size,
+            "rollouts_per_task": rollout.n,
+            "updates_per_step": max(1, tasks.train_batch_size // actor.ppo_mini_batch_size),
+        },
+        "hardware": {
+            "nodes": config.trainer.nnodes,
+            "gpus_per_node": config.trainer.n_gpus_per_node,
+            "tensor_parallel": rollout.tensor_model_parallel_size,
+        },
+    }
+    for section, values in said.items():
+        layer[section] = values | layer.get(section, {})
+    return load_settings(layer=layer)
 
 
 def _flatten(section: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
@@ -74,13 +104,13 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
             "adv_estimator": "grpo",
             "norm_adv_by_std_in_grpo": True,
             "enable_rollout_level_advantage": True,
-            "rollout_correction": None,  # vLLM's log-probs *are* the old log-probs: nothing to correct
+            "rollout_correction": None,  # vLLM's log-probs *are* the old log-probs, so there is nothing to correct
         },
         "agentlightning": {
             "agl_base_url": url,
             "agl_key": key,
             "rollout_timeout_seconds": settings.agent.time_limit,
-            "local": {"agent_class": settings.agent.class_, "env_map": settings.agent.env},
+            "local": {"agent_class": settings.agent.class_},
             "trace_aggregator": {
                 "level": "trajectory",
                 "trajectory_max_prompt_length": model.max_prompt_tokens,
@@ -104,7 +134,8 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
             },
             "actor": {
                 "strategy": "fsdp2",
-                "ppo_mini_batch_size": algorithm.mini_batch_tasks,
+                # Only for verl's own checks; updates.py plans the mini-batches.
+                "ppo_mini_batch_size": max(1, algorithm.tasks_per_step // algorithm.updates_per_step),
                 "ppo_micro_batch_size_per_gpu": hardware.micro_batch,
                 "ppo_epochs": 1,
                 "shuffle": False,
@@ -140,7 +171,7 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
                 "log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
                 "calculate_log_probs": True,
                 "val_kwargs": {"temperature": model.val_temperature, "do_sample": model.val_temperature > 0},
-                # agent-lightning drives the rollouts itself; verl's own workers would only import and idle.
+                # agent-lightning runs the rollouts itself; verl's own workers would only import and idle.
                 "agent": {"num_workers": 0},
             },
         },
@@ -163,7 +194,7 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
         "ray_kwargs": {
             "ray_init": {
                 "include_dashboard": False,
-                # vLLM's server listens where Ray says that the node is.
+                # vLLM's server listens on the address that Ray reports for the node.
                 **({"_node_ip_address": "127.0.0.1"} if hardware.nodes == 1 else {}),
             }
         },
@@ -171,7 +202,7 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
 
 
 def _cpu(settings: Settings) -> dict[str, Any]:
-    """What differs without a GPU; why stands in compat/."""
+    """Apply the settings that differ without a GPU; compat/ explains them."""
     workers = settings.hardware.gpus_per_node
     return {
         "actor_rollout_ref": {
@@ -181,7 +212,7 @@ def _cpu(settings: Settings) -> dict[str, Any]:
                 "enable_sleep_mode": False,
                 "enforce_eager": True,
                 "dtype": "bfloat16",
-                "max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size, to see what fits
+                "max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size to measure memory
                 "engine_kwargs": {
                     "vllm": {
                         "worker_extension_cls": "empo2.recipe.trainer.compat.vllm.CpuWorkerExtension",

@@ -38,6 +38,7 @@ class Server:
     events: list[dict] = field(default_factory=list)
     authorizations: set[str | None] = field(default_factory=set)
     broken_posts: int = 0  # so many events are received, and their connection broken without an answer
+    busy_posts: int = 0  # so many events are answered with 503
 
     @property
     def variables(self) -> dict[str, str]:
@@ -49,6 +50,9 @@ class Server:
             if self.broken_posts:
                 self.broken_posts -= 1
                 return None
+            if self.busy_posts:
+                self.busy_posts -= 1
+                return 503, {}
             return 201, {}
         self.chats.append(body)
         if self.refusal:

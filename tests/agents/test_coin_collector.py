@@ -15,7 +15,8 @@ from empo2.agents.coin_collector.levels import LEVELS, panel
 from empo2.agents.coin_collector.tasks import Episode, load
 from empo2.agents.textworld_express.environment import Environment
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.tasks import check_agent, load_tasks, scope_of
+from empo2.recipe.launcher.tasks import check_agent, load_tasks
+from empo2.recipe.protocol import scope_of
 from empo2.small_model import houses as small_model
 from empo2.small_model.levels import chance
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from empo2.agents.text_game import game
+from empo2.agents.text_game import actions
 
 CHOICES = ["look around", "focus on air", "go to kitchen"]
 
@@ -26,17 +26,17 @@ CHOICES = ["look around", "focus on air", "go to kitchen"]
     ],
 )
 def test_the_first_number_of_a_reply_chooses(reply, action):
-    assert game.chosen(reply, CHOICES) == action
+    assert actions.chosen(reply, CHOICES) == action
 
 
 @given(st.text())
 def test_any_reply_can_be_read(reply):
-    assert game.chosen(reply, CHOICES) in [None, *CHOICES]
-    assert "\n" not in game.typed(reply)
+    assert actions.chosen(reply, CHOICES) in [None, *CHOICES]
+    assert "\n" not in actions.typed(reply)
 
 
 def test_an_endless_number_is_out_of_range():
-    assert game.chosen("1" * 10_000, CHOICES) is None
+    assert actions.chosen("1" * 10_000, CHOICES) is None
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,48 @@ def test_an_endless_number_is_out_of_range():
     [(" look around \nbecause I must", "look around"), ("", ""), ("Höre 数 zu", "Höre 数 zu"), ("LOOK", "LOOK")],
 )
 def test_a_typed_action_is_the_first_line_uncorrected(reply, action):
-    assert game.typed(reply) == action
+    assert actions.typed(reply) == action
 
 
 def test_actions_are_drawn_by_episode_and_step(episode):
-    actions = [f"look at {number}" for number in range(100)]
-    first = game.draw(actions, episode(seed=1), step=0)
-    assert first == game.draw(actions, episode(seed=1), step=0)
+    valid = [f"look at {number}" for number in range(100)]
+    first = actions.draw(valid, episode(seed=1), step=0)
+    assert first == actions.draw(valid, episode(seed=1), step=0)
     assert len(set(first)) == 12
     others = [(episode(seed=2), 0), (episode(seed=1), 1), (episode(seed=1, variation=1), 0), (episode(task="boil"), 0)]
-    assert all(game.draw(actions, other, step) != first for other, step in others)
-    assert sorted(game.draw(actions[:5], episode(), step=0)) == actions[:5]
+    assert all(actions.draw(valid, other, step) != first for other, step in others)
+    assert sorted(actions.draw(valid[:5], episode(), step=0)) == valid[:5]
 
 
 def test_a_turn_lists_numbered_actions():
-    assert game.listed("You wait.", CHOICES) == "You wait.\n\n1 look around\n2 focus on air\n3 go to kitchen"
+    assert actions.listed("You wait.", CHOICES) == "You wait.\n\n1 look around\n2 focus on air\n3 go to kitchen"
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("focus on air", "focus on air"),
+        ("go to the kitchen", "go to kitchen"),  # 3/4, against 2/5 of "go to art studio"
+        ("GO kitchen", "go to kitchen"),  # 2/3
+        ("move water to jug", "move water to jug"),  # valid, although "move jug to water" has the same words
+        ("move the water to jug", "move water to jug"),  # a tie of 4/5, decided by the order of words
+        ("now move the jug to water", "move jug to water"),
+        ("open", "open door to hall"),  # a tie of 1/4, decided by the alphabet
+        ("", "activate sink"),
+        ("数", "activate sink"),
+    ],
+)
+def test_the_nearest_action_shares_most_words(text, action):
+    valid = ["open door to yard", "open door to hall", "focus on air", "go to kitchen", "go to art studio"]
+    valid += ["move jug to water", "move water to jug", "activate sink"]
+    assert actions.nearest(text, valid) == action
+    assert actions.nearest(text, valid[::-1]) == action
+
+
+@given(st.text(alphabet="ab c", max_size=20), st.lists(st.text(alphabet="ab c").filter(str.strip), min_size=1))
+def test_no_action_is_nearer_than_the_nearest(text, valid):
+    def index(action: str) -> float:
+        one, other = set(text.split()), set(action.split())
+        return len(one & other) / max(1, len(one | other))
+
+    assert text in valid or index(actions.nearest(text, valid)) == max(map(index, valid))

@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-import uuid
 from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 
 from empo2.agents.textworld_express.tasks import Episode as TextWorldEpisode
+
+from ..processes import mark
+
+__all__ = ["mark"]
 
 pytestmark = pytest.mark.stack
 
@@ -32,20 +34,8 @@ TEXTWORLD_AGENT = "empo2.agents.textworld_express.agent:TextWorldExpressAgent"
 BY_HAND = [sys.executable, "-m", "empo2.agents.scienceworld"]
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("EMPO2_TEST_MARK") == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    mark = uuid.uuid4().hex
+def start(mark: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started = []
 
     def start_one(command: list[str], **environ: str) -> subprocess.Popen[str]:
@@ -60,10 +50,6 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
-    deadline = time.monotonic() + 10
-    while (left := marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
 
 
 def test_run_by_the_controller(start, server, episode, variables):

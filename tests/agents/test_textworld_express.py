@@ -10,9 +10,8 @@ import pytest
 import textworld_express
 
 from empo2.agents.textworld_express import agent, tasks
-from empo2.agents.textworld_express.agent import TextWorldExpressAgent
+from empo2.agents.textworld_express.agent import TextWorldExpressAgent, begin
 from empo2.agents.textworld_express.environment import Environment
-from empo2.agents.textworld_express.game import Game
 from empo2.agents.textworld_express.tasks import GAMES, Episode, load
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.tasks import check_agent, load_tasks, scope_of
@@ -73,7 +72,7 @@ def test_a_solved_world_scores_100_and_its_actions_have_the_forms_that_we_name(w
 
 
 def test_a_reply_after_the_end_changes_nothing(world: Environment):
-    game = Game(world, episode(max_steps=1))
+    game = begin(world, episode(max_steps=1))
     game.act("look around")
     ended = game.outcome()
     game.act("take coin")  # as a framework's second tool call in one reply

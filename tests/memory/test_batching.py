@@ -295,8 +295,13 @@ async def test_a_caller_that_is_cancelled_does_not_take_others_along(letters, ba
     await batching.close()
 
 
-async def test_before_start_there_is_an_error_and_no_waiting(batching):
-    for call in (batching.ready, partial(batching.embed, "x", urgent=True)):
-        with pytest.raises(EmbedderError, match=r"call start\(\) first"):
-            await call()
+async def test_the_first_call_starts_to_load_the_model_and_none_does_so_again(letters, batching):
+    assert np.array_equal(await batching.embed("x", urgent=True), letters_of("x"))
+    assert await batching.ready() is await batching.ready()
+    batching.start()
+    assert np.array_equal(await batching.embed("y", urgent=False), letters_of("y"))
     await batching.close()
+    batching.start()
+    for call in (batching.ready, partial(batching.embed, "x", urgent=True)):
+        with pytest.raises(EmbedderError, match="the embedder is closed"):
+            await call()

@@ -23,6 +23,8 @@ from empo2.memory.browse import (
     stored_tips,
 )
 
+from .visits import visit
+
 EAST, NORTH, UP = np.eye(3, dtype=np.float32)
 BETWEEN = (EAST + NORTH) / math.sqrt(2)  # cosine 0.707 to both
 ODD = "[\"'];-- \u2028 é😀"
@@ -63,8 +65,8 @@ def file(tmp_path: Path) -> Path:
         play(store, "p", 1, 3, score=1)
         play(store, "q", 3, score=-2)
         play(store, "r", scope=ODD, score=4, hits=0)
-        store.visit("a", "here", EAST, threshold=0.9)
-        store.visit("states only", "there", UP, threshold=0.9)
+        visit(store, "a", "here", EAST, threshold=0.9)
+        visit(store, "states only", "there", UP, threshold=0.9)
     return tmp_path / "memory.sqlite"
 
 

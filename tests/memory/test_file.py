@@ -14,6 +14,8 @@ import pytest
 from empo2.memory import ByScore, MemoryFileError, MemoryStore, Step, copy_memory
 from empo2.memory.file import SCHEMA_VERSION
 
+from .visits import visit
+
 EAST, NORTH, UP = np.eye(3, dtype=np.float32)
 
 
@@ -47,7 +49,7 @@ TABLES = ("meta", "tips", "entries", "states", "plays", "credits")
 def fill(store):
     add(store, "a", value=0.5)
     add(store, "b", NORTH)
-    store.visit("task", "s", EAST, threshold=0.9)
+    visit(store, "task", "s", EAST, threshold=0.9)
     store.record_play(
         "task", "p", score=50, success=True, searches=3, hits=2, shown={1: 2, 77: 1}, reward=1.0, learning_rate=0.5
     )
@@ -117,7 +119,7 @@ def test_restore_goes_back_and_the_store_goes_on(store, tmp_path):
     add(store, "later")
     store.remove_tips([1])
     for _ in range(2):
-        store.visit("task", "s", EAST, threshold=0.9)
+        visit(store, "task", "s", EAST, threshold=0.9)
     store.record_play(
         "task", "q", score=0, success=False, searches=1, hits=1, shown={2: 1}, reward=5.0, learning_rate=0.5
     )
@@ -125,7 +127,7 @@ def test_restore_goes_back_and_the_store_goes_on(store, tmp_path):
 
     store.restore(str(snapshot))
     assert (found(store), found(store, NORTH)) == ([("a", 0.75)], [("b", 0.0)])
-    assert store.visit("task", "s", EAST, threshold=0.9) == 2
+    assert visit(store, "task", "s", EAST, threshold=0.9) == 2
     assert [row[0] for row in rows(tmp_path / "memory.db", "plays")] == ["p"]
     assert rows(tmp_path / "memory.db", "credits") == [("p", 1, 2), ("p", 77, 1)]
     add(store, "after")
@@ -314,4 +316,4 @@ def test_a_damaged_key_is_named(tmp_path, table, key):
         if table == "entries":
             found(store)
         else:
-            store.visit("task", "s", EAST, threshold=0.5)
+            visit(store, "task", "s", EAST, threshold=0.5)

@@ -25,7 +25,7 @@ RATE = 0.3
 FORKER = f"""
 import json, os, random, sys
 import numpy as np
-from empo2.memory import ByScore, MemoryStore, Step
+from empo2.memory import ByScore, MemoryStore, Step, Visit
 
 path, kept = sys.argv[1:]
 KEYS = np.random.default_rng(0).normal(size=(8, 384))
@@ -53,7 +53,7 @@ def write(run):
             store.record_play(scope, name, score=number % 7, success=None, searches=2, hits=1,
                               shown={{tip.id: 2 for tip in tips}}, reward=number % 7, learning_rate={RATE})
         elif kind == "visit":
-            store.visit(scope, name, steps[0].key, threshold=0.5)
+            store.add_visits([Visit(scope, name, steps[0].key)], threshold=0.5)
         elif kind == "remove":
             store.remove_tips([tip.id for tip in tips[:1]])
         elif kind == "snapshot":

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from empo2.memory import ByScore, BySimilarity, ByValue, Policy
 from empo2.memory.index import ColumnTable, cosine_similarities, unit
-from empo2.memory.novelty import count_visit
+from empo2.memory.novelty import count_similar
 from empo2.memory.retrieval import Entries
 
 
@@ -238,13 +238,10 @@ def test_the_best_of_many_different_scores(best):
     assert found.tolist() == plain(rows, lambda row: (row[1], row[0]), 2, lambda similarity: True)
 
 
-def test_a_state_similar_to_none_is_new():
-    assert count_visit(np.array([], np.float32), np.array([], np.int64), threshold=0.5) == (None, 1)
-    assert count_visit(np.array([0.5, 0.1]), np.array([4, 4]), threshold=0.5) == (None, 1)
-
-
-def test_visits_of_all_similar_states_count_and_the_nearest_is_revisited():
-    assert count_visit(np.array([0.6, 0.9, 0.2]), np.array([3, 5, 100]), threshold=0.5) == (1, 9)
+def test_visits_of_all_similar_states_count():
+    assert count_similar(np.array([], np.float32), np.array([], np.int64), threshold=0.5) == 0
+    assert count_similar(np.array([0.5, 0.1]), np.array([4, 4]), threshold=0.5) == 0
+    assert count_similar(np.array([0.6, 0.9, 0.2]), np.array([3, 5, 100]), threshold=0.5) == 8
 
 
 def test_equal_keys_have_equal_cosines_wherever_they_stand():

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-import empo2.memory
-from empo2.memory import ByScore, MemoryStore, Step
+from empo2.memory import ByScore, BySimilarity, ByValue, MemoryStore, Step, Visit
+
+from .visits import visit
 
 EAST, NORTH, UP = np.eye(3, dtype=np.float32)
 BETWEEN = (EAST + NORTH) / math.sqrt(2)  # cosine 0.707 to both
@@ -37,25 +40,6 @@ def search(store, key, scope="task", k=10, min_similarity=0.5):
 
 def found(store, key, **options):
     return [tip.episode for tip in search(store, key, **options)]
-
-
-def test_exported_names():
-    assert empo2.memory.__all__ == [
-        "BatchingEmbedder",
-        "ByScore",
-        "BySimilarity",
-        "ByValue",
-        "Embedder",
-        "EmbedderError",
-        "MemoryFileError",
-        "MemoryStore",
-        "Policy",
-        "SentenceEmbedder",
-        "Step",
-        "Tip",
-        "copy_memory",
-        "embedder_name",
-    ]
 
 
 def test_a_tip_is_found_by_the_state_nearest_to_the_query(store):
@@ -98,6 +82,34 @@ def test_an_episode_answers_once_and_so_does_a_text(store):
     add(store, "worse", ("s", EAST), tip="same words", score=0)
     add(store, "better", ("s", EAST), tip="same words", score=1)
     assert found(store, EAST) == ["long", "better"]
+
+
+@pytest.mark.parametrize(
+    "policy", [ByScore(2, 0.5), BySimilarity(2, 0.5), ByValue(2, 0.5, 4, 0.5, 0.0, np.random.default_rng(0))]
+)
+def test_excluded_texts_make_room_for_others(store, policy):
+    """The best of the tips that are not excluded, each with its own id."""
+    for number, episode in enumerate("abcd"):
+        add(store, episode, ("s", EAST), ("t", EAST), score=number, tip="same words" if episode in "bc" else None)
+    before = store.search("task", EAST, policy)
+    assert [tip.text for tip in before] == ["tip of d", "same words"]
+    others = store.search("task", EAST, policy, exclude=["tip of d", "never stored"])
+    assert [tip.text for tip in others] == ["same words", "tip of a"]
+    assert others[0] == before[1]
+    assert store.search("task", EAST, policy, exclude={tip.text for tip in [*before, *others]}) == []
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), unique=True), st.integers(1, 4), st.randoms())
+@settings(max_examples=50, deadline=None)
+def test_a_search_with_exclusions_is_one_in_a_memory_without_those_tips(excluded, k, random):
+    episodes = [(name, random.choice([EAST, BETWEEN, NORTH]), random.randint(0, 2)) for name in "abcdefgh"]
+    with closing(open_store(":memory:")) as whole, closing(open_store(":memory:")) as part:
+        for name, key, score in episodes:
+            add(whole, name, (name, key), score=score)
+            if name not in excluded:
+                add(part, name, (name, key), score=score)
+        found = whole.search("task", EAST, ByScore(k, 0.5), exclude=[f"tip of {name}" for name in excluded])
+        assert [tip.episode for tip in found] == [tip.episode for tip in part.search("task", EAST, ByScore(k, 0.5))]
 
 
 def test_keys_need_not_come_normalised(store):
@@ -238,15 +250,36 @@ def test_removed_tips_are_not_found_and_their_entries_are_gone(tmp_path):
 
 
 def test_visits_by_hand(store):
-    def visit(key, scope="task"):
-        return store.visit(scope, "state", key, threshold=0.7)
+    def visited(key, scope="task"):
+        return visit(store, scope, "state", key, threshold=0.7)
 
-    assert [visit(EAST) for _ in range(3)] == [1, 2, 3]
-    assert visit(NORTH) == 1
-    assert visit(BETWEEN) == 5  # near both: 3 + 1 visits and this one, counted for EAST, the first of two equals
-    assert visit(EAST) == 5
-    assert visit(NORTH) == 2
-    assert visit(EAST, "other") == 1
+    assert [visited(EAST) for _ in range(3)] == [1, 2, 3]
+    assert visited(NORTH) == 1
+    assert visited(BETWEEN) == 5  # near both: 3 + 1 visits and this one, counted for EAST, the first of two equals
+    assert visited(EAST) == 5
+    assert visited(NORTH) == 2
+    assert visited(EAST, "other") == 1
+
+
+@given(st.randoms())
+@settings(max_examples=30, deadline=None)
+def test_the_order_of_visits_changes_nothing(random):
+    """Also where similarity is not transitive: EAST and NORTH are near BETWEEN, and not near each other."""
+    keys = {"a": EAST, "b": BETWEEN, "c": NORTH}
+    visits = [Visit(scope, state, key) for scope in "xy" for state, key in keys.items()] * 3
+    stored = []
+    for _ in range(2):
+        random.shuffle(visits)
+        with closing(open_store(":memory:")) as store:
+            store.add_visits(visits, threshold=0.7)
+            stored.append([store.count_visits(s, k, threshold=0.7) for s in "xy" for k in (EAST, BETWEEN, NORTH)])
+    assert stored[0] == stored[1]
+
+
+def test_a_visit_that_cannot_be_stored_leaves_no_other(store):
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        store.add_visits([Visit("task", "a", EAST), Visit("task", "b", np.ones(2))], threshold=0.7)
+    assert store.count_visits("task", EAST, threshold=0.7) == 0
 
 
 def test_visits_are_added_to_a_state_known_word_for_word(tmp_path):
@@ -255,8 +288,8 @@ def test_visits_are_added_to_a_state_known_word_for_word(tmp_path):
         store.add_state("task", "almost east", EAST, 10)  # the same key, another state
         store.add_state("task", "east", NORTH, 4)  # the key of the known state stays
         store.add_state("other", "east", EAST, 100)
-        assert store.visit("task", "east", EAST, threshold=0.7) == 18
-        assert store.visit("task", "north", NORTH, threshold=0.7) == 1
+        assert visit(store, "task", "east", EAST, threshold=0.7) == 18
+        assert visit(store, "task", "north", NORTH, threshold=0.7) == 1
     with closing(sqlite3.connect(tmp_path / "m.db")) as db:
         rows = db.execute("SELECT scope, state, visits FROM states ORDER BY id").fetchall()
     assert rows == [("task", "east", 8), ("task", "almost east", 10), ("other", "east", 100), ("task", "north", 1)]
@@ -267,14 +300,14 @@ def test_a_state_without_visits_is_refused(store):
         store.add_state("task", "east", EAST, 0)
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         store.add_state("task", "east", np.ones(2), 1)
-    assert store.visit("task", "east", EAST, threshold=0.7) == 1
+    assert visit(store, "task", "east", EAST, threshold=0.7) == 1
 
 
 def test_visits_grow_past_every_buffer(tmp_path):
     with closing(open_store(tmp_path / "m.db", dimension=300)) as store:
         for visits in (1, 2):
             for number, key in enumerate(np.eye(300)):
-                assert store.visit("task", f"{number}", key, threshold=0.5) == visits
+                assert visit(store, "task", f"{number}", key, threshold=0.5) == visits
 
 
 def fill(store):
@@ -282,7 +315,7 @@ def fill(store):
     for number in range(20):
         keys = random.normal(size=(4, 3))
         add(store, f"e{number}", *[(f"s{i}", key) for i, key in enumerate(keys)], score=number % 5)
-        store.visit("task", f"s{number}", keys[0], threshold=0.9)
+        visit(store, "task", f"s{number}", keys[0], threshold=0.9)
 
 
 def answers(store):
@@ -299,4 +332,4 @@ def test_memory_survives_a_restart(tmp_path):
         with closing(open_store(tmp_path / "never-closed.db", capacity=50)) as other:
             fill(other)
             for key in np.random.default_rng(2).normal(size=(20, 3)):
-                assert store.visit("task", "s", key, threshold=0.9) == other.visit("task", "s", key, threshold=0.9)
+                assert visit(store, "task", "s", key, threshold=0.9) == visit(other, "task", "s", key, threshold=0.9)

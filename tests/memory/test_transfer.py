@@ -15,6 +15,8 @@ from empo2.memory import BySimilarity, MemoryFileError, MemoryStore, Step
 from empo2.memory.browse import embedder_of, reading
 from empo2.memory.transfer import Imported, Records, export_records, import_records, read_records
 
+from .visits import visit
+
 ODD = '"quotes", \u2028 and\nlines: é😀\x00'
 
 
@@ -61,8 +63,8 @@ def fill(path: Path, embedder: Hashes) -> Path:
         store.record_play(ODD, "q", score=0, success=True, searches=1, hits=0, shown={}, reward=1, learning_rate=0.5)
         store.remove_tips([1])
         for state in ("x", "x", "y"):
-            store.visit("a", state, embedder.embed([state])[0], threshold=0.9)
-        store.visit(ODD, ODD, embedder.embed([ODD])[0], threshold=0.9)
+            visit(store, "a", state, embedder.embed([state])[0], threshold=0.9)
+        visit(store, ODD, ODD, embedder.embed([ODD])[0], threshold=0.9)
     return path
 
 
@@ -124,7 +126,7 @@ def test_there_and_back_with_another_embedder(source: Path, records: Records, tm
     with closing(open_store(tmp_path / "new.sqlite", other)) as store:
         (tip,) = store.search(ODD, other.embed([ODD])[0], BySimilarity(10, 0.99))
         assert (tip.episode, tip.action, tip.similarity) == ("two", f"act {ODD}", pytest.approx(1))
-        assert store.visit("a", "x", other.embed(["x"])[0], threshold=0.99) == 3
+        assert visit(store, "a", "x", other.embed(["x"])[0], threshold=0.99) == 3
     assert [path.name for path in tmp_path.iterdir() if "import" in path.name or "tmp" in path.name] == []
 
 

@@ -9,7 +9,7 @@ import pytest
 import structlog
 from agentlightning.server.app import create_app
 
-from .house import KEY, STORES, House, as_trainer, opened
+from .harness import KEY, STORES, GatewayUnderTest, as_trainer, running_gateway
 from .model_server import MODEL, serving
 
 
@@ -29,9 +29,9 @@ def empty_stores() -> Iterator[None]:
 
 
 @pytest.fixture
-async def house(quiet: None, empty_stores: None, tmp_path: Path) -> AsyncIterator[House]:
-    async with opened(tmp_path) as opened_house:
-        yield opened_house
+async def gateway(quiet: None, empty_stores: None, tmp_path: Path) -> AsyncIterator[GatewayUnderTest]:
+    async with running_gateway(tmp_path) as running:
+        yield running
 
 
 @pytest.fixture

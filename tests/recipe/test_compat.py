@@ -1,4 +1,4 @@
-"""The upstream traps that ``compat`` and ``cluster`` step around are still there; each test fails when one is mended.
+"""The upstream traps that ``compat`` steps around are still there; each test fails when one is mended.
 
 verl is asked in a process of its own, without our module. What takes long to import is read as text.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from empo2.recipe.trainer import ray_cluster
+from empo2.recipe.trainer import ray_environment
 
 ASK = """
 import json, sys
@@ -111,12 +111,12 @@ def test_vllm_servers_are_told_by_their_environment() -> None:
 
 
 def test_ray_workers_environment_is_verls() -> None:
-    """ray_cluster.py repeats it, to start Ray before verl is imported; what is left out is for NPUs and AMD."""
+    """ray_environment.py repeats it, to start Ray before verl is imported; what is left out is for NPUs and AMD."""
     text = source("verl", "trainer/constants_ppo.py")
     lines = [line.strip() for line in text.split("PPO_RAY_RUNTIME_ENV = {", 1)[1].split("}", 1)[0].splitlines()]
     named = {line.split('"')[1]: line.split('"')[3] for line in lines if line.startswith('"') and line.count('"') == 4}
     others = {"HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE", "HSA_NO_SCRATCH_RECLAIM"}
-    assert {name: value for name, value in named.items() if name not in others} == ray_cluster._VERL_VARIABLES
+    assert {name: value for name, value in named.items() if name not in others} == ray_environment._VERL_VARIABLES
 
 
 # vLLM 0.20.2
@@ -160,6 +160,93 @@ def test_cpu_worker_never_sets_its_device() -> None:
     assert "self.device =" not in source("vllm", "v1/worker/cpu_worker.py")
     extension = source("verl", "workers/rollout/vllm_rollout/utils.py")
     assert "assert self.device is not None" in extension.split("def update_weights_from_ipc", 1)[1]
+
+
+# agent-lightning 1.0.2, in the trainer's process
+
+
+def test_every_override_overrides_something() -> None:
+    """A method of upstream that is renamed would leave ours without a caller."""
+    from agentlightning.verl.agl_rollout_manager import AglRolloutManager
+    from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
+
+    from empo2.recipe.trainer.manager import Empo2RolloutManager
+    from empo2.recipe.trainer.trainer import Empo2Trainer
+
+    own = {
+        Empo2Trainer: {"_results", "_forward_multiple"},
+        Empo2RolloutManager: {"_validated", "_trainable", "_drop_groups_of_one"},
+    }
+    for ours, upstream in ((Empo2Trainer, AgentLightningRayPPOTrainer), (Empo2RolloutManager, AglRolloutManager)):
+        overrides = {name for name in vars(ours) if not name.startswith("__")} - own[ours]
+        assert len(overrides) >= 3
+        assert not [name for name in overrides if not hasattr(upstream, name)]
+
+
+def test_trainer_cuts_to_whole_mini_batches_and_balances() -> None:
+    """compat/agentlightning.py sets both sizes to 1 and the balancing off."""
+    text = source("agentlightning", "verl/trainer.py")
+    assert (
+        "mini_bs = self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n"
+        in text
+    )
+    assert "n_remained_transition = n_transition // mini_bs * mini_bs" in text
+    assert "if self.config.trainer.balance_batch:" in text
+    assert 'max_ppo_update_times = self.config.agentlightning.get("max_ppo_update_times", None)' in text
+    update = source("verl", "trainer/ppo/ray_trainer.py").split("def _update_actor", 1)[1].split("def ", 1)[0]
+    assert "ppo_mini_batch_size = ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n" in update
+
+
+def test_fit_makes_its_own_logger() -> None:
+    assert "        logger = Tracking(" in source("agentlightning", "verl/trainer.py")
+
+
+def test_driver_starts_a_balancer_and_imports_vllm() -> None:
+    text = source("verl", "workers/rollout/llm_server.py")
+    assert "async def _init_global_load_balancer(self" in text
+    assert "await instance._init_global_load_balancer()" in text
+    assert "from verl.workers.rollout.vllm_rollout.vllm_async_server import" in source(
+        "verl", "workers/rollout/replica.py"
+    )
+
+
+def test_adapter_rounds_scores() -> None:
+    """rows.py sets them again: bfloat16 has three digits."""
+    assert "scores = torch.tensor(reward_list, dtype=torch.bfloat16)" in source(
+        "agentlightning", "verl/rollout_adapter.py"
+    )
+
+
+def test_reconciler_says_how_a_process_ended() -> None:
+    """results.py tells the agent's failures from the system's by these words."""
+    text = source("agentlightning", "controller/local_reconciler.py")
+    assert 'f"subprocess exited with code {item.proc.returncode}"' in text
+    assert 'return await self._patch(rollout.rollout_id, RolloutState.FAILED, "local subprocess timed out")' in text
+
+
+# One decision about the device, for every process
+
+
+@pytest.mark.parametrize(
+    ("told", "hidden", "device"),
+    [("gpu", "", "gpu"), ("cpu", "0", "cpu"), (None, "", "cpu"), (None, "-1", "cpu")],
+)
+def test_device(told: str | None, hidden: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray hides the GPUs from an actor that asks for none: on a machine with GPUs it is told that there are some."""
+    monkeypatch.delenv("EMPO2_DEVICE", raising=False)
+    if told is not None:
+        monkeypatch.setenv("EMPO2_DEVICE", told)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert ray_environment.device() == device
+
+
+def test_workers_are_told_the_device(without_gpu: Any) -> None:
+    """A worker without a GPU on a GPU machine keeps verl as it is."""
+    code = "import json, verl.utils.device as device; print(json.dumps(device.get_nccl_backend()))"
+    ours = {"VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl", "CUDA_VISIBLE_DEVICES": ""}
+    assert run(code, **ours, EMPO2_DEVICE="gpu") == "nccl"
+    assert run(code, **ours, EMPO2_DEVICE="cpu") == "gloo"
+    assert ray_environment.VARIABLES["EMPO2_DEVICE"] == "cpu"
 
 
 # What compat makes of it

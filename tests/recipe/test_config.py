@@ -1,34 +1,19 @@
 """Settings: what config.yaml holds, what is refused and how, and what verl is told."""
 
+import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
-from pydantic import BaseModel
 
 from empo2.recipe.config import DEFAULTS, Settings, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.trainer.verl_config import build_verl_config
+from empo2.recipe.trainer.verl_config import build_verl_config, read_settings
 
 PROFILES = ("gpu", "gpu-1", "cpu")
-
-
-def keys_of_schema() -> set[str]:
-    found = set()
-    for section, field in Settings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found |= {f"{section}.{inner.alias or name}" for name, inner in field.annotation.model_fields.items()}
-        else:
-            found.add(section)
-    return found
-
-
-def keys_of_file() -> set[str]:
-    values = yaml.safe_load(DEFAULTS.read_text())
-    del values["profiles"]
-    return {f"{section}.{key}" for section, keys in values.items() for key in keys} | {"verl"}
 
 
 def refused(*overrides: str, profile: str | None = None, **layers: Any) -> str:
@@ -39,62 +24,14 @@ def refused(*overrides: str, profile: str | None = None, **layers: Any) -> str:
     return message
 
 
-def test_file_and_schema_have_the_same_keys() -> None:
-    assert keys_of_file() == keys_of_schema()
-
-
-def test_every_key_is_explained() -> None:
-    """Its unit, source and reason stand beside it; the run's plain switches and sizes say it by their name."""
-    text = DEFAULTS.read_text().split("\nprofiles:")[0]
-    bare = [line for line in text.splitlines() if line.startswith("  ") and ":" in line and "#" not in line]
-    bare = [line.split(":")[0].strip() for line in bare if not line.startswith("    ")]
-    assert set(bare) <= {"source", "args", "nodes"}
-
-
 def test_profiles_are_valid() -> None:
     assert set(yaml.safe_load(DEFAULTS.read_text())["profiles"]) == set(PROFILES)
     for profile in PROFILES:
         assert load_settings(profile).to_dict().keys() == Settings.model_fields.keys()
 
 
-def test_gpu_is_the_papers() -> None:
+def test_the_gpu_profile_is_what_stands_in_config_yaml() -> None:
     assert load_settings("gpu") == load_settings()
-    settings = load_settings("gpu").to_dict()
-    paper = {
-        "algorithm": {
-            "name": "empo2",
-            "memory_probability": 0.25,
-            "off_policy_probability": pytest.approx(2 / 3, abs=1e-4),
-            "mode_per": "step",
-            "tasks_per_step": 16,
-            "rollouts_per_task": 8,
-            "mini_batch_tasks": 16,
-            "learning_rate": 1e-6,
-            "clip_low": 0.2,
-            "clip_high": 0.3,
-            "clip_dual": 10.0,
-            "kl_coefficient": 0.0,
-            "entropy_coefficient": 0.0,
-            "mask_threshold": pytest.approx(2.718281828**-5, abs=1e-4),  # the authors' code: log-prob -5
-        },
-        "model": {
-            "path": "Qwen/Qwen2.5-7B-Instruct",
-            "temperature": 1.0,
-            "val_temperature": 0.4,
-            "max_prompt_tokens": 4500,
-        },
-        "memory": {
-            "scope": ["task", "variation"],
-            "top_k": 10,
-            "min_similarity": 0.5,
-            "capacity": 1000,
-            "embedder": "all-MiniLM-L6-v2",
-        },
-        "reflection": {"max_words": 100},
-        "hardware": {"device": "gpu", "nodes": 1, "gpus_per_node": 8, "tensor_parallel": 2},
-    }
-    for section, values in paper.items():
-        assert {key: settings[section][key] for key in values} == values
 
 
 def test_layers_in_their_order(tmp_path: Path) -> None:
@@ -112,9 +49,18 @@ def test_layers_in_their_order(tmp_path: Path) -> None:
     assert settings.clip_high == 0.3  # config.yaml's
 
 
-@pytest.mark.parametrize("text", ["1e-6", "1E-6", "1.0e-6", "0.000001"])
-def test_yaml_reads_1e_6_as_text_and_we_do_not(text: str) -> None:
+@pytest.mark.parametrize("text", ["1e-6", "1E-6", "1.0e-6", "+1e-6", "0.000001"])
+def test_yaml_reads_1e_6_as_text_and_we_do_not(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"algorithm: {{learning_rate: {text}}}")
+    assert load_settings(file=file).algorithm.learning_rate == 1e-6
     assert load_settings(None, [f"algorithm.learning_rate={text}"]).algorithm.learning_rate == 1e-6
+
+
+@pytest.mark.parametrize("text", ["${Q}", "cost: ${ 5 or", "a e-6", "e5", "nan", "???"])
+def test_texts_stay_as_they_are(text: str) -> None:
+    assert load_settings(layer={"agent": {"env": {"X": text}}}).agent.env["X"] == text
+    assert load_settings(None, [f"agent.env.X={text!r}"]).agent.env["X"] == text
 
 
 @pytest.mark.parametrize("argument", ["algorithm.learning_rate=inf", "algorithm.kl_coefficient=nan"])
@@ -163,6 +109,8 @@ def test_unknown_key_like_no_other() -> None:
         ("hardware.device=tpu", ["hardware.device='tpu'", "'gpu' or 'cpu'"]),
         ("agent.env.X=1", ["agent.env.X=1", "string"]),
         ("algorithm=1", ["algorithm=1", "is a section", "algorithm.name"]),
+        ("agent=", ["agent=None", "is a section", "agent.class"]),
+        ("agent.env=1", ["agent.env=1", "dictionary"]),
         ("algorithm.seed", ["'algorithm.seed'", "key=value"]),
         ("=1", ["'=1'", "key=value"]),
         ("run.name=[", ["run.name=[", "not YAML"]),
@@ -175,9 +123,10 @@ def test_wrong_values_name_key_and_value(argument: str, parts: list[str]) -> Non
 
 
 def test_all_wrong_values_at_once() -> None:
-    message = refused("algorithm.seed=x", "gateway.port=-1")
+    message = refused("algorithm.seed=x", "gateway.port=-1", "algorithm.sead=1")
     assert "algorithm.seed='x'" in message
     assert "gateway.port=-1" in message
+    assert "algorithm.sead=1: there is no such setting; did you mean algorithm.seed?" in message
 
 
 def test_unknown_profile() -> None:
@@ -233,9 +182,10 @@ def test_another_task_source_does_not_inherit_arguments() -> None:
     [
         (["model.max_context_tokens=5000"], "model.max_context_tokens=5000"),
         (["hardware.tensor_parallel=3"], "hardware.tensor_parallel=3"),
-        (["algorithm.mini_batch_tasks=17"], "algorithm.mini_batch_tasks=17"),
+        (["algorithm.updates_per_step=17"], "algorithm.updates_per_step=17"),
+        (["algorithm.success_return=1"], "algorithm.return_tolerance=0.5"),
         (
-            ["algorithm.tasks_per_step=3", "algorithm.mini_batch_tasks=1", "algorithm.rollouts_per_task=3"],
+            ["algorithm.tasks_per_step=3", "algorithm.updates_per_step=1", "algorithm.rollouts_per_task=3"],
             "tasks_per_step=3",
         ),
     ],
@@ -252,14 +202,26 @@ def test_to_dict_can_be_laid_over_the_defaults_again() -> None:
 # verl's configuration
 
 
-def composed(profile: str, *overrides: str) -> Any:
+def composed(profile: str, *overrides: str, **layers: Any) -> Any:
     return build_verl_config(
-        load_settings(profile, overrides),
+        load_settings(profile, overrides, **layers),
         model_path="/models/m",
         run_directory=Path("/runs/demo"),
         gateway_url="http://127.0.0.1:1",
         gateway_key="secret",
     )
+
+
+def test_settings_of_a_configuration_written_for_agent_lightning() -> None:
+    """Without a section ``empo2`` the sizes of a step are those that verl's sections say."""
+    config = composed("cpu", "algorithm.tasks_per_step=6", "algorithm.updates_per_step=3")
+    del config.empo2
+    algorithm = read_settings(config).algorithm
+    assert (algorithm.tasks_per_step, algorithm.rollouts_per_task, algorithm.updates_per_step) == (6, 4, 3)
+    config = composed("gpu", "algorithm.tasks_per_step=6", "algorithm.updates_per_step=3")
+    config.empo2 = {"algorithm": {"updates_per_step": 2, "seed": 5}, "run_directory": "runs/x"}
+    algorithm = read_settings(config).algorithm
+    assert (algorithm.tasks_per_step, algorithm.updates_per_step, algorithm.seed) == (6, 2, 5)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -269,7 +231,7 @@ def test_translation(profile: str) -> None:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     assert actor.optim.lr == algorithm.learning_rate
     assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.3, 10.0)
-    assert actor.ppo_mini_batch_size == algorithm.mini_batch_tasks
+    assert read_settings(config) == settings
     assert actor.ppo_epochs == 1
     assert actor.use_kl_loss is False
     assert actor.entropy_coeff == 0
@@ -305,18 +267,21 @@ def test_translation(profile: str) -> None:
     assert load_settings(layer=given) == settings
 
 
-@pytest.mark.parametrize(
-    ("profile", "tensor_parallel", "enforce_eager", "lr", "n"),
-    [("gpu", 2, False, 1e-6, 8), ("gpu-1", 1, False, 1e-6, 8), ("cpu", 1, True, 1e-5, 4)],
-)
-def test_values_of_the_profiles(profile: str, tensor_parallel: int, enforce_eager: bool, lr: float, n: int) -> None:
-    config = composed(profile)
-    rollout = config.actor_rollout_ref.rollout
-    assert rollout.tensor_model_parallel_size == tensor_parallel
-    assert rollout.enforce_eager is enforce_eager
-    assert config.actor_rollout_ref.actor.optim.lr == lr
-    assert rollout.n == n
-    assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == "fsdp2"
+def test_dollars_and_braces_are_no_interpolations_of_omegaconf() -> None:
+    """A shell's variables in a command line, a prompt: they reach agent and gateway as they were written."""
+    env = {"A": "sh -c 'echo ${Q}'", "B": "awk '{print ${'", "C": "input.x", "D": r"\${HOME} $Q ${run.steps}"}
+    prompt = "{outcome}, ${{score}} of {score}"
+    layer = {"agent": {"env": env}, "reflection": {"prompt": prompt}}
+    settings = load_settings("cpu", layer=layer)
+    assert settings.agent.env.items() >= env.items()
+    config = pickle.loads(pickle.dumps(composed("cpu", layer=layer)))  # Ray's workers are sent it
+    for _ in range(2):
+        assert dict(config.agentlightning.local.env_map) == settings.agent.env == dict(config.empo2.agent.env)
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+        assert json.loads(json.dumps(plain["agentlightning"]["local"]["env_map"])) == settings.agent.env
+        assert config.empo2.reflection.prompt == prompt
+        assert read_settings(config) == settings
+        OmegaConf.resolve(config)  # as the trainer does
 
 
 def test_kl_and_saving() -> None:

@@ -20,7 +20,7 @@ from empo2.recipe.trainer.verl_config import build_verl_config
 
 from ..needs import need
 from .framework_player import STEPS
-from .house import BLOCK, CHAT, KEY, House, is_reflection, prompt_ids
+from .harness import BLOCK, CHAT, KEY, GatewayUnderTest, is_reflection, prompt_ids
 from .model_server import Body, tokenizer
 from .test_gateway import TOOL_TEMPLATE
 
@@ -92,16 +92,16 @@ def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Players]:
         process.communicate(timeout=60)
 
 
-def in_words(house: House) -> Callable[[Body], str | Body]:
-    return lambda body: house.tip if is_reflection(body) else f"go {_replies(body)}"
+def in_words(gateway: GatewayUnderTest) -> Callable[[Body], str | Body]:
+    return lambda body: gateway.tip if is_reflection(body) else f"go {_replies(body)}"
 
 
-def in_calls(house: House) -> Callable[[Body], str | Body]:
+def in_calls(gateway: GatewayUnderTest) -> Callable[[Body], str | Body]:
     """The model calls `act`, and writes its calls as TOOL_TEMPLATE does."""
 
     def reply(body: Body) -> str | Body:
         if is_reflection(body):
-            return house.tip
+            return gateway.tip
         number = _replies(body)
         function = {"name": "act", "arguments": {"action": f"go {number}"}}
         encoded = {**function, "arguments": json.dumps(function["arguments"])}
@@ -115,7 +115,7 @@ def _replies(body: Body) -> int:
     return sum(message["role"] == "assistant" for message in body["messages"])
 
 
-def variables(house: House, rollout: str, **changes: int) -> dict[str, str]:
+def variables(gateway: GatewayUnderTest, rollout: str, **changes: int) -> dict[str, str]:
     """What agent-lightning's controller sets."""
     episode = Episode(
         task="find-animal",
@@ -129,8 +129,8 @@ def variables(house: House, rollout: str, **changes: int) -> dict[str, str]:
     attempt = f"rollouts/{rollout}/attempt/0"
     return {
         **{name: str(getattr(episode, path.removeprefix("input."))) for name, path in ENV_MAP.items()},
-        "AGL_OPENAI_BASE_URL": f"{house.client.base_url}/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1",
-        "AGL_EVENT_URL": f"{house.client.base_url}/api/{attempt}/events",
+        "AGL_OPENAI_BASE_URL": f"{gateway.client.base_url}/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1",
+        "AGL_EVENT_URL": f"{gateway.client.base_url}/api/{attempt}/events",
         "AGL_KEY": KEY,
     }
 
@@ -155,34 +155,34 @@ class Played:
 
 
 async def play(
-    house: House,
+    gateway: GatewayUnderTest,
     players: Players,
     framework: Framework,
     mode: str | None,
     update: str = "on-policy",
     reply: Callable[[Body], str | Body] | None = None,
 ) -> Played:
-    house.model.reply = reply or (in_calls if framework.tools else in_words)(house)
-    house.model.template = TOOL_TEMPLATE if framework.tools else None
-    rollout = await house.create(mode, update)
-    actions = await asyncio.to_thread(players.play, framework, variables(house, rollout))
-    await house.client.post(f"/empo2/rollouts/{rollout}/settle")
-    requests = [event for event in await house.events(rollout, "model_request") if "choices" in event["response"]]
+    gateway.model.reply = reply or (in_calls if framework.tools else in_words)(gateway)
+    gateway.model.template = TOOL_TEMPLATE if framework.tools else None
+    rollout = await gateway.create(mode, update)
+    actions = await asyncio.to_thread(players.play, framework, variables(gateway, rollout))
+    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+    requests = [event for event in await gateway.events(rollout, "model_request") if "choices" in event["response"]]
     return Played(
         rollout,
         actions,
         sent=[prompt_ids(event) for event in requests],
         replies=[event["response"]["choices"][0]["token_ids"] for event in requests],
-        calls=await house.events(rollout, "empo2_call"),
+        calls=await gateway.events(rollout, "empo2_call"),
     )
 
 
-async def end(house: House, played: Played) -> None:
-    (await house.patch(played.rollout, "succeeded")).raise_for_status()
-    assert (await house.drain())["empo2/reflections_failed"] == 0
+async def end(gateway: GatewayUnderTest, played: Played) -> None:
+    (await gateway.patch(played.rollout, "succeeded")).raise_for_status()
+    assert (await gateway.drain())["empo2/reflections_failed"] == 0
 
 
-async def rows(house: House, rollout: str) -> list[list[int]]:
+async def rows(gateway: GatewayUnderTest, rollout: str) -> list[list[int]]:
     """A rollout's training rows: agent-lightning's own manager and adapter, with the removal of tips between them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl's own
@@ -190,14 +190,25 @@ async def rows(house: House, rollout: str) -> list[list[int]]:
         from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
         from agentlightning.verl.rollout_adapter import RolloutAdapter
 
-        from empo2.recipe.trainer.manager import Empo2RolloutManager, prepare_for_training
-    detail = (await house.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
+        from empo2.recipe.trainer.gateway_client import GatewayClient
+        from empo2.recipe.trainer.manager import Empo2RolloutManager
+        from empo2.recipe.trainer.results import prepare_for_training
+    detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
+    url = str(gateway.client.base_url)
+    asked = GatewayClient(url, KEY)
     manager = Empo2RolloutManager(
-        agl_base_url=str(house.client.base_url), agl_key=KEY, model="any", step=0, train_rollout_n=1
+        agl_base_url=url,
+        agl_key=KEY,
+        model="any",
+        step=0,
+        group_size=1,
+        settings=load_settings("cpu"),
+        gateway=asked,
     )
     enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
     completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
     manager.client.close()
+    asked.close()
     trained, _, left_out = prepare_for_training(completed)
     assert left_out == 0
     adapter = RolloutAdapter(
@@ -212,34 +223,36 @@ async def rows(house: House, rollout: str) -> list[list[int]]:
 
 
 @ALL
-async def test_an_agent_is_trained_as_it_is(house: House, players: Players, framework: Framework):
+async def test_an_agent_is_trained_as_it_is(gateway: GatewayUnderTest, players: Players, framework: Framework):
     """Tips are shown, and taken away again; with tools, and where the world is not written in ASCII."""
     need(framework.package)
-    first = await play(house, players, framework, "no-memory")
+    first = await play(gateway, players, framework, "no-memory")
     assert first.actions == ["go 0", "go 1", "go 2"]
     assert first.tips_shown == [0] * STEPS
     assert any("部屋には猫がいる 🐈" in tokenizer().decode(ids) for ids in first.sent)
-    await end(house, first)  # leaves the tip that the others are shown
+    await end(gateway, first)  # leaves the tip that the others are shown
     for update in ("on-policy", "off-policy"):
-        played = await play(house, players, framework, "memory", update)
+        played = await play(gateway, players, framework, "memory", update)
         assert played.actions == first.actions
-        assert played.tips_shown == [1, 2, 3]
+        assert played.tips_shown == [1, 1, 1]  # a chat that carries the tip is not shown it again
         assert [call["prompt_token_ids"] for call in played.calls] == played.sent
         assert played.tip_free == (first.sent if update == "off-policy" else played.sent)
-        assert [(call["scope"], len(call["tip_ids"])) for call in played.calls] == [("a", 1)] * STEPS
-        (reward,) = await house.events(played.rollout, "reward")
+        assert [(call["scope"], len(call["tip_ids"])) for call in played.calls] == [("a", 1), ("a", 0), ("a", 0)]
+        (reward,) = await gateway.events(played.rollout, "reward")
         assert (reward["value"], reward["success"]) == (75, False)
-        await end(house, played)
+        await end(gateway, played)
         prompts = first.sent if update == "off-policy" else played.sent
         whole = [prompt + reply for prompt, reply in zip(prompts, played.replies, strict=True)]
-        assert await rows(house, played.rollout) == whole[-framework.rows :]
+        assert await rows(gateway, played.rollout) == whole[-framework.rows :]
 
 
 @ALL
-async def test_a_framework_that_retries_gets_the_same_prompt(house: House, players: Players, framework: Framework):
+async def test_a_framework_that_retries_gets_the_same_prompt(
+    gateway: GatewayUnderTest, players: Players, framework: Framework
+):
     need(framework.package)
-    await end(house, await play(house, players, framework, "no-memory"))
-    house.model.seen.clear()
+    await end(gateway, await play(gateway, players, framework, "no-memory"))
+    gateway.model.seen.clear()
     failed: list[Body] = []
 
     def fault(path: str, body: Body) -> int | None:
@@ -248,28 +261,28 @@ async def test_a_framework_that_retries_gets_the_same_prompt(house: House, playe
         failed.append(body)
         return 500
 
-    house.model.fault = fault
-    played = await play(house, players, framework, "memory")
+    gateway.model.fault = fault
+    played = await play(gateway, players, framework, "memory")
     assert played.actions == ["go 0", "go 1", "go 2"]
-    assert [seen.body["messages"] for seen in house.model.requests()].count(failed[0]["messages"]) == 2
-    assert (len(played.calls), played.tips_shown) == (STEPS, [1, 2, 3])
+    assert [seen.body["messages"] for seen in gateway.model.requests()].count(failed[0]["messages"]) == 2
+    assert (len(played.calls), played.tips_shown) == (STEPS, [1, 1, 1])
 
 
 @ALL
 async def test_a_chat_that_outgrows_the_context_ends_with_its_score(
-    house: House, players: Players, framework: Framework
+    gateway: GatewayUnderTest, players: Players, framework: Framework
 ):
     need(framework.package)
-    house.model.fault = lambda path, body: _shrink(house) if _replies(body) == 1 else None
-    played = await play(house, players, framework, "no-memory")
+    gateway.model.fault = lambda path, body: _shrink(gateway) if _replies(body) == 1 else None
+    played = await play(gateway, players, framework, "no-memory")
     assert played.actions == ["go 0"]
-    (reward,) = await house.events(played.rollout, "reward")
+    (reward,) = await gateway.events(played.rollout, "reward")
     assert reward["value"] == 25
     assert reward["message"].endswith("the chat outgrew the model's context")
 
 
-def _shrink(house: House) -> None:
-    house.model.context = 10
+def _shrink(gateway: GatewayUnderTest) -> None:
+    gateway.model.context = 10
 
 
 MISTAKES = ["look", ("act", '{"act": "look"}'), ("fly", '{"action": "up"}')]
@@ -281,13 +294,13 @@ MISTAKES = ["look", ("act", '{"act": "look"}'), ("fly", '{"action": "up"}')]
     ids=lambda value: value.package if isinstance(value, Framework) else "",
 )
 async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
-    house: House, players: Players, framework: Framework, actions: list[str]
+    gateway: GatewayUnderTest, players: Players, framework: Framework, actions: list[str]
 ):
     """Words are an action to openai-agents, and it gives up at an unknown tool; smolagents tells the model."""
     need(framework.package)
 
     def reply(body: Body) -> str | Body:
-        number = len(house.model.requests()) - 1
+        number = len(gateway.model.requests()) - 1
         if number >= len(MISTAKES):
             name, arguments = "act", json.dumps({"action": f"go {number}"})
         elif isinstance(MISTAKES[number], str):
@@ -297,9 +310,9 @@ async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
         call = {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
         return {"content": None, "tool_calls": [call]}
 
-    played = await play(house, players, framework, "no-memory", reply=reply)
+    played = await play(gateway, players, framework, "no-memory", reply=reply)
     assert played.actions == actions
-    (reward,) = await house.events(played.rollout, "reward")
+    (reward,) = await gateway.events(played.rollout, "reward")
     assert reward["value"] == 25 * len(actions)
 
 
@@ -307,28 +320,28 @@ async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
     ("framework", "tips_shown"), [(TRUNCATING, [1, 1, 1]), (PARALLEL, [1] * 6)], ids=["truncating", "parallel"]
 )
 async def test_turns_that_are_no_single_chat_are_rows_of_their_own(
-    house: House, players: Players, framework: Framework, tips_shown: list[int]
+    gateway: GatewayUnderTest, players: Players, framework: Framework, tips_shown: list[int]
 ):
     """A history that is cut, and calls at the same time: each is right in itself."""
     need("autogen-agentchat", "langgraph")
-    first = await play(house, players, framework, "no-memory")
+    first = await play(gateway, players, framework, "no-memory")
     assert len(first.actions) == STEPS
-    await end(house, first)
-    played = await play(house, players, framework, "memory", "off-policy")
+    await end(gateway, first)
+    played = await play(gateway, players, framework, "memory", "off-policy")
     assert played.actions == first.actions
     assert played.tips_shown == tips_shown
     assert sorted(call["prompt_token_ids"] for call in played.calls) == sorted(played.sent)
     assert sorted(played.tip_free) == sorted(first.sent)
-    await end(house, played)
-    assert len(await rows(house, played.rollout)) == framework.rows == len(played.sent)
+    await end(gateway, played)
+    assert len(await rows(gateway, played.rollout)) == framework.rows == len(played.sent)
 
 
 @pytest.mark.stack
-async def test_the_controllers_worker_finds_openai_agents_from_the_checkout(house: House):
+async def test_the_controllers_worker_finds_openai_agents_from_the_checkout(gateway: GatewayUnderTest):
     """Where a folder `agents` stands: the worker searches the current folder first. With the real ScienceWorld."""
     need(OPENAI_AGENTS.package)
-    house.model.reply, house.model.template = in_calls(house), TOOL_TEMPLATE
-    rollout = await house.create("memory", "off-policy")
+    gateway.model.reply, gateway.model.template = in_calls(gateway), TOOL_TEMPLATE
+    rollout = await gateway.create("memory", "off-policy")
     worker = (
         "import sys; from agentlightning.controller.local_reconciler import _run_local_reconciler_worker; "
         "sys.exit(_run_local_reconciler_worker(sys.argv[1]))"
@@ -336,14 +349,14 @@ async def test_the_controllers_worker_finds_openai_agents_from_the_checkout(hous
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", worker, OPENAI_AGENTS.agent),
         cwd=ROOT,
-        env={**os.environ, **variables(house, rollout, max_steps=2), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **variables(gateway, rollout, max_steps=2), "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
     )
     _, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
-    (reward,) = await house.events(rollout, "reward")
+    (reward,) = await gateway.events(rollout, "reward")
     assert reward["message"].endswith("after 2 of 2 steps")
-    second = house.model.requests()[1].body
+    second = gateway.model.requests()[1].body
     assert [tool["function"]["name"] for tool in second["tools"]] == ["act"]
     assert (second["messages"][-1]["role"], second["messages"][-1]["tool_call_id"]) == ("tool", "call-0")
     assert "No known action matches that input." in second["messages"][-1]["content"]

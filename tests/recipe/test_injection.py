@@ -7,13 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.recipe.gateway.injection import (
-    ChatTips,
-    PromptTips,
-    render_tips,
-    with_block,
-)
-from empo2.recipe.gateway.state import chat_state, prompt_state
+from empo2.memory import Tip
+from empo2.recipe.gateway.injection import Block, ChatTips, PromptTips, Request, with_block
+from empo2.recipe.gateway.tips import render_tips
 from empo2.recipe.messages import newest_turn, text_of
 
 from .model_server import normal, tokenizer
@@ -54,13 +50,17 @@ def call(name: str) -> Message:
 SYSTEM = {"role": "system", "content": "You play a game."}
 
 
+def block(*texts: str) -> Block:
+    tips = tuple(Tip(number, "e", text, "look", 0.0, None, 0.0, 1.0) for number, text in enumerate(texts))
+    return Block(render_tips(texts), tips, tokens=10 * len(texts))
+
+
 def send(tips: ChatTips, messages: list[Message], *texts: str) -> list[Message]:
     """One call of an agent, for whose newest turn the memory found these tips."""
-    turn = newest_turn(messages)
-    if turn is None:
-        return tips.inject(messages)
-    known = tips.block_of(messages, turn)
-    return tips.inject(messages, turn, render_tips(texts) if known is None else known)
+    request = tips.request(messages)
+    if request.takes_tips:
+        request.put(block(*texts))
+    return request.fields["messages"]
 
 
 def shown(sent: list[Message], text: str) -> list[int]:
@@ -183,11 +183,11 @@ def test_a_prefill_keeps_the_tips_of_its_turn():
 
 
 def test_text_that_looks_like_a_block_of_tips_is_only_text():
-    block = render_tips(["one"])
-    tips, first = ChatTips(), [user(f"{block}\n\na room")]
+    text = render_tips(["one"])
+    tips, first = ChatTips(), [user(f"{text}\n\na room")]
     sent = send(tips, first, "one")
-    assert text_of(sent[0]["content"]) == f"{block}\n\n{block}\n\na room"
-    second = [*first, assistant(block), user(block)]
+    assert text_of(sent[0]["content"]) == f"{text}\n\n{text}\n\na room"
+    second = [*first, assistant(text), user(text)]
     assert send(tips, second)[1:] == second[1:]
 
 
@@ -197,32 +197,53 @@ def test_no_tips_make_no_block():
     assert with_block(user("a room"), "block") == user("block\n\na room")
 
 
-def test_the_state_begins_with_the_newest_observation():
-    """Error of the authors' key: MiniLM reads the beginning only, so that it hardly depends on the current state."""
-    first, second = "the task " * 100, "the observation " * 200
-    chat = [SYSTEM, user(first), assistant("look"), user([{"type": "text", "text": second}])]
-    state = chat_state(chat)
-    assert state == second[:1200] + "\n" + first[:400]
-    assert chat_state([*chat, assistant("take"), tool("a lamp")]).startswith("a lamp\nthe task")
-    assert chat_state([SYSTEM, user(first)]) == first[:1200]
-    # The first observation, which stands below the task, is no part of later states.
-    chat = [user("\nfind the lamp\n\nYou are in the hall."), assistant("go north"), user("You are in the kitchen.")]
-    assert chat_state(chat[:1]) == "\nfind the lamp\n\nYou are in the hall."
-    assert chat_state(chat) == "You are in the kitchen.\nfind the lamp"
-    assert chat_state([SYSTEM]) == chat_state([]) == ""
-
-
-def test_the_state_of_a_prompt_is_its_end():
-    assert prompt_state("short") == "short"
-    prompt = "task" + "x" * 2000 + "observation"
-    assert prompt_state(prompt).startswith("x")
-    assert "observation\ntask" in prompt_state(prompt)
-    assert prompt_state("find the lamp\n\n" + "x" * 2000) == "x" * 1200 + "\nfind the lamp"
-
-
 def send_prompt(tips: PromptTips, prompt: str, *texts: str) -> str:
-    sent = tips.sent_for(prompt)
-    return tips.inject(prompt, render_tips(texts)) if sent is None else sent
+    request = tips.request(prompt)
+    if request.takes_tips:
+        request.put(block(*texts))
+    return request.fields["prompt"]
+
+
+def carried(request: Request) -> list[str]:
+    return [tip.text for block in request.carried for tip in block.tips]
+
+
+def test_a_chat_carries_the_tips_that_it_is_sent_with():
+    tips, first = ChatTips(), [SYSTEM, user("a room")]
+    assert carried(tips.request(first)) == []
+    send(tips, first, "one", "two")
+    second = [*first, assistant("look"), user("a lamp")]
+    request = tips.request(second)
+    assert carried(request) == ["one", "two"]
+    request.put(block("three"))
+    assert carried(request) == carried(tips.request(second)) == ["one", "two", "three"]
+    assert sum(block.tokens for block in request.carried) == 30
+    # An agent that forgets its first turns, or goes another way from them, has forgotten their tips, too.
+    assert carried(tips.request([SYSTEM, *second[2:]])) == []
+    assert carried(tips.request([*first, assistant("wait"), user("a lamp")])) == ["one", "two"]
+
+
+def test_the_faster_of_two_requests_of_a_turn_decides_on_its_tips():
+    tips, messages = ChatTips(), [user("a room")]
+    fast, slow = tips.request(messages), tips.request(messages)
+    assert fast.takes_tips and slow.takes_tips
+    fast.put(first := block("one"))
+    slow.put(block("two"))
+    assert slow.newest is first
+    assert slow.fields == fast.fields
+
+
+def test_a_prompt_carries_the_tips_of_what_it_extends():
+    tips = PromptTips()
+    assert carried(tips.request("Find it.")) == []
+    send_prompt(tips, "Find it.", "one")
+    assert carried(tips.request("Find it.")) == ["one"]
+    tips.replied("Find it.", " look")
+    send_prompt(tips, "Find it. look\nA lamp.", "two")
+    tips.replied("Find it. look\nA lamp.", " take")
+    assert carried(tips.request("Find it. look\nA lamp. take\nTaken.")) == ["one", "two"]
+    assert carried(tips.request("Find it. look\nA cave.")) == ["one"]
+    assert carried(tips.request("A lamp.")) == []
 
 
 def test_a_prompt_extends_what_was_sent_and_answered():

@@ -10,10 +10,8 @@ from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is i
 import numpy as np
 import pytest
 import torch
-from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE, normalize_advantages_by_rollout
-from agentlightning.verl.rollout_level_advantage import compute_rollout_level_advantage
+from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE
 from tensordict import TensorDict
-from verl import DataProto
 from verl.utils import tensordict_utils
 from verl.utils.metric import AggregationType
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
@@ -38,6 +36,7 @@ class Row:
     mask: list[int] | None = None
     prompt: int = 2
     ref: list[float] | None = None
+    weight: float = 0.0  # 1/(M T), of the KL term: the advantages hold it already
 
     @property
     def tokens(self) -> np.ndarray:
@@ -95,6 +94,7 @@ def micro_batch(rows: list[Row], *, dp_size: int = 1) -> tuple[TensorDict, dict[
             "attention_mask": attention,
             "position_ids": (attention.cumsum(-1) - 1).clamp_min(0),
             "off_policy": torch.tensor([row.off_policy for row in rows]),
+            "token_weight": torch.tensor([row.weight for row in rows]),
         },
         batch_size=count,
     )
@@ -315,9 +315,10 @@ def test_without_off_policy_rows_it_is_agent_lightnings_loss(delta: float) -> No
     assert ours.loss == theirs.loss
     for mine, other in zip(ours.gradients, theirs.gradients, strict=True):
         assert mine.tolist() == other.tolist()
-    assert {name: ours.metrics[name].aggregate() for name in theirs.metrics} == {
-        name: metric.aggregate() for name, metric in theirs.metrics.items()
-    }
+    # Their means over a micro-batch's tokens are sums here.
+    tokens = sum(row.tokens.sum() for row in rows)
+    for name in ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower"):
+        assert ours.metrics[name].aggregate() == pytest.approx(tokens * theirs.metrics[name].aggregate())
 
 
 def test_threshold_zero_masks_nothing() -> None:
@@ -331,15 +332,16 @@ def test_threshold_zero_masks_nothing() -> None:
 
 
 def test_kl_term_is_not_masked() -> None:
+    """Two rollouts, of two tokens and of one: a token of the first weighs a quarter, that of the second a half."""
     rows = [
-        Row(new=[-1.0, -9.0], old=[-1.0, -9.0], advantage=0.5, off_policy=True, ref=[-1.5, -8.0]),
-        Row(new=[-0.7], old=[-0.7], advantage=-0.5, ref=[-0.2]),
+        Row(new=[-1.0, -9.0], old=[-1.0, -9.0], advantage=0.5, off_policy=True, ref=[-1.5, -8.0], weight=1 / 4),
+        Row(new=[-0.7], old=[-0.7], advantage=-0.5, ref=[-0.2], weight=1 / 2),
     ]
     result = run(rows, use_kl_loss=True, kl_loss_coef=0.01, kl_loss_type="low_var_kl")
     kl = [math.exp(d) - d - 1 for d in (-0.5, 1.0, 0.5)]
-    assert result.loss == pytest.approx(-0.5 + 0.5 + 0.01 * sum(kl) / 3, rel=1e-5)
-    # The masked token's only gradient is the KL term's: (1 - e^d)·coefficient/tokens.
-    assert result.gradients[0][1] == pytest.approx(0.01 * (1 - math.e) / 3, rel=1e-4)
+    assert result.loss == pytest.approx(-0.5 + 0.5 + 0.01 * (kl[0] / 4 + kl[1] / 4 + kl[2] / 2), rel=1e-5)
+    # The masked token's only gradient is the KL term's: (1 - e^d)·coefficient·weight.
+    assert result.gradients[0][1] == pytest.approx(0.01 * (1 - math.e) / 4, rel=1e-4)
 
 
 def test_data_parallel_size_scales_as_in_agent_lightnings_loss() -> None:
@@ -367,64 +369,3 @@ def test_sums_by_hand() -> None:
     }
     assert sums == pytest.approx({"off_policy_tokens": 3, "masked_tokens": 1, "compared_rows": 3, "log_ppl_gap": 0.6})
     assert all(metrics[name].aggregation == AggregationType.SUM for name in sums)
-
-
-def test_from_returns_to_loss() -> None:
-    """The whole chain: agent-lightning's advantages and normalisation, then the loss, on two groups of three."""
-    # rollout, group, return, masks of its rows. b has two rows: its tokens and its advantage count once.
-    rollouts = [
-        ("a", "g", 1.0, [[1, 1]]),
-        ("b", "g", 0.0, [[1, 0, 1], [1]]),
-        ("c", "g", 0.5, [[1, 0, 0, 1]]),
-        ("d", "h", -1.0, [[1, 1, 1]]),
-        ("e", "h", 0.2, [[1]]),
-        ("f", "h", 0.2, [[1, 0]]),
-    ]
-    generator = np.random.default_rng(0)
-    masks = [mask for *_, rows in rollouts for mask in rows]
-    ids = [name for name, _, _, rows in rollouts for _ in rows]
-    groups = [group for _, group, _, rows in rollouts for _ in rows]
-    response_mask = torch.zeros(len(masks), 4, dtype=torch.long)
-    rewards = torch.zeros(len(masks), 4)
-    for i, (mask, name) in enumerate(zip(masks, ids, strict=True)):
-        response_mask[i, : len(mask)] = torch.tensor(mask)
-        rewards[i, len(mask) - 1] = {r[0]: r[2] for r in rollouts}[name]
-    batch = DataProto(
-        batch=TensorDict({"response_mask": response_mask, "token_level_rewards": rewards}, batch_size=len(masks)),
-        non_tensor_batch={"rollout_id_list": np.array(ids), "uid": np.array(groups)},
-    )
-    batch, _ = compute_rollout_level_advantage(
-        batch, adv_estimator="grpo", gamma=1.0, lam=1.0, num_repeat=3, norm_adv_by_std_in_grpo=True
-    )
-    advantages = normalize_advantages_by_rollout(
-        batch.batch["advantages"], response_mask, ids, num_trained_rows=len(masks)
-    )
-
-    # Group g: mean 0.5, standard deviation 0.5. Group h: mean -0.2, deviation √((0.64 + 0.16 + 0.16) / 2).
-    deviation = math.sqrt(0.48)
-    by_hand = {
-        "a": 0.5 / (0.5 + 1e-6),
-        "b": -0.5 / (0.5 + 1e-6),
-        "c": 0.0,
-        "d": -0.8 / (deviation + 1e-6),
-        "e": 0.4 / (deviation + 1e-6),
-        "f": 0.4 / (deviation + 1e-6),
-    }
-    tokens = {"a": 2, "b": 3, "c": 2, "d": 3, "e": 1, "f": 1}
-    share = [by_hand[name] / (tokens[name] * 7) for name in ids]  # 7 rows
-    np.testing.assert_allclose(advantages.sum(-1), share * response_mask.sum(-1).numpy(), rtol=1e-5)
-
-    rows = []
-    for i, mask in enumerate(masks):
-        old = generator.uniform(-8, 0, len(mask))
-        new = old + generator.normal(0, 0.3, len(mask))
-        given = advantages[i, : len(mask)].tolist()
-        rows.append(Row(new.tolist(), old.tolist(), given, off_policy=groups[i] == "h", mask=mask))
-    result = run(rows)
-    for row, value in zip(rows, share, strict=True):
-        row.advantage = value
-    loss, gradients = expected(rows)
-    assert result.loss == pytest.approx(loss, rel=1e-5)
-    for got, want in zip(result.gradients, gradients, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-8)
-    assert 0 < result.metrics["masked_tokens"].aggregate() < result.metrics["off_policy_tokens"].aggregate()

@@ -8,7 +8,9 @@ import pytest
 from rich.console import Console
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.report import print_table, read_metrics, report, step_mode
+from empo2.recipe.evaluation.report import draw_curves, print_table, read_metrics
+from empo2.recipe.launcher.progress import step_summary
+from empo2.recipe.run_folder import step_mode
 
 VALIDATION = {"step": 0, "val/return": 8.25, "val/success_rate": 0.0}
 
@@ -18,8 +20,8 @@ def training(step: int, memory: float, off_policy: float, **more: float | None) 
         "step": step,
         "training/return": 20.0 + step,
         "training/intrinsic_return": 1.5,
-        "empo2/rollout_mode": memory,
-        "empo2/update_mode": off_policy,
+        "empo2/memory_fraction": memory,
+        "empo2/off_policy_fraction": off_policy,
         "empo2/memory_size": 8 * step,
         "empo2/tips_injected_per_call": 2.4 * memory,
         "empo2/rollouts_dropped": 3,
@@ -66,6 +68,7 @@ def test_table_has_one_line_a_step(tmp_path):
 )
 def test_mode_of_a_step(memory, off_policy, mode):
     assert step_mode(training(1, memory, off_policy)) == mode
+    assert step_summary(training(1, memory, off_policy)).startswith(f"return   21.00  {mode:18}  8 tips")
 
 
 def test_validation_alone_has_no_mode():
@@ -90,23 +93,23 @@ def test_a_value_that_was_not_finite_is_absent(tmp_path):
 
 @pytest.mark.parametrize("rows", [ROWS, [VALIDATION], [{"step": 0, "val/n_rollouts": 0}]])
 def test_curves_of_one_run(tmp_path, rows):
-    curves = report(make_run(tmp_path / "demo", rows))
+    curves = draw_curves(make_run(tmp_path / "demo", rows))
     assert curves == tmp_path / "demo" / "curves.png"
     assert curves.read_bytes().startswith(b"\x89PNG")
 
 
 def test_several_runs_are_compared_in_one_picture(tmp_path):
-    picture = report(make_run(tmp_path / "empo2", ROWS), make_run(tmp_path / "grpo", ROWS))
+    picture = draw_curves(make_run(tmp_path / "empo2", ROWS), make_run(tmp_path / "grpo", ROWS))
     assert picture == tmp_path / "comparison.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_no_run_there(tmp_path):
-    with pytest.raises(Empo2Error, match=r"no metrics\.jsonl; name the folder of a run"):
-        report(tmp_path)
+    with pytest.raises(Empo2Error, match=r"no metrics\.jsonl; give the folder of a run"):
+        draw_curves(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", '{"step": 0, "val'])
 def test_nothing_measured_yet(tmp_path, content):
     with pytest.raises(Empo2Error, match="no step yet"):
-        report(make_run(tmp_path / "demo", [], ending=content))
+        draw_curves(make_run(tmp_path / "demo", [], ending=content))

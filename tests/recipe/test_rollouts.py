@@ -1,62 +1,71 @@
 """Drawn modes, tags on agent-lightning's own server, and rollouts made ready for training."""
 
+import itertools
 import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
-from agentlightning.client import AgentLightningSyncClient
 from agentlightning.hooks import RolloutHooks
 from agentlightning.schemas import RolloutCreate, RolloutState
 from agentlightning.server.app import create_app
 from agentlightning.server.store import _events, _rollouts
-from agentlightning.verl.agl_rollout_manager import AglRolloutManager, CompletedRollout, Triplet
+from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
 
-from empo2.recipe.config import Algorithm, load_settings
-from empo2.recipe.errors import ConfigError, NoUsableRollouts
-from empo2.recipe.launcher.tasks import scope_of
-from empo2.recipe.trainer.manager import (
-    CALL_EVENT,
-    MEMORY,
-    NO_MEMORY,
-    OFF_POLICY,
-    ON_POLICY,
-    Empo2RolloutManager,
-    Mode,
-    draw_modes,
-    prepare_for_training,
-)
+from empo2.recipe.config import Algorithm, Settings, load_settings
+from empo2.recipe.errors import ConfigError, Empo2Error, GatewayError, NoUsableRollouts
+from empo2.recipe.protocol import CALL_EVENT, Mode, scope_of
+from empo2.recipe.trainer.gateway_client import GatewayClient
+from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes
+from empo2.recipe.trainer.results import RolloutResult, StepResults, failure, prepare_for_training
+from empo2.recipe.trainer.scores import training_scores
+from empo2.recipe.trainer.tracking import training_metrics, validation_metrics
 
 KEY = "secret"
-PAPER = load_settings("gpu").algorithm
+PAPER = load_settings("gpu")
+NO_MEMORY, ON_POLICY, OFF_POLICY = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
 
 
 def algorithm(**changes: Any) -> Algorithm:
     """The paper's settings, with what the test changes."""
-    return PAPER.model_copy(update=changes)
+    return PAPER.algorithm.model_copy(update=changes)
+
+
+def settings(**changes: Any) -> Settings:
+    return PAPER.model_copy(update={"algorithm": algorithm(**changes)})
+
+
+def modes_of(algorithm: Algorithm, step: int, groups: int) -> list[Mode]:
+    return list(itertools.islice(draw_modes(algorithm, step), groups))
 
 
 # Modes
 
 
-def frequencies(drawn: list[Mode]) -> dict[Mode, float]:
-    return {mode: count / len(drawn) for mode, count in Counter(drawn).items()}
+def name(mode: Mode) -> str:
+    return f"{mode.rollout_mode}, {mode.update_mode}"
+
+
+def frequencies(drawn: list[Mode]) -> dict[str, float]:
+    return {mode: count / len(drawn) for mode, count in Counter(map(name, drawn)).items()}
 
 
 def test_frequencies_of_the_modes() -> None:
     """p = 0.25 and q = 2/3, in 20,000 steps: within five standard deviations."""
-    drawn = [draw_modes(algorithm(), step, groups=1)[0] for step in range(20_000)]
+    drawn = [next(draw_modes(algorithm(), step)) for step in range(20_000)]
     found = frequencies(drawn)
     p, q = 0.25, 0.6667
     expected = {
-        Mode(NO_MEMORY, ON_POLICY): 1 - p,
-        Mode(MEMORY, ON_POLICY): p * (1 - q),
-        Mode(MEMORY, OFF_POLICY): p * q,
+        name(NO_MEMORY): 1 - p,
+        name(ON_POLICY): p * (1 - q),
+        name(OFF_POLICY): p * q,
     }
     assert found.keys() == expected.keys()
     for mode, share in expected.items():
@@ -65,46 +74,46 @@ def test_frequencies_of_the_modes() -> None:
 
 def test_draws_hang_on_seed_and_step_alone() -> None:
     steps = range(1, 200)
-    first = [draw_modes(algorithm(seed=5), step, groups=4) for step in steps]
-    again = [draw_modes(algorithm(seed=5), step, groups=4) for step in reversed(steps)]
+    first = [modes_of(algorithm(seed=5), step, 4) for step in steps]
+    again = [modes_of(algorithm(seed=5), step, 4) for step in reversed(steps)]
     assert first == again[::-1]
-    assert first != [draw_modes(algorithm(seed=6), step, groups=4) for step in steps]
+    assert first != [modes_of(algorithm(seed=6), step, 4) for step in steps]
     assert len(frequencies([modes[0] for modes in first])) == 3
 
 
 def test_one_draw_for_the_step() -> None:
     for step in range(200):
-        modes = draw_modes(algorithm(mode_per="step"), step, groups=16)
+        modes = modes_of(algorithm(mode_per="step"), step, 16)
         assert len(modes) == 16
-        assert len(set(modes)) == 1
+        assert len(set(map(name, modes))) == 1
 
 
 def test_one_draw_for_each_group() -> None:
-    steps = [draw_modes(algorithm(mode_per="group"), step, groups=16) for step in range(1000)]
+    steps = [modes_of(algorithm(mode_per="group"), step, 16) for step in range(1000)]
     assert {len(modes) for modes in steps} == {16}
     found = frequencies([mode for modes in steps for mode in modes])
-    assert found[Mode(NO_MEMORY, ON_POLICY)] == pytest.approx(0.75, abs=0.02)
-    assert found[Mode(MEMORY, OFF_POLICY)] == pytest.approx(0.25 * 0.6667, abs=0.02)
-    assert sum(len(set(modes)) > 1 for modes in steps) > 900
+    assert found[name(NO_MEMORY)] == pytest.approx(0.75, abs=0.02)
+    assert found[name(OFF_POLICY)] == pytest.approx(0.25 * 0.6667, abs=0.02)
+    assert sum(len(set(map(name, modes))) > 1 for modes in steps) > 900
 
 
 @pytest.mark.parametrize(
     ("p", "q", "only"),
     [
-        (0.0, 0.0, Mode(NO_MEMORY, ON_POLICY)),
-        (0.0, 1.0, Mode(NO_MEMORY, ON_POLICY)),
-        (1.0, 0.0, Mode(MEMORY, ON_POLICY)),
-        (1.0, 1.0, Mode(MEMORY, OFF_POLICY)),
+        (0.0, 0.0, NO_MEMORY),
+        (0.0, 1.0, NO_MEMORY),
+        (1.0, 0.0, ON_POLICY),
+        (1.0, 1.0, OFF_POLICY),
     ],
 )
 def test_certain_draws(p: float, q: float, only: Mode) -> None:
     certain = algorithm(memory_probability=p, off_policy_probability=q, mode_per="group")
-    assert {mode for step in range(300) for mode in draw_modes(certain, step, groups=4)} == {only}
+    assert {name(mode) for step in range(300) for mode in modes_of(certain, step, 4)} == {name(only)}
 
 
 def test_grpo_draws_nothing() -> None:
     grpo = algorithm(name="grpo", memory_probability=1.0, off_policy_probability=1.0)
-    assert draw_modes(grpo, 1, groups=3) == [Mode(NO_MEMORY, ON_POLICY)] * 3
+    assert modes_of(grpo, 1, 3) == [NO_MEMORY] * 3
 
 
 # Scopes
@@ -145,9 +154,9 @@ def call(prompt: list[int], **data: Any) -> dict[str, Any]:
 
 
 def completed(
-    update: str | None = OFF_POLICY, *, events: list[dict[str, Any]] | None = None, **changes: Any
+    mode: Mode | None = OFF_POLICY, *, events: list[dict[str, Any]] | None = None, **changes: Any
 ) -> CompletedRollout:
-    """An episode of two turns, whose tips are the tokens 900 to 999, tagged unless ``update`` is None."""
+    """An episode of two turns, whose tips are the tokens 900 to 999, tagged unless ``mode`` is None."""
     if events is None:
         events = [
             call([1, 900, 2], tip_free_prompt_token_ids=[1, 2], intrinsic_reward=1.0),
@@ -166,7 +175,7 @@ def completed(
             triplet([1, 900, 2, 10, 11, 901, 3], [12], [-0.3]),
         ],
         "events": events,
-        "metadata": {} if update is None else {"empo2": {"rollout_mode": MEMORY, "update_mode": update, "scope": "s"}},
+        "metadata": {} if mode is None else {"empo2": {**mode.model_dump(), "scope": "s"}},
     }
     return CompletedRollout(**values | changes)
 
@@ -185,9 +194,9 @@ def test_off_policy_rollout_gets_its_tip_free_prompts_and_nothing_else() -> None
     assert rollout.model_dump() == before
 
 
-@pytest.mark.parametrize("update", [ON_POLICY, None])
-def test_on_policy_rollout_keeps_its_prompts(update: str | None) -> None:
-    rollout = completed(update)
+@pytest.mark.parametrize("mode", [ON_POLICY, None])
+def test_on_policy_rollout_keeps_its_prompts(mode: Mode | None) -> None:
+    rollout = completed(mode)
     trained, intrinsic, left_out = prepare_for_training(rollout)
     assert trained.triplets == rollout.triplets
     assert (intrinsic, left_out) == (1.25, 0)
@@ -226,53 +235,71 @@ def test_call_repeated_with_the_same_prompt_counts_once() -> None:
     assert prepare_for_training(rollout)[1:] == (0.5, 0)
 
 
-def manager(**changes: Any) -> Empo2RolloutManager:
-    made = Empo2RolloutManager(agl_base_url="http://127.0.0.1:9", agl_key=KEY, model="m", step=7, train_rollout_n=2)
-    made.begin(algorithm(return_scale=1.0, **changes), ["task", "variation"], drain_seconds=5)
-    return made
+def manager(*played: CompletedRollout, drained: Any = None, **changes: Any) -> Empo2RolloutManager:
+    """A manager with the paper's settings but for ``changes``; its agent-lightning hands it the rollouts ``played``."""
+
+    class Played(Empo2RolloutManager):
+        def _create_rollouts(self, data: dict[str, Any], *, is_train: bool) -> list[Any]:
+            return list(played)
+
+        def _get_rollout(self, rollout_id: str) -> Any:
+            return SimpleNamespace(status=SimpleNamespace(state=RolloutState.SUCCEEDED))
+
+        @staticmethod
+        def _record_lifecycle_timestamps(enqueued_rollout: Any, rollout: Any) -> None: ...
+
+        def _build_completed_rollout(self, enqueued_rollout: Any, rollout: Any) -> CompletedRollout:
+            return enqueued_rollout
+
+        def _delete_rollout(self, rollout_id: str) -> None: ...
+
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=drained or {}))
+    return Played(
+        agl_base_url="http://127.0.0.1:9",
+        agl_key=KEY,
+        model="m",
+        step=7,
+        group_size=2,
+        settings=settings(**changes),
+        gateway=GatewayClient("http://gateway", KEY, transport),
+    )
 
 
-def test_intrinsic_reward_reaches_the_return() -> None:
-    """The authors' code computes it and then reads other scores."""
-    made = manager()
-    trained = made._usable(completed(), is_train=True)
-    assert trained is not None
-    assert trained.final_reward == 50 + 1.25
-    assert made.outcomes.returns == {"r": 50.0}  # what is reported is the environment's own
-    assert made.outcomes.intrinsic == {"r": 1.25}
-    assert made.outcomes.modes == {"r": Mode(MEMORY, OFF_POLICY)}
+def train(*played: CompletedRollout, **changes: Any) -> tuple[Empo2RolloutManager, list[CompletedRollout]]:
+    """Play the rollouts beside two good ones of their group."""
+    companions = [completed(rollout_id=f"beside {number}") for number in range(2)]
+    made = manager(*played, *companions, **changes)
+    usable = made.enqueue_and_wait_until_completed({}, is_train=True)
+    return made, [rollout for rollout in usable if not rollout.rollout_id.startswith("beside")]
 
 
-def test_coefficient_and_scale() -> None:
-    made = manager(intrinsic_coefficient=2.0)
-    made._algorithm = made._algorithm.model_copy(update={"return_scale": 0.01})
-    trained = made._usable(completed(), is_train=True)
-    assert trained is not None
-    assert trained.final_reward == pytest.approx(0.01 * (50 + 2 * 1.25))
-    made._algorithm = made._algorithm.model_copy(update={"intrinsic_coefficient": 0.0})
-    trained = made._usable(completed(), is_train=True)
-    assert trained is not None
-    assert trained.final_reward == pytest.approx(0.5)
+def test_intrinsic_reward_reaches_the_score() -> None:
+    """The authors' code computes it and then reads other scores. The return that is reported is the environment's."""
+    made, (trained,) = train(completed())
+    assert trained.final_reward == 50
+    result = made.results.kept["r"]
+    assert (result.return_, result.intrinsic, result.mode) == (50.0, 1.25, OFF_POLICY)
+    other = RolloutResult(group="g", mode=OFF_POLICY, return_=10.0)
+    scaled = algorithm(return_scale=0.01, intrinsic_coefficient=2.0)
+    assert training_scores({"r": result, "o": other}, scaled) == pytest.approx({"r": 0.01 * (50 + 2 * 1.25), "o": 0.1})
 
 
 @pytest.mark.parametrize("reward", [-100.0, 0.0, 100.0, 1e6])
 def test_rewards_are_never_clamped(reward: float) -> None:
-    trained = manager()._usable(completed(ON_POLICY, events=[], final_reward=reward), is_train=True)
-    assert trained is not None
-    assert trained.final_reward == reward
+    made, (trained,) = train(completed(ON_POLICY, events=[], final_reward=reward))
+    assert trained.final_reward == made.results.kept["r"].return_ == reward
 
 
 def test_untagged_rollout_is_on_policy_without_memory() -> None:
-    made = manager()
-    assert made._usable(completed(None, events=[]), is_train=True) is not None
-    assert made.outcomes.modes == {"r": Mode(NO_MEMORY, ON_POLICY)}
+    made, (_,) = train(completed(None, events=[]))
+    assert made.results.kept["r"].mode == NO_MEMORY
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rollout_state": RolloutState.FAILED}, "failed"),
-        ({"rollout_state": RolloutState.FAILED, "final_reward": 80.0}, "failed"),
+        ({"rollout_state": RolloutState.FAILED}, "failed_by_system"),
+        ({"rollout_state": RolloutState.FAILED, "final_reward": 80.0}, "failed_by_system"),
         ({"triplets": []}, "no_model_call"),
         ({"triplets": None}, "no_model_call"),
         ({"final_reward": None}, "no_reward"),
@@ -288,41 +315,177 @@ def test_untagged_rollout_is_on_policy_without_memory() -> None:
     ],
 )
 def test_unusable_rollouts_are_counted(changes: dict[str, Any], reason: str) -> None:
-    made = manager()
-    assert made._usable(completed(**changes, error_message="boom"), is_train=True) is None
-    assert made.outcomes.dropped == {reason: 1}
-    assert made.outcomes.errors == ["boom"]
-    assert not made.outcomes.returns and not made.outcomes.modes and not made.outcomes.intrinsic
+    made = manager(completed(**changes, error_message="boom"), *(completed(rollout_id=name) for name in "ab"))
+    usable = made.enqueue_and_wait_until_completed({}, is_train=True)
+    assert [rollout.rollout_id for rollout in usable] == ["a", "b"] == list(made.results.kept)
+    assert made.results.dropped == {reason: 1}
+    assert made.results.errors == ["boom"]
+
+
+# Who failed: what agent-lightning's LocalReconciler says, and how the last model call ended
+
+_ANSWERED = {"event_type": "model_request", "data": {"status": "ok", "http_status": 200}}
+
+
+def _refused(status: int | None) -> dict[str, Any]:
+    return {"event_type": "model_request", "data": {"status": "error", "http_status": status}}
+
+
+@pytest.mark.parametrize(
+    ("message", "calls", "reason"),
+    [
+        ("subprocess exited with code 1", [_ANSWERED], "failed_by_agent"),  # its own exception
+        ("subprocess exited with code 1", [_ANSWERED, _refused(400)], "failed_by_agent"),  # the context is outgrown
+        ("subprocess exited with code 1", [_ANSWERED, _refused(503)], "failed_by_system"),
+        ("subprocess exited with code 1", [_ANSWERED, _refused(429)], "failed_by_system"),
+        ("subprocess exited with code 1", [_ANSWERED, _refused(None)], "failed_by_system"),
+        ("subprocess exited with code 1", [_ANSWERED, _refused(503), _ANSWERED], "failed_by_agent"),  # asked again
+        ("subprocess exited with code -9", [_ANSWERED], "failed_by_system"),  # killed
+        ("local subprocess timed out", [_ANSWERED], "failed_by_system"),
+        ("local subprocess is not running", [_ANSWERED], "failed_by_system"),
+        (None, [_ANSWERED], "failed_by_system"),
+    ],
+)
+def test_who_failed(message: str | None, calls: list[dict[str, Any]], reason: str) -> None:
+    failed = completed(
+        ON_POLICY, rollout_state=RolloutState.FAILED, error_message=message, events=calls, final_reward=None
+    )
+    assert failure(failed) == reason
+    # Before the model has said anything, nothing that it said can be the cause.
+    assert failure(failed.model_copy(update={"triplets": []})) == "failed_by_system"
+    assert failure(failed.model_copy(update={"rollout_state": RolloutState.SUCCEEDED})) is None
+
+    made, usable = train(failed, failed_rollout_return=-100.0)
+    if reason == "failed_by_agent":
+        assert (usable[0].final_reward, made.results.kept["r"].return_) == (-100, -100)
+        assert not made.results.dropped
+    else:
+        assert usable == []
+        assert made.results.dropped[reason] == 1
+
+
+def test_failures_of_the_agent_are_dropped_by_default() -> None:
+    failed = {"rollout_state": RolloutState.FAILED, "error_message": "subprocess exited with code 1"}
+    rollouts = [completed(rollout_id="f", **failed), completed(rollout_id="a"), completed(rollout_id="b")]
+    made = manager(*rollouts)
+    assert len(made.enqueue_and_wait_until_completed({}, is_train=True)) == 2
+    assert made.results.dropped == {"failed_by_agent": 1}
 
 
 def test_validation_wants_a_reward_and_no_log_probs() -> None:
-    made = manager()
-    rollout = completed(None, triplets=[triplet([1], [10], None)], events=[])
-    assert made._usable(rollout, is_train=False) is rollout
-    assert made.outcomes.returns == {"r": 50.0}
-    assert made._usable(completed(None, final_reward=None), is_train=False) is None
+    good = completed(None, rollout_id="a", triplets=[triplet([1], [10], None)], events=[])
+    made = manager(good, completed(None, rollout_id="b", final_reward=None))
+    assert made.enqueue_and_wait_until_completed({}, is_train=False) == [good]
+    assert {name: result.return_ for name, result in made.results.kept.items()} == {"a": 50.0}
+    assert made.results.dropped == {"no_reward": 1}
+
+
+def test_validation_counts_failures_as_the_worst_return() -> None:
+    """Left out, as before, they make a policy look better the more of its episodes break."""
+    first = StepResults({"a": RolloutResult("g", NO_MEMORY, 100.0), "b": RolloutResult("h", NO_MEMORY, 20.0)})
+    second = StepResults(dropped=Counter(failed_by_agent=1, failed_by_system=1))
+    assert validation_metrics([first, second], algorithm(failure_return=-100, success_return=100)) == {
+        "val/return": (100 + 20 - 100 - 100) / 4,
+        "val/return_without_failures": 60.0,
+        "val/success_rate": 0.25,
+        "val/n_rollouts": 4,
+        "val/rollouts_dropped": 2,
+        "val/dropped/failed_by_agent": 1,
+        "val/dropped/failed_by_system": 1,
+    }
+
+
+def test_validation_in_which_all_fail() -> None:
+    metrics = validation_metrics([StepResults(dropped=Counter(failed_by_system=3))], algorithm(failure_return=-7))
+    assert (metrics["val/return"], metrics["val/n_rollouts"]) == (-7, 3)
+    assert "val/return_without_failures" not in metrics
+
+
+def reporting(name: str, *reported: Any, **changes: Any) -> CompletedRollout:
+    """A rollout whose reward events hold these ``metrics``."""
+    events = [{"event_type": "reward", "data": {"value": 50.0, "metrics": metrics}} for metrics in reported]
+    return completed(ON_POLICY, rollout_id=name, events=events, **changes)
+
+
+def test_numbers_that_agents_report_are_averaged() -> None:
+    """Over the usable rollouts that report them, each by its last reward event."""
+    rollouts = [
+        reporting("a", {"corrected": 9, "tool_errors": 9}, {"corrected": 0.25, "tool_errors": 2}),
+        reporting("b", {"corrected": 0.5}),
+        reporting("c", {"corrected": 1.0, "tool_errors": 5}),
+        reporting("dropped", {"corrected": 100.0, "lost": 1.0}, final_reward=None),
+        reporting("no number", {"corrected": "1", "ok": True, "x": None, "y": math.nan, "z": -math.inf, "n": 10**400}),
+        reporting("no mapping", [1.0]),
+        reporting("nothing"),
+    ]
+    for is_train, phase in ((True, "training"), (False, "val")):
+        made = manager(*rollouts)
+        made.enqueue_and_wait_until_completed({}, is_train=is_train)
+        assert made.results.dropped == {"no_reward": 1}
+        metrics = training_metrics(made.results, 100) if is_train else validation_metrics([made.results], algorithm())
+        assert {name: value for name, value in metrics.items() if "/agent/" in name} == {
+            f"{phase}/agent/corrected": pytest.approx((0.25 + 0.5 + 1.0) / 3),
+            f"{phase}/agent/tool_errors": 3.5,
+        }
+
+
+def test_validation_averages_what_agents_report_over_all_batches() -> None:
+    first = StepResults({name: RolloutResult("g", NO_MEMORY, 0.0, agent_metrics={"turns": 2.0}) for name in "abc"})
+    second = StepResults({"d": RolloutResult("g", NO_MEMORY, 0.0, agent_metrics={"turns": 6.0})})
+    assert validation_metrics([first, second], algorithm())["val/agent/turns"] == 3.0
 
 
 def test_rollout_alone_in_its_group_is_dropped() -> None:
     """verl would take its raw score for its advantage."""
-    made = manager()
-    rollouts = [completed(rollout_id=name, data_id=name[0]) for name in ("g1", "h1", "h2")]
-    usable = [kept for rollout in rollouts if (kept := made._usable(rollout, is_train=True)) is not None]
-    kept = made._without_lonely(usable)
-    assert [rollout.rollout_id for rollout in kept] == ["h1", "h2"]
-    assert made.outcomes.dropped == {"alone_in_group": 1}
-    assert made.outcomes.returns.keys() == made.outcomes.modes.keys() == made.outcomes.intrinsic.keys() == {"h1", "h2"}
+    made = manager(*(completed(rollout_id=name, data_id=name[0]) for name in ("g1", "h1", "h2")))
+    usable = made.enqueue_and_wait_until_completed({}, is_train=True)
+    assert [rollout.rollout_id for rollout in usable] == ["h1", "h2"] == list(made.results.kept)
+    assert made.results.dropped == {"alone_in_group": 1}
 
 
-def test_nothing_usable_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = manager()
-    played = [completed(rollout_state=RolloutState.FAILED, error_message="no java"), completed(final_reward=None)]
-    monkeypatch.setattr(AglRolloutManager, "enqueue_and_wait_until_completed", lambda self, data, is_train: played)
-    drained = httpx.MockTransport(lambda request: httpx.Response(200, json={"empo2/calls": 3}))
-    made.client = AgentLightningSyncClient(base_url="http://gateway", transport=drained)
-    with pytest.raises(NoUsableRollouts, match=r"none of 2 rollouts.*1 failed, 1 no reward.*no java"):
+def test_nothing_usable_says_why() -> None:
+    failed = completed(rollout_state=RolloutState.FAILED, error_message="no java")
+    made = manager(failed, completed(final_reward=None), drained={"empo2/calls": 3})
+    with pytest.raises(NoUsableRollouts, match=r"none of 2 rollouts.*1 failed by system, 1 no reward.*no java"):
         made.enqueue_and_wait_until_completed({}, is_train=True)
     assert made.gateway_metrics == {"empo2/calls": 3}
+
+
+# The gateway
+
+
+def gateway(answer: Any, status: int = 200) -> GatewayClient:
+    return GatewayClient("http://gw/", KEY, httpx.MockTransport(lambda request: httpx.Response(status, json=answer)))
+
+
+STATE = {"model": "m", "memory_size": 0, "episodes": 0, "reflections": 0}
+
+
+def test_handshake_compares_model_and_temperatures() -> None:
+    sampled = {**STATE, "temperature": 1.0, "val_temperature": 0.4}
+    gateway(sampled).check("m", 1.0, 0.4)
+    gateway(sampled).check("m", 1.0)  # a configuration that does not say what validation samples with
+    gateway(STATE).check("m", 1.0, 0.4)  # a gateway that does not say
+    with pytest.raises(Empo2Error, match=r"http://gw serves model\.path='m', the trainer wants 'n'"):
+        gateway(sampled).check("n", 1.0)
+    with pytest.raises(Empo2Error, match=r"model\.temperature=1\.0, the trainer wants 0\.7"):
+        gateway(sampled).check("m", 0.7)
+    with pytest.raises(Empo2Error, match=r"model\.val_temperature=0\.4, the trainer wants 0\.0"):
+        gateway(sampled).check("m", 1.0, 0.0)
+
+
+def test_handshake_with_something_else() -> None:
+    with pytest.raises(Empo2Error, match="refuses the key"):
+        gateway({}, status=401).check("m", 1.0)
+    with pytest.raises(Empo2Error, match="is not an EMPO² gateway"):
+        gateway({}, status=404).check("m", 1.0)
+    with pytest.raises(Empo2Error, match=r"no gateway answers at http://127\.0\.0\.1:9"):
+        GatewayClient("http://127.0.0.1:9", KEY).check("m", 1.0)
+
+
+def test_gateway_that_cannot_restore() -> None:
+    with pytest.raises(GatewayError, match="cannot restore the memory: another embedder"):
+        gateway({"detail": "another embedder"}, status=409).restore(Path("memory.sqlite"))
 
 
 # Tags, on agent-lightning's own server
@@ -368,43 +531,48 @@ TASKS = {"task": ["find-animal", "find-plant", "find-animal"], "variation": [0, 
 
 
 def create(
-    server: str, *, is_train: bool = True, hooks: Any = None, step: int = 7, **changes: Any
-) -> Empo2RolloutManager:
-    made = Empo2RolloutManager(agl_base_url=server, agl_key=KEY, model="m", step=step, train_rollout_n=4, hooks=hooks)
-    made.begin(algorithm(**changes), ["task", "variation"], drain_seconds=5)
+    server: str, *, is_train: bool = True, hooks: Any = None, step: int = 7, scope: Any = None, **changes: Any
+) -> None:
+    chosen = settings(**changes)
+    if scope is not None:
+        chosen = chosen.model_copy(update={"memory": chosen.memory.model_copy(update={"scope": scope})})
+    made = Empo2RolloutManager(
+        agl_base_url=server,
+        agl_key=KEY,
+        model="m",
+        step=step,
+        group_size=4,
+        hooks=hooks,
+        settings=chosen,
+        gateway=GatewayClient(server, KEY),
+    )
     with made.client:
         made._create_rollouts(TASKS, is_train=is_train)
-    return made
 
 
 @pytest.mark.parametrize("step", range(1, 6))
 def test_tags_reach_the_server(server: str, store: dict[str, Any], step: int) -> None:
     drawing = {"mode_per": "group", "memory_probability": 0.5}
     create(server, step=step, **drawing)
-    modes = draw_modes(algorithm(**drawing), step, groups=3)
+    modes = modes_of(algorithm(**drawing), step, 3)
     rollouts = list(store.values())
     assert len(rollouts) == 12
     for number, rollout in enumerate(rollouts):
         group = number // 4  # one tag for all rollouts that are compared with each other
         task = {"task": TASKS["task"][group], "variation": TASKS["variation"][group]}
-        assert rollout.metadata.empo2 == {
-            "rollout_mode": modes[group].rollout,
-            "update_mode": modes[group].update,
-            "scope": scope_of(task, ["task", "variation"]),
-        }
+        assert rollout.metadata.empo2 == {**modes[group].model_dump(), "scope": scope_of(task, ["task", "variation"])}
         assert rollout.input == task  # the agent sees nothing of it
 
 
 def test_users_hooks_are_still_called(server: str, store: dict[str, Any]) -> None:
     hooks = Hooks()
-    made = create(server, hooks=hooks)
+    create(server, hooks=hooks)
     assert len(hooks.seen) == 12
     assert all(set(seen) == {"task", "variation"} for seen in hooks.seen)
     for rollout in store.values():
         assert rollout.input["from"] == "hook"
         assert rollout.metadata.mine == 1
         assert set(rollout.metadata.empo2) == {"rollout_mode", "update_mode", "scope"}
-    assert made._hooks is hooks
 
 
 @pytest.mark.parametrize(("is_train", "name"), [(False, "empo2"), (True, "grpo")])
@@ -415,10 +583,6 @@ def test_validation_and_grpo_are_not_tagged(server: str, store: dict[str, Any], 
 
 
 def test_task_without_scope_field_creates_nothing(server: str, store: dict[str, Any]) -> None:
-    hooks = Hooks()
-    made = Empo2RolloutManager(agl_base_url=server, agl_key=KEY, model="m", step=1, hooks=hooks)
-    made.begin(algorithm(), ["level"], drain_seconds=5)
-    with made.client, pytest.raises(ConfigError, match="level"):
-        made._create_rollouts(TASKS, is_train=True)
+    with pytest.raises(ConfigError, match="level"):
+        create(server, scope=["level"])
     assert not store
-    assert made._hooks is hooks

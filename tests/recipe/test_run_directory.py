@@ -90,11 +90,11 @@ def test_a_name_that_is_new_is_begun(tmp_path: Path) -> None:
     [
         (["run.name=a"], "run.name='a': .*a exists; .*run.resume=auto"),
         (["run.resume=auto"], "run.resume='auto': give run.name"),
-        (["run.name=a", "run.resume=auto", "run.steps=2"], "run.steps=2: the run 'a' has done 2; give more"),
-        (["run.name=a", "run.resume=auto", "model.path=other"], "model.path='other': the run 'a' has it at 'smollm2"),
+        (["run.name=a", "run.resume=auto", "run.steps=2"], "run.steps=2: the run 'a' has done 2 already; give more"),
+        (["run.name=a", "run.resume=auto", "model.path=other"], "model.path='other': the run 'a' began with 'smollm2"),
         (
             ["run.name=a", "run.resume=auto", "algorithm.name=grpo"],
-            "algorithm.name='grpo': the run 'a' has it at 'empo2'",
+            "algorithm.name='grpo': the run 'a' began with 'empo2'",
         ),
         (["run.name=a", "run.resume=auto", "memory.scope=[task]"], r"memory.scope=\['task'\]"),
         (["run.name=a", "run.resume=auto", "memory.embedder=other"], "memory.embedder='other'"),

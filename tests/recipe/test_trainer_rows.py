@@ -1,7 +1,5 @@
-"""Training rows between agent-lightning's adapter and verl's update: exact scores, whole mini-batches, no weightless
-row in any number."""
+"""Training rows between agent-lightning's adapter and verl's update, and the trainer's overrides without Ray."""
 
-import math
 from typing import Any
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -16,28 +14,22 @@ from agentlightning.verl.rollout_adapter import RolloutAdapter
 from agentlightning.verl.rollout_level_advantage import compute_rollout_level_advantage
 from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
 from omegaconf import OmegaConf
-from tensordict import TensorDict
 from verl import DataProto
-from verl.trainer.ppo.metric_utils import compute_data_metrics
 from verl.utils.metric import AggregationType, Metric
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.errors import NoUsableRollouts
-from empo2.recipe.trainer.manager import (
-    CALL_EVENT,
-    MEMORY,
-    NO_MEMORY,
-    OFF_POLICY,
-    ON_POLICY,
-    Mode,
-    Outcomes,
-    prepare_for_training,
-)
-from empo2.recipe.trainer.rows import exact_rows, weightless_fillers, whole_mini_batches, without_fillers
-from empo2.recipe.trainer.trainer import Empo2Trainer, _rename_sums
+from empo2.recipe.errors import ConfigError, NoUsableRollouts
+from empo2.recipe.protocol import CALL_EVENT, Mode
+from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows
+from empo2.recipe.trainer.results import RolloutResult, StepResults, prepare_for_training
+from empo2.recipe.trainer.rows import drop_overlong, set_scores
+from empo2.recipe.trainer.scores import training_scores
+from empo2.recipe.trainer.tracking import name_sums
+from empo2.recipe.trainer.trainer import Empo2Trainer
 
 PROMPT, RESPONSE = 6, 8
 ALGORITHM = load_settings("cpu").algorithm
+NO_MEMORY, ON_POLICY, OFF_POLICY = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
 
 
 def names(count: int, group: int = 8) -> list[str]:
@@ -60,14 +52,14 @@ def played(returns: dict[str, float], *, prompts: dict[str, int] | None = None) 
                 step=1,
                 sample_idx_in_step=number,
                 enqueue_time=0,
-                final_reward=ALGORITHM.return_scale * value,
+                final_reward=value,
                 triplets=[Triplet(prompt={"token_ids": prompt}, response=reply)],
             )
         )
     return rollouts
 
 
-def adapted(rollouts: list[CompletedRollout]) -> DataProto:
+def adapted(rollouts: list[CompletedRollout]) -> tuple[DataProto, dict[str, Any]]:
     adapter = RolloutAdapter(
         max_prompt_length=PROMPT,
         max_response_length=RESPONSE,
@@ -76,92 +68,58 @@ def adapted(rollouts: list[CompletedRollout]) -> DataProto:
         reward_fillna_value=0.0,
         trace_aggregator_level="trajectory",
     )
-    batch, _ = adapter.get_train_data_batch(rollouts)
-    return batch
+    return adapter.get_train_data_batch(rollouts)
 
 
-def outcomes_of(returns: dict[str, float], off_policy: tuple[str, ...] = ()) -> Outcomes:
-    outcomes = Outcomes(returns=returns, intrinsic=dict.fromkeys(returns, 0.0))
-    outcomes.modes = {
-        name: Mode(MEMORY, OFF_POLICY) if name in off_policy else Mode(NO_MEMORY, ON_POLICY) for name in returns
-    }
-    return outcomes
-
-
-def rows_of(count: int, group: int = 8) -> DataProto:
-    returns = {name: float((7 * i) % 11 - 40) for i, name in enumerate(names(count, group))}
-    return exact_rows(adapted(played(returns)), outcomes_of(returns), ALGORITHM)
-
-
-def advantages(batch: DataProto) -> DataProto:
-    """What ``_train_step`` does between the rollouts and the update, floors included."""
-    batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
-    batch.non_tensor_batch["uid"] = batch.non_tensor_batch["data_id_list"]
-    batch, _ = compute_rollout_level_advantage(
-        batch, adv_estimator="grpo", gamma=1.0, lam=1.0, num_repeat=8, norm_adv_by_std_in_grpo=True
-    )
-    return batch
-
-
-def normalised(batch: DataProto) -> DataProto:
-    batch.batch["advantages"] = normalize_advantages_by_rollout(
-        batch.batch["advantages"],
-        batch.batch["response_mask"],
-        batch.non_tensor_batch["rollout_id_list"],
-        num_trained_rows=len(batch),
-    )
-    return batch
+def results_of(returns: dict[str, float], mode: Mode = NO_MEMORY) -> dict[str, RolloutResult]:
+    return {name: RolloutResult(name.rsplit("-", 1)[0], mode, value) for name, value in returns.items()}
 
 
 # Rows
 
 
-def test_scores_are_exact() -> None:
-    """bfloat16, the adapter's, has three digits: returns that differ by little would have no advantage at all."""
-    returns = {"g-0": 67.0, "g-1": 67.1, "h-2": -100.0, "h-3": 33.3}
-    outcomes = outcomes_of(returns)
-    outcomes.intrinsic = {"g-0": 1.5, "g-1": 1.5, "h-2": 0.25, "h-3": 3.0}
-    algorithm = ALGORITHM.model_copy(update={"return_scale": 0.01, "intrinsic_coefficient": 2.0})
-    batch = adapted(played(returns))
+def test_scores_replace_the_rounded_returns() -> None:
+    """They stand on each row's last token, as the adapter put them, in float32 instead of bfloat16."""
+    returns = {"g-0": 67.0, "g-1": 68.1, "h-2": -100.0, "h-3": 33.3}
+    batch, _ = adapted(played(returns))
     rounded = batch.batch["token_level_scores"].clone()
-    rows = exact_rows(batch, outcomes, algorithm)
-    scores = rows.batch["token_level_scores"]
-    assert scores.dtype == torch.float32
-    assert scores.sum(-1).tolist() == pytest.approx([0.70, 0.701, -0.995, 0.393], abs=1e-6)
-    assert rounded.sum(-1).dtype == torch.bfloat16
-    # Each stands on its row's last token, as the adapter put it.
+    results = results_of(returns)
+    set_scores(batch, results, training_scores(results, ALGORITHM))
+    scores = batch.batch["token_level_scores"]
+    assert (rounded.dtype, scores.dtype) == (torch.bfloat16, torch.float32)
+    assert scores.sum(-1).tolist() == pytest.approx([0.67, 0.681, -1.0, 0.333], abs=1e-6)
     assert (scores != 0).tolist() == (rounded != 0).tolist()
     assert (scores != 0).sum(-1).tolist() == [1] * 4
 
 
 def test_flag_of_each_row() -> None:
     returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
-    rows = exact_rows(adapted(played(returns)), outcomes_of(returns, off_policy=("h-2", "h-3")), ALGORITHM)
-    assert rows.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
-    assert rows.batch["off_policy"].tolist() == [False, False, True, True]
+    batch, _ = adapted(played(returns))
+    results = results_of(returns) | results_of({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)
+    set_scores(batch, results, training_scores(results, ALGORITHM))
+    assert batch.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
+    assert batch.batch["off_policy"].tolist() == [False, False, True, True]
 
 
-def test_overlong_rows_are_left_out() -> None:
+def test_overlong_rows_are_dropped() -> None:
     returns = {"g-0": 1.0, "g-1": 2.0, "g-2": 3.0}
-    batch = adapted(played(returns, prompts={"g-1": PROMPT + 1, "g-2": PROMPT}))
-    rows = exact_rows(batch, outcomes_of(returns), ALGORITHM)
+    rows = drop_overlong(adapted(played(returns, prompts={"g-1": PROMPT + 1, "g-2": PROMPT}))[0])
     assert rows.non_tensor_batch["rollout_id_list"].tolist() == ["g-0", "g-2"]
     assert not rows.batch["is_drop_mask"].any()
 
 
-def test_rollout_left_alone_by_overlong_rows_is_left_out() -> None:
-    """A group of one gets its raw score as advantage."""
+def test_rollout_left_alone_by_overlong_rows_is_dropped() -> None:
+    """verl would take its raw score for its advantage."""
     returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
-    batch = adapted(played(returns, prompts={"g-1": PROMPT + 1}))
-    rows = exact_rows(batch, outcomes_of(returns), ALGORITHM)
+    rows = drop_overlong(adapted(played(returns, prompts={"g-1": PROMPT + 1}))[0])
     assert rows.non_tensor_batch["rollout_id_list"].tolist() == ["h-2", "h-3"]
 
 
 def test_nothing_but_overlong_rows() -> None:
     returns = {"g-0": 1.0, "g-1": 2.0}
-    batch = adapted(played(returns, prompts={"g-0": PROMPT + 1, "g-1": PROMPT + 1}))
+    batch, _ = adapted(played(returns, prompts={"g-0": PROMPT + 1, "g-1": PROMPT + 1}))
     with pytest.raises(NoUsableRollouts, match=r"model\.max_prompt_tokens"):
-        exact_rows(batch, outcomes_of(returns), ALGORITHM)
+        drop_overlong(batch)
 
 
 def test_off_policy_episode_is_one_row() -> None:
@@ -173,8 +131,7 @@ def test_off_policy_episode_is_one_row() -> None:
         ([1, 900, 2, 10, 11, 901, 3, 12, 4], [1, 2, 10, 11, 3, 12, 4], [13], [-0.4]),
     ]
 
-    def episode(name: str, update: str, value: float) -> CompletedRollout:
-        tag = {"rollout_mode": MEMORY, "update_mode": update, "scope": "s"}
+    def episode(name: str, mode: Mode, value: float) -> CompletedRollout:
         calls = [{"prompt_token_ids": sent, "tip_free_prompt_token_ids": free} for sent, free, *_ in turns]
         rollout = CompletedRollout(
             rollout_id=name,
@@ -188,13 +145,15 @@ def test_off_policy_episode_is_one_row() -> None:
                 for sent, _, reply, log_probs in turns
             ],
             events=[{"event_type": CALL_EVENT, "data": call} for call in calls],
-            metadata={"empo2": tag},
+            metadata={"empo2": {**mode.model_dump(), "scope": "s"}},
         )
         return prepare_for_training(rollout)[0]
 
     returns = {"g1": 1.0, "g2": 2.0, "h1": 3.0, "h2": 4.0}
-    episodes = [episode(name, OFF_POLICY if name[0] == "g" else ON_POLICY, value) for name, value in returns.items()]
-    rows = exact_rows(adapted(episodes), outcomes_of(returns, off_policy=("g1", "g2")), ALGORITHM)
+    modes = {name: OFF_POLICY if name[0] == "g" else ON_POLICY for name in returns}
+    rows, _ = adapted([episode(name, modes[name], value) for name, value in returns.items()])
+    results = {name: RolloutResult(name[0], modes[name], returns[name]) for name in returns}
+    set_scores(rows, results, training_scores(results, ALGORITHM))
     assert rows.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
     assert rows.batch["off_policy"].tolist() == [True, True, False, False]
     ids, mask = rows.batch["input_ids"], rows.batch["attention_mask"].bool()
@@ -208,144 +167,55 @@ def test_off_policy_episode_is_one_row() -> None:
         assert rows.batch["rollout_log_probs"][row][trained].tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
 
 
-# Mini-batches
-
-
-@pytest.mark.parametrize(
-    ("count", "group", "gpus", "planned_tasks", "filled", "tasks"),
-    [
-        (16, 8, 1, 2, 16, 2),  # nothing lost, nothing filled
-        (15, 8, 1, 2, 16, 2),  # one rollout failed
-        (9, 8, 1, 2, 16, 2),
-        (8, 8, 1, 2, 8, 1),  # a whole group failed: a smaller mini-batch rather than eight fillers
-        (2, 8, 1, 2, 8, 1),
-        (17, 8, 1, 2, 24, 3),  # an episode came in two rows: still one update, as planned
-        (25, 8, 1, 2, 32, 2),  # so many that they are two updates
-        (33, 8, 1, 1, 48, 2),  # four updates were planned; of 16 rows each, the fourth would be fillers alone
-        (128, 8, 8, 16, 128, 16),  # the paper's step
-        (127, 8, 8, 16, 128, 16),
-        (7, 4, 1, 2, 8, 2),  # profile cpu
-        (9, 4, 8, 4, 16, 4),  # a group of four over eight GPUs: whole eights
-        (64, 8, 1, 2, 64, 2),  # four updates
-        (61, 8, 1, 2, 64, 2),
-    ],
-)
-def test_whole_mini_batches(count: int, group: int, gpus: int, planned_tasks: int, filled: int, tasks: int) -> None:
-    rows = rows_of(count, group)
-    batch, size = whole_mini_batches(rows, group=group, gpus=gpus, planned_tasks=planned_tasks)
-    assert (len(batch), size) == (filled, tasks)
-    assert batch.batch["filler"].tolist() == [False] * count + [True] * (filled - count)
-    # agent-lightning's own arithmetic then drops nothing (_train_step, "mini_bs"), and verl splits evenly.
-    mini_batch = size * group
-    assert len(batch) // mini_batch * mini_batch == len(batch)
-    assert mini_batch % gpus == 0
-
-
-@pytest.mark.parametrize(("group", "gpus", "planned_tasks"), [(8, 1, 2), (4, 1, 2), (8, 8, 1), (6, 4, 3)])
-def test_no_row_is_lost_whatever_the_count(group: int, gpus: int, planned_tasks: int) -> None:
-    for count in range(1, 70):
-        names = np.arange(count).astype(str)
-        tensors = {"response_mask": torch.ones(count, 2), "token_level_scores": torch.ones(count, 2)}
-        batch = DataProto(
-            batch=TensorDict(tensors, batch_size=count),
-            non_tensor_batch={"rollout_id_list": names, "data_id_list": names},
-        )
-        batch, size = whole_mini_batches(batch, group=group, gpus=gpus, planned_tasks=planned_tasks)
-        assert len(batch) % (size * group) == 0
-        assert size * group % gpus == 0
-        assert int((~batch.batch["filler"]).sum()) == count
-        # No optimizer step on fillers alone: AdamW's momentum would move the weights all the same.
-        assert (~batch.batch["filler"]).view(-1, size * group).any(-1).all()
-
-
-def test_fillers_are_nobodys_group() -> None:
-    rows = rows_of(13)
-    batch, _ = whole_mini_batches(rows, group=8, gpus=1, planned_tasks=2)
-    fillers = batch[13:]
-    assert fillers.batch["response_mask"].sum(-1).tolist() == [1, 1, 1]
-    assert not fillers.batch["token_level_scores"].any()
-    for key in ("rollout_id_list", "data_id_list"):
-        names = batch.non_tensor_batch[key].tolist()
-        assert len(set(names[13:])) == 3
-        assert not set(names[13:]) & set(names[:13])
-
-
-def test_one_failed_rollout_changes_nothing_but_its_own_absence() -> None:
-    """The 15 rows' advantages are those of 15 rows alone: group statistics and 1/N know nothing of the filler."""
-    rows = rows_of(15)
-    alone = normalised(advantages(rows_of(15)))
-    batch, _ = whole_mini_batches(rows, group=8, gpus=1, planned_tasks=2)
-    batch = normalised(advantages(batch))
-    assert len(batch) == 16
-    update = weightless_fillers(batch)
-    torch.testing.assert_close(update.batch["advantages"][:15], alone.batch["advantages"])
-    assert update.batch["response_mask"][:15].tolist() == alone.batch["response_mask"].tolist()
-    assert not update.batch["response_mask"][15:].any()
-    assert not update.batch["advantages"][15:].any()
-    assert "filler" not in update.batch
-    # The batch that metrics are made from is left as it was.
-    assert batch.batch["response_mask"][15].sum() == 1
-    assert "filler" in batch.batch
-
-
-def test_denominator_by_hand() -> None:
-    """Five rows filled up to eight: A / (tokens of the rollout * 5 rows), never * 8."""
-    returns = {"g-0": 10.0, "g-1": 30.0, "h-2": 5.0, "h-3": 7.0, "h-4": 9.0}
-    rows = exact_rows(adapted(played(returns)), outcomes_of(returns), ALGORITHM)
-    batch, tasks = whole_mini_batches(rows, group=4, gpus=1, planned_tasks=2)
-    assert (len(batch), tasks) == (8, 2)
-    update = weightless_fillers(normalised(advantages(batch)))
-    tokens = update.batch["response_mask"].sum(-1)[:5].tolist()
-    # Group g: deviation of 0.1 and 0.3 is 0.1·√2; group h: 0.02.
-    g, h = 0.1 / (0.1 * math.sqrt(2) + 1e-6), 0.02 / (0.02 + 1e-6)
-    shares = [value / (count * 5) for value, count in zip([-g, g, -h, 0.0, h], tokens, strict=True)]
-    assert update.batch["advantages"][:5, 0].tolist() == pytest.approx(shares, rel=1e-4, abs=1e-7)
-
-
-def test_fillers_are_in_no_metric() -> None:
-    rows = rows_of(13)
-    alone = advantages(rows_of(13))
-    want = compute_data_metrics(batch=alone, use_critic=False)
-    batch, _ = whole_mini_batches(rows, group=8, gpus=1, planned_tasks=2)
-    batch = normalised(advantages(batch))
-    batch.meta_info["global_token_num"] = batch.batch["attention_mask"].sum(-1).tolist()
-    real, metrics = without_fillers(batch)
-    assert len(real) == 13
-    assert len(real.meta_info["global_token_num"]) == 13
-    assert {key: metrics[key] for key in want} == pytest.approx(want, rel=1e-5, nan_ok=True)
-    assert metrics["training/n_groups"] == 2
-    assert metrics["training/n_zero_adv_groups"] == 0
-    for name in (
-        "training/n_sample_collected",
-        "training/n_sample_trained",
-        "critic/n_transition_after_dropping",
-        "training/rollout_level_advantage/n_rows",
-        "training/rollout_level_advantage/n_rollouts",
-    ):
-        assert metrics[name] == 13, name
-
-
 # The trainer's own overrides, without Ray
 
 
-def trainer_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Empo2Trainer:
-    """A trainer whose agent-lightning returns ``count`` rows, and whose verl notes what it is given to train on."""
-    trainer: Any = object.__new__(Empo2Trainer)
-    trainer.config = OmegaConf.create(
-        {"actor_rollout_ref": {"rollout": {"n": 8}, "actor": {"ppo_mini_batch_size": 2, "shuffle": False}}}
+def configuration(**agentlightning: Any) -> Any:
+    return OmegaConf.create(
+        {
+            "agentlightning": {"max_ppo_update_times": None, **agentlightning},
+            "trainer": {"balance_batch": True},
+            "actor_rollout_ref": {
+                "rollout": {"n": 8, "log_prob_micro_batch_size_per_gpu": 2},
+                "ref": {"log_prob_micro_batch_size_per_gpu": None},
+                "actor": {"ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 3},
+            },
+        }
     )
-    trainer._planned_mini_batch_tasks = 2
-    trainer._settings = load_settings("cpu", ["algorithm.rollouts_per_task=8"])
-    trainer.resource_pool_manager = type("Pool", (), {"get_n_gpus": lambda self: 1})()
-    returns = {name: float(i) for i, name in enumerate(names(count))}
-    trainer._manager = type("Manager", (), {"outcomes": outcomes_of(returns), "gateway_metrics": {"empo2/calls": 3}})()
+
+
+def trainer_of(
+    returns: dict[str, float], monkeypatch: pytest.MonkeyPatch, *, mode: Mode = NO_MEMORY, gpus: int = 1, **rows: Any
+) -> Any:
+    """A trainer whose agent-lightning returns these rollouts, and whose verl notes what it is given to train on."""
+    trainer: Any = object.__new__(Empo2Trainer)
+    trainer.config = configuration()
+    trainer._group_size = count_mini_batches_in_rows(trainer.config)
+    trainer._settings = load_settings("gpu", ["algorithm.updates_per_step=2"])
+    trainer.global_steps = 7
+    trainer.resource_pool_manager = type("Pool", (), {"get_n_gpus": lambda self: gpus})()
+    rollouts = played(returns, **rows)
+    results = {
+        rollout.rollout_id: RolloutResult(
+            rollout.data_id,
+            mode,
+            returns[rollout.rollout_id],
+            reply_tokens=sum(len(triplet.response["token_ids"]) for triplet in rollout.triplets or []),
+        )
+        for rollout in rollouts
+    }
+    trainer._manager = type("Manager", (), {"results": StepResults(results), "gateway_metrics": {"empo2/calls": 3}})()
 
     def rollout(self: Any, gen_batch: DataProto, is_train: bool) -> tuple[DataProto, dict[str, Any]]:
-        return adapted(played(returns)), {"training/n_unmerged_rollouts": 0}
+        return adapted(rollouts)
 
     def update(self: Any, batch: DataProto) -> DataProto:
-        trainer.trained = batch
+        trainer.trained, trainer.mini_batch = batch, self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         sums = {
+            "trained_tokens": [10.0, 30.0],
+            "pg_clipfrac": [1.0, 3.0],
+            "ppo_kl": [0.0, 4.0],
+            "pg_clipfrac_lower": [0.0, 0.0],
             "off_policy_tokens": [8.0, 0.0],
             "masked_tokens": [2.0, 0.0],
             "compared_rows": [4],
@@ -354,46 +224,168 @@ def trainer_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Empo2Trainer:
         metrics = {f"actor/{name}": values for name, values in sums.items()}
         return DataProto.from_single_dict(data={}, meta_info={"metrics": metrics})
 
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_rollout", rollout)
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_update_actor", update)
+    def forward(self: Any, batch: DataProto) -> tuple[DataProto, float]:
+        trainer.forwarded = batch
+        log_probs = -batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5
+        return DataProto.from_dict({"old_log_probs": log_probs, "ref_log_prob": log_probs}), 12.5
+
+    upstream = AgentLightningRayPPOTrainer
+    monkeypatch.setattr(upstream, "_rollout", rollout)
+    monkeypatch.setattr(upstream, "_update_actor", update)
+    monkeypatch.setattr(upstream, "_compute_old_log_prob", forward)
+    monkeypatch.setattr(upstream, "_compute_ref_log_prob", lambda self, batch: forward(self, batch)[0])
     return trainer
 
 
-@pytest.mark.parametrize(("count", "filled", "tasks"), [(15, 16, 2), (17, 24, 3), (25, 32, 2)])
-def test_trainer_sizes_the_step(count: int, filled: int, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = trainer_of(count, monkeypatch)
+def in_groups(count: int) -> dict[str, float]:
+    return {name: float(7 * i % 11 - 40) for i, name in enumerate(names(count))}
+
+
+def normalised(batch: DataProto) -> DataProto:
+    """What ``_train_step`` does between the rollouts and the update."""
+    batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
+    batch.non_tensor_batch["uid"] = batch.non_tensor_batch["data_id_list"]
+    batch, _ = compute_rollout_level_advantage(
+        batch, adv_estimator="grpo", gamma=1.0, lam=1.0, num_repeat=1, norm_adv_by_std_in_grpo=True
+    )
+    batch.batch["advantages"] = normalize_advantages_by_rollout(
+        batch.batch["advantages"],
+        batch.batch["response_mask"],
+        batch.non_tensor_batch["rollout_id_list"],
+        num_trained_rows=len(batch),
+    )
+    return batch
+
+
+def test_upstream_drops_and_orders_no_row() -> None:
+    """agent-lightning cuts a batch to multiples of ppo_mini_batch_size * rollout.n rows: one lost rollout, one step."""
+    config = configuration()
+    assert count_mini_batches_in_rows(config) == 8
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n == 1
+    assert config.trainer.balance_batch is False
+    with pytest.raises(ConfigError, match=r"max_ppo_update_times=3.*algorithm\.updates_per_step"):
+        count_mini_batches_in_rows(configuration(max_ppo_update_times=3))
+
+
+def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of(in_groups(31), monkeypatch, gpus=2)
     batch, metrics = trainer._rollout(DataProto(), is_train=True)
-    assert len(batch) == filled
-    assert trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size == tasks
-    assert metrics["empo2/overlong_rows"] == metrics["empo2/off_policy_rows"] == 0
+    assert len(batch) == 31  # nothing but real rows, in whatever upstream makes of them
+    assert metrics["empo2/overlong_rows"] == metrics["empo2/off_policy_rows"] == metrics["empo2/reply_tokens_lost"] == 0
     assert metrics["empo2/calls"] == 3
-    # The next step starts from the plan, not from this step's size.
-    trainer._rollout(DataProto(), is_train=True)
-    assert trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size == tasks
-
-
-def test_trainer_updates_on_real_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer: Any = trainer_of(15, monkeypatch)
-    batch, _ = trainer._rollout(DataProto(), is_train=True)
-    batch = normalised(advantages(batch))
-    output = trainer._update_actor(batch)
-    assert not trainer.trained.batch["response_mask"][15].any()
-    assert not trainer.trained.batch["advantages"][15].any()
-    assert "filler" not in trainer.trained.batch
-    assert "off_policy" in trainer.trained.batch
+    output = trainer._update_actor(normalised(batch))
+    # Four groups in two updates of 15 and 16 rows; two GPUs with micro-batches of three: multiples of six.
+    assert (trainer.mini_batch, len(trainer.trained)) == (18, 36)
+    assert trainer.trained.batch["response_mask"].any(-1).sum() == 31
+    assert trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size == 1  # the next step starts anew
     assert output.meta_info["metrics"] == {
+        "empo2/updates": [2],
         "empo2/masked_token_fraction": [0.25],
         "rollout_corr/log_ppl_abs_diff": [0.25],
+        "actor/pg_clipfrac": [0.1],
+        "actor/ppo_kl": [0.1],
+        "actor/pg_clipfrac_lower": [0.0],
     }
 
 
-def test_old_log_probs_are_those_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = trainer_of(16, monkeypatch)
+@pytest.mark.parametrize("choice", ["with-tips", "tip-free"])
+@pytest.mark.parametrize("mode", [NO_MEMORY, ON_POLICY])
+def test_old_log_probs_of_on_policy_rows_are_vllms(mode: Mode, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of(in_groups(16), monkeypatch, mode=mode)
+    trainer._settings = load_settings("gpu", [f"algorithm.off_policy_old_log_probs={choice}"])
     batch, _ = trainer._rollout(DataProto(), is_train=True)
     old, flops = trainer._compute_old_log_prob(batch)
     assert flops == 0
     assert old.batch["old_log_probs"].tolist() == batch.batch["rollout_log_probs"].tolist()
     assert (batch.batch["rollout_log_probs"][batch.batch["response_mask"] == 1] < 0).all()
+
+
+def test_old_log_probs_of_off_policy_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tips and all as vLLM sampled them (the paper's tables); or the tip-free policy's own (its Algorithm 1)."""
+    trainer = trainer_of(in_groups(15), monkeypatch, mode=OFF_POLICY, gpus=4)
+    batch, _ = trainer._rollout(DataProto(), is_train=True)
+    batch.batch["off_policy"][3] = False
+    old, _ = trainer._compute_old_log_prob(batch)
+    assert old.batch["old_log_probs"].tolist() == batch.batch["rollout_log_probs"].tolist()
+
+    trainer._settings = load_settings("gpu", ["algorithm.off_policy_old_log_probs=tip-free"])
+    kept = batch.batch["rollout_log_probs"].clone()
+    old, flops = trainer._compute_old_log_prob(batch)
+    want = -batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5
+    want[3] = kept[3]
+    assert flops == 12.5
+    assert old.batch["old_log_probs"].tolist() == want.tolist()
+    assert batch.batch["rollout_log_probs"].tolist() == kept.tolist()
+    # 14 rows on four GPUs in micro-batches of two.
+    assert len(trainer.forwarded) == 16
+    assert trainer.forwarded.batch["response_mask"].any(-1).sum() == 14
+
+
+def test_reference_log_probs_of_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of(in_groups(15), monkeypatch, gpus=4)
+    batch, _ = trainer._rollout(DataProto(), is_train=True)
+    reference = trainer._compute_ref_log_prob(batch).batch["ref_log_prob"]
+    assert len(trainer.forwarded) == 16
+    assert reference.tolist() == (-batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5).tolist()
+
+
+def without_gradient(
+    returns: dict[str, float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: int = 1
+) -> tuple[float, list[str]]:
+    """The metric, and the warnings of the run's output, for a tolerance of 0.5."""
+    trainer = trainer_of(returns, monkeypatch)
+    trainer.global_steps = step
+    _, metrics = trainer._rollout(DataProto(), is_train=True)
+    return metrics["empo2/groups_without_gradient"], [
+        line for line in capsys.readouterr().out.splitlines() if "return_tolerance" in line
+    ]
+
+
+def test_groups_without_gradient_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Returns that are equal, differ by less than the tolerance, all solve the task, and differ by more."""
+    groups = {"a": [8.0, 8.0], "b": [8.0, 8.4], "c": [100.0, 100.0], "d": [8.0, 9.0]}
+    returns = {f"{group}-{i}": value for group, pair in groups.items() for i, value in enumerate(pair)}
+    assert without_gradient(returns, monkeypatch, capsys) == (0.75, [])
+
+
+def test_first_step_whose_returns_all_count_as_equal_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rewards of 0..1 with ScienceWorld's tolerance: nothing would ever be learned, and nothing said."""
+    returns = {"a-0": 0.0, "a-1": 0.25, "b-0": 0.5, "b-1": 0.6}
+    fraction, (line,) = without_gradient(returns, monkeypatch, capsys)
+    assert fraction == 1
+    assert line.startswith("step 1: WARNING: no group has a gradient: returns differ by up to 0.25 within a group")
+    assert "algorithm.return_tolerance=0.5;" in line
+    assert without_gradient(returns, monkeypatch, capsys, step=2) == (1, [])
+    assert without_gradient(dict.fromkeys(returns, 0.0), monkeypatch, capsys) == (1, [])  # nothing that could be lost
+
+
+def test_what_gets_no_gradient_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A prompt that outgrows the limit, replies beyond the row: a line in the run's output, not only a metric."""
+    returns = in_groups(16)
+    first, second, *_ = returns
+    trainer = trainer_of(returns, monkeypatch, prompts={first: PROMPT + 1})
+    trainer._manager.results.kept[second] = RolloutResult("g1", NO_MEMORY, 1.0, reply_tokens=500)
+    trainer._manager.results.dropped["failed_by_agent"] = 2
+    batch, metrics = trainer._rollout(DataProto(), is_train=True)
+    lost = metrics["empo2/reply_tokens_lost"]
+    assert lost == sum(result.reply_tokens for result in trainer._manager.results.kept.values()) - int(
+        batch.batch["response_mask"].sum()
+    )
+    assert lost > 400
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert line == (
+        "step 7: training on 15 rollouts in 15 rows; dropped 2 failed by agent; WARNING: 1 rows dropped, their prompt "
+        f"exceeds model.max_prompt_tokens, {lost} reply tokens without gradient"
+    )
+
+
+def test_nothing_to_warn_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer_of(in_groups(16), monkeypatch)._rollout(DataProto(), is_train=True)
+    assert capsys.readouterr().out.splitlines()[-1] == "step 7: training on 16 rollouts in 16 rows"
 
 
 def test_sums_become_fractions() -> None:
@@ -406,22 +398,27 @@ def test_sums_become_fractions() -> None:
 
     metrics = {
         "actor/pg_loss": 0.5,
+        "actor/trained_tokens": [total(10, 20), total(70)],
+        "actor/pg_clipfrac": [total(1, 0), total(4)],
+        "actor/ppo_kl": [total(1, 0), total(1)],
+        "actor/pg_clipfrac_lower": [total(0, 0), total(0)],
         "actor/off_policy_tokens": [total(10, 0), total(30)],
         "actor/masked_tokens": [total(1, 0), total(3)],
-        "actor/compared_rows": [total(0, 1), total(0)],
-        "actor/log_ppl_gap": [total(0, 0.2), total(0)],
+        # What vLLM and trainer disagree by: of the first update alone, since later ones see another policy.
+        "actor/compared_rows": [total(0, 1), total(3)],
+        "actor/log_ppl_gap": [total(0, 0.2), total(9)],
     }
-    _rename_sums(metrics)
+    name_sums(metrics)
     assert metrics == {
         "actor/pg_loss": 0.5,
+        "actor/pg_clipfrac": [pytest.approx(0.05)],
+        "actor/ppo_kl": [pytest.approx(0.02)],
+        "actor/pg_clipfrac_lower": [0.0],
         "empo2/masked_token_fraction": [pytest.approx(0.1)],
         "rollout_corr/log_ppl_abs_diff": [pytest.approx(0.2)],
     }
-
-
-def test_nothing_to_compare_in_an_off_policy_step() -> None:
-    metrics = {
-        f"actor/{name}": [0.0] for name in ("off_policy_tokens", "masked_tokens", "compared_rows", "log_ppl_gap")
-    }
-    _rename_sums(metrics)
-    assert metrics == {"empo2/masked_token_fraction": [0.0]}
+    del metrics["rollout_corr/log_ppl_abs_diff"]
+    for name in ("trained_tokens", "off_policy_tokens", "masked_tokens", "compared_rows", "log_ppl_gap"):
+        metrics[f"actor/{name}"] = [0.0]
+    name_sums(metrics)
+    assert "rollout_corr/log_ppl_abs_diff" not in metrics  # nothing to compare in an off-policy step

@@ -1,1 +1,1 @@
-"""What verl 0.8 and vLLM 0.20 need where there is no GPU, or no flash-attn: one module for each of them."""
+"""Patches that verl 0.8 and vLLM 0.20 need without a GPU or flash-attn, and patches of agent-lightning."""

@@ -1,7 +1,7 @@
 """vLLM's engine process on a CPU, forked from a process that has imported vLLM already.
 
-vLLM spawns its engine from the server and imports itself there a second time, 20 s after the server has done so. A
-fork server that is started first imports on the other core while the server imports here.
+vLLM spawns its engine process from the server and imports itself a second time there, which takes another 20 s. A fork
+server started first does this import on the other core while the server does its own.
 """
 
 import multiprocessing
@@ -11,7 +11,7 @@ import os
 
 
 class EngineProcess(multiprocessing.context.ForkServerProcess):
-    """A forked process with the environment of its creator: the fork server's own is older."""
+    """A forked process with the environment of its creator instead of the fork server's older one."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -27,7 +27,7 @@ class EngineContext(multiprocessing.context.ForkServerContext):
 
 
 def start_fork_server() -> EngineContext:
-    """Start to import vLLM in the background; the context forks from there."""
+    """Start a fork server that imports vLLM in the background; the context forks from it."""
     context = EngineContext()
     context.set_forkserver_preload(
         ["empo2.recipe.trainer.compat.vllm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]

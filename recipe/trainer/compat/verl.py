@@ -2,7 +2,7 @@
 
 Loaded into every process that imports verl through ``VERL_USE_EXTERNAL_MODULES=empo2.recipe.trainer.compat.verl``,
 while ``verl/__init__.py`` runs and before any other verl module binds the names patched here. Each patch names
-the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fails when upstream mends one.
+the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fails when upstream fixes one.
 """
 
 import importlib.metadata
@@ -12,9 +12,11 @@ import os
 import torch
 import verl.utils.device
 
+from empo2.recipe.trainer import ray_environment
+
 
 def _nothing(*args, **kwargs) -> None:
-    """Stands in for a call that only means something on an accelerator."""
+    """Do nothing: replaces a call that has a meaning only on an accelerator."""
 
 
 def _zero(*args, **kwargs) -> int:
@@ -22,17 +24,17 @@ def _zero(*args, **kwargs) -> int:
 
 
 def import_without_sklearn() -> None:
-    """transformers imports sklearn, 3 s in each of five processes, for a way of decoding that no one uses here."""
+    """Keep transformers from importing sklearn, 3 s in each of five processes, for an unused decoding method."""
     import transformers.utils
 
     transformers.utils.is_sklearn_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
 
 
 def use_torch_padding_helpers() -> None:
-    """``verl.utils.attention_utils`` takes its padding helpers from flash-attn, though only indexing is needed.
+    """Replace the padding helpers that ``verl.utils.attention_utils`` imports from flash-attn.
 
-    verl's own pure-torch versions of the same functions lie in ``npu_flash_attn_utils``; with them neither a CPU
-    nor a GPU machine has to build flash-attn (sdpa attention, no padding removal).
+    They only index. verl has pure-torch versions of the same functions in ``npu_flash_attn_utils``; with them neither a
+    CPU nor a GPU machine has to build flash-attn (sdpa attention, no padding removal).
     """
     import verl.utils.attention_utils as attention_utils
     from einops import rearrange
@@ -43,7 +45,7 @@ def use_torch_padding_helpers() -> None:
 
 def run_without_accelerator() -> None:
     """Make verl's FSDP2 engine and its vLLM rollout run on the CPU. Idempotent."""
-    # Ray is told of a GPU that does not exist (ray_init.num_gpus); verl would ask it for an "NPU".
+    # Ray is given a GPU that does not exist (ray_init.num_gpus); verl would ask it for an "NPU".
     verl.utils.device.get_resource_name = lambda: "GPU"
     # "cpu:gloo,cpu:nccl" names one device twice.
     verl.utils.device.get_nccl_backend = lambda: "gloo"
@@ -86,7 +88,7 @@ def run_without_accelerator() -> None:
 
     from vllm.platforms.cpu import CpuPlatform
 
-    # Asked for by verl's ServerAdapter, not implemented by vLLM, and then not used.
+    # verl's ServerAdapter asks for it but does not use it, and vLLM does not implement it.
     CpuPlatform.get_device_uuid = classmethod(lambda cls, device_id=0: "cpu")  # type: ignore[method-assign]
 
     # vLLM turns the "uni" executor into "mp", one more process that imports vLLM for 20 s and holds a gigabyte.
@@ -107,6 +109,6 @@ def run_without_accelerator() -> None:
 
 if importlib.util.find_spec("flash_attn") is None:
     use_torch_padding_helpers()
-if not torch.cuda.is_available():
+if ray_environment.device() == "cpu":
     import_without_sklearn()
     run_without_accelerator()

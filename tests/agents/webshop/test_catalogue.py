@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from empo2.agents.webshop import catalogue as module
 from empo2.agents.webshop import generated
 from empo2.agents.webshop.catalogue import Catalogue, CatalogueError, build
 from empo2.agents.webshop.goals import human_goals, shuffled, synthetic_goals
@@ -262,19 +261,6 @@ def test_files_without_products_or_goals_are_named(tmp_path):
         build(tmp_path / "shop", items, attributes, human)
 
 
-def test_texts_that_one_index_cannot_hold_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_INDEX_BYTES", 15_000_000)  # the least that tantivy takes
-    words = [
-        " ".join(f"{number * 7:x}" for number in range(start, start + 100_000))
-        for start in range(0, 1_000_000, 100_000)
-    ]
-    with pytest.raises(ValueError, match="texts of 10 products are more than one index holds"):
-        build(
-            tmp_path / "shop",
-            *write(tmp_path, *(item(f"A{i}", "mug", full_description=text) for i, text in enumerate(words))),
-        )
-
-
 def cut(name: str) -> Callable[[Path], object]:
     return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size // 2)
 
@@ -283,11 +269,6 @@ def set_format(folder: Path) -> None:
     with closing(sqlite3.connect(folder / "catalogue.sqlite")) as db:
         db.execute("UPDATE meta SET value = 0 WHERE key = 'format'")
         db.commit()
-
-
-def cut_postings(folder: Path) -> None:
-    file = next((folder / "index").glob("*.idx"))
-    os.truncate(file, file.stat().st_size - 1)
 
 
 @pytest.mark.parametrize(
@@ -300,10 +281,9 @@ def cut_postings(folder: Path) -> None:
             lambda folder: (folder / "catalogue.sqlite").unlink(),
             r"is no WebShop catalogue \(it has no catalogue.sqlite",
         ),
-        (cut_postings, r"is damaged \(index/.*\.idx has [\d,]+ bytes, not [\d,]+\)"),
-        (cut("index/meta.json"), r"is damaged \(index/meta.json has"),
-        (lambda folder: (folder / "index/meta.json").unlink(), "is damaged .*No such file"),
-        (set_format, "is a WebShop catalogue of format 0, not 1: remove it and build it"),
+        (cut("index/weights.npy"), r"is damaged \(index/weights\.npy has [\d,]+ bytes, not [\d,]+\)"),
+        (lambda folder: (folder / "index/places.npy").unlink(), "is damaged .*No such file"),
+        (set_format, "is a WebShop catalogue of format 0, not 2: remove it and build it"),
     ],
 )
 def test_a_folder_that_is_not_whole_gets_one_line(tmp_path, files, damage, says):
@@ -315,11 +295,8 @@ def test_a_folder_that_is_not_whole_gets_one_line(tmp_path, files, damage, says)
     assert str(tmp_path / "shop") in str(error.value)
 
 
-def test_a_folder_that_cannot_be_written_to_is_read(tmp_path, files, monkeypatch):
+def test_reading_writes_nothing(tmp_path, files):
     build(tmp_path / "shop", *files)
-    for lock in (tmp_path / "shop/index").glob("*.lock"):
-        lock.unlink()
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write wherever others may not
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "shop").rglob("*")}
     with closing(Catalogue(tmp_path / "shop")) as catalogue:
         asin = catalogue.search("made")[0]

@@ -15,7 +15,7 @@ from empo2.agents.webshop.catalogue import Catalogue
 from empo2.agents.webshop.generated import DEPARTMENTS, own_catalogue, write
 from empo2.agents.webshop.goals import Goal, human_goals, synthetic_goals
 from empo2.agents.webshop.products import Product, read_products
-from empo2.agents.webshop.reward import reward
+from empo2.agents.webshop.reward import OptionMatching, reward
 
 OWN = "from empo2.agents.webshop.generated import own_catalogue; print(own_catalogue(30))"
 
@@ -79,16 +79,21 @@ def test_every_option_can_be_clicked(products):
         assert len({*values, *buttons}) == len(values) + len(buttons)
 
 
-def bought(product: Product, goal: Goal) -> float:
+def bought(product: Product, goal: Goal, option_matching: OptionMatching = "original") -> float:
     """The reward for this product, with those of the goal's options that it has."""
     chosen = {name: value for name, values in product.options.items() for value in values if value in goal.options}
-    return reward(product, chosen, goal).value
+    return reward(product, chosen, goal, option_matching).value
 
 
 def test_every_goal_is_reached_by_its_product(files, products):
     by_asin = {product.asin: product for product in products}
-    goals = [*human_goals(products, files[2]), *synthetic_goals(products, files[1])]
-    assert {bought(by_asin[goal.asin], goal) for goal in goals} == {1.0}
+    assert {bought(by_asin[goal.asin], goal) for goal in human_goals(products, files[2])} == {1.0}
+    synthetic = list(synthetic_goals(products, files[1]))
+    assert {bought(by_asin[goal.asin], goal, "values") for goal in synthetic} == {1.0}
+    # In the original's way, a scent with a colour in it, sand or mint, is bought as that and asked for as it is.
+    missed = [{*goal.options} for goal in synthetic if bought(by_asin[goal.asin], goal) < 1]
+    assert 0 < len(missed) < len(synthetic) / 10
+    assert all(options & {"sandalwood", "peppermint"} for options in missed)
 
 
 def test_other_products_reach_goals_in_part(files, products):

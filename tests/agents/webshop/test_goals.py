@@ -54,6 +54,7 @@ def test_a_human_goal_is_its_instruction_with_the_cap(instructions):
         instruction="Find me a dress, and price lower than 990.00 dollars",
         attributes=("soft", "warm"),
         options=("red", "s"),
+        option_names=(),
         price_cap=990.0,
         weight=1.0,
     )
@@ -83,12 +84,19 @@ def test_nothing_left_out_is_nothing_said(instructions, caplog):
 
 
 @pytest.mark.parametrize(
-    ("options", "values"),
-    [(["red", None, "s"], ("red", "s")), ({"color": "red", "size": "s"}, ("red", "s")), ([], ()), (None, ())],
+    ("options", "values", "names"),
+    [
+        (["red", None, "s"], ("red", "s"), ()),
+        ({"color": "red", "fit": None, "size": "s"}, ("red", "s"), ("color", "size")),
+        ([], (), ()),
+        (None, (), ()),
+        ({}, (), ()),
+    ],
 )
-def test_options_are_kept_as_values(instructions, options: object, values: tuple):
+def test_options_are_values_and_have_names_where_they_are_a_mapping(instructions, options, values, names):
     [goal] = human_goals([product()], instructions({"B1": [asked(options=options)]}))
-    assert goal.options == values
+    assert (goal.options, goal.option_names) == (values, names)
+    assert Goal.from_json(goal.as_json()) == goal
 
 
 @pytest.mark.parametrize(
@@ -131,6 +139,7 @@ def test_synthetic_goals_are_all_combinations_of_options(instructions):
         ("blue | white", "s"),
         ("blue | white", "m"),
     ]
+    assert {goal.option_names for goal in goals} == {("color", "size")}
     assert goals[2].instruction == (
         "Find me a soft dress with color: blue | white, and size: s, and price lower than 990.00 dollars"
     )
@@ -199,4 +208,13 @@ def test_the_split(goals: int, test: int, validation: int):
         "test": range(0, test),
         "validation": range(test, validation),
         "train": range(validation, goals),
+    }
+
+
+@pytest.mark.parametrize(("goals", "test"), [(6910, 500), (3000, 500), (600, 100), (6, 1), (0, 0)])
+def test_the_split_of_verl_agent_trains_on_all_that_is_not_tested(goals: int, test: int):
+    assert split(goals, "verl-agent") == {
+        "test": range(0, test),
+        "validation": range(test, test),
+        "train": range(test, goals),
     }

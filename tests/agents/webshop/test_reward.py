@@ -1,7 +1,9 @@
 """The reward by hand-worked cases. Nouns are stood in for by words where a case is about what is made of them."""
 
+import random
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -34,6 +36,7 @@ GOAL = Goal(
     instruction="Find me a lamp",
     attributes=("eye protection", "energy saving"),
     options=("red", "small"),
+    option_names=(),
     price_cap=30.0,
     weight=1.0,
 )
@@ -147,6 +150,70 @@ def test_options(words, chosen: dict, wanted: tuple, hits: int):
     result = reward(PRODUCT, chosen, replace(GOAL, attributes=("eye protection",), options=wanted))
     assert result.option_hits == hits
     assert result.value == pytest.approx((2 + hits) / (2 + len(wanted)))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name", "wanted", "original", "values"),
+    [
+        ("red", "color", "red", 1, 1),  # the pair is the colour
+        ("dark red", "color", "red", 0, 0),  # dark stands before red in the list
+        ("navy blue", "color", "navy blue", 1, 1),  # the pair is no colour, but "blue" is one of its words
+        ("wine", "color", "wine red", 1, 0),  # for its value "red" stands, which comes before "wine"
+        ("yellow", "yellow", "tall", 1, 0),  # a name is a colour too
+        ("leather", "material", "leather", 1, 1),  # a subset of the words of "('material', 'leather')"
+        ("material", "material", "leather", 1, 0),  # the name is one of them
+        ("x-large", "size", "large", 0, 1),  # "x" and "large" to "large" and "size": 2 * 5 / 17
+        ("large", "size", "x-large", 1, 1),
+        ("9.5", "size", "9.5", 1, 1),
+        ("9.5", "size", "9", 0, 1),
+        ("mother's", "size", "mother's", 1, 1),
+        ("b", "size", "a\nb", 0, 1),  # Python writes a line break as \\n: the words are a and nb
+    ],
+)
+def test_options_with_names(words, chosen: str, name: str, wanted: str, original: int, values: int):
+    goal = replace(GOAL, options=(wanted,), option_names=(name,))
+    assert reward(PRODUCT, {"any": chosen}, goal).option_hits == original
+    assert reward(PRODUCT, {"any": chosen}, goal, "values").option_hits == values
+
+
+NAMES_OF_OPTIONS = ["color", "size", "material type", "scent", "fit type", "red", "style", "kid's size", "gold", "数"]
+VALUES_OF_OPTIONS = [
+    *(
+        "red",
+        "navy blue",
+        "wine red | white",
+        "black",
+        "x-large",
+        "large",
+        "9.5",
+        "9",
+        "10 wide",
+        "12 ounce (pack of 2)",
+    ),
+    *("a01-black", "steel", "leather", "feather", "don't", "40'' x 60\"", "café au lait", "5x-large big", "tangerine"),
+    *("men | women", "size", "pack of 2", "", "數 blue", "gold", "new\nline", "32gb + 64 gb"),
+]
+CASES = 20_000
+
+
+def option_cases() -> list[tuple[str, str, str]]:
+    """The value chosen, and the name and the value wanted."""
+    draw = random.Random(0).choice
+    cases = []
+    for _ in range(CASES):
+        name, value, other = draw(NAMES_OF_OPTIONS), draw(VALUES_OF_OPTIONS), draw(VALUES_OF_OPTIONS)
+        wanted = draw([value, f"{value} {other}", f"{other} {name}"])
+        cases.append((draw([value, wanted, other, name, wanted[1:], f"{value}s"]), name, wanted))
+    return cases
+
+
+def test_options_with_names_are_matched_as_by_thefuzz(words):
+    """The number of hits by the original's rule and thefuzz 0.19.0 without Levenshtein, and the CRC-32 of all cases."""
+    hits = bytes(
+        reward(PRODUCT, {"any": chosen}, replace(GOAL, options=(value,), option_names=(name,))).option_hits
+        for chosen, name, value in option_cases()
+    )
+    assert (sum(hits), zlib.crc32(hits)) == (12_184, 3_465_622_632)
 
 
 @pytest.mark.parametrize(("price", "hit"), [(29.99, True), (30.0, True), (30.01, False)])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from empo2.agents.text_game.game import NOT_LISTED
 from empo2.agents.webshop import agent, tasks
 from empo2.agents.webshop.agent import WebShopAgent
+from empo2.agents.webshop.catalogue import Catalogue, build
 from empo2.agents.webshop.environment import NOT_POSSIBLE
 from empo2.agents.webshop.tasks import Episode, load
 from empo2.recipe.config import load_settings
@@ -23,7 +25,9 @@ BUY_THE_MUG = ("search[blue stoneware]", "click[b0bluemug1]", "click[blue]", "cl
 def episode(shop_folder: Path, goal_of: Callable[[str], int]) -> Callable[..., Episode]:
     def make(wanted: str = MUG, **changes: object) -> Episode:
         defaults = {"catalogue": str(shop_folder), "goal": goal_of(wanted), "max_steps": 15, "seed": 0}
-        return Episode(**{**defaults, "actions": "free-text", "choices": 40, "hits": 10, **changes})
+        return Episode(
+            **{**defaults, "actions": "free-text", "choices": 40, "hits": 10, "option_matching": "original", **changes}
+        )
 
     return make
 
@@ -116,6 +120,27 @@ def test_fewer_hits_make_a_shorter_page(run, server, episode):
     assert server.chats[1]["messages"][-1]["content"].count("$") == 3
 
 
+@pytest.mark.parametrize(("option_matching", "score"), [("original", 200 / 3), ("values", 100)])
+def test_options_of_synthetic_goals_are_matched_as_the_episode_says(
+    run, server, episode, tmp_path, option_matching, score
+):
+    """Who buys the shirt in x-large when it should be large: the original sees the difference, values alone do not."""
+    asin = "B0TSHIRT01"
+    sizes = {"Size": [{"value": "Large"}, {"value": "X-Large"}]}
+    files = {
+        "items": [{"asin": asin, "name": "Shirt", "pricing": "$985", "customization_options": sizes}],  # no price cap
+        "attributes": {asin: {"instruction": "a shirt", "instruction_attributes": ["shirt"]}},
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    build(tmp_path / "shop", *(tmp_path / f"{name}.json" for name in files))
+    with closing(Catalogue(tmp_path / "shop")) as opened:
+        large = next(number for number in range(2) if opened.goal(number).options == ("large",))
+    server.reply = scripted("search[shirt]", f"click[{asin}]", "click[x-large]", "click[buy now]")
+    wanted = episode(catalogue=str(tmp_path / "shop"), goal=large, option_matching=option_matching)
+    assert run(wanted)["value"] == pytest.approx(score)
+
+
 def test_a_catalogue_that_is_none_fails_the_rollout(run, server, episode, tmp_path):
     with pytest.raises(Exception, match="is no WebShop catalogue"):
         run(episode(catalogue=str(tmp_path)))
@@ -135,12 +160,20 @@ def test_rows_are_the_first_goals_of_disjoint_splits(shop_folder, monkeypatch):
         "actions": "free-text",
         "choices": 12,
         "hits": 10,
+        "option_matching": "original",
         "seed": 7,
     }
     assert json.loads(json.dumps(train)) == train
     train, test = load(str(shop_folder), train_goals=[20, 13], test_goals=3, test_split="validation")
     assert [row["goal"] for row in train] == [20, 13]
     assert [row["goal"] for row in test] == [4, 5, 6]
+
+
+def test_rows_of_the_split_of_verl_agent(shop_folder):
+    train, test = load(str(shop_folder), split="verl-agent", option_matching="values")
+    assert [row["goal"] for row in test] == [0, 1, 2, 3]
+    assert [row["goal"] for row in train] == list(range(4, 24))
+    assert {row["option_matching"] for row in train + test} == {"values"}
 
 
 @pytest.mark.parametrize(
@@ -150,6 +183,9 @@ def test_rows_are_the_first_goals_of_disjoint_splits(shop_folder, monkeypatch):
         ({"max_steps": 0}, "max_steps 0 must be at least 1"),
         ({"hits": 0}, "hits 0 must be at least 1"),
         ({"test_split": "tests"}, "test_split 'tests' is unknown; nearest: test"),
+        ({"split": "verl_agent"}, "split 'verl_agent' is unknown; nearest: verl-agent"),
+        ({"split": "verl-agent", "test_split": "validation"}, "test_split 'validation' is not in split 'verl-agent'"),
+        ({"option_matching": "value"}, "option_matching 'value' is unknown; nearest: values"),
         ({"train_goals": 0}, "train_goals 0 must be at least 1"),
         ({"train_goals": [12, 3]}, "train_goals 3 is not in its split, 12 to 23"),
         ({"test_goals": [24]}, "test_goals 24 is not in its split, 0 to 3"),
@@ -192,5 +228,5 @@ def test_the_papers_settings(shop_folder):
     assert settings.agent.env == {**Episode.env_map(), "WEBSHOP_MAX_TOKENS": "512"}
     algorithm, model = settings.algorithm, settings.model
     assert (algorithm.learning_rate, algorithm.kl_coefficient, algorithm.rollouts_per_task) == (1e-6, 0.01, 8)
-    assert algorithm.mini_batch_tasks * algorithm.rollouts_per_task == 64
+    assert algorithm.tasks_per_step * algorithm.rollouts_per_task / algorithm.updates_per_step == 64
     assert (model.temperature, model.val_temperature) == (1.0, 0.4)

@@ -1,11 +1,16 @@
 """`python -m empo2.agents.webshop`: what it says, builds and plays."""
 
+import json
+import shlex
+import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from empo2.agents.webshop import generated
 from empo2.agents.webshop.__main__ import main
+from empo2.agents.webshop.catalogue import Catalogue
 
 
 @pytest.fixture
@@ -41,7 +46,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     ("arguments", "says"),
     [
         (["--help"], ["build", "play"]),
-        (["build", "--help"], ["--items", "--attributes", "--human", "--output", "princeton-nlp/WebShop", "example: "]),
+        (
+            ["build", "--help"],
+            ["--items", "--attributes", "--human", "--output", "princeton-nlp/WebShop", "examples: "],
+        ),
         (["play", "--help"], ["--catalogue", "--goal", "search[WORDS]", "example: "]),
     ],
 )
@@ -54,12 +62,38 @@ def test_help_teaches(command, arguments, says):
 def test_build_then_play(command, files, tmp_path):
     items, attributes, human = files
     shop = tmp_path / "shop"
-    code, output, _ = command("build", "--items", items, "--attributes", attributes, "--human", human, "--output", shop)
-    assert (code, output) == (0, f"{shop}: 20 products, 60 goals\n")
+    code, output, errors = command(
+        "build", "--items", items, "--attributes", attributes, "--human", human, "--output", shop
+    )
+    assert (code, output, errors) == (0, f"{shop}: 20 products, 60 goals\n", "")
     code, output, _ = command("play", "--catalogue", shop, "--max-steps", 2, typed=("search[a", "click[buy now]"))
     assert code == 0
     assert "WebShop\nInstruction:\n" in output
     assert output.endswith("score 0 of 100\n")
+
+
+def test_instructions_for_another_shop_are_warned_of_with_the_command_that_is_right(command, files, tmp_path):
+    items, attributes, human = files
+    instructions = json.loads(human.read_text())
+    few = dict([*instructions.items()][:2])
+    elsewhere = {f"ELSE{number}": entries for number, entries in enumerate(instructions.values())}
+    (tmp_path / "all.json").write_text(json.dumps({**few, **elsewhere}))
+    shop = tmp_path / "the shop"
+    right = ["build", "--items", items, "--attributes", attributes, "--output", shop]
+    code, output, errors = command(*right, "--human", tmp_path / "all.json")
+    assert (code, output) == (0, f"{shop}: 20 products, 6 goals\n")
+    warning, advice = errors.splitlines()[-2:]
+    assert warning.startswith(
+        f"warning: only 6 of the 66 instructions of {tmp_path}/all.json are for products of {items}"
+    )
+    removal, command_line = advice.strip().split(" && ")
+    assert shlex.split(removal) == ["rm", "-r", str(shop)]
+    assert shlex.split(command_line) == ["python", "-m", "empo2.agents.webshop", *map(str, right)]
+    shutil.rmtree(shop)
+    code, output, errors = command(*right)
+    assert (code, errors) == (0, "")
+    with closing(Catalogue(shop)) as catalogue:
+        assert catalogue.goals > 20
 
 
 def test_the_end_of_input_ends_the_play(command, tmp_path, monkeypatch):

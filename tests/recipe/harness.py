@@ -18,7 +18,7 @@ from agentlightning.server.store import _events, _models, _rollouts, _terminal_o
 from empo2.memory import Embedder
 from empo2.recipe.config import load_settings
 from empo2.recipe.gateway.app import make_gateway
-from empo2.recipe.gateway.recall import Recall
+from empo2.recipe.gateway.memory import open_memory
 
 from .model_server import MODEL, Body, ModelServer, Seen, serving
 
@@ -63,7 +63,7 @@ def in_reflection(fault: Any) -> Callable[[str, Body], Any]:
 
 
 @dataclass
-class House:
+class GatewayUnderTest:
     """The gateway, what it stands before, and how a trainer, a controller and agents would use it."""
 
     client: httpx.AsyncClient
@@ -77,8 +77,8 @@ class House:
         """The same actions with and without tips."""
         if is_reflection(body):
             return self.tip
-        said = [message for message in body.get("messages", []) if message["role"] == "assistant"]
-        return f"go {len(said)}"
+        replies = [message for message in body.get("messages", []) if message["role"] == "assistant"]
+        return f"go {len(replies)}"
 
     async def create(self, mode: str | None = "memory", update: str = "on-policy", scope: str = "a") -> str:
         """A running rollout; untagged for mode None."""
@@ -122,7 +122,7 @@ class House:
         await self.reward(rollout, score)
         (await self.patch(rollout, "succeeded")).raise_for_status()
 
-    async def teach(self, bodies: list[Body], *tips: str, scope: str = "a") -> None:
+    async def store_tips(self, bodies: list[Body], *tips: str, scope: str = "a") -> None:
         """Episodes that leave these tips, each with a higher score than the one before."""
         for number, self.tip in enumerate(tips):
             rollout = await self.create("no-memory", scope=scope)
@@ -158,7 +158,7 @@ def prompt_ids(event: Body) -> list[int]:
 
 
 def turns(*observations: Any, system: str | None = None, **more: Any) -> list[Body]:
-    """The requests of an agent that sends its whole chat, where the model answers as `House.reply` does."""
+    """The requests of an agent that sends its whole chat, where the model answers as `GatewayUnderTest.reply` does."""
     messages, bodies = [{"role": "system", "content": system}] if system else [], []
     for number, observation in enumerate(observations):
         messages = [*messages, {"role": "user", "content": observation}]
@@ -180,35 +180,39 @@ def as_trainer(url: str) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def opened(
+async def running_gateway(
     folder: Path,
     *settings: str,
     words: Words | None = None,
     embedder: Callable[[], Embedder] | None = None,
     model: ModelServer | None = None,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[GatewayUnderTest]:
     words, model = words or Words(), model or ModelServer()
     checked = load_settings("cpu", ["reflection.timeout=10", "memory.top_k=10", *settings])
     file = folder / "memory.sqlite"
     app = make_gateway(
-        checked, model_path=MODEL, key=KEY, memory_file=file, recall=Recall(checked, file, embedder or (lambda: words))
+        checked,
+        model_path=MODEL,
+        key=KEY,
+        memory_file=file,
+        memory=open_memory(checked, file, embedder or (lambda: words)),
     )
     async with AsyncExitStack() as stack:
         stack.enter_context(model.serve())
         url = stack.enter_context(serving(app))
         client = await stack.enter_async_context(as_trainer(url))
-        house = House(client, model, words, folder)
-        model.reply = house.reply
+        gateway = GatewayUnderTest(client, model, words, folder)
+        model.reply = gateway.reply
         (await client.post("/api/models", json=[{"model": MODEL, "endpoint": model.url}])).raise_for_status()
-        yield house
+        yield gateway
 
 
-async def both(house: House, plain: httpx.AsyncClient, rollout: str, body: Any) -> tuple[Any, Any]:
+async def both(gateway: GatewayUnderTest, plain: httpx.AsyncClient, rollout: str, body: Any) -> tuple[Any, Any]:
     """What the gateway and what agent-lightning's own app answer to a call."""
-    told = await house.call(rollout, body)
-    client, house.client = house.client, plain
-    alone = await house.call(rollout, body)
-    house.client = client
+    told = await gateway.call(rollout, body)
+    client, gateway.client = gateway.client, plain
+    alone = await gateway.call(rollout, body)
+    gateway.client = client
     return (told.status_code, told.content), (alone.status_code, alone.content)
 
 

@@ -1,0 +1,67 @@
+"""Actions as text: list them for a policy, and read the action from its reply."""
+
+import difflib
+import random
+import re
+from collections.abc import Sequence
+
+from .episode import TextEpisode
+
+
+def listed(observation: str, choices: Sequence[str]) -> str:
+    """Return a turn in the choice form: the observation and the numbered actions."""
+    return "\n".join([observation, "", *(f"{number} {action}" for number, action in enumerate(choices, start=1))])
+
+
+def draw(valid_actions: Sequence[str], episode: TextEpisode, step: int) -> list[str]:
+    """Return at most `episode.choices` of the valid actions, in random order.
+
+    The draw is seeded by the episode and the step, so rollouts with equal actions so far are offered the same list.
+    """
+    generator = random.Random(f"{episode.seed} {episode.world} {step}")
+    return generator.sample(valid_actions, min(episode.choices, len(valid_actions)))
+
+
+def chosen(reply: str, choices: Sequence[str]) -> str | None:
+    """Return the action with the first number in a reply; None if there is no such action."""
+    number = re.search(r"[0-9]+", reply)
+    by_number = {str(number): action for number, action in enumerate(choices, start=1)}
+    return by_number.get(number.group().lstrip("0")) if number else None
+
+
+def typed(reply: str) -> str:
+    """Return the action of a free-text reply: its first line."""
+    return reply.strip().partition("\n")[0].strip()
+
+
+def nearest(text: str, valid_actions: Sequence[str]) -> str:
+    """Return the valid action nearest to `text`: `text` itself if valid, else the one that shares the most words.
+
+    Nearness is the Jaccard index of the sets of words, regardless of case: common words over words in either. Ties are
+    broken by the most similar order of words, then alphabetically; a text that shares no word with any action is a
+    tie of all.
+
+    Raises ValueError if there is no valid action.
+    """
+    if text in valid_actions:
+        return text
+    order = text.lower().split()
+    words = set(order)
+
+    def jaccard(action: str) -> float:
+        others = set(action.lower().split())
+        common = len(words & others)
+        return common / (len(words) + len(others) - common)
+
+    indices = [jaccard(action) for action in valid_actions]
+    best = max(indices)
+    ties = [action for action, index in zip(valid_actions, indices, strict=True) if index == best]
+    if best == 0:
+        return min(ties)
+    similarity = difflib.SequenceMatcher(b=order, autojunk=False)
+
+    def by_order(action: str) -> tuple[float, str]:
+        similarity.set_seq1(action.lower().split())
+        return -similarity.ratio(), action
+
+    return min(ties, key=by_order)

@@ -1,0 +1,35 @@
+"""``empo2 train``."""
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from empo2.recipe.cli.report import show_report
+from empo2.recipe.cli.settings import Config, Key, Overrides, Profile, key_of, settings_of
+
+
+def train(
+    overrides: Overrides = None,
+    profile: Profile = None,
+    config: Config = None,
+    key: Key = None,
+    gateway: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Train against a gateway that runs already, and start nothing else."),
+    ] = None,
+    run_directory: Annotated[Path | None, typer.Option(hidden=True)] = None,  # the launcher has made it
+) -> None:
+    """Start gateway, controller and trainer, and train."""
+    from rich.console import Console
+
+    from empo2.recipe.launcher.launch import launch, train_only
+    from empo2.recipe.launcher.run_directory import open_run_directory
+
+    settings = settings_of(profile, config, overrides, key)
+    if gateway is None:
+        show_report([launch(settings, profile, Console())])
+    else:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        train_only(settings, gateway, key_of(settings), run_directory or open_run_directory(settings, profile)[0])

@@ -1,0 +1,267 @@
+"""One model call of a tagged rollout, from the agent's request to the recorded event.
+
+A failure here is counted and costs the call its tips; the agent's call itself goes on.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import structlog
+
+from empo2.memory import Tip
+from empo2.recipe.gateway import sampling, upstream
+from empo2.recipe.gateway.episode import Episode, Turn
+from empo2.recipe.gateway.injection import Block, PromptRequest, Request
+from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.state import chat_state, prompt_state
+from empo2.recipe.gateway.tips import TIPS_HEADING, clean_tip, render_tips, tip_line
+from empo2.recipe.messages import reply_of, spoken
+from empo2.recipe.protocol import CALL_EVENT, CallEvent
+
+log = structlog.get_logger()
+
+Body = dict[str, Any]
+
+# The fields of a chat completion that decide how vLLM renders its prompt (vLLM 0.20 TokenizeChatRequest).
+_RENDERING = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "prompt",
+)
+# These decide it too, but TokenizeChatRequest accepts them only as arguments of the template.
+_TEMPLATE_ARGUMENTS = ("documents", "reasoning_effort")
+# A reflection repeats these fields of the call before it, so that its prompt continues that call's prompt.
+_SHARED = ("tools", "chat_template", "chat_template_kwargs", *_TEMPLATE_ARGUMENTS)
+_TOKENIZE_SECONDS = 60
+# In vLLM 0.20's refusals (vllm.renderers.params, vllm.v1.engine.input_processor).
+_TOO_LONG = ("context length", "maximum model length")
+
+
+@dataclass
+class TipSearch:
+    """The result of looking up tips for a request.
+
+    Attributes:
+        state: the text of the current state; empty where the request has none.
+        embedding: of the state, [dimension]; None if no tips were looked up.
+        request: the request with the tips in it; None if the rollout does not use tips.
+    """
+
+    state: str = ""
+    embedding: np.ndarray | None = None
+    request: Request | None = None
+
+
+class ModelCall:
+    """One call: `prepare` makes it, `sent` is the request that is sent, `answered` or `refused` concludes it."""
+
+    @classmethod
+    async def prepare(cls, services: Services, episode: Episode, attempt_id: str, body: Body) -> "ModelCall":
+        """Find the call's tips and build the request that replaces the agent's. Never raises."""
+        started = time.perf_counter()
+        services.metrics.counts["calls"] += 1
+        try:
+            found = await _find_tips(services, episode, body)
+        except Exception as error:
+            # Neither the traceback nor the message: they could hold the agent's prompt.
+            log.warning("tips left out of a call", rollout_id=episode.rollout_id, error=type(error).__name__)
+            services.metrics.counts["memory_failures"] += 1
+            found = TipSearch()
+        services.metrics.memory_seconds += time.perf_counter() - started
+        count_sampling(services, body)
+        return cls(services, episode, attempt_id, body, found)
+
+    def __init__(self, services: Services, episode: Episode, attempt_id: str, body: Body, found: TipSearch) -> None:
+        self._services = services
+        self._episode = episode
+        self._attempt_id = attempt_id
+        self._body = body
+        self._found = found
+        request = found.request
+        self._has_tips = request is not None and bool(request.carried)
+        self._tip_ids = [tip.id for tip in request.newest.tips] if request else []
+        self._with_tips = {**body, **request.fields} if request else body
+        self.sent = sampling.neutral(self._with_tips)
+        self._tip_free: asyncio.Task[list[int]] | None = None
+        if episode.tag.off_policy and self._has_tips:  # asked for while the policy generates
+            self._tip_free = asyncio.create_task(self._tokenize_without_tips())
+            # Reading the exception keeps asyncio from logging it when the call fails too and nobody awaits the ids.
+            self._tip_free.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def _tokenize_without_tips(self) -> list[int]:
+        """Ask vLLM for the prompt ids of the agent's own request."""
+        body = self._body
+        request = {name: body[name] for name in _RENDERING if name in body}
+        if arguments := {name: body[name] for name in _TEMPLATE_ARGUMENTS if body.get(name) is not None}:
+            request["chat_template_kwargs"] = (body.get("chat_template_kwargs") or {}) | arguments
+        response = await self._services.servers.post(
+            self._episode.rollout_id, "/tokenize", request, timeout=_TOKENIZE_SECONDS
+        )
+        response.raise_for_status()
+        return response.json()["tokens"]
+
+    def refused(self, status: int, answer: Body | None) -> None:
+        """Note an error response, or that there was no response (status 0)."""
+        if self._tip_free is not None:
+            self._tip_free.cancel()
+        self._episode.context_full = status == 400 and any(words in str(answer) for words in _TOO_LONG)
+
+    def answered(self, response: Body) -> None:
+        """Record the call in the background, since the agent already has its reply."""
+        episode, body = self._episode, self._body
+        episode.context_full = False
+        reply = reply_of(response)
+        if reply is None:
+            return
+        prompt_ids = response.get("prompt_token_ids") or response["choices"][0].get("prompt_token_ids")
+        if not prompt_ids:
+            return
+        if isinstance(self._found.request, PromptRequest):
+            episode.prompt_tips.replied(body["prompt"], spoken(reply))
+        chat = self._with_tips.get("messages") or [{"role": "user", "content": str(self._with_tips.get("prompt"))}]
+        shared = {name: body[name] for name in _SHARED if name in body}
+        turn = Turn(self._found.state, chat, reply, shared, self._found.embedding)
+        episode.turns.append(turn)
+        task = asyncio.create_task(self._record(turn, prompt_ids))
+        episode.pending.add(task)
+        task.add_done_callback(episode.pending.discard)
+
+    async def _record(self, turn: Turn, prompt_ids: list[int]) -> None:
+        episode = self._episode
+        async with episode.recording:
+            visits = await self._visit(turn)
+            event = CallEvent(
+                prompt_token_ids=prompt_ids,
+                tip_free_prompt_token_ids=await self._tip_free_ids() if self._tip_free else prompt_ids,
+                tip_ids=self._tip_ids,
+                scope=episode.tag.scope,
+                visits=visits,
+                intrinsic_reward=1 / visits if visits else 0.0,
+            )
+            data = event.model_dump(exclude_none=True)
+            if not upstream.record(episode.rollout_id, self._attempt_id, CALL_EVENT, data):
+                log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
+
+    async def _visit(self, turn: Turn) -> int | None:
+        """Count the visit to the call's state; return None if it has no state or the memory failed."""
+        if not turn.state:
+            return None
+        episode, memory = self._episode, self._services.memory
+        try:
+            if turn.embedding is None:
+                turn.embedding = await memory.embed(turn.state, urgent=False)
+            return await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
+        except Exception as error:
+            log.error("the memory failed", error=str(error))
+            self._services.metrics.counts["memory_failures"] += 1
+            return None
+
+    async def _tip_free_ids(self) -> list[int] | None:
+        """Return the ids of the agent's own prompt; None if they are unknown, never the ids of the prompt with tips."""
+        assert self._tip_free is not None
+        try:
+            return await self._tip_free
+        except Exception as error:
+            # The event is recorded without them; the trainer leaves such a turn out of an off-policy update.
+            log.error("no tip-free prompt", rollout_id=self._episode.rollout_id, error=repr(error))
+            self._services.metrics.counts["tokenize_failures"] += 1
+            return None
+
+
+async def _find_tips(services: Services, episode: Episode, body: Body) -> TipSearch:
+    """Read the request's state and, for a memory rollout, put tips into its newest turn."""
+    request: Request
+    if isinstance(messages := body.get("messages"), list) and all(isinstance(each, dict) for each in messages):
+        state, request = chat_state(messages), episode.chat_tips.request(messages)
+    elif isinstance(prompt := body.get("prompt"), str):
+        state, request = prompt_state(prompt), episode.prompt_tips.request(prompt)
+    else:
+        return TipSearch()  # token ids, or an invalid request, which the app refuses
+    if not episode.tag.memory:
+        return TipSearch(state)
+    embedding = None
+    if request.takes_tips:
+        block, embedding = await _search(services, episode, state, request)
+        request.put(block)
+        if request.newest is block:
+            episode.shown.update(tip.id for tip in block.tips)
+            services.metrics.counts["tips_injected"] += len(block.tips)
+    episode.tip_tokens = max(episode.tip_tokens, _tokens(request))
+    return TipSearch(state, embedding, request)
+
+
+async def _search(
+    services: Services, episode: Episode, state: str, request: Request
+) -> tuple[Block, np.ndarray | None]:
+    """Find tips that the request does not carry yet, within the remaining budget; also return the embedding."""
+    memory, metrics = services.memory, services.metrics
+    carried = [tip.text for block in request.carried for tip in block.tips]
+    room = services.settings.memory.episode_tokens - _tokens(request) - _line_tokens(services, TIPS_HEADING) - 1
+    if room <= 0:
+        return Block(), None
+    metrics.counts["searches"] += 1
+    episode.searches += 1
+    try:
+        started = time.perf_counter()
+        embedding = await memory.embed(state, urgent=True)
+        metrics.embedding_seconds += time.perf_counter() - started
+        tips = await memory.search(episode.tag.scope, embedding, exclude=carried)
+    except Exception as error:
+        log.error("the memory failed", error=str(error))
+        metrics.counts["memory_failures"] += 1
+        return Block(), None
+    block = _block(services, tips, room)
+    hit = bool(carried or block.tips)
+    episode.hits += hit
+    metrics.counts["hits"] += hit
+    return block, embedding
+
+
+def _block(services: Services, tips: Sequence[Tip], room: int) -> Block:
+    """Render the tips that fit into ``room`` tokens, the best first."""
+    shown, texts, left = [], [], room
+    for tip in tips:
+        # The memory may come from a run of another model, so special tokens of *this* model are removed from its tips.
+        text = clean_tip(tip.text, services.tokenizer.special_tokens)
+        tokens = _line_tokens(services, tip_line(text))
+        if tokens <= left:
+            shown.append(tip)
+            texts.append(text)
+            left -= tokens
+    if not shown:
+        return Block()
+    return Block(render_tips(texts), tuple(shown), _line_tokens(services, TIPS_HEADING) + 1 + room - left)
+
+
+def _line_tokens(services: Services, line: str) -> int:
+    return services.tokenizer.count(f"{line}\n")
+
+
+def _tokens(request: Request) -> int:
+    return sum(block.tokens for block in request.carried)
+
+
+def count_sampling(services: Services, body: Body) -> None:
+    """Count calls that set sampling options unknown to the trainer, and log each such option once."""
+    counts = services.metrics.counts
+    if options := sampling.overridden(body):
+        counts["sampling_overridden"] += 1
+        for option in services.first_seen(options):
+            log.warning(f"{option}={body[option]!r} of the agent is left out of training calls")
+    if options := sampling.constraints(body):
+        counts["constrained_calls"] += 1
+        for option in services.first_seen(options):
+            log.warning(
+                f"{option} of the agent constrains training calls: the policy is trained as if its replies were free"
+            )

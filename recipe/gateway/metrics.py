@@ -1,0 +1,53 @@
+"""Counts and times of the gateway during a training step."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class StepMetrics:
+    """Counts and sums since the step began; `drain` returns them as metrics and starts the next step.
+
+    Attributes:
+        counts: by name; ``tips_refused/REASON`` for each reason.
+        memory_seconds: spent on calls before they were sent.
+        embedding_seconds: the part of it spent waiting for embeddings.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    memory_seconds: float = 0.0
+    embedding_seconds: float = 0.0
+
+    def drain(self) -> dict[str, float]:
+        """Return the step's metrics and reset the counts; ratios are 0 if nothing was counted."""
+        metrics = self._metrics()
+        self.counts.clear()
+        self.memory_seconds = self.embedding_seconds = 0.0
+        return metrics
+
+    def _metrics(self) -> dict[str, float]:
+        counts = self.counts
+        calls, searches = max(counts["calls"], 1), max(counts["searches"], 1)
+        episodes, memory_episodes = max(counts["episodes"], 1), max(counts["memory_episodes"], 1)
+        totals = (
+            "calls",
+            "tips_written",
+            "tips_refused",
+            "reflections_failed",
+            "memory_failures",
+            "tokenize_failures",
+            "sampling_overridden",
+            "constrained_calls",
+        )
+        metrics: dict[str, float] = {name: counts[name] for name in totals}
+        metrics |= {name: count for name, count in counts.items() if name.startswith("tips_refused/")}
+        metrics |= {
+            "tips_injected_per_call": counts["tips_injected"] / searches,
+            "hit_rate": counts["hits"] / searches,
+            "tips_per_episode": counts["distinct_tips"] / memory_episodes,
+            "tip_tokens_per_episode": counts["tip_tokens"] / memory_episodes,
+            "context_ended": counts["context_ended"] / episodes,
+            "memory_ms_per_call": 1000 * self.memory_seconds / calls,
+            "embedding_ms_per_search": 1000 * self.embedding_seconds / searches,
+        }
+        return {f"empo2/{name}": value for name, value in metrics.items()}

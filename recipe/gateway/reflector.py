@@ -1,0 +1,168 @@
+"""Ask the current policy for a tip about each finished episode."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import structlog
+
+from empo2.memory import Step
+from empo2.recipe.config import Reflection
+from empo2.recipe.gateway.episode import Episode
+from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.tips import refusal, tip_of
+from empo2.recipe.messages import Message, reply_of, spoken, text_of
+from empo2.recipe.protocol import scaled_return
+
+log = structlog.get_logger()
+
+
+class Reflector:
+    """Background worker that credits the tips a finished episode saw and asks the policy for a new one."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def finished(self, episode: Episode, *, succeeded: bool, rewards: Sequence[object]) -> None:
+        """Credit the episode's tips and start its reflection.
+
+        A rollout that failed, or has no states or no score, is neither credited nor reflected on.
+
+        Args:
+            rewards: values of the reward events; the last one counts.
+        """
+        if episode.ended:
+            return
+        episode.ended = True
+        self._count(episode)
+        score = rewards[-1] if rewards else None
+        if succeeded and isinstance(score, int | float) and any(turn.state for turn in episode.turns):
+            task = asyncio.create_task(self._conclude(episode, float(score)))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def wait(self, timeout: float) -> None:
+        """Wait at most ``timeout`` seconds for the reflections under way, then cancel the rest."""
+        if self._running:
+            _, late = await asyncio.wait(set(self._running), timeout=timeout)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    def _count(self, episode: Episode) -> None:
+        counts = self._services.metrics.counts
+        counts["episodes"] += 1
+        counts["context_ended"] += episode.context_full
+        if episode.tag.memory:
+            counts["memory_episodes"] += 1
+            counts["distinct_tips"] += len(episode.shown)
+            counts["tip_tokens"] += episode.tip_tokens
+
+    async def _conclude(self, episode: Episode, score: float) -> None:
+        algorithm = self._services.settings.algorithm
+        success = score >= algorithm.success_return
+        if episode.searches:
+            try:
+                await self._services.memory.record_play(
+                    episode.tag.scope,
+                    episode.rollout_id,
+                    score=score,
+                    success=success,
+                    searches=episode.searches,
+                    hits=episode.hits,
+                    shown=episode.shown,
+                    reward=scaled_return(algorithm, score),
+                )
+            except Exception as error:
+                log.error("the memory failed", error=str(error))
+                self._services.metrics.counts["memory_failures"] += 1
+        await self._reflect(episode, score, success)
+
+    async def _reflect(self, episode: Episode, score: float, success: bool) -> None:
+        counts, settings = self._services.metrics.counts, self._services.settings.reflection
+        try:
+            async with asyncio.timeout(settings.timeout):
+                await episode.settle()
+                ask = question(settings, score, success)
+                tip = await self._ask_for_tip(episode, ask)
+            if reason := refusal(tip, [text_of(ask["content"])]):
+                counts["tips_refused"] += 1
+                counts[f"tips_refused/{reason}"] += 1
+                return
+            steps = [
+                Step(turn.state, turn.embedding, spoken(turn.reply))
+                for turn in episode.turns
+                if turn.embedding is not None
+            ]
+            if await self._services.memory.add_episode(
+                episode.tag.scope, episode.rollout_id, tip, score, success, steps
+            ):
+                counts["tips_written"] += 1  # else it is known, word for word
+        except (Exception, asyncio.CancelledError) as error:
+            log.error("no tip", rollout_id=episode.rollout_id, error=repr(error))
+            counts["reflections_failed"] += 1
+
+    async def _ask_for_tip(self, episode: Episode, ask: Message) -> str:
+        settings, last = self._services.settings.reflection, episode.turns[-1]
+        chats, replies = [turn.chat for turn in episode.turns], [turn.reply for turn in episode.turns]
+        for chat in reflection_chats(settings, chats, replies, ask):
+            request = {
+                **last.shared,
+                **({"tool_choice": "none"} if "tools" in last.shared else {}),
+                "messages": chat,
+                "max_tokens": settings.max_tokens,
+                "temperature": settings.temperature,
+            }
+            response = await self._services.servers.post(
+                episode.rollout_id, "/chat/completions", request, timeout=settings.timeout
+            )
+            if response.status_code != 400:  # 400: longer than the model's context, or a role that it does not know
+                response.raise_for_status()
+                answer = response.json()
+                reply = reply_of(answer)
+                truncated = reply is not None and answer["choices"][0].get("finish_reason") == "length"
+                special_tokens = self._services.tokenizer.special_tokens
+                return tip_of(spoken(reply or {}), special_tokens, settings.max_words, truncated)
+        raise ValueError("the model server refuses every form of the transcript")
+
+
+def question(settings: Reflection, score: float, success: bool) -> Message:
+    """Return the user message that asks for the tip."""
+    outcome = "the task was completed" if success else "the task was not completed"
+    prompt = settings.prompt.format(score=f"{score:g}", outcome=outcome, words=settings.max_words)
+    return {"role": "user", "content": prompt}
+
+
+def reflection_chats(
+    settings: Reflection, chats: Sequence[list[Message]], replies: Sequence[Message], ask: Message
+) -> Iterable[list[Message]]:
+    """Yield chats that ask for the tip, the best first; the next one is tried if the model refuses one as too long.
+
+    Args:
+        settings: `sees` may leave out the episode's own chat; `transcript_characters` limits a transcript.
+        chats: each call's messages as sent, tips included, so that vLLM has their prefix cached.
+        replies: each call's reply.
+        ask: the question.
+    """
+    first, last = chats[0], chats[-1]
+    replies_in_chat = sum(message.get("role") == "assistant" for message in last[len(first) :])
+    if settings.sees == "chat" and last[: len(first)] == first and replies_in_chat >= len(chats) - 1:
+        yield [*last, _plain(replies[-1]), ask]  # the agent sends its whole chat, so the last call holds the transcript
+    lines = [
+        f"{name}: {text}"
+        for chat, reply in zip(chats, replies, strict=True)
+        for name, text in (("Observation", text_of(chat[-1].get("content"))), ("Action", spoken(reply)))
+    ]
+    text = "\n".join(lines)
+    for limit in (settings.transcript_characters, max(settings.transcript_characters // 4, 1)):
+        end = text if len(text) <= limit else "...\n" + text[-limit:]
+        yield [{"role": "user", "content": f"An episode:\n\n{end}\n\n{ask['content']}"}]
+
+
+def _plain(reply: Message) -> Message:
+    """Return a reply as a message to send back, without vLLM's extra fields, which break some chat templates."""
+    return {key: reply[key] for key in ("role", "content", "tool_calls") if reply.get(key) is not None}

@@ -1,0 +1,51 @@
+"""Neutralize sampling options of agents that would make the sampling policy differ from the trained policy.
+
+The trainer computes π_θ from the model's own distribution at the gateway's temperature. An agent's sampling options
+would change π_old only, so they are removed from training calls. Constraints that an agent depends on (JSON, a forced
+tool) stay, and are counted.
+
+Names and defaults are those of vLLM 0.20 (`ChatCompletionRequest`, `CompletionRequest`, `SamplingParams`).
+"""
+
+from typing import Any
+
+# Sent with every call: for missing options vLLM would use the model's generation_config.json.
+_NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+# Left out of every call, since their defaults are neutral. A seed would give all rollouts of a group the same reply.
+_REMOVED = (
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "min_tokens",
+    "thinking_token_budget",
+    "use_beam_search",
+    "seed",
+)
+
+
+def neutral(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request that samples from the model's own distribution."""
+    return {key: value for key, value in body.items() if key not in _REMOVED} | _NEUTRAL
+
+
+def overridden(body: dict[str, Any]) -> list[str]:
+    """Return the options of an agent's request that `neutral` overrides."""
+    changed = [key for key, value in _NEUTRAL.items() if body.get(key) is not None and body[key] != value]
+    if body.get("top_k") == -1:  # all tokens, too
+        changed.remove("top_k")
+    return changed + [key for key in _REMOVED if body.get(key) or (key == "seed" and body.get(key) is not None)]
+
+
+def constraints(body: dict[str, Any]) -> list[str]:
+    """Return the options of an agent's request that exclude tokens and that `neutral` keeps."""
+    found = []
+    response_format = body.get("response_format")
+    if isinstance(response_format, dict) and response_format.get("type") not in (None, "text"):
+        found.append("response_format")
+    if body.get("structured_outputs"):
+        found.append("structured_outputs")
+    if body.get("tool_choice") not in (None, "none", "auto"):
+        found.append("tool_choice")
+    return found

@@ -1,0 +1,94 @@
+"""All uses of agent-lightning's server (1.0.2), including its private names."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import httpx
+from agentlightning.schemas import TERMINAL_STATES, Event, RolloutState
+from agentlightning.server.app import _build_auth_dependency, create_app
+from agentlightning.server.proxy import ProxyRouter
+from agentlightning.server.routes.events import record_event
+from agentlightning.server.store import _events, _rollouts
+from fastapi import FastAPI, HTTPException, Request
+
+from empo2.recipe.config import Model
+
+
+def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
+    """Return agent-lightning's ``default_proxy``: the options that it forces on the agents' calls."""
+    return {
+        "model_name": model_path,
+        "include_log_probs": True,
+        "train": {"temperature": model.temperature},
+        "val": {"temperature": model.val_temperature},
+    }
+
+
+def agent_lightning_app(proxy: dict[str, Any], key: str) -> FastAPI:
+    """Return agent-lightning's own app; ``key`` is what every caller must present, empty for none."""
+    return create_app({"key": key, "default_proxy": proxy})
+
+
+def authentication(key: str) -> Callable[[Request], Awaitable[None]]:
+    """Return the dependency that raises HTTPException (401) for a request without the key."""
+    return _build_auth_dependency(key)
+
+
+def exists(rollout_id: str) -> bool:
+    return rollout_id in _rollouts
+
+
+def metadata_of(rollout_id: str) -> Any:
+    """Return a rollout's metadata; None if there is no such rollout."""
+    rollout = _rollouts.get(rollout_id)
+    return rollout.metadata if rollout else None
+
+
+def has_ended(rollout_id: str) -> bool:
+    """Return True once a rollout is in a state that it never leaves."""
+    rollout = _rollouts.get(rollout_id)
+    return rollout is not None and rollout.status.state in TERMINAL_STATES
+
+
+def has_succeeded(rollout_id: str) -> bool:
+    rollout = _rollouts.get(rollout_id)
+    return rollout is not None and rollout.status.state == RolloutState.SUCCEEDED
+
+
+def events_of(rollout_id: str) -> Iterable[Event]:
+    """Return a rollout's events as a live view, which can still be read after the rollout was deleted."""
+    attempts = _events.get(rollout_id, {})
+    return (event for attempt in attempts.values() for event in attempt)
+
+
+def record(rollout_id: str, attempt_id: str, event_type: str, data: dict[str, Any]) -> bool:
+    """Add an event to a rollout; return False if the rollout is gone."""
+    try:
+        record_event(rollout_id, attempt_id, event_type, data)
+    except HTTPException:
+        return False
+    return True
+
+
+class ModelServers:
+    """Client of the policy's vLLM servers. It asks them directly: a call on a rollout's URL would become a trained row.
+
+    A rollout's requests go to the server that agent-lightning sends the agent's own calls to, since its prefix cache
+    holds the episode.
+    """
+
+    def __init__(self, proxy: dict[str, Any], client: httpx.AsyncClient) -> None:
+        self._router = ProxyRouter(proxy)
+        self._client = client
+
+    async def post(self, rollout_id: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Response:
+        """Send a request; ``path`` is relative to ``/v1``, or is ``/tokenize``, which is at the root.
+
+        Raises:
+            NoServersError: no server is registered.
+            httpx.HTTPError: no answer within ``timeout`` seconds.
+        """
+        server = self._router.select_server(self._router.model_name, rollout_id)
+        base = server.endpoint.rstrip("/")
+        url = base.removesuffix("/v1") + path if path == "/tokenize" else base + path
+        return await self._client.post(url, json={**body, "model": server.model}, timeout=timeout)

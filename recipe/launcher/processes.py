@@ -1,0 +1,127 @@
+"""Start, check and stop the processes of a run, each under a guard so that none outlives the launcher."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from empo2.agents.process_guard import adopt_orphans, end_descendants, guarded
+from empo2.recipe.errors import ConfigError, ProcessError
+
+_STOP_SECONDS = 20
+_KILL_SECONDS = 5
+_LOG_LINES = 15
+_ERROR = "empo2: error: "
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket for the gateway to inherit, so that no other process can take the port.
+
+    Raises:
+        ConfigError: the port is taken or the host is not this machine's.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"gateway.port={port} on {host}: {error.strerror}; 0 takes a free one") from None
+    listener.listen(1024)
+    return listener
+
+
+@contextlib.contextmanager
+def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes"]:
+    """Yield an empty set of processes, and stop all that were started when the block is left.
+
+    Only ``Processes.check`` raises for Ctrl-C, SIGTERM and SIGHUP, so that they cannot interrupt the stopping.
+    """
+    processes = Processes(directory, environment)
+    adopt_orphans()  # children of a guard that is killed
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, processes.interrupt) for number in numbers}
+    try:
+        yield processes
+    finally:
+        processes.stop()
+        end_descendants()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class Processes:
+    """The processes of one run, each with a log in ``directory`` and a guard that ends its descendants."""
+
+    directory: Path
+    environment: dict[str, str]
+    _interrupted: bool = False
+    _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str, command: list[str], inherit: tuple[int, ...] = ()) -> None:
+        """Start a command; it inherits the file descriptors ``inherit``."""
+        with (self.directory / f"{name}.log").open("wb") as log:
+            self._guards[name] = subprocess.Popen(
+                guarded(command, grace=_STOP_SECONDS),
+                stdin=subprocess.PIPE,  # held open while this process lives
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                pass_fds=inherit,
+                start_new_session=True,  # only the launcher handles Ctrl-C
+            )
+
+    def done(self, name: str) -> bool:
+        """Return True once a process has ended without an error."""
+        return self._guards[name].poll() == 0
+
+    def check(self) -> None:
+        """Raise if the run must end: a process ended unexpectedly, or the user interrupted it.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP.
+            ProcessError: a process ended; the message has the error that it printed or the end of its log.
+        """
+        if self._interrupted:
+            raise KeyboardInterrupt
+        for name, guard in self._guards.items():
+            code = guard.poll()
+            if code not in (None, 0) or (code == 0 and name != "trainer"):
+                raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log')}")
+
+    def interrupt(self, *_: Any) -> None:
+        """Make the next ``check`` raise KeyboardInterrupt (signal handler)."""
+        self._interrupted = True
+
+    def stop(self) -> None:
+        """End all processes and their descendants: send SIGTERM, then SIGKILL after the grace time."""
+        for guard in self._guards.values():
+            assert guard.stdin
+            guard.stdin.close()
+        deadline = time.monotonic() + _STOP_SECONDS + _KILL_SECONDS
+        for guard in self._guards.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                guard.wait(max(0.1, deadline - time.monotonic()))
+
+
+def _describe_exit(code: int) -> str:
+    number = -code if code < 0 else code - 128  # of the guard itself; of its command
+    if number in {*signal.Signals}:
+        return f"was ended by {signal.Signals(number).name}"
+    return f"ended with exit code {code}"
+
+
+def _reason_in(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith(_ERROR)]
+    if errors:
+        return errors[-1].removeprefix(_ERROR)
+    return f"the end of {log}:\n" + "\n".join(lines[-_LOG_LINES:])

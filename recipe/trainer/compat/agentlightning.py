@@ -1,0 +1,72 @@
+"""Patches of agent-lightning 1.0.2 and verl 0.8.0 in the trainer's process.
+
+Each function names the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fails when upstream
+fixes one. The same tests check that the upstream methods overridden in trainer.py and manager.py still exist.
+"""
+
+# pyright: reportPrivateImportUsage=false
+import contextlib
+import importlib
+import threading
+from collections.abc import Iterator
+
+import agentlightning.verl.trainer as agl_trainer
+from omegaconf import DictConfig, open_dict
+from verl.utils.tracking import Tracking
+from verl.workers.rollout.llm_server import LLMServerManager
+
+from empo2.recipe.errors import ConfigError
+
+
+def use_tracking(tracking: type[Tracking]) -> None:
+    """Make ``AgentLightningRayPPOTrainer.fit`` log with ``tracking``; it creates its logger by a global name."""
+    agl_trainer.Tracking = tracking
+
+
+def start_no_load_balancer() -> None:
+    """Skip verl's balancer (``LLMServerManager._init_global_load_balancer``), since the gateway chooses the server."""
+
+    async def nothing(self: LLMServerManager) -> None:
+        self.global_load_balancer = None  # pyright: ignore[reportAttributeAccessIssue]
+
+    LLMServerManager._init_global_load_balancer = nothing
+
+
+def import_vllm_meanwhile() -> None:
+    """Import vLLM (14 s) in a thread while the actor's process imports verl; the driver needs one of its classes."""
+    module = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+    threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
+
+
+def count_mini_batches_in_rows(config: DictConfig) -> int:
+    """Stop upstream from dropping and reordering rows; return the number of rollouts of a task.
+
+    ``AgentLightningRayPPOTrainer._train_step`` drops rows until their number is a multiple of
+    ``ppo_mini_batch_size * rollout.n``, and ``_balance_batch`` reorders rows across mini-batches. With both sizes at 1
+    nothing is dropped; updates.py plans the mini-batches from rollouts.
+
+    Raises:
+        ConfigError: agent-lightning's own limit of mini-batches is set, which would drop rows.
+    """
+    if config.agentlightning.get("max_ppo_update_times") is not None:
+        raise ConfigError(
+            f"agentlightning.max_ppo_update_times={config.agentlightning.max_ppo_update_times}: drops rows; set it to "
+            "null, and algorithm.updates_per_step instead"
+        )
+    group = config.actor_rollout_ref.rollout.n
+    with open_dict(config):
+        config.trainer.balance_batch = False
+        config.actor_rollout_ref.rollout.n = 1
+        config.actor_rollout_ref.actor.ppo_mini_batch_size = 1
+    return group
+
+
+@contextlib.contextmanager
+def mini_batches_of(config: DictConfig, rows: int) -> Iterator[None]:
+    """Make ``RayPPOTrainer._update_actor`` cut mini-batches of ``rows``; it reads the size from the configuration."""
+    actor = config.actor_rollout_ref.actor
+    actor.ppo_mini_batch_size = rows
+    try:
+        yield
+    finally:
+        actor.ppo_mini_batch_size = 1

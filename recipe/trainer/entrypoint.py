@@ -1,0 +1,77 @@
+"""The entry point behind ``run_empo2``: runs the trainer's process from its configuration to its last step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from empo2.recipe.trainer import ray_environment  # before verl is imported
+from empo2.recipe.trainer.compat import verl as _compat  # noqa: F401  a script that composes its configuration has imported verl already
+
+# isort: split
+from agentlightning.verl.dataset import LoadedDataset
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.protocol import scope_of
+from empo2.recipe.trainer.compat.agentlightning import import_vllm_meanwhile, start_no_load_balancer, use_tracking
+from empo2.recipe.trainer.gateway_client import GatewayClient
+from empo2.recipe.trainer.literal import literally
+from empo2.recipe.trainer.tracking import RunTracking
+from empo2.recipe.trainer.trainer import Empo2Trainer
+from empo2.recipe.trainer.verl_config import read_settings
+
+
+def train(config: DictConfig, gateway: GatewayClient, train_dataset: Sequence[Any], val_dataset: Sequence[Any]) -> None:
+    """Train in this process; Ray holds verl's and vLLM's workers. See ``empo2.recipe.run_empo2``."""
+    settings = read_settings(config)
+    for name, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
+        if len(dataset) == 0:
+            raise ConfigError(f"{name} is empty: there is no task to play")
+    if settings.algorithm.name == "empo2":
+        for task in train_dataset:
+            scope_of(task, settings.memory.scope)
+    with open_dict(config):
+        run_directory = OmegaConf.select(config, "empo2.run_directory")
+        config.empo2 = literally(settings.to_dict() | ({"run_directory": run_directory} if run_directory else {}))
+    use_tracking(RunTracking)
+    start_no_load_balancer()
+    if ray_environment.device() == "cpu":
+        import_vllm_meanwhile()
+    trainer = _make_trainer(config, settings, gateway, LoadedDataset(train_dataset), LoadedDataset(val_dataset))
+    trainer.init_workers()
+    trainer.fit()
+
+
+def _make_trainer(
+    config: DictConfig, settings: Settings, gateway: GatewayClient, train_set: Any, val_set: Any
+) -> Empo2Trainer:
+    """Make the trainer as agent-lightning's ``_AglTaskRunner.run`` does; upstream hard-codes its own class."""
+    from verl.trainer.main_ppo import TaskRunner, create_rl_sampler
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+    from verl.utils.dataset.rl_dataset import collate_fn
+    from verl.utils.tokenizer import hf_processor, hf_tokenizer
+
+    OmegaConf.resolve(config)
+    runner = TaskRunner()
+    actor_rollout_cls, ray_worker_group_cls = runner.add_actor_rollout_worker(config)
+    runner.add_critic_worker(config)
+    runner.add_reward_model_resource_pool(config)
+    runner.add_ref_policy_worker(config, actor_rollout_cls)
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    path = config.actor_rollout_ref.model.path
+    trust = config.data.get("trust_remote_code", False)
+    return Empo2Trainer(
+        settings=settings,
+        gateway=gateway,
+        config=config,
+        tokenizer=hf_tokenizer(path, trust_remote_code=trust),
+        processor=hf_processor(path, trust_remote_code=trust, use_fast=True),
+        role_worker_mapping=runner.role_worker_mapping,
+        resource_pool_manager=runner.init_resource_pool_mgr(config),
+        ray_worker_group_cls=ray_worker_group_cls,
+        train_dataset=train_set,
+        val_dataset=val_set,
+        collate_fn=collate_fn,
+        train_sampler=create_rl_sampler(config.data, train_set),
+    )

@@ -1,0 +1,84 @@
+"""The trainer's HTTP client of the gateway."""
+
+from pathlib import Path
+
+import httpx
+
+from empo2.recipe.errors import Empo2Error, GatewayError
+from empo2.recipe.protocol import DRAIN, RESTORE, SNAPSHOT, STATE, DrainRequest, FileRequest, GatewayState, settle_route
+
+_SECONDS = 300  # an answer takes milliseconds; a gateway that is silent for so long has failed
+
+
+class GatewayClient:
+    """A connection to an EMPO² gateway, opened at first use."""
+
+    def __init__(self, url: str, key: str, transport: httpx.BaseTransport | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self._url, headers={"Authorization": f"Bearer {key}"}, timeout=_SECONDS, transport=transport
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def check(self, model: str, temperature: float, val_temperature: float | None = None) -> None:
+        """Check that trainer and gateway agree, before anything starts.
+
+        If the gateway samples at another temperature than the one the trainer computes log-probs at, every importance
+        ratio is wrong. Values that one side does not report are not compared.
+
+        Raises:
+            Empo2Error: no EMPO² gateway answers, it refuses the key, or it serves something else.
+        """
+        try:
+            response = self._http.get(STATE, timeout=30)
+        except httpx.HTTPError as error:
+            raise Empo2Error(f"no gateway answers at {self._url} ({error}); start one with `empo2 gateway`") from None
+        if response.status_code == 401:
+            raise Empo2Error(f"the gateway at {self._url} refuses the key; give both sides the same --key or EMPO2_KEY")
+        if response.status_code != 200:
+            raise Empo2Error(f"{self._url} is not an EMPO² gateway; start `empo2 gateway` in the place of agl-server")
+        state = GatewayState.model_validate(response.json())
+        for setting, served, wanted in (
+            ("model.path", state.model, model),
+            ("model.temperature", state.temperature, temperature),
+            ("model.val_temperature", state.val_temperature, val_temperature),
+        ):
+            if None not in (served, wanted) and served != wanted:
+                raise Empo2Error(
+                    f"the gateway at {self._url} serves {setting}={served!r}, the trainer wants {wanted!r}; give both "
+                    "the same"
+                )
+
+    def settle(self, rollout_id: str) -> None:
+        """Wait until all calls of a finished rollout have their events."""
+        self._http.post(settle_route(rollout_id)).raise_for_status()
+
+    def drain(self, seconds: float) -> dict[str, float]:
+        """Wait at most ``seconds`` for the running reflections; return the gateway's metrics of the step."""
+        response = self._http.post(DRAIN, json=DrainRequest(timeout=seconds).model_dump(), timeout=None)
+        response.raise_for_status()
+        return response.json()
+
+    def snapshot(self, file: Path) -> None:
+        """Write the memory to ``file``.
+
+        Raises:
+            GatewayError: the gateway refuses; the message says why.
+        """
+        self._ask(SNAPSHOT, file, "save")
+
+    def restore(self, file: Path) -> None:
+        """Replace the memory by the one in ``file``.
+
+        Raises:
+            GatewayError: the gateway refuses; the message says why.
+        """
+        self._ask(RESTORE, file, "restore")
+
+    def _ask(self, route: str, file: Path, verb: str) -> None:
+        response = self._http.post(route, json=FileRequest(path=str(file)).model_dump(), timeout=None)
+        if response.status_code == 409:
+            raise GatewayError(f"the gateway cannot {verb} the memory: {response.json()['detail']}")
+        response.raise_for_status()

@@ -1,0 +1,136 @@
+"""The results of a step's rollouts: which are trained on, which are dropped, and why."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from agentlightning.schemas import RolloutState
+from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
+
+from empo2.recipe.protocol import CALL_EVENT, CallEvent, Mode, RolloutTag
+
+FAILED_BY_AGENT, FAILED_BY_SYSTEM = "failed_by_agent", "failed_by_system"
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """One rollout that is trained on or validated.
+
+    Attributes:
+        group: rollouts of one task share it (agent-lightning's ``data_id``).
+        mode: its mode (see `Mode`).
+        return_: the environment's return, in its own units.
+        intrinsic: sum of 1/n over the rollout's calls.
+        reply_tokens: tokens that the policy sampled, before any row is cut.
+        agent_metrics: numbers by name that the agent reported beside its reward.
+    """
+
+    group: str
+    mode: Mode
+    return_: float
+    intrinsic: float = 0.0
+    reply_tokens: int = 0
+    agent_metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class StepResults:
+    """The results of one step's rollouts by rollout id, and counts of what was dropped."""
+
+    kept: dict[str, RolloutResult] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
+    turns_dropped: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    def drop(self, rollout: CompletedRollout, reason: str) -> None:
+        """Count a rollout as dropped, and forget its result."""
+        self.kept.pop(rollout.rollout_id, None)
+        self.dropped[reason] += 1
+        self.errors.append(rollout.error_message or reason.replace("_", " "))
+
+    def why_none(self) -> str:
+        """Return one line that says why none of the rollouts can be used."""
+        reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in self.dropped.most_common())
+        example = Counter(self.errors).most_common(1)[0][0] if self.errors else "no rollout was played"
+        return (
+            f"none of {self.dropped.total()} rollouts can be used: {reasons} (for example: {example}; "
+            "see controller.log)"
+        )
+
+
+def failure(rollout: CompletedRollout) -> str | None:
+    """Return the cause of a rollout's failure, ``FAILED_BY_AGENT`` or ``FAILED_BY_SYSTEM``; None if it did not fail.
+
+    It is the agent's failure, and so the policy's, if the agent's process ended with an error after the model had
+    answered: an exception in the agent, or a chat that outgrew the model's context (HTTP 400). A time-out, a signal, a
+    process that could not be started and a model server that did not answer are the system's failures.
+    """
+    if rollout.rollout_state == RolloutState.SUCCEEDED:
+        return None
+    # agent-lightning 1.0.2, LocalReconciler._finish_proc; a negative code is a signal.
+    exited = re.fullmatch(r"subprocess exited with code [1-9]\d*", rollout.error_message or "")
+    calls = [event["data"] for event in rollout.events if event["event_type"] == "model_request"]
+    unanswered = bool(calls) and calls[-1].get("status") == "error" and calls[-1].get("http_status") not in (400, 413)
+    return FAILED_BY_AGENT if exited and rollout.triplets and not unanswered else FAILED_BY_SYSTEM
+
+
+def agent_metrics(rollout: CompletedRollout) -> dict[str, float]:
+    """Return the finite numbers in ``metrics`` of a rollout's last reward event; ignore all else that stands there."""
+    rewards = [event["data"] for event in rollout.events if event["event_type"] == "reward"]
+    metrics = rewards[-1].get("metrics") if rewards else None
+    if not isinstance(metrics, dict):
+        return {}
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if type(value) in (int, float) and abs(value) <= sys.float_info.max
+    }
+
+
+def unusable(rollout: CompletedRollout, *, is_train: bool) -> str | None:
+    """Return why a rollout cannot be used; None if it can."""
+    if not rollout.triplets:
+        return "no_model_call"
+    if rollout.final_reward is None or not np.isfinite(rollout.final_reward):
+        return "no_reward"
+    if is_train:
+        for triplet in rollout.triplets:
+            log_probs = triplet.response["log_probs"]
+            # One row without them would cost the whole batch its rollout_log_probs (RolloutAdapter).
+            if log_probs is None or len(log_probs) != len(triplet.response["token_ids"]):
+                return "no_log_probs"
+    return None
+
+
+def _calls(rollout: CompletedRollout) -> Iterator[tuple[Triplet, CallEvent | None]]:
+    """Pair each turn of a rollout with the gateway's event of its call, by the prompt that was sent."""
+    events = [CallEvent.model_validate(event["data"]) for event in rollout.events if event["event_type"] == CALL_EVENT]
+    by_prompt = {tuple(event.prompt_token_ids): event for event in events}
+    for triplet in rollout.triplets or []:
+        yield triplet, by_prompt.get(tuple(triplet.prompt["token_ids"]))
+
+
+def prepare_for_training(rollout: CompletedRollout) -> tuple[CompletedRollout, float, int]:
+    """Give an off-policy rollout its tip-free prompts, and sum a rollout's intrinsic rewards.
+
+    Only prompts change. vLLM's log-probs, sampled *with* the tips, stay, so that in agent-lightning's batch π_old is
+    tip-conditioned and π_θ is not. A turn whose tip-free prompt is unknown is left out, never trained with its tips.
+
+    Returns:
+        The rollout to train on, Σ 1/n over its calls, and the number of turns left out.
+    """
+    tag = RolloutTag.read(rollout.metadata)
+    triplets, intrinsic, left_out = [], 0.0, 0
+    for triplet, call in _calls(rollout):
+        intrinsic += call.intrinsic_reward if call else 0.0
+        if tag is not None and tag.off_policy:
+            if call is None or call.tip_free_prompt_token_ids is None:
+                left_out += 1
+                continue
+            prompt = {**triplet.prompt, "token_ids": call.tip_free_prompt_token_ids}
+            triplet = triplet.model_copy(update={"prompt": prompt})
+        triplets.append(triplet)
+    return rollout.model_copy(update={"triplets": triplets}), intrinsic, left_out

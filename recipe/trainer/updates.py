@@ -1,0 +1,112 @@
+"""Plan the optimizer steps of a training step: the rollouts of each, and the order of their rows in the batch."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import torch
+from verl import DataProto
+
+FILLER = -1
+
+
+def plan_updates(groups: Sequence[str], updates: int) -> list[list[int]]:
+    """Assign rows to optimizer steps; each gets whole groups, and their numbers of groups differ by at most one.
+
+    Args:
+        groups: the group of each row. A rollout's rows share its group, so they stay together too.
+        updates: number of optimizer steps; reduced to the number of groups if there are fewer.
+
+    Returns:
+        The rows of each optimizer step; their numbers of rows are as even as whole groups allow.
+    """
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, group in enumerate(groups):
+        rows[group].append(row)
+    updates = min(updates, len(rows))
+    room = [len(rows) // updates + (update < len(rows) % updates) for update in range(updates)]
+    plan: list[list[int]] = [[] for _ in range(updates)]
+    for members in sorted(rows.values(), key=len, reverse=True):
+        update = min((u for u in range(updates) if room[u]), key=lambda u: len(plan[u]))
+        plan[update] += members
+        room[update] -= 1
+    return plan
+
+
+def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, micro_batch: int) -> list[int]:
+    """Order rows so that verl cuts the planned mini-batches, with fillers for those that have too few rows.
+
+    verl cuts a batch into one part per rank, each part into mini-batches of equal size, and those into
+    micro-batches of equal size. Each rank gets about the same number of tokens of each mini-batch.
+
+    Args:
+        tokens: length of each row.
+        ranks: processes that share the data.
+        micro_batch: rows of a forward pass on one rank.
+
+    Returns:
+        Indices of rows, ``FILLER`` for a filler; ``len(plan)`` mini-batches of equal size.
+    """
+    slots = math.ceil(max(map(len, plan)) / (ranks * micro_batch)) * micro_batch  # of one rank in one mini-batch
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    for rows in plan:
+        shares: list[list[int]] = [[] for _ in range(ranks)]
+        for row in sorted(rows, key=lambda row: -tokens[row]):
+            open_shares = [share for share in shares if len(share) < slots]
+            min(open_shares, key=lambda share: sum(tokens[row] for row in share)).append(row)
+        for part, share in zip(parts, shares, strict=True):
+            part += share + [FILLER] * (slots - len(share))
+    return [row for part in parts for row in part]
+
+
+def planned_batch(batch: DataProto, *, updates: int, ranks: int, micro_batch: int) -> tuple[DataProto, int]:
+    """Return the batch for a training step's updates, and the number of rows of each update, fillers included.
+
+    The loss of an update is the mean over its rollouts, as in any mini-batch of M rollouts:
+    (1/M) Σ_rollouts (1/T) Σ_tokens [...], where T counts a rollout's trained tokens in all of its rows. Advantages
+    are returned multiplied by 1/(M·T), which ``token_weight`` holds for the other terms.
+
+    Args:
+        batch: real rows only, with agent-lightning's ``per_rollout_mean`` advantages: divided by T and by all rows.
+        updates: optimizer steps.
+        ranks: processes that share the data.
+        micro_batch: rows of a forward pass on one rank.
+    """
+    groups, rollouts = (batch.non_tensor_batch[key].tolist() for key in ("data_id_list", "rollout_id_list"))
+    plan = plan_updates(groups, updates)
+    row_tokens = batch.batch["response_mask"].sum(-1)
+    rollout_tokens: Counter[str] = Counter()
+    for rollout, count in zip(rollouts, row_tokens.tolist(), strict=True):
+        rollout_tokens[rollout] += count
+    weights, factors = [0.0] * len(batch), [0.0] * len(batch)
+    for rows in plan:
+        members = len({rollouts[row] for row in rows})
+        for row in rows:
+            weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
+            factors[row] = len(batch) / members  # agent-lightning divided by all rows
+    order = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
+    planned = with_fillers(batch, order)
+    planned.batch["token_weight"] = torch.tensor([0.0 if row == FILLER else weights[row] for row in order])
+    factor = torch.tensor([0.0 if row == FILLER else factors[row] for row in order])
+    planned.batch["advantages"] = planned.batch["advantages"] * factor.unsqueeze(-1)
+    return planned, len(order) // len(plan)
+
+
+def with_fillers(batch: DataProto, order: Sequence[int]) -> DataProto:
+    """Select rows in ``order``; a filler is a row of two tokens with weight 0."""
+    selected = batch.select_idxs([max(row, 0) for row in order])
+    fillers = torch.tensor([row == FILLER for row in order])
+    if fillers.any():
+        prompt = batch.batch["attention_mask"].shape[-1] - batch.batch["responses"].shape[-1]
+        selected.batch["response_mask"][fillers] = 0
+        attention = torch.zeros_like(selected.batch["attention_mask"][fillers])
+        attention[:, prompt - 1 : prompt + 1] = 1
+        selected.batch["attention_mask"][fillers] = attention
+    lengths = selected.batch["attention_mask"].sum(-1).tolist()
+    selected.meta_info = {**batch.meta_info, "global_token_num": lengths}
+    return selected
+
+
+def fill_up(batch: DataProto, multiple: int) -> DataProto:
+    """Append fillers until the number of rows is a multiple of ``multiple``, as forward passes over ranks require."""
+    return with_fillers(batch, [*range(len(batch)), *[FILLER] * (-len(batch) % multiple)])

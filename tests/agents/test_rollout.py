@@ -1,0 +1,50 @@
+"""A rollout's variables, and the report of its reward to an event endpoint that is not always there."""
+
+import time
+
+import httpx
+import pytest
+
+from empo2.agents.rollout import Rollout
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+
+def test_a_reward_is_reported_with_what_goes_with_it(server):
+    Rollout.from_env(server.variables).report(0.5, metrics={"turns": 3})
+    assert server.events == [
+        {"event_type": "reward", "data": {"value": 0.5, "source": "agent", "metrics": {"turns": 3}}}
+    ]
+    assert server.authorizations == {"Bearer secret"}
+
+
+def test_without_a_key_there_is_no_header(server):
+    variables = {name: value for name, value in server.variables.items() if name != "AGL_KEY"}
+    Rollout.from_env(variables).report(1)
+    assert server.authorizations == {None}
+
+
+@pytest.mark.parametrize("trouble", ["broken_posts", "busy_posts"])
+def test_a_report_is_sent_again(server, trouble):
+    setattr(server, trouble, 3)
+    Rollout.from_env(server.variables).report(1)
+    assert len(server.events) == 4
+    assert server.events[0] == server.events[3]
+
+
+def test_a_report_that_stays_refused_is_an_error(server):
+    server.busy_posts = 10
+    with pytest.raises(httpx.HTTPStatusError, match="503"):
+        Rollout.from_env(server.variables).report(1)
+    assert len(server.events) == 4
+
+
+@pytest.mark.parametrize("variable", ["AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"])
+@pytest.mark.parametrize("value", ["", None])
+def test_a_missing_address_is_named(server, variable, value):
+    variables = {**server.variables, variable: value}
+    with pytest.raises(ValueError, match=f"{variable} is not set"):
+        Rollout.from_env({name: text for name, text in variables.items() if text is not None})

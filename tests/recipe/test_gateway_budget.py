@@ -1,0 +1,215 @@
+"""Memory rollouts can finish: each tip once, within a budget, however long the episode."""
+
+import random
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from empo2.memory import MemoryStore, Step
+from empo2.recipe.config import load_settings, warnings_of
+from empo2.recipe.errors import ConfigError
+
+from .harness import STORES, GatewayUnderTest, Words, running_gateway
+from .model_server import Body, ModelServer, tokenizer
+
+pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
+
+DEFAULT = load_settings("gpu")
+BUDGET = DEFAULT.memory.episode_tokens
+# Every tip is found for every state.
+LENGTHS = ("max_prompt_tokens", "max_episode_tokens", "max_context_tokens")
+AS_ON_A_GPU = [f"memory.episode_tokens={BUDGET}", "memory.min_similarity=-1"]
+AS_ON_A_GPU += [f"model.{name}={getattr(DEFAULT.model, name)}" for name in LENGTHS]
+TASK = "Your task is to find a living thing. First focus on the thing, then move it to the red box in the kitchen."
+ROOMS = ("kitchen", "hallway", "workshop", "greenhouse", "bathroom", "living room", "art studio", "outside", "foundry")
+THINGS = (
+    "a table",
+    "a glass cup (containing nothing)",
+    "a bee hive",
+    "a stove (turned off)",
+    "a red box",
+    "a painting",
+)
+
+
+def observation(generator: random.Random) -> str:
+    """A ScienceWorld observation in our words: most actions are answered with a line, some with a list."""
+    room = generator.choice(ROOMS)
+    if generator.random() < 0.75:
+        return f"You move to the {room}."
+    things = ", ".join(generator.sample(THINGS, 3))
+    return f"This room is called the {room}. In it, you see: the agent, {things}. A door to the hallway is open."
+
+
+def tip(number: int) -> str:
+    """A sentence of 100 words, another one for each number."""
+    generator = random.Random(number)
+    words = f"Player {number} began well".split()
+    while len(words) < 100:
+        words += f"and went to the {generator.choice(ROOMS)} with {generator.choice(THINGS)}".split()
+    return " ".join(words[:100])
+
+
+def store_tips(folder: Path, tips: list[str]) -> None:
+    """The later ones with the higher scores."""
+    words = Words()
+    with closing(MemoryStore(folder / "memory.sqlite", embedder=words.name, dimension=words.dimension)) as store:
+        step = Step(TASK, words.embed([TASK])[0], "look")
+        for number, text in enumerate(tips):
+            store.add_episode("a", f"episode {number}", tip=text, score=number, success=None, steps=[step])
+
+
+def length(text: str) -> int:
+    return len(tokenizer()(text, add_special_tokens=False)["input_ids"])
+
+
+async def play(gateway: GatewayUnderTest, rollout: str, steps: int) -> list[list[int]]:
+    """An agent that sends its whole chat; the prompts that reached the model server."""
+    generator, prompts = random.Random(steps), []
+    messages = [{"role": "user", "content": f"{TASK}\n\n{observation(generator)}"}]
+    for _ in range(steps):
+        answer = await gateway.call(rollout, {"messages": messages, "max_tokens": 32})
+        assert answer.status_code == 200, answer.text
+        prompts.append(gateway.last().prompt_ids)
+        reply = answer.json()["choices"][0]["message"]["content"]
+        messages = [*messages, {"role": "assistant", "content": reply}]
+        messages = [*messages, {"role": "user", "content": observation(generator)}]
+    return prompts
+
+
+def long_context() -> ModelServer:
+    return ModelServer(context=DEFAULT.model.max_context_tokens)
+
+
+@pytest.mark.parametrize("steps", [30, 60, 120])
+async def test_an_episode_with_ten_tips_of_100_words_fits_the_default_profile(tmp_path: Path, steps: int):
+    tips = [tip(number) for number in range(40)]
+    store_tips(tmp_path, tips)
+    async with running_gateway(tmp_path, *AS_ON_A_GPU, model=long_context()) as gateway:
+        gateway.model.reply = lambda body: "move living thing to red box"
+        plain = await play(gateway, await gateway.create("no-memory"), steps)
+        rollout = await gateway.create("memory", "off-policy")
+        prompts = await play(gateway, rollout, steps)
+        await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+        calls = await gateway.events(rollout, "empo2_call")
+        gateway.model.reply = gateway.reply
+        await gateway.finish(rollout)
+        metrics = await gateway.drain()
+    for before, after in pairwise(prompts):
+        assert after[: len(before)] == before
+    assert len(prompts[0]) <= DEFAULT.model.max_prompt_tokens
+    assert len(prompts[-1]) + 32 - len(prompts[0]) <= DEFAULT.model.max_episode_tokens
+    assert [call["tip_free_prompt_token_ids"] for call in calls] == plain
+    # The ten best at once, then as many others as fit; none twice.
+    assert len(calls[0]["tip_ids"]) == 10
+    ids = [tip_id for call in calls for tip_id in call["tip_ids"]]
+    assert sorted(ids, reverse=True)[:10] == calls[0]["tip_ids"] == list(range(40, 30, -1))
+    assert len(set(ids)) == len(ids) < 20
+    text = tokenizer().decode(prompts[-1])
+    assert [text.count(f"- {each}\n") for each in tips] == [0] * (40 - len(ids)) + [1] * len(ids)
+    shown = len(prompts[-1]) - len(plain[-1])
+    assert BUDGET - 200 < shown <= BUDGET
+    assert metrics["empo2/tips_per_episode"] == len(ids)
+    assert metrics["empo2/tip_tokens_per_episode"] == pytest.approx(shown, abs=5)
+    assert metrics["empo2/context_ended"] == 0
+
+
+async def test_tips_fill_the_budget_and_no_more(tmp_path: Path):
+    """Tips of 40, 400, 30 and 20 words, the best first: what does not fit makes room for what does."""
+    texts = [" ".join([f"{name}"] * words) for name, words in (("low", 20), ("mid", 30), ("long", 400), ("top", 40))]
+    store_tips(tmp_path, texts)
+    heading = length("Notes from earlier episodes of this task (each may be wrong):\n") + 1
+    needed = heading + length(f"- {texts[3]}\n") + length(f"- {texts[1]}\n")
+    for budget, expected in ((needed, [4, 2]), (needed - 1, [4, 1]), (heading, []), (1, [])):
+        async with running_gateway(
+            tmp_path, "memory.min_similarity=-1", f"memory.episode_tokens={budget}", words=Words()
+        ) as gateway:
+            rollout = await gateway.create("memory", "off-policy")
+            await gateway.play(rollout, [{"messages": [{"role": "user", "content": "a room"}]}])
+            (call,) = await gateway.events(rollout, "empo2_call")
+            assert call["tip_ids"] == expected
+            assert len(call["prompt_token_ids"]) - len(call["tip_free_prompt_token_ids"]) <= budget
+            assert (await gateway.drain())["empo2/memory_failures"] == 0
+        for store in STORES:
+            store.clear()
+
+
+async def test_agents_that_forget_are_shown_what_they_forgot(tmp_path: Path):
+    """The budget is for what one prompt carries: an agent that sends its last turn only gets it in each of them."""
+    store_tips(tmp_path, [tip(number) for number in range(30)])
+    async with running_gateway(tmp_path, *AS_ON_A_GPU, model=long_context()) as gateway:
+        rollout = await gateway.create("memory")
+        bodies: list[Body] = [{"messages": [{"role": "user", "content": f"room {number}"}]} for number in range(4)]
+        await gateway.play(rollout, bodies)
+        calls = await gateway.events(rollout, "empo2_call")
+        assert [call["tip_ids"] for call in calls] == [list(range(30, 20, -1))] * 4
+        await gateway.finish(rollout)
+        metrics = await gateway.drain()
+        assert metrics["empo2/tips_per_episode"] == 10
+        assert metrics["empo2/tip_tokens_per_episode"] < BUDGET
+
+
+async def test_prompts_of_completions_have_the_same_budget(tmp_path: Path):
+    store_tips(tmp_path, [tip(number) for number in range(30)])
+    async with running_gateway(tmp_path, *AS_ON_A_GPU, model=long_context()) as gateway:
+        gateway.model.reply = lambda body: " look"
+        rollout = await gateway.create("memory")
+        prompt = "Find it.\nAction:"
+        for _ in range(6):
+            assert (await gateway.call(rollout, {"prompt": prompt, "max_tokens": 8})).status_code == 200
+            prompt += " look\nA room.\nAction:"
+        last = gateway.model.requests("/v1/completions")[-1]
+        assert BUDGET - 200 < len(last.prompt_ids) - length(prompt) <= BUDGET
+        assert all(last.prompt.count(f"- {tip(number)}\n") <= 1 for number in range(30))
+
+
+async def test_episodes_that_ended_by_their_context_are_counted(gateway: GatewayUnderTest):
+    """Of four: one is refused at its end, one goes on with a shorter chat, one is refused for another reason."""
+    gateway.model.context = 120
+    short: Body = {"messages": [{"role": "user", "content": "a room"}], "max_tokens": 8}
+    long: Body = {"messages": [{"role": "user", "content": "a room " * 200}], "max_tokens": 8}
+    odd: Body = {"messages": [{"role": "user", "content": 3}]}
+    for bodies in ([short, long], [long, short], [short, odd], [short]):
+        rollout = await gateway.create("no-memory")
+        for body in bodies:
+            await gateway.call(rollout, body)
+        await gateway.patch(rollout, "failed")
+    assert (await gateway.drain())["empo2/context_ended"] == 1 / 4
+    assert (await gateway.drain())["empo2/context_ended"] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["memory.episode_tokens=4500"], r"memory\.episode_tokens=4500: must be below model\.max_prompt_tokens=4500"),
+        (
+            ["memory.episode_tokens=4000", "model.max_episode_tokens=4000"],
+            r"memory\.episode_tokens=4000: must be below model\.max_episode_tokens=4000",
+        ),
+    ],
+)
+def test_a_budget_that_leaves_the_agent_no_room_is_refused(overrides: list[str], words: str):
+    with pytest.raises(ConfigError, match=words):
+        load_settings("gpu", overrides)
+    load_settings("gpu", [*overrides, "algorithm.name=grpo"])  # has no tips
+
+
+@pytest.mark.parametrize("profile", ["gpu", "gpu-1", "cpu"])
+def test_the_profiles_fit(profile: str):
+    assert warnings_of(load_settings(profile)) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("memory.episode_tokens=3000", "more than half of model.max_prompt_tokens=4500"),
+        ("memory.top_k=20", "may not hold memory.top_k=20 tips of reflection.max_tokens=160"),
+        ("tasks.args.max_steps=200", "may outgrow model.max_episode_tokens=8192"),
+    ],
+)
+def test_what_may_not_fit_is_warned_of(override: str, words: str):
+    (warning,) = warnings_of(load_settings("gpu", [override]))
+    assert warning.startswith(override.replace("memory.top_k=20", "memory.episode_tokens=2048")) and words in warning
+    assert warnings_of(load_settings("gpu", [override, "algorithm.name=grpo"])) == []

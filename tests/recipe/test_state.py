@@ -1,0 +1,122 @@
+"""The state of an episode: the newest observation, and the real embedder tells states apart by it."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from empo2.memory import SentenceEmbedder
+from empo2.recipe.config import load_settings
+from empo2.recipe.gateway.state import chat_state, prompt_state
+
+SYSTEM = {"role": "system", "content": "You play a game."}
+TASK = (
+    "Your task is to change the state of matter of water. First, focus on the substance. Then, take actions that will"
+    " cause it to change its state of matter."
+)
+# Observations of ScienceWorld, WebShop and TextWorld-Express, some shortened; near each other, and of different states.
+DIFFERENT = {
+    "drain": ("The drain is now open.", "The drain is now closed."),
+    "look at the drain": ("A drain, which is open", "A drain, which is closed"),
+    "sink": ("The sink is now activated.", "The sink is now deactivated."),
+    "room": ("You move to the kitchen.", "You move to the hallway."),
+    "thermometer": (
+        "the thermometer measures a temperature of 27 degrees celsius",
+        "the thermometer measures a temperature of 29 degrees celsius",
+    ),
+    "wait": ("You decide to wait for 10 iterations.", "You decide to wait for 1 iterations."),
+    "door": ("You open the wood door, revealing the laundry room.", "You close the wood door to the laundry room."),
+    "fridge": (
+        "You open the fridge. The fridge contains a red bell pepper, and a knife.",
+        "You open the fridge. The fridge contains a red bell pepper, a cookbook, and a knife.",
+    ),
+    "product": (
+        "Instruction: [SEP] find me oil free shampoo bar, scent vanilla [SEP] Back to Search [SEP] < Prev [SEP] scent"
+        " [SEP] vanilla [SEP] jasmine [SEP] Parsonel Oil Free Shampoo Bar For Travel [SEP] Price: $7.12 [SEP] Buy Now",
+        "Instruction: [SEP] find me oil free shampoo bar, scent vanilla [SEP] Back to Search [SEP] < Prev [SEP] scent"
+        " [SEP] citrus [SEP] unscented [SEP] Quilunet Hand Made Shampoo Bar, Beeswax [SEP] Price: $41.55 [SEP] Buy Now",
+    ),
+}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def episode(*observations: str) -> list[dict[str, Any]]:
+    """The chat of a text game up to the newest of these observations."""
+    chat = [SYSTEM, user(f"{TASK}\n\nThis room is called the workshop.")]
+    for observation in observations:
+        chat += [assistant("look around"), user(observation)]
+    return chat
+
+
+@pytest.fixture(scope="module")
+def minilm() -> SentenceEmbedder:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return SentenceEmbedder("all-MiniLM-L6-v2")
+
+
+def cosine(minilm: SentenceEmbedder, chats: Sequence[list[dict[str, Any]]]) -> float:
+    """Of two states, embedded in calls of their own, as those of two episodes are."""
+    one, other = (minilm.embed([chat_state(chat)])[0] for chat in chats)
+    return float(np.dot(one, other))
+
+
+def test_the_state_is_the_newest_observation():
+    """Error of the authors' key: MiniLM reads the beginning of a chat only, which hardly depends on the state."""
+    chat = [SYSTEM, user("find the lamp\n\nYou are in the hall.")]
+    assert chat_state(chat) == "find the lamp\n\nYou are in the hall."
+    chat += [assistant("go north"), user([{"type": "text", "text": "You are in"}, {"type": "text", "text": "a cave."}])]
+    assert chat_state(chat) == "You are in\na cave."
+    chat += [assistant("look"), {"role": "tool", "tool_call_id": "1", "content": "a lamp"}]
+    assert chat_state(chat) == "a lamp"
+    assert chat_state([*chat, assistant("I take")]) == "a lamp"
+    assert chat_state([SYSTEM]) == chat_state([]) == chat_state([user(None)]) == ""
+
+
+def test_a_long_observation_is_cut_at_its_end():
+    assert chat_state([user("a" * 1000 + "b" * 1000)]) == "a" * 1000 + "b" * 200
+
+
+def test_the_state_of_a_prompt_is_its_end():
+    assert prompt_state("short") == "short"
+    assert prompt_state("find the lamp\n\n" + "x" * 2000 + "a lamp") == "x" * 1194 + "a lamp"
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different_states_count_as_two(minilm: SentenceEmbedder, name: str):
+    """With the task in the text, an open and a closed drain had a cosine of 0.99."""
+    one, other = DIFFERENT[name]
+    assert cosine(minilm, [episode(one), episode(other)]) <= load_settings().algorithm.novelty_similarity
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_one_state_counts_as_one_whatever_came_before(minilm: SentenceEmbedder, name: str):
+    one, other = DIFFERENT[name]
+    assert cosine(minilm, [episode(one), episode(other, one)]) > load_settings().algorithm.novelty_similarity
+
+
+def test_a_list_in_another_order_is_the_same_state(minilm: SentenceEmbedder):
+    """As when a thing was taken and put back."""
+    room = (
+        "This room is called the kitchen. In it, you see: the agent, a substance called air, a counter. On the counter"
+        " is: a bowl (containing a red apple, a banana, an orange), {}. You also see: a door to the hallway (that is"
+        " open), a door to the outside (that is closed)"
+    )
+    chats = [episode(room.format(things)) for things in ("a drawer, a lighter", "a lighter, a drawer")]
+    assert cosine(minilm, chats) > load_settings().algorithm.novelty_similarity
+
+
+def test_states_of_one_task_are_mostly_less_similar_than_tips_must_be(minilm: SentenceEmbedder):
+    """With the task in each text, 94 to 97 % of the pairs were more similar, so that any state found any tip."""
+    keys = minilm.embed([chat_state(episode(one)) for one, _ in DIFFERENT.values()])
+    similar = (keys @ keys.T)[np.triu_indices(len(keys), 1)] > load_settings().memory.min_similarity
+    assert similar.mean() < 0.25

@@ -1,0 +1,196 @@
+"""README, docs/ and CONTRIBUTING: their commands, settings, links and code exist as they are written."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from empo2.recipe.config import Settings, load_settings
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("recipe", "memory", "agents", "bench", "docs", "examples", "tests", "requirements", r"\.ci", r"\.github")
+# Folders in which a reader runs a command that names files.
+PLACES = (ROOT, ROOT / "examples" / "quiz")
+# These look like settings, but are files and a method of pydantic-ai.
+NO_SETTINGS = re.compile(r".*\.(yaml|sqlite|log|py|json)|agent\.run")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of these languages, without the indentation of a list that they stand in."""
+    found = re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, name, text in found if name in languages]
+
+
+def code_spans(page: Path) -> list[str]:
+    prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"`([^`]+)`", prose)
+
+
+def commands(page: Path, *programs: str) -> list[list[str]]:
+    """The words after the program's name of each command, in shell blocks and in code spans of the prose."""
+    lines = [line for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
+    found = []
+    for line in [*lines, *code_spans(page)]:
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        while words and re.fullmatch(r"[A-Z_][A-Z_0-9]*=.*", words[0]):
+            del words[0]
+        for program in programs:
+            first = program.split()
+            if [word.removeprefix(".venv/bin/") for word in words[: len(first)]] == first:
+                found.append(words[len(first) :])
+    return found
+
+
+@cache
+def help_of(*command: str) -> str:
+    """What ``--help`` prints after these words; empty where they are refused."""
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def usage_of(*command: str) -> str:
+    return help_of(*command).partition("\n\n")[0]
+
+
+def unknown_words(program: tuple[str, ...], words: list[str]) -> list[str]:
+    """What a command's help does not list: a word in the place of a verb, else options."""
+    assert help_of(*program), f"{shlex.join(program)} --help fails"
+    verbs: list[str] = []
+    while re.search(r"\b(COMMAND|VERB)\b", usage_of(*program, *verbs)) and len(verbs) < len(words):
+        verbs.append(words[len(verbs)])
+        if " ".join(verbs) not in usage_of(*program, *verbs):
+            return verbs[-1:]
+    given = {word.partition("=")[0] for word in words if re.match(r"--\w", word)}
+    return sorted(given - set(re.findall(r"--[\w-]+", help_of(*program, *verbs))))
+
+
+@each_page
+def test_commands_of_empo2_have_the_verbs_and_options_that_are_used(page: Path) -> None:
+    program = (str(BIN / "empo2"),)
+    for words in commands(page, "empo2"):
+        assert unknown_words(program, words) == [], f"empo2 {shlex.join(words)}"
+
+
+@each_page
+def test_modules_and_scripts_that_are_run_exist_and_take_the_options_that_are_used(page: Path) -> None:
+    for module, *words in commands(page, "python -m"):
+        if module.startswith("empo2"):
+            program = (sys.executable, "-m", module)
+            assert unknown_words(program, words) == [], f"python -m {module} {shlex.join(words)}"
+    for script, *words in commands(page, "python"):
+        if "/" in script:
+            listed = help_of(sys.executable, script)
+            assert listed, script
+            assert [word for word in words if word.startswith("--") and word not in listed] == [], script
+
+
+@each_page
+def test_targets_of_make_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    variables = set(re.findall(r"^([a-z]+) \?=", makefile, re.MULTILINE))
+    for words in commands(page, "make"):
+        given = {word.partition("=")[0] for word in words if "=" in word}
+        assert {word for word in words if "=" not in word} <= targets, words
+        assert given <= variables, words
+
+
+@each_page
+def test_settings_of_commands_are_accepted(page: Path) -> None:
+    for verb, *words in filter(None, commands(page, "empo2")):
+        if verb not in ("train", "gateway"):
+            continue
+        options = {name: word for name, word in pairwise(words) if name.startswith("--")}
+        settings = [word for word in words if re.match(r"[a-z_]+\.[\w.]+=", word)]
+        file = options.get("--config")
+        if file is not None:
+            (file,) = {place / file for place in PLACES if (place / file).is_file()} or {None}
+            assert file is not None, f"{options['--config']}: no such file"
+        load_settings(options.get("--profile"), settings, file=file)
+
+
+@each_page
+def test_settings_that_the_text_names_exist(page: Path) -> None:
+    values = load_settings("cpu").to_dict()
+    for word in (word for span in code_spans(page) for word in span.split()):
+        key, equals, _ = word.partition("=")
+        section, _, name = key.partition(".")
+        if section not in values or not re.fullmatch(r"[\w.]+", name) or NO_SETTINGS.fullmatch(key):
+            continue
+        if equals:
+            load_settings("cpu", [word])
+        elif section != "verl":
+            assert name.partition(".")[0] in values[section], f"`{word}`"
+
+
+@each_page
+def test_links_and_paths_lead_to_something(page: Path) -> None:
+    text = page.read_text()
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    for link in filter(None, links):
+        assert (page.parent / link).exists(), f"[...]({link})"
+    for span in code_spans(page):
+        path = span.partition("::")[0]
+        if re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./-]*", path):
+            assert (ROOT / path).exists(), f"`{span}`"
+
+
+@each_page
+def test_settings_in_yaml_blocks_are_accepted(page: Path) -> None:
+    for block in blocks(page, "yaml"):
+        content = yaml.safe_load(block)
+        if isinstance(content, dict) and content.keys() <= {*Settings.model_fields, "class"}:
+            load_settings(layer=content)
+
+
+@pytest.mark.parametrize(
+    ("page", "example"),
+    [
+        ("docs/retrofit.md", "examples/quiz/quiz.py"),
+        ("docs/retrofit.md", "examples/quiz/quiz_agent.py"),
+    ],
+)
+def test_the_page_shows_the_whole_example(page: str, example: str) -> None:
+    assert (ROOT / example).read_text() in blocks(ROOT / page, "python")
+
+
+@each_page
+def test_python_blocks_stand_in_an_example(page: Path) -> None:
+    examples = "\n".join(file.read_text() for file in (ROOT / "examples").rglob("*.py"))
+    for block in blocks(page, "python"):
+        assert block in examples, block
+
+
+def test_the_guide_says_what_init_writes_and_prints(tmp_path: Path) -> None:
+    """Each ``empo2 init`` of the guide, in a copy of the script's folder."""
+    guide, quiz = ROOT / "docs" / "retrofit.md", ROOT / "examples" / "quiz"
+    for name in ("quiz.py", "quiz_agent.py"):
+        (tmp_path / name).write_bytes((quiz / name).read_bytes())
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    shell = [block for block in blocks(guide, "bash") if block.startswith("empo2 init")]
+    assert len(shell) == 3
+    outputs = []
+    for block in shell:
+        done = subprocess.run(
+            ["bash", "-e", "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0] in blocks(guide, "")
+    for name in ("my_tasks.py", "empo2.yaml", "class.yaml"):
+        assert (tmp_path / name).read_text() == (quiz / name).read_text(), f"write examples/quiz/{name} anew"
