@@ -35,17 +35,12 @@ class Episode:
         return {turn.room for turn in self.turns}
 
     @property
-    def rooms_true(self) -> bool:
-        """Whether the rooms that the tip of a failure calls empty were all seen to be so."""
-        return self.note is not None and not self.note.found and set(self.note.empty) <= self.seen - {self.house.coin}
-
-    @property
     def tip_true(self) -> bool:
         """Whether all that the tip says holds in the house, and it claims to have seen no more than was seen."""
         note = self.note
         if note is None or not note.true_of(self.house) or note.found != self.success:
             return False
-        return set(note.empty) <= self.seen and (note.found or note.goal not in self.seen)
+        return set(note.empty) <= self.seen
 
 
 def play(

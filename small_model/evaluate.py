@@ -71,7 +71,6 @@ def measured(episodes: Sequence[Episode]) -> dict[str, Cell | None]:
         "valid": over(episodes, lambda episode: episode.valid, lambda episode: len(episode.turns)),
         "true after success": over([e for e in episodes if e.tip and e.success], lambda episode: episode.tip_true),
         "true after failure": over(failed, lambda episode: episode.tip_true),
-        "rooms true after failure": over(failed, lambda episode: episode.rooms_true),
     }
 
 
@@ -135,7 +134,7 @@ class Trial:
 
 
 def true_note(house: House) -> str:
-    return render(Note(True, house.coin, way_to(house.doors, house.start, house.coin)))
+    return render(Note(house.coin, way_to(house.doors, house.start, house.coin)))
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Make the adapter: `make small-model`.
 
-python -m empo2.small_model.make [--rows 1600] [--seed 0] [--output small_model/adapter]
+python -m empo2.small_model.make [--rows 2400] [--seed 0] [--output small_model/adapter]
 """
 
 import argparse
@@ -30,7 +30,7 @@ def reflections() -> list[Reflection]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1600)
+    parser.add_argument("--rows", type=int, default=2400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=ADAPTER)
     arguments = parser.parse_args()

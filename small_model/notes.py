@@ -3,8 +3,7 @@
 import random
 import re
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from empo2.agents.coin_collector.house import Doors, House
 
@@ -15,19 +14,22 @@ Move = tuple[str, str]  # a room and the direction in which it is left
 class Note:
     """What one episode says to the next.
 
-    goal: with `found` the room of the coin; without it a room that was not seen, "" where every door was tried.
-    way: from the start to `goal`, a room and a direction at a time; empty where the goal is the start itself.
-    empty: rooms in which there was no coin, in the order in which they were seen.
+    coin: the room of the coin; "" where it was not found.
+    way: from the start to the coin, a room and a direction at a time; empty where the coin is in the first room.
+    empty: rooms in which there was no coin, in the order in which they were seen; only where it was not found.
     """
 
-    found: bool
-    goal: str
-    way: tuple[Move, ...]
-    empty: tuple[str, ...] = field(default=())
+    coin: str = ""
+    way: tuple[Move, ...] = ()
+    empty: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> bool:
+        return bool(self.coin)
 
     def edges(self) -> list[tuple[str, str, str]]:
         """What the way says about the house: a room, a direction, and the room behind."""
-        rooms = [*(room for room, _ in self.way), self.goal]
+        rooms = [*(room for room, _ in self.way), self.coin]
         return [(room, direction, rooms[index + 1]) for index, (room, direction) in enumerate(self.way)]
 
     def true_of(self, house: House) -> bool:
@@ -38,16 +40,14 @@ class Note:
             return False
         if house.coin in self.empty or not set(self.empty) <= set(house.doors):
             return False
-        if self.found:
-            return self.goal == house.coin and (bool(self.way) or house.start == house.coin)
-        return self.goal not in self.empty and (not self.goal or self.goal in house.doors)
+        return not self.found or (self.coin == house.coin and (bool(self.way) or house.start == house.coin))
 
 
 def render(note: Note, wording: int = 0) -> str:
     """Return the note in one of WORDINGS; the small model writes the first and reads all."""
     if note.found:
-        return _FOUND[wording](note.goal, [f"{room} move {direction}" for room, direction in note.way])
-    return _EMPTY[wording](note.empty, note.goal, [f"{room} move {direction}" for room, direction in note.way])
+        return _FOUND[wording](note.coin, [f"{room} move {direction}" for room, direction in note.way])
+    return _EMPTY[wording](note.empty)
 
 
 def _found(coin: str, way: list[str]) -> str:
@@ -63,18 +63,17 @@ def _found_from(coin: str, way: list[str]) -> str:
     return f"I found the coin: {', '.join(steps)}."
 
 
-def _empty(rooms: Sequence[str], goal: str, way: list[str]) -> str:
-    return f"Empty: {', '.join(rooms)}" + (f"; not seen: {goal}, way {', '.join(way)}." if goal else ".")
+def _empty(rooms: Sequence[str]) -> str:
+    return f"Empty: {', '.join(rooms)}."
 
 
-def _empty_no_coin(rooms: Sequence[str], goal: str, way: list[str]) -> str:
-    return f"No coin in {', '.join(rooms)}" + (f"; the {goal} was not looked at: {', '.join(way)}." if goal else ".")
+def _empty_no_coin(rooms: Sequence[str]) -> str:
+    return f"No coin in {', '.join(rooms)}."
 
 
-def _empty_saw(rooms: Sequence[str], goal: str, way: list[str]) -> str:
+def _empty_saw(rooms: Sequence[str]) -> str:
     listed = " or the ".join([", the ".join(rooms[:-1]), rooms[-1]] if len(rooms) > 1 else rooms)
-    steps = ", ".join(f"in the {step}" for step in way)
-    return f"There was no coin in the {listed}" + (f", so try {goal}: {steps}." if goal else ".")
+    return f"There was no coin in the {listed}."
 
 
 _FOUND = (_found, _found_go, _found_from)
@@ -83,17 +82,16 @@ WORDINGS = len(_FOUND)
 
 _STEP = re.compile(r"\A(.+) move (north|east|south|west)\Z")
 _FOUND_TEXT = re.compile(r"\ACoin in the ([^:;,]+): (?:(.+), )?([^:;,]+) take coin\.?\Z")
-_EMPTY_TEXT = re.compile(r"\AEmpty: ([^:;.]+)(?:; not seen: ([^:;,]+), way (.+?))?\.?\Z")
+_EMPTY_TEXT = re.compile(r"\AEmpty: ([^:;.]+)\.?\Z")
 
 
 def parse(text: str) -> Note | None:
     """Return what a note in the first wording says; None for any other text."""
     if match := _FOUND_TEXT.match(text):
         way = _way(match[2])
-        return None if way is None or match[1] != match[3] else Note(True, match[1], way)
+        return None if way is None or match[1] != match[3] else Note(match[1], way)
     if match := _EMPTY_TEXT.match(text):
-        way = _way(match[3])
-        return None if way is None else Note(False, match[2] or "", way, tuple(match[1].split(", ")))
+        return Note(empty=tuple(match[1].split(", ")))
     return None
 
 
@@ -117,30 +115,12 @@ class Turn:
         return direction if direction in self.exits else None
 
 
-def note_of(turns: Sequence[Turn], success: bool, known_empty: AbstractSet[str], generator: random.Random) -> Note:
-    """Return the note on an episode, true by what was seen in it.
-
-    After a failure it proposes to go on where the episode ended: a door not tried of the last room that has one, and
-    the door of the last move before all others, for its result was not seen.
-
-    Args:
-        known_empty: rooms that the notes of the episode ruled out; none of them is proposed.
-    """
-    exits = {turn.room: turn.exits for turn in turns}
+def note_of(turns: Sequence[Turn], success: bool) -> Note:
+    """Return the note on an episode, true by what was seen in it."""
+    if not success:
+        return Note(empty=tuple(dict.fromkeys(turn.room for turn in turns)))
     moves = [(turn.room, turn.move) for turn in turns if turn.move]
-    if success:
-        return Note(True, turns[-1].room, shortened(moves, turns[-1].room))
-    last = turns[-1]
-    for room in reversed([turn.room for turn in turns]):
-        unseen = {
-            direction: behind
-            for direction, behind in exits[room].items()
-            if behind not in exits and behind not in known_empty
-        }
-        if unseen:
-            direction = last.move if room == last.room and last.move in unseen else generator.choice(sorted(unseen))
-            return Note(False, unseen[direction], (*shortened(moves, room), (room, direction)), tuple(exits))
-    return Note(False, "", (), tuple(exits))
+    return Note(turns[-1].room, shortened(moves, turns[-1].room))
 
 
 def shortened(moves: Sequence[Move], goal: str) -> tuple[Move, ...]:
@@ -165,8 +145,8 @@ def falsified(note: Note, house: House, generator: random.Random) -> Note:
         room, direction = note.way[at]
         wrong = generator.choice([other for other in ("north", "east", "south", "west") if other != direction])
         return replace(note, way=(*note.way[:at], (room, wrong), *note.way[at + 1 :]))
-    goal = generator.choice(others)
-    return replace(note, goal=goal, way=way_to(house.doors, house.start, goal))
+    coin = generator.choice(others)
+    return replace(note, coin=coin, way=way_to(house.doors, house.start, coin))
 
 
 def way_to(doors: Doors, start: str, goal: str) -> tuple[Move, ...]:

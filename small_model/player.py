@@ -34,7 +34,7 @@ class Player:
         self._notes = [note for note in self._notes if not self._contradicted(note)]
         doors = self._doors()
         reach = distances(doors, room)
-        goals = [note.goal for note in self._notes if note.found and note.goal in reach]
+        goals = [note.coin for note in self._notes if note.found and note.coin in reach]
         if not goals:
             unseen = [other for other in reach if other not in self.exits]
             goals = [other for other in unseen if other not in self.ruled_out] or unseen
@@ -48,7 +48,7 @@ class Player:
         seen = self.exits
         if note.way and note.way[0][0] != self._start:
             return True
-        if note.found and note.goal in seen:
+        if note.found and note.coin in seen:
             return True
         return any(room in seen and seen[room].get(direction) != behind for room, direction, behind in note.edges())
 

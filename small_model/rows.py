@@ -46,7 +46,6 @@ class Played:
     turns: tuple[Turn, ...]
     sensible: tuple[bool, ...]
     success: bool
-    ruled_out: frozenset[str]
 
 
 def play(house: House, notes: Sequence[Note], max_steps: int, slips: float, generator: random.Random) -> Played:
@@ -58,18 +57,18 @@ def play(house: House, notes: Sequence[Note], max_steps: int, slips: float, gene
         sensible.append(coin or generator.random() >= slips)  # a coin that is seen is taken, so no note is wrong
         turns.append(Turn(room, exits, best if sensible[-1] else slip(exits, generator)))
         if coin and turns[-1].action == TAKE:
-            return Played(tuple(turns), tuple(sensible), True, frozenset(player.ruled_out))
+            return Played(tuple(turns), tuple(sensible), True)
         room = exits[turns[-1].move] if turns[-1].move else room
-    return Played(tuple(turns), tuple(sensible), False, frozenset(player.ruled_out))
+    return Played(tuple(turns), tuple(sensible), False)
 
 
 KINDS = {  # what notes a row shows, and how many rows in a hundred do
-    "none": 36,
-    "success": 21,  # true, one of them or more says where the coin is
-    "failure": 22,  # true, none says where the coin is
-    "other house": 8,
-    "false": 7,
-    "mixed": 6,
+    "none": 22,
+    "success": 36,  # true, one of them or more says where the coin is
+    "failure": 24,  # true, none says where the coin is
+    "other house": 7,
+    "false": 6,
+    "mixed": 5,
 }
 
 
@@ -93,13 +92,13 @@ def row(house: House, other: House, reflections: Sequence[Reflection], generator
     if kind == "none" and generator.random() < 0.5:
         limit = generator.randint(5, 9)
     limit = min(max(limit, 2), 10)
-    notes = [note for note in _notes(kind, house, other, limit, generator) if note.goal or note.empty]
+    notes = _notes(kind, house, other, limit, generator)
     played = play(house, notes, limit, generator.choice(SLIPS), generator)
     shown = [(note, note.true_of(house)) for note in notes]
     chat = _chat(played, _blocks(notes, len(played.turns), generator))
     note = None
-    if generator.random() < (0.6 if played.success else 0.95):
-        note = note_of(played.turns, played.success, played.ruled_out, generator)
+    if generator.random() < (0.3 if played.success else 0.7):
+        note = note_of(played.turns, played.success)
         asked = reflections[0] if generator.random() < 0.6 else generator.choice(list(reflections))
         ask = question(asked, 100 if played.success else 0, played.success)
         chat += [Message("user", ask["content"]), Message("assistant", render(note), learned=True)]
@@ -136,9 +135,9 @@ def _earlier(house: House, limit: int, success: bool, generator: random.Random) 
     if success:
         played = play(house, [], 12, generator.choice(SLIPS), generator)
         if played.success and generator.random() < 0.5:
-            return note_of(played.turns, True, frozenset(), generator)
-        return Note(True, house.coin, way_to(house.doors, house.start, house.coin))
-    return next(iter(_failures(house, 1, limit, generator)), Note(False, "", (), (house.start,)))
+            return note_of(played.turns, True)
+        return Note(house.coin, way_to(house.doors, house.start, house.coin))
+    return next(iter(_failures(house, 1, limit, generator)), Note(empty=(house.start,)))
 
 
 def _failures(house: House, count: int, limit: int, generator: random.Random) -> list[Note]:
@@ -152,7 +151,7 @@ def _failures(house: House, count: int, limit: int, generator: random.Random) ->
         played = play(house, known, min(limit, 8), generator.choice(SLIPS), generator)
         cut = next((at for at, turn in enumerate(played.turns) if turn.room == house.coin), len(played.turns))
         if turns := list(played.turns[:cut]):
-            notes.append(note_of(turns, False, played.ruled_out, generator))
+            notes.append(note_of(turns, False))
     return notes
 
 
