@@ -43,6 +43,8 @@ class Algorithm(_Section):
     memory_probability: Probability
     off_policy_probability: Probability
     mode_per: Literal["step", "group"]
+    baseline: Literal["group", "paired"]
+    normalize_by_std: bool
     mask_threshold: Probability
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
     intrinsic_coefficient: Annotated[float, Field(ge=0)]

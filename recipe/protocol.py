@@ -57,9 +57,15 @@ class Mode(_Message):
 
 
 class RolloutTag(Mode):
-    """The content of a rollout's ``metadata.empo2``, written by the trainer: its mode and its memory scope."""
+    """The content of a rollout's ``metadata.empo2``, written by the trainer.
+
+    Attributes:
+        scope: its memory scope.
+        pair: name of its paired group, some of whose rollouts see tips and some do not; None in every other group.
+    """
 
     scope: str
+    pair: str | None = None
 
     @property
     def mode(self) -> Mode:

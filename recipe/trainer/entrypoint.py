@@ -13,7 +13,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import scope_of
-from empo2.recipe.trainer.compat.agentlightning import import_vllm_meanwhile, start_no_load_balancer, use_tracking
+from empo2.recipe.trainer.compat.agentlightning import (
+    import_vllm_meanwhile,
+    start_no_load_balancer,
+    use_given_advantages,
+    use_tracking,
+)
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.literal import literally
 from empo2.recipe.trainer.tracking import RunTracking
@@ -34,6 +39,7 @@ def train(config: DictConfig, gateway: GatewayClient, train_dataset: Sequence[An
         run_directory = OmegaConf.select(config, "empo2.run_directory")
         config.empo2 = literally(settings.to_dict() | ({"run_directory": run_directory} if run_directory else {}))
     use_tracking(RunTracking)
+    use_given_advantages()
     start_no_load_balancer()
     if ray_environment.device() == "cpu":
         import_vllm_meanwhile()

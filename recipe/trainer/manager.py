@@ -1,6 +1,7 @@
 """agent-lightning's rollout manager with EMPO²'s tags; it returns only rollouts that can be trained on."""
 
 import itertools
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -28,8 +29,7 @@ from empo2.recipe.trainer.results import (
 def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
     """Yield the modes of a step's groups without end; equal seeds and steps give equal modes in every run.
 
-    Memory with probability p; given memory, off-policy with probability q (paper, section on the hybrid update). All
-    rollouts of a group are compared with each other, so they share a mode.
+    Memory with probability p; given memory, off-policy with probability q (paper, section on the hybrid update).
     """
     generator = np.random.default_rng((algorithm.seed, step))
 
@@ -45,15 +45,30 @@ def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
         yield draw()
 
 
+def draw_tags(algorithm: Algorithm, step: int, group_size: int) -> Iterator[tuple[Mode, str | None]]:
+    """Yield mode and pair of a step's rollouts without end, group by group.
+
+    The rollouts of a group share its mode. With ``baseline: paired`` every second rollout of a memory group, from the
+    first one on, is one without memory instead; in a group of odd size they are one more.
+    """
+    for mode in draw_modes(algorithm, step):
+        paired = mode.memory and algorithm.baseline == "paired"
+        pair = uuid.uuid4().hex if paired else None
+        for number in range(group_size):
+            yield Mode.of(memory=False) if paired and number % 2 == 0 else mode, pair
+
+
 class TagRequests(RolloutHooks):
     """Hook that writes each training rollout's tag into its metadata, after the user's own hooks.
 
-    agent-lightning requests the rollouts of a step group by group; ``modes`` yields one for each rollout in that order.
+    agent-lightning requests the rollouts of a step group by group; ``tags`` yields mode and pair of each in that order.
     """
 
-    def __init__(self, hooks: RolloutHooks | None, modes: Iterator[Mode], scope_fields: list[str]) -> None:
+    def __init__(
+        self, hooks: RolloutHooks | None, tags: Iterator[tuple[Mode, str | None]], scope_fields: list[str]
+    ) -> None:
         self._hooks = hooks or RolloutHooks()
-        self._modes = modes
+        self._tags = tags
         self._scope_fields = scope_fields
 
     def on_enqueue(self, request: RolloutCreate) -> RolloutCreate:
@@ -61,9 +76,10 @@ class TagRequests(RolloutHooks):
         request = self._hooks.on_enqueue(request)
         if not request.is_train:
             return request
-        tag = RolloutTag(**next(self._modes).model_dump(), scope=scope_of(task, self._scope_fields))
+        mode, pair = next(self._tags)
+        tag = RolloutTag(**mode.model_dump(), scope=scope_of(task, self._scope_fields), pair=pair)
         metadata = request.metadata if isinstance(request.metadata, dict) else dict(request.metadata or {})
-        return request.model_copy(update={"metadata": {**metadata, TAG: tag.model_dump()}})
+        return request.model_copy(update={"metadata": {**metadata, TAG: tag.model_dump(exclude_none=True)}})
 
     def on_succeeded(self, rollout: Rollout, events: dict[str, list[Any]], store: Any) -> None:
         self._hooks.on_succeeded(rollout, events, store)
@@ -94,8 +110,8 @@ class Empo2RolloutManager(AglRolloutManager):
         **others: Any,
     ) -> None:
         algorithm = settings.algorithm
-        modes = (mode for mode in draw_modes(algorithm, step) for _ in range(group_size))
-        tagging = TagRequests(hooks, modes, settings.memory.scope) if algorithm.name == "empo2" else hooks
+        tags = draw_tags(algorithm, step, group_size)
+        tagging = TagRequests(hooks, tags, settings.memory.scope) if algorithm.name == "empo2" else hooks
         super().__init__(**others | {"step": step, "train_rollout_n": group_size, "hooks": tagging})
         self._has_user_hooks = hooks is not None
         self._settings = settings

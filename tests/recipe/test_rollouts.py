@@ -23,7 +23,7 @@ from empo2.recipe.config import Algorithm, Settings, load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error, GatewayError, NoUsableRollouts
 from empo2.recipe.protocol import CALL_EVENT, Mode, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
-from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes
+from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes, draw_tags
 from empo2.recipe.trainer.results import RolloutResult, StepResults, failure, prepare_for_training
 from empo2.recipe.trainer.scores import training_scores
 from empo2.recipe.trainer.tracking import training_metrics, validation_metrics
@@ -562,6 +562,37 @@ def test_tags_reach_the_server(server: str, store: dict[str, Any], step: int) ->
         task = {"task": TASKS["task"][group], "variation": TASKS["variation"][group]}
         assert rollout.metadata.empo2 == {**modes[group].model_dump(), "scope": scope_of(task, ["task", "variation"])}
         assert rollout.input == task  # the agent sees nothing of it
+
+
+@pytest.mark.parametrize("size", [2, 4, 5])
+def test_half_of_a_paired_group_sees_tips(size: int) -> None:
+    """Every second rollout of a memory group, so that neither half starts before the other; other groups stay whole."""
+    paired = algorithm(baseline="paired", mode_per="group", memory_probability=0.5)
+    tags = list(itertools.islice(draw_tags(paired, 3, size), 200 * size))
+    groups = [tags[start : start + size] for start in range(0, len(tags), size)]
+    pairs = set()
+    for mode, group in zip(modes_of(paired, 3, 200), groups, strict=True):
+        if mode.memory:
+            assert [drawn for drawn, _ in group] == [mode if number % 2 else NO_MEMORY for number in range(size)]
+            (pair,) = {pair for _, pair in group}
+            assert pair is not None and pair not in pairs
+            pairs.add(pair)
+        else:
+            assert group == [(NO_MEMORY, None)] * size
+    assert 70 < len(pairs) < 130
+    whole = algorithm(mode_per="group", memory_probability=0.5)
+    assert [mode for mode, pair in itertools.islice(draw_tags(whole, 3, 2), 400) if pair is None] == [
+        mode for mode in modes_of(whole, 3, 200) for _ in range(2)
+    ]
+
+
+def test_pair_reaches_the_server(server: str, store: dict[str, Any]) -> None:
+    create(server, baseline="paired", memory_probability=1.0, off_policy_probability=1.0)
+    tags = [rollout.metadata.empo2 for rollout in store.values()]
+    assert [tag["rollout_mode"] for tag in tags] == ["no-memory", "memory"] * 6
+    assert [tag["update_mode"] for tag in tags] == ["on-policy", "off-policy"] * 6
+    assert [len({tag["pair"] for tag in tags[start : start + 4]}) for start in (0, 4, 8)] == [1, 1, 1]
+    assert len({tag["pair"] for tag in tags}) == 3
 
 
 def test_users_hooks_are_still_called(server: str, store: dict[str, Any]) -> None:
