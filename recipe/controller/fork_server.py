@@ -90,7 +90,7 @@ def import_class(agent_class: str) -> Imported:
 
 @contextlib.contextmanager
 def _recorded_reads() -> Any:
-    """Yield two sets, filled with names of variables that are asked for in ``os.environ``, and met in a walk over it."""
+    """Yield two sets, filled with names of variables: asked for in ``os.environ``, and met in a walk over it."""
     asked: set[str] = set()
     met: set[str] = set()
     environ: Any = os.environ

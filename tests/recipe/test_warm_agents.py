@@ -1,4 +1,4 @@
-"""Forked agents: each is a process of its own, whatever it does, and what cannot be forked is started as upstream does."""
+"""Forked agents: each is a process of its own, whatever it does; what cannot be forked is started as upstream does."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,8 @@
 """verl 0.8.0's FSDP engine with logits at the trained positions only.
 
-``FSDPEngineWithLMHead`` computes the LM head and the log-softmax for every token of a row. Log-probs are used only where
-the policy has sampled a token, a tenth of an episode; with a vocabulary of 49,000 the rest is a third of the work of a
-135M model. Log-probs and entropies elsewhere are 0, which the loss masks out.
+``FSDPEngineWithLMHead`` computes the LM head and the log-softmax for every token of a row. Log-probs are used only
+where the policy has sampled a token, a tenth of an episode. Elsewhere log-probs and entropies are 0 here; the loss masks
+them out.
 """
 
 from typing import Any
