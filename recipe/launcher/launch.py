@@ -136,16 +136,16 @@ def _empo2(verb: str, directory: Path) -> list[str]:
 
 
 def _controller(settings: Settings, url: str) -> list[str]:
-    code = "from agentlightning.controller.__main__ import main; main()"
     return [
         sys.executable,
-        "-c",
-        code,
+        "-m",
+        "empo2.recipe.controller",
+        settings.agent.class_,
         "runner_type=local",
         f"agl_server.url={url}",
         "agl_server.key=${oc.env:EMPO2_KEY}",  # not on the command line, which every user of the machine can read
         f"local_runner.maximum_size={settings.agent.concurrency}",
-        "local_runner.poll_interval=0.5",
+        "local_runner.poll_interval=0.2",
         "hydra.output_subdir=null",
         "hydra.run.dir=.",
         "hydra/job_logging=none",

@@ -26,6 +26,7 @@ from empo2.recipe.trainer.results import (
     prepare_for_training,
     unusable,
 )
+from empo2.recipe.trainer.timing import rollout_times, timed
 
 
 def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
@@ -124,6 +125,7 @@ class Empo2RolloutManager(AglRolloutManager):
         self._gateway = gateway
         self.results = StepResults()
         self.gateway_metrics: dict[str, float] = {}
+        self.timing: dict[str, float] = {}
 
     def _run_succeeded_hook(self, rollout: Rollout) -> None:
         if self._has_user_hooks:  # agent-lightning would read all events of a rollout for it
@@ -149,8 +151,11 @@ class Empo2RolloutManager(AglRolloutManager):
         Raises:
             NoUsableRollouts: none is left; the message says why.
         """
-        played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
-        self.gateway_metrics = self._gateway.drain(self._settings.reflection.timeout)
+        with timed(self.timing, "rollouts"):
+            played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
+        with timed(self.timing, "drain"):
+            self.gateway_metrics = self._gateway.drain(self._settings.reflection.timeout)
+        self.timing |= rollout_times(played)
         select = self._trainable if is_train else self._validated
         usable = [kept for rollout in played if (kept := select(rollout)) is not None]
         if is_train:

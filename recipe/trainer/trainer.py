@@ -103,7 +103,8 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         trained = {rollout: result for rollout, result in results.kept.items() if rollout in ids}
         advantages = rollout_advantages(trained, algorithm)
         set_scores(kept, trained, training_scores(trained, algorithm), advantages)
-        metrics |= training_metrics(results, algorithm.success_return) | self._manager.gateway_metrics
+        metrics |= training_metrics(results, algorithm.success_return)
+        metrics |= self._manager.gateway_metrics | self._manager.timing
         metrics |= {
             "empo2/unmerged_rollouts": metrics["training/n_unmerged_rollouts"],
             "empo2/groups_without_gradient": groups_without_gradient(advantages, trained),
