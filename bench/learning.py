@@ -1,7 +1,7 @@
 """Does EMPO² learn where exploration is the bottleneck? Train the arms of bench/learning.yaml, and compare them.
 
     .venv/bin/python bench/learning.py run       # train what is not trained yet, one run at a time; hours on two cores
-    .venv/bin/python bench/learning.py report    # docs/learning.png and the tables of docs/learning.md, from the results
+    .venv/bin/python bench/learning.py report    # docs/learning.png and the tables of docs/learning.md from the results
 
 A run that was interrupted goes on from its last checkpoint. Results are kept in bench/learning/, a file for each run;
 the runs themselves, with weights and memories, are in runs/learning/ and can be removed.
@@ -21,11 +21,11 @@ from typing import Any
 
 import psutil
 import yaml
+from learning_report import KEPT, write_report
 
 from empo2.recipe.evaluation.report import Row, read_metrics
 from empo2.recipe.launcher.progress import NewMetrics, step_summary
 from empo2.recipe.run_folder import METRICS_FILE
-from learning_report import KEPT, write_report
 
 ROOT = Path(__file__).parents[1]
 PLAN = Path(__file__).with_suffix(".yaml")

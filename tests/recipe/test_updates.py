@@ -119,9 +119,21 @@ class Update:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def worker_updates(batch: DataProto, log_probs: list[np.ndarray], ranks: int, micro: int, updates: int) -> list[Update]:
+def worker_updates(
+    batch: DataProto,
+    log_probs: list[np.ndarray],
+    ranks: int,
+    micro: int,
+    updates: int,
+    *,
+    beta: float = BETA,
+    entropy_weight: float = LAMBDA,
+    advantages_only: bool = False,
+) -> list[Update]:
     """What verl's ``train_mini_batch`` and FSDP do with the planned batch, the model being a table of log-probs."""
-    planned, size = planned_batch(batch, updates=updates, ranks=ranks, micro_batch=micro)
+    planned, size = planned_batch(
+        batch, updates=updates, ranks=ranks, micro_batch=micro, advantages_only=advantages_only
+    )
     assert size % (ranks * micro) == 0 and len(planned) % size == 0
     config = FSDPActorConfig(
         strategy="fsdp2",
@@ -132,10 +144,10 @@ def worker_updates(batch: DataProto, log_probs: list[np.ndarray], ranks: int, mi
         clip_ratio_high=HIGH,
         clip_ratio_c=DUAL,
         policy_loss=PolicyLossConfig(loss_mode=PER_ROLLOUT_MEAN_LOSS_MODE),
-        use_kl_loss=True,
-        kl_loss_coef=BETA,
+        use_kl_loss=beta > 0,
+        kl_loss_coef=beta,
         kl_loss_type="low_var_kl",
-        entropy_coeff=LAMBDA,
+        entropy_coeff=entropy_weight,
     )
     done = [Update() for _ in range(len(planned) // size)]
     lengths = planned.batch["attention_mask"].sum(-1)
@@ -176,14 +188,15 @@ def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: li
         key = name if name.startswith("actor/") else f"actor/{name}"
         update.metrics[key] = update.metrics.get(key, 0.0) + metric.aggregate()
     for leaf, entropy, place in zip(leaves, entropies, real, strict=True):
-        assert leaf.grad is not None and entropy.grad is not None
+        assert leaf.grad is not None
+        entropy_gradient = torch.zeros_like(entropy) if entropy.grad is None else entropy.grad
         if place is None:
-            assert not leaf.grad.any() and not entropy.grad.any()
+            assert not leaf.grad.any() and not entropy_gradient.any()
             continue
         row, start, answer = place
         update.rows.append(row)
         update.gradients[row] = (leaf.grad[start : start + answer] / ranks).numpy()
-        update.entropy_gradients[row] = (entropy.grad[start : start + answer] / ranks).numpy()
+        update.entropy_gradients[row] = (entropy_gradient[start : start + answer] / ranks).numpy()
         assert not leaf.grad[:start].any() and not leaf.grad[start + answer :].any()
 
 
@@ -287,6 +300,32 @@ def test_a_rollout_in_many_rows_weighs_as_one() -> None:
         got.append((update.loss, np.concatenate([update.gradients[row] for row in range(len(flat))])))
     assert got[0][0] == pytest.approx(got[1][0], rel=1e-5)
     np.testing.assert_allclose(got[0][1], got[1][1], rtol=1e-4, atol=1e-8)
+
+
+def test_rows_without_advantage_cost_nothing_and_count() -> None:
+    """Without KL and entropy they are left out, and every gradient stays; an update may have no row at all."""
+    rollouts = rollouts_of(seed=6, groups=4, split=True)
+    solved = {"g1", "g2"}
+    for rollout in rollouts:
+        rollout.score = 1.0 if rollout.group in solved else rollout.score
+    flat = [values for rollout in rollouts for values in rollout.new]
+    without = {
+        row
+        for rollout, rows in zip(rollouts, rows_by_rollout(rollouts), strict=True)
+        if rollout.group in solved
+        for row in rows
+    }
+    for updates in (1, 2, 4):
+        whole, short = (
+            worker_updates(batch_of(rollouts), flat, 2, 1, updates, beta=0, entropy_weight=0, advantages_only=only)
+            for only in (False, True)
+        )
+        assert len(whole) == len(short) == updates
+        assert {row for update in short for row in update.rows} == set(range(len(flat))) - without
+        for all_rows, learned in zip(whole, short, strict=True):
+            assert learned.loss == pytest.approx(all_rows.loss, rel=1e-6)
+            for row, gradient in all_rows.gradients.items():
+                np.testing.assert_array_equal(gradient, 0 if row in without else learned.gradients[row])
 
 
 def test_token_means_know_nothing_of_fillers_and_micro_batches() -> None:

@@ -53,11 +53,9 @@ def test_a_found_coin_and_the_true_way_to_it(policy):
 
 def test_a_failure_and_what_it_saw(policy):
     actions = ("move north", "take coin", "look", "move east")
-    episode = policy(*actions, "Empty: hall; not seen: den, way hall move east.", notes=("Empty: attic.",))
+    episode = policy(*actions, "Empty: hall.", notes=("Empty: attic.",))
     assert (episode.success, episode.valid, len(episode.turns)) == (False, 1, 4)
-    assert episode.tip_true and episode.rooms_true
-    wrong_way = policy(*actions, "Empty: hall; not seen: den, way hall move west.")
-    assert wrong_way.rooms_true and not wrong_way.tip_true
+    assert episode.tip_true
     first = f"{render_tips(['Empty: attic.'])}\n\nFind the coin and take it.\n\nYou are in the hall. East: den."
     assert episode.chat[1]["content"] == first
     assert episode.chat[3]["content"] == "That does nothing. You are in the hall. East: den."
@@ -97,5 +95,4 @@ def test_what_is_measured(policy):
         "valid": pytest.approx(4 / 7, abs=1e-3),
         "true after success": 1,
         "true after failure": 0,
-        "rooms true after failure": 0,
     }
