@@ -160,11 +160,13 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         return self.resource_pool_manager.get_n_gpus() * micro_batch
 
     def _update_actor(self, batch: DataProto) -> DataProto:
+        actor = self.config.actor_rollout_ref.actor
         planned, rows = planned_batch(
             batch,
             updates=self._settings.algorithm.updates_per_step,
             ranks=self.resource_pool_manager.get_n_gpus(),
-            micro_batch=self.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or 1,
+            micro_batch=actor.ppo_micro_batch_size_per_gpu or 1,
+            other_terms=actor.use_kl_loss or actor.entropy_coeff != 0,
         )
         with mini_batches_of(self.config, rows):
             output = super()._update_actor(planned)
