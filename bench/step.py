@@ -56,7 +56,7 @@ _KINDS = ("agents", "vLLM", "trainer", "gateway", "Ray")
 
 @dataclass(frozen=True)
 class Step:
-    """One training step: its metrics, and the CPU seconds by kind of process."""
+    """One training step: its metrics, and the CPU time by kind of process, in clock ticks."""
 
     metrics: dict[str, Any]
     cpu: Counter[str]
@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Run:
-    """The steps of a run; the seconds and CPU seconds until the first rollout."""
+    """The steps of a run; the seconds and the CPU time, in clock ticks, until the first rollout."""
 
     steps: list[Step]
     start: float
@@ -109,13 +109,13 @@ def main() -> None:
 def rows(name: str, run: Run) -> Iterator[list[str]]:
     """Yield a line for the start, and one for each step."""
 
-    def cpu(seconds: Counter[str]) -> list[str]:
-        return [*(f"{seconds[kind]:.1f}" for kind in _KINDS), f"{seconds.total():.1f}"]
+    def cpu(ticks: Counter[str]) -> list[str]:
+        return [f"{each / _CLOCK:.1f}" for each in (*(ticks[kind] for kind in _KINDS), ticks.total())]
 
     yield [f"{name}: start", "", f"{run.start:.1f}", *[""] * (len(_SECONDS) - 1), *cpu(run.start_cpu)]
     for step in run.steps:
         seconds = (step.metrics.get(f"timing_s/{key}") for key in _SECONDS.values())
-        mode = step_mode(step.metrics) if name == "empo2" else ""
+        mode = (step_mode(step.metrics) or "") if name == "empo2" else ""
         shown = [f"{value:.1f}" if value is not None else "" for value in seconds]
         yield [f"{name}: step {step.metrics['step']}", mode, *shown, *cpu(step.cpu)]
 
@@ -151,7 +151,7 @@ def train(folder: Path, name: str, config: Path, settings: list[str]) -> Run:
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         while process.poll() is None:
             time.sleep(_POLL_SECONDS)
-            now = cpu_seconds(process.pid)
+            now = cpu_time(process.pid)
             if not start and (found := re.search(r"first rollout (\d+) s", log.read_text())):
                 start, start_cpu = float(found[1]), now
                 begun = now
@@ -164,11 +164,11 @@ def train(folder: Path, name: str, config: Path, settings: list[str]) -> Run:
     return Run(steps, start, start_cpu)
 
 
-def cpu_seconds(root: int) -> Counter[str]:
-    """Return the CPU seconds, so far, of a process and its descendants by kind, those that have ended included."""
+def cpu_time(root: int) -> Counter[str]:
+    """Return the CPU time in clock ticks of a process and all its descendants, ended ones too, by kind."""
     commands: dict[int, str] = {}
-    own: dict[int, float] = {}
-    reaped: dict[int, float] = {}
+    own: dict[int, int] = {}
+    reaped: dict[int, int] = {}
     children: dict[int, list[int]] = defaultdict(list)
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -181,18 +181,18 @@ def cpu_seconds(root: int) -> Counter[str]:
         pid = int(entry)
         children[int(fields[1])].append(pid)
         commands[pid] = command
-        own[pid], reaped[pid] = (sum(map(int, fields[at : at + 2])) / _CLOCK for at in (11, 13))
-    seconds: Counter[str] = Counter()
+        own[pid], reaped[pid] = (sum(map(int, fields[at : at + 2])) for at in (11, 13))
+    ticks: Counter[str] = Counter()
 
     def add(pid: int, kind: str) -> None:
         kind = kind_of(commands[pid]) or kind
-        seconds[kind] += own[pid] + reaped[pid]
+        ticks[kind] += own[pid] + reaped[pid]
         for child in children[pid]:
             add(child, kind)
 
     if root in own:
         add(root, "trainer")
-    return seconds
+    return ticks
 
 
 def kind_of(command: str) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils import torch_functional as verl_F
-from verl.workers.engine import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
 _NEEDS_ALL = ("use_remove_padding", "use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk")
 
@@ -32,7 +32,8 @@ class TrainedLogitsEngine(FSDPEngineWithLMHead):
     ) -> dict[str, Any]:
         if "columns" not in output_args:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
-        columns, offsets = output_args["columns"], micro_batch["input_ids"].offsets()
+        nested: Any = micro_batch["input_ids"]
+        columns, offsets = output_args["columns"], nested.offsets()
         temperature = output_args["temperature"].clamp(min=1e-8).view(-1, 1, 1)
         logits = output.logits.float() / temperature
         # The token after the last one of a padded row is never trained.
