@@ -3,7 +3,6 @@
 Variables that the user has set are left as they are.
 """
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,6 @@ _VERL_VARIABLES = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "VLLM_DISABLE_COMPILE_CACHE": "1",
-}
-
-# As verl 0.8's ``vLLMReplica.launch_servers`` starts its vLLM servers.
-_VLLM_SERVER_VARIABLES = {
-    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-    "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "1",
-    "NCCL_CUMEM_ENABLE": "0",
 }
 
 DEVICE = "EMPO2_DEVICE"  # gpu | cpu: what the run trains on, told to every process
@@ -84,21 +76,3 @@ def start_ray(config: DictConfig) -> None:
         **runtime_env.get("env_vars", {}),
     }
     ray.init(runtime_env=runtime_env, _temp_dir=os.environ.get("RAY_TMPDIR"), **options)
-    if device() == "cpu":
-        _import_vllm_in_its_worker()
-
-
-def _import_vllm_in_its_worker() -> None:
-    """Start the vLLM server's worker process now, and import vLLM in it beside the imports of driver and actor.
-
-    verl starts the server only when the actor has its model. Ray keeps an idle worker for the next actor with an equal
-    ``runtime_env``, so the server then finds half a minute of imports done (two cores, one of them idle until then).
-    """
-    import ray
-
-    task = ray.remote(num_cpus=0, runtime_env={"env_vars": _VLLM_SERVER_VARIABLES})(_import_vllm_server)
-    task.remote()
-
-
-def _import_vllm_server() -> None:
-    importlib.import_module("verl.workers.rollout.vllm_rollout.vllm_async_server")

@@ -5,6 +5,8 @@ where the policy has sampled a token, a tenth of an episode. Elsewhere log-probs
 loss masks them out.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# verl's registration decorators have no types.
 from typing import Any
 
 import torch
