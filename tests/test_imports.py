@@ -26,10 +26,12 @@ TRAINER_SIDE = {
     "recipe/trainer/objective.py",
     "recipe/trainer/results.py",
     "recipe/trainer/rows.py",
+    "recipe/trainer/timing.py",
     "recipe/trainer/tracking.py",
     "recipe/trainer/trainer.py",
     "recipe/trainer/updates.py",
     "recipe/trainer/compat/agentlightning.py",
+    "recipe/trainer/compat/trained_logits.py",
     "recipe/trainer/compat/verl.py",
     "recipe/trainer/compat/vllm.py",
 }

@@ -90,6 +90,7 @@ async def _fork(control: socket.socket, env: dict[str, str]) -> ForkedAgent:
     connection, writer = await asyncio.open_connection(sock=ours)
     writer.write(json.dumps(env).encode())
     writer.write_eof()
+    answer: dict[str, Any]
     try:
         answer = json.loads(await connection.readline() or '{"refused": "the process that forks them has ended"}')
     except OSError:

@@ -179,7 +179,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             updates=self._settings.algorithm.updates_per_step,
             ranks=self.resource_pool_manager.get_n_gpus(),
             micro_batch=actor.ppo_micro_batch_size_per_gpu or 1,
-            advantages_only=not (actor.use_kl_loss or actor.entropy_coeff),
+            other_terms=actor.use_kl_loss or actor.entropy_coeff != 0,
         )
         with mini_batches_of(self.config, rows):
             output = super()._update_actor(planned)

@@ -47,7 +47,7 @@ def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, mi
     Returns:
         Indices of rows, ``FILLER`` for a filler; ``len(plan)`` mini-batches of equal size.
     """
-    slots = max(1, math.ceil(max(map(len, plan)) / (ranks * micro_batch))) * micro_batch  # of one rank in a mini-batch
+    slots = math.ceil(max(map(len, plan)) / (ranks * micro_batch)) * micro_batch  # of one rank in one mini-batch
     parts: list[list[int]] = [[] for _ in range(ranks)]
     for rows in plan:
         shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -60,21 +60,21 @@ def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, mi
 
 
 def planned_batch(
-    batch: DataProto, *, updates: int, ranks: int, micro_batch: int, advantages_only: bool
+    batch: DataProto, *, updates: int, ranks: int, micro_batch: int, other_terms: bool = True
 ) -> tuple[DataProto, int]:
     """Return the batch for a training step's updates, and the number of rows of each update, fillers included.
 
     The loss of an update is the mean over its rollouts, as in any mini-batch of M rollouts:
     (1/M) Σ_rollouts (1/T) Σ_tokens [...], where T counts a rollout's trained tokens in all of its rows. Advantages
-    are returned multiplied by 1/(M·T), which ``token_weight`` holds for the other terms. Rows without advantage still
-    count in M, but are left out of the batch if nothing else in the loss depends on them.
+    are returned multiplied by 1/(M·T), which ``token_weight`` holds for the other terms.
 
     Args:
         batch: real rows only, with agent-lightning's ``per_rollout_mean`` advantages: divided by T and by all rows.
         updates: optimizer steps.
         ranks: processes that share the data.
         micro_batch: rows of a forward pass on one rank.
-        advantages_only: whether the loss has no term beside the clipped one, no KL and no entropy.
+        other_terms: whether the loss has a KL or an entropy term. Without them a row whose advantages are 0, of a group
+            with equal scores, has no gradient, and is left out after the weights are known; an update keeps one row.
     """
     groups, rollouts = (batch.non_tensor_batch[key].tolist() for key in ("data_id_list", "rollout_id_list"))
     plan = plan_updates(groups, updates)
@@ -88,9 +88,9 @@ def planned_batch(
         for row in rows:
             weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
             factors[row] = len(batch) / members  # agent-lightning divided by all rows
-    if advantages_only:
-        learned = batch.batch["advantages"].any(-1).tolist()
-        plan = [[row for row in rows if learned[row]] for rows in plan]
+    if not other_terms:
+        learns = (batch.batch["advantages"] != 0).any(-1).tolist()
+        plan = [[row for row in rows if learns[row]] or rows[:1] for rows in plan]
     order = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
     planned = with_fillers(batch, order)
     planned.batch["token_weight"] = torch.tensor([0.0 if row == FILLER else weights[row] for row in order])

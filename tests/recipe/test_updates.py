@@ -120,20 +120,10 @@ class Update:
 
 
 def worker_updates(
-    batch: DataProto,
-    log_probs: list[np.ndarray],
-    ranks: int,
-    micro: int,
-    updates: int,
-    *,
-    beta: float = BETA,
-    entropy_weight: float = LAMBDA,
-    advantages_only: bool = False,
+    batch: DataProto, log_probs: list[np.ndarray], ranks: int, micro: int, updates: int, other_terms: bool = True
 ) -> list[Update]:
     """What verl's ``train_mini_batch`` and FSDP do with the planned batch, the model being a table of log-probs."""
-    planned, size = planned_batch(
-        batch, updates=updates, ranks=ranks, micro_batch=micro, advantages_only=advantages_only
-    )
+    planned, size = planned_batch(batch, updates=updates, ranks=ranks, micro_batch=micro, other_terms=other_terms)
     assert size % (ranks * micro) == 0 and len(planned) % size == 0
     config = FSDPActorConfig(
         strategy="fsdp2",
@@ -144,10 +134,10 @@ def worker_updates(
         clip_ratio_high=HIGH,
         clip_ratio_c=DUAL,
         policy_loss=PolicyLossConfig(loss_mode=PER_ROLLOUT_MEAN_LOSS_MODE),
-        use_kl_loss=beta > 0,
-        kl_loss_coef=beta,
+        use_kl_loss=other_terms,
+        kl_loss_coef=BETA,
         kl_loss_type="low_var_kl",
-        entropy_coeff=entropy_weight,
+        entropy_coeff=LAMBDA if other_terms else 0.0,
     )
     done = [Update() for _ in range(len(planned) // size)]
     lengths = planned.batch["attention_mask"].sum(-1)
@@ -189,20 +179,23 @@ def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: li
         update.metrics[key] = update.metrics.get(key, 0.0) + metric.aggregate()
     for leaf, entropy, place in zip(leaves, entropies, real, strict=True):
         assert leaf.grad is not None
-        entropy_gradient = torch.zeros_like(entropy) if entropy.grad is None else entropy.grad
+        entropy.grad = torch.zeros_like(entropy) if entropy.grad is None else entropy.grad
         if place is None:
-            assert not leaf.grad.any() and not entropy_gradient.any()
+            assert not leaf.grad.any() and not entropy.grad.any()
             continue
         row, start, answer = place
         update.rows.append(row)
         update.gradients[row] = (leaf.grad[start : start + answer] / ranks).numpy()
-        update.entropy_gradients[row] = (entropy_gradient[start : start + answer] / ranks).numpy()
+        update.entropy_gradients[row] = (entropy.grad[start : start + answer] / ranks).numpy()
         assert not leaf.grad[:start].any() and not leaf.grad[start + answer :].any()
 
 
-def expected(rollouts: list[Rollout], everyone: list[Rollout]) -> tuple[float, list[list[np.ndarray]], list[float]]:
+def expected(
+    rollouts: list[Rollout], everyone: list[Rollout], other_terms: bool = True
+) -> tuple[float, list[list[np.ndarray]], list[float]]:
     """-(1/M) Σ_i (1/T_i) Σ_t [1[...] min(rA, clip(r)A) - β KL + λ H], its gradient by log π_θ, and (1/(M T_i))."""
     loss, gradients, weights = 0.0, [], []
+    beta, lambda_ = (BETA, LAMBDA) if other_terms else (0.0, 0.0)
     for rollout in rollouts:
         group = [other.score for other in everyone if other.group == rollout.group]
         a = (rollout.score - np.mean(group)) / (np.std(group, ddof=1) + 1e-6)
@@ -213,8 +206,8 @@ def expected(rollouts: list[Rollout], everyone: list[Rollout]) -> tuple[float, l
             gradient = np.zeros(len(mask))
             for t in np.flatnonzero(mask):
                 kl = math.exp(ref[t] - new[t]) - (ref[t] - new[t]) - 1
-                loss += weight * (BETA * kl - LAMBDA * 0.7)
-                gradient[t] = weight * BETA * (1 - math.exp(ref[t] - new[t]))
+                loss += weight * (beta * kl - lambda_ * 0.7)
+                gradient[t] = weight * beta * (1 - math.exp(ref[t] - new[t]))
                 if rollout.off_policy and new[t] < math.log(DELTA):
                     continue
                 r = math.exp(new[t] - old[t])
@@ -279,6 +272,39 @@ def test_each_term_weighs_the_same_for_any_number_of_updates() -> None:
         np.testing.assert_allclose(total, totals[0], rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 1), (2, 3)])
+def test_rows_without_gradient_cost_no_pass_and_still_count(ranks: int, micro: int) -> None:
+    """Without KL and entropy, groups of equal scores are left out; M still counts their rollouts."""
+    rollouts = rollouts_of(seed=4, groups=6, split=True)
+    equal = {"g1", "g2", "g4"}
+    for rollout in rollouts:
+        rollout.score = 0.5 if rollout.group in equal else rollout.score
+    places = rows_by_rollout(rollouts)
+    flat = [values for rollout in rollouts for values in rollout.new]
+    (update,) = worker_updates(batch_of(rollouts), flat, ranks, micro, updates=1, other_terms=False)
+    loss, gradients, _ = expected(rollouts, rollouts, other_terms=False)
+    assert update.loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    learning = []
+    for rollout, rows, of_rows in zip(rollouts, places, gradients, strict=True):
+        if rollout.group in equal:
+            assert not any(gradient.any() for gradient in of_rows)
+            continue
+        learning += rows
+        for row, gradient in zip(rows, of_rows, strict=True):
+            np.testing.assert_allclose(update.gradients[row], gradient, rtol=1e-3, atol=1e-6)
+    assert sorted(update.rows) == learning
+
+
+def test_an_update_without_any_gradient_keeps_one_row() -> None:
+    rollouts = rollouts_of(seed=4, groups=4, split=False)
+    for rollout in rollouts:
+        rollout.score = 0.5
+    flat = [values for rollout in rollouts for values in rollout.new]
+    done = worker_updates(batch_of(rollouts), flat, ranks=1, micro=1, updates=2, other_terms=False)
+    assert [len(update.rows) for update in done] == [1, 1]
+    assert not any(gradient.any() for update in done for gradient in update.gradients.values())
+
+
 def test_a_rollout_in_many_rows_weighs_as_one() -> None:
     """The same tokens in one row and in five: 1/N counts rollouts, so that the other rollouts' gradients stay."""
     whole = rollouts_of(seed=5, groups=2, split=False)
@@ -300,32 +326,6 @@ def test_a_rollout_in_many_rows_weighs_as_one() -> None:
         got.append((update.loss, np.concatenate([update.gradients[row] for row in range(len(flat))])))
     assert got[0][0] == pytest.approx(got[1][0], rel=1e-5)
     np.testing.assert_allclose(got[0][1], got[1][1], rtol=1e-4, atol=1e-8)
-
-
-def test_rows_without_advantage_cost_nothing_and_count() -> None:
-    """Without KL and entropy they are left out, and every gradient stays; an update may have no row at all."""
-    rollouts = rollouts_of(seed=6, groups=4, split=True)
-    solved = {"g1", "g2"}
-    for rollout in rollouts:
-        rollout.score = 1.0 if rollout.group in solved else rollout.score
-    flat = [values for rollout in rollouts for values in rollout.new]
-    without = {
-        row
-        for rollout, rows in zip(rollouts, rows_by_rollout(rollouts), strict=True)
-        if rollout.group in solved
-        for row in rows
-    }
-    for updates in (1, 2, 4):
-        whole, short = (
-            worker_updates(batch_of(rollouts), flat, 2, 1, updates, beta=0, entropy_weight=0, advantages_only=only)
-            for only in (False, True)
-        )
-        assert len(whole) == len(short) == updates
-        assert {row for update in short for row in update.rows} == set(range(len(flat))) - without
-        for all_rows, learned in zip(whole, short, strict=True):
-            assert learned.loss == pytest.approx(all_rows.loss, rel=1e-6)
-            for row, gradient in all_rows.gradients.items():
-                np.testing.assert_array_equal(gradient, 0 if row in without else learned.gradients[row])
 
 
 def test_token_means_know_nothing_of_fillers_and_micro_batches() -> None:

@@ -1,17 +1,19 @@
 """verl 0.8.0's FSDP engine with logits at the trained positions only.
 
 ``FSDPEngineWithLMHead`` computes the LM head and the log-softmax for every token of a row. Log-probs are used only
-where the policy has sampled a token, a tenth of an episode. Elsewhere log-probs and entropies are 0; the loss masks
-them out.
+where the policy has sampled a token, a tenth of an episode. Elsewhere log-probs and entropies are 0 here, and the
+loss masks them out.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# verl's registration decorators have no types.
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils import torch_functional as verl_F
-from verl.workers.engine import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
 _NEEDS_ALL = ("use_remove_padding", "use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk")
 
@@ -32,7 +34,8 @@ class TrainedLogitsEngine(FSDPEngineWithLMHead):
     ) -> dict[str, Any]:
         if "columns" not in output_args:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
-        columns, offsets = output_args["columns"], micro_batch["input_ids"].offsets()
+        nested: Any = micro_batch["input_ids"]
+        columns, offsets = output_args["columns"], nested.offsets()
         temperature = output_args["temperature"].clamp(min=1e-8).view(-1, 1, 1)
         logits = output.logits.float() / temperature
         # The token after the last one of a padded row is never trained.
