@@ -49,7 +49,7 @@ def result(
 
 
 def by_hand(results: dict[str, RolloutResult], *, by_std: bool) -> dict[str, list[float]]:
-    """The formulas: R_t = γ^(T-1-t) R; within equal anchors of a group (R_t - mean) / (std + 1e-6), or without std."""
+    """R_t = 0.95^(T-1-t) R; within equal anchors of a group (R_t - mean) / (std + 1e-6), or without std."""
     found = defaultdict(list)
     for name, rollout in results.items():
         turns = rollout.rows[0]
