@@ -47,6 +47,9 @@ class Algorithm(_Section):
     off_policy_probability: Probability
     mode_per: Literal["step", "group"]
     baseline: Literal["group", "paired"]
+    advantage: Literal["grpo", "gigpo"]
+    gigpo_weight: Annotated[float, Field(ge=0)]
+    gigpo_discount: Probability
     normalize_by_std: bool
     mask_threshold: Probability
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]

@@ -94,6 +94,7 @@ class CallEvent(_Message):
             shown, None if the model server did not return it.
         tip_ids: tips that were put into this call's newest turn.
         scope: memory scope of the rollout.
+        anchor: the state of the call for GiGPO, from the agent's own messages; None if it is not asked for.
         visits: visits to similar states: those before the step, the rollout's own so far, and this one; None if the
             memory failed.
         intrinsic_reward: 1 / visits.
@@ -103,6 +104,7 @@ class CallEvent(_Message):
     tip_free_prompt_token_ids: list[int] | None = None
     tip_ids: list[int] = []
     scope: str = ""
+    anchor: str | None = None
     visits: int | None = None
     intrinsic_reward: float = 0.0
 

@@ -22,6 +22,7 @@ FLOORS = (
 # All that may name verl, agentlightning.verl or vLLM. The rest, the gateway's side, must start without them.
 TRAINER_SIDE = {
     "recipe/trainer/entrypoint.py",
+    "recipe/trainer/gigpo.py",
     "recipe/trainer/manager.py",
     "recipe/trainer/objective.py",
     "recipe/trainer/results.py",

@@ -19,7 +19,7 @@ from empo2.recipe.gateway.injection import Block, PromptRequest, Request
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.state import chat_state, prompt_state
 from empo2.recipe.gateway.tips import TIPS_HEADING, clean_tip, render_tips, tip_line
-from empo2.recipe.messages import reply_of, spoken
+from empo2.recipe.messages import anchor_of, reply_of, spoken
 from empo2.recipe.protocol import CALL_EVENT, CallEvent
 
 log = structlog.get_logger()
@@ -149,12 +149,18 @@ class ModelCall:
                 tip_free_prompt_token_ids=await self._tip_free_ids() if self._tip_free else prompt_ids,
                 tip_ids=self._tip_ids,
                 scope=episode.tag.scope,
+                anchor=self._anchor(),
                 visits=visits,
                 intrinsic_reward=1 / visits if visits else 0.0,
             )
             data = event.model_dump(exclude_none=True)
             if not upstream.record(episode.rollout_id, self._attempt_id, CALL_EVENT, data):
                 log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
+
+    def _anchor(self) -> str | None:
+        if self._services.settings.algorithm.advantage != "gigpo":
+            return None
+        return anchor_of(self._body.get("messages") or [])
 
     async def _visit(self, turn: Turn) -> int | None:
         """Count the visit to the call's state; return None if it has no state or the memory failed."""

@@ -15,6 +15,7 @@ from empo2.recipe.config import Algorithm, Settings
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.protocol import TAG, Mode, RolloutTag, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
+from empo2.recipe.trainer.gigpo import rows_of_turns
 from empo2.recipe.trainer.results import (
     FAILED_BY_AGENT,
     RolloutResult,
@@ -190,7 +191,7 @@ class Empo2RolloutManager(AglRolloutManager):
         if reason := reason or unusable(rollout, is_train=True):
             self.results.drop(rollout, reason)
             return None
-        trained, intrinsic, turns_dropped = prepare_for_training(rollout)
+        trained, turn_rewards, turns_dropped = prepare_for_training(rollout)
         self.results.turns_dropped += turns_dropped
         if not trained.triplets:
             self.results.drop(rollout, "no_tip_free_prompt")
@@ -200,7 +201,9 @@ class Empo2RolloutManager(AglRolloutManager):
             group=rollout.data_id,
             mode=mode_of(rollout),
             return_=rollout.final_reward,
-            intrinsic=intrinsic,
+            intrinsic=sum(turn_rewards),
+            turn_rewards=turn_rewards,
+            rows=rows_of_turns(rollout) if self._settings.algorithm.advantage == "gigpo" else (),
             reply_tokens=sum(len(triplet.response["token_ids"]) for triplet in trained.triplets),
             agent_metrics=agent_metrics(rollout),
         )

@@ -128,6 +128,17 @@ async def test_validation_with_memory_reads_and_leaves_nothing(gateway: GatewayU
     assert (await gateway.state())["episodes"] == episodes - 1
 
 
+async def test_anchors_are_the_agents_own_observations(tmp_path: Path):
+    """For GiGPO, on request: with tips in it, a message would differ from rollout to rollout."""
+    async with running_gateway(tmp_path, "algorithm.advantage=gigpo") as gateway:
+        await gateway.store_tips(ROOMS, "tip")
+        rollout = await gateway.create("memory")
+        await gateway.play(rollout, ROOMS)
+        assert "tip" in str(gateway.last().body["messages"])
+        anchors = [call["anchor"] for call in await gateway.events(rollout, "empo2_call")]
+        assert anchors == ["a dark room with a lamp", "the lamp is lit", "a door opens"]
+
+
 async def test_an_untagged_rollout_leaves_nothing_in_the_memory(gateway: GatewayUnderTest):
     rollout = await gateway.create(None)
     await gateway.play(rollout, ROOMS)
