@@ -126,7 +126,9 @@ def draw(arms: Mapping[str, Any], runs: Mapping[str, Sequence[Any]], target: Pat
         ("Training houses, with notes", WITH_MEMORY, "step", "step", 1),
         ("Unseen houses, without notes", UNSEEN, "step", "step", 1),
     )
-    colors = dict(zip(arms, ("#8C8C8C", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"), strict=True))
+    colors = dict(
+        zip(arms, ("#8C8C8C", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222"), strict=True)
+    )
     with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 8}):
         figure, grid = plt.subplots(1, 4, figsize=(16, 4), sharey=True, layout="constrained")
         for axes, (title, metric, against, label, unit) in zip(grid, panels, strict=True):
