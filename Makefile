@@ -18,8 +18,8 @@ frameworks: setup ## add the frameworks that agents/frameworks plays in (only=la
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps \
 		$(addprefix --requirements ,$(wildcard requirements/frameworks/$(only).txt))
 
-demo: setup ## train the small model on a CPU for a few steps, end to end
-	$(BIN)/empo2 train --profile cpu
+demo: setup ## see the small model explore, write notes and learn, on a CPU
+	$(BIN)/empo2 demo
 
 # Not needed by anyone who uses the model: the result is in the repository (small_model/adapter).
 small-model: setup ## make the small model's LoRA anew from scripted play, with its checksums

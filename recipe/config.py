@@ -174,7 +174,7 @@ def load_settings(
         raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
     layers = [
         profiles[profile] if profile is not None else {},
-        _read_file(file) if file is not None else {},
+        read_layer(file) if file is not None else {},
         layer or {},
         *map(_parse_override, overrides),
     ]
@@ -208,7 +208,12 @@ def _yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-def _read_file(file: Path) -> Mapping[str, Any]:
+def read_layer(file: Path) -> Mapping[str, Any]:
+    """Return the settings of a YAML file, as sections.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a mapping.
+    """
     try:
         content = _yaml(file.read_text())
     except OSError as error:

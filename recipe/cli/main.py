@@ -1,4 +1,4 @@
-"""The command line: ``empo2 init | train | gateway | report | memory``."""
+"""The command line: ``empo2 init | train | gateway | report | memory | demo``."""
 
 import sys
 from typing import Annotated
@@ -7,6 +7,7 @@ import typer
 
 from empo2.recipe import __version__
 from empo2.recipe.cli import init, memory
+from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.report import report
 from empo2.recipe.cli.settings import HELP
@@ -39,6 +40,7 @@ def _options(
 app.command(epilog=HELP)(train)
 app.command(epilog=HELP)(gateway)
 app.command()(report)
+app.command()(demo)
 app.add_typer(memory.app, name="memory")
 app.command(epilog=init.EXAMPLES)(init.init)
 
