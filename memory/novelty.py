@@ -11,7 +11,6 @@ import numpy as np
 from empo2.memory.index import ColumnTable, cosine_similarities
 from empo2.memory.loading import load_states
 
-
 MAX_VISITS = 2**31 - 1  # of one state; the sum over a scope's states stays far below the 2**63 of SQLite and numpy
 
 

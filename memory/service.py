@@ -86,7 +86,9 @@ class MemoryService:
         keys = np.stack([visit.key for visit in own]) if own else np.empty((0, len(embedding)), np.float32)
         before = count_similar(cosine_similarities(keys, embedding), np.ones(len(own), np.int64), threshold=threshold)
         own.append(Visit(scope, state, embedding))
-        return before + 1 + await self._in_thread(lambda store: store.count_visits(scope, embedding, threshold=threshold))
+        return (
+            before + 1 + await self._in_thread(lambda store: store.count_visits(scope, embedding, threshold=threshold))
+        )
 
     async def commit_visits(self) -> None:
         """Store the visits since the last commit in one transaction, also those of failed episodes.
@@ -123,7 +125,7 @@ class MemoryService:
         reward: float,
     ) -> None:
         """Credit the tips that an episode was shown (tip id -> turns) with its result; see `MemoryStore`."""
-        await self._store(
+        await self._in_thread(
             lambda store: store.record_play(
                 scope,
                 episode,

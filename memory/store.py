@@ -71,7 +71,8 @@ class MemoryStore:
             created: Unix time in seconds; None is now.
 
         Raises:
-            ValueError: an empty or too long tip, a score or value that is not finite, or an unusable key. Nothing is stored then.
+            ValueError: an empty or too long tip, a score or value that is not finite, or an unusable key. Nothing is
+                stored then.
         """
         if not tip.strip():
             raise ValueError(f"tip of episode {episode!r} is empty: {tip!r}")

@@ -1,7 +1,5 @@
 """Build the memory and its retrieval policy from the settings."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +8,21 @@ from empo2.memory import ByScore, BySimilarity, ByValue, Embedder, MemoryService
 from empo2.recipe.config import Settings
 
 
-def open_memory(settings: Settings, file: Path, embedder: Callable[[], Embedder] | None = None) -> MemoryService:
-    """Return the run's memory; model and file are opened at first use.
+def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None) -> MemoryService:
+    """Load the embedder, and open, check and lock the run's memory.
 
     Args:
         file: the memory file, created if absent.
-        embedder: makes the embedder; by default that of ``memory.embedder``.
+        embedder: by default that of ``memory.embedder``, which takes seconds to load.
+
+    Raises:
+        EmbedderError: the embedder does not load.
+        MemoryFileError: the file cannot be used.
     """
     memory = settings.memory
     return MemoryService(
         file,
-        embedder or partial(SentenceEmbedder, memory.embedder, device=memory.embedder_device),
+        embedder or SentenceEmbedder(memory.embedder, device=memory.embedder_device),
         retrieval_policy(settings),
         capacity=memory.capacity,
         novelty_similarity=settings.algorithm.novelty_similarity,
