@@ -52,20 +52,22 @@ def gateway(
         model = str(resolve_model(settings.model.path))
     except OSError as error:
         raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
-    try:
-        opened = open_memory(settings, memory)
-    except EmbedderError as error:
-        raise ConfigError(f"memory.embedder={settings.memory.embedder!r}: {error}") from None
-    except (MemoryFileError, OSError) as error:
-        raise ConfigError(f"--memory {memory}: {error}") from None
-    try:
-        app = make_gateway(settings, model_path=model, keys=keys, folder=snapshots or memory.parent, memory=opened)
-    except OSError as error:
-        raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
-    gc.freeze()  # objects of torch and transformers live on; scanning them again would block the loop for 0.3 seconds
-    listener = bind(settings.gateway.host, settings.gateway.port) if fd is None else socket.socket(fileno=fd)
-    print(f"gateway at http://{listener.getsockname()[0]}:{listener.getsockname()[1]}, model {model}", flush=True)
-    _serve(app, listener)
+    with bind(settings.gateway.host, settings.gateway.port) if fd is None else socket.socket(fileno=fd) as listener:
+        try:
+            opened = open_memory(settings, memory)
+        except EmbedderError as error:
+            raise ConfigError(f"memory.embedder={settings.memory.embedder!r}: {error}") from None
+        except (MemoryFileError, OSError) as error:
+            raise ConfigError(f"--memory {memory}: {error}") from None
+        try:
+            app = make_gateway(settings, model_path=model, keys=keys, folder=snapshots or memory.parent, memory=opened)
+        except OSError as error:
+            raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
+        # Objects of torch and transformers live on; scanning them again would block the event loop for 0.3 seconds.
+        gc.freeze()
+        address = listener.getsockname()
+        print(f"gateway at http://{address[0]}:{address[1]}, model {model}", flush=True)
+        _serve(app, listener)
 
 
 def _check_keys(settings: Settings, keys: Keys) -> None:
