@@ -30,8 +30,9 @@ from empo2.recipe.run_folder import (
 )
 from empo2.recipe.trainer.verl_config import build_verl_config
 
-_GATEWAY_SECONDS = 120
+_GATEWAY_SECONDS = 300  # it loads the embedder first
 _POLL_SECONDS = 0.5
+_ADMIN_KEY = "EMPO2_ADMIN_KEY"
 
 
 def launch(settings: Settings, profile: str | None, console: Console) -> Path:
@@ -62,16 +63,33 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
 
         host, port = listener.getsockname()[:2]
         url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-        key = settings.gateway.key or os.environ.get("EMPO2_KEY") or secrets.token_urlsafe(24)
-        environment = {**os.environ, "EMPO2_KEY": key, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
+        key, admin_key = _keys(settings)
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
+        environment = {name: value for name, value in environment.items() if name not in ("EMPO2_KEY", _ADMIN_KEY)}
         with running(directory, environment) as processes:
-            processes.start("trainer", _trainer(directory, url))
-            processes.start("gateway", _gateway(directory, listener.fileno()), inherit=(listener.fileno(),))
+            processes.start("trainer", _trainer(directory, url), secrets={_ADMIN_KEY: admin_key})
+            processes.start(
+                "gateway",
+                _gateway(directory, listener.fileno()),
+                secrets={"EMPO2_KEY": key, _ADMIN_KEY: admin_key},
+                inherit=(listener.fileno(),),
+            )
             _wait_for_gateway(url, processes)
-            processes.start("controller", _controller(settings, url))
-            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=10) as client:
+            # The controller's environment becomes that of the agents, which never see the admin key.
+            processes.start("controller", _controller(settings, url), secrets={"EMPO2_KEY": key})
+            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {admin_key}"}, timeout=10) as client:
                 _watch(settings.run.steps, client, directory / METRICS_FILE, processes, console, started)
     return directory
+
+
+def _keys(settings: Settings) -> tuple[str, str]:
+    """Return the agents' key and the admin key."""
+    gateway = settings.gateway
+    key = gateway.key or os.environ.get("EMPO2_KEY") or secrets.token_urlsafe(24)
+    admin_key = gateway.admin_key or os.environ.get(_ADMIN_KEY) or secrets.token_urlsafe(24)
+    if key == admin_key:
+        raise ConfigError("gateway.admin_key equals gateway.key, which agents get: give another one")
+    return key, admin_key
 
 
 def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,15 +66,17 @@ class Processes:
     _interrupted: bool = False
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(self, name: str, command: list[str], inherit: tuple[int, ...] = ()) -> None:
-        """Start a command; it inherits the file descriptors ``inherit``."""
+    def start(
+        self, name: str, command: list[str], *, secrets: Mapping[str, str] | None = None, inherit: tuple[int, ...] = ()
+    ) -> None:
+        """Start a command with variables of its own; it inherits the file descriptors ``inherit``."""
         with (self.directory / f"{name}.log").open("wb") as log:
             self._guards[name] = subprocess.Popen(
                 guarded(command, grace=_STOP_SECONDS),
                 stdin=subprocess.PIPE,  # held open while this process lives
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self.environment,
+                env={**self.environment, **(secrets or {})},
                 pass_fds=inherit,
                 start_new_session=True,  # only the launcher handles Ctrl-C
             )

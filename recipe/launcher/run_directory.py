@@ -137,7 +137,7 @@ def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
 
 def _write_settings(settings: Settings, directory: Path) -> None:
     values: dict[str, Any] = settings.to_dict()
-    values["gateway"]["key"] = None  # the run folder may be shared with others
+    values["gateway"] |= {"key": None, "admin_key": None}  # the run folder may be shared with others
     _replace(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))
 
 
