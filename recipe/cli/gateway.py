@@ -21,6 +21,7 @@ def gateway(
 ) -> None:
     """Start the gateway alone, in the place of agl-server."""
     import logging
+    import os
     import socket
 
     import structlog
@@ -31,6 +32,7 @@ def gateway(
     from empo2.recipe.launcher.processes import bind
     from empo2.recipe.launcher.run_directory import check_memory_file
 
+    os.umask(0o077)  # tips are for their owner only
     settings = settings_of(profile, config, overrides, key)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     host, port = settings.gateway.host, settings.gateway.port
