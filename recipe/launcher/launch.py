@@ -20,6 +20,7 @@ from empo2.recipe.launcher.processes import Processes, bind, ending_descendants,
 from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
 from empo2.recipe.launcher.run_directory import how_to_resume, open_run_directory
 from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
+from empo2.recipe.launcher.workers import Workers
 from empo2.recipe.run_folder import (
     CHECKPOINTS,
     MEMORY_FILE,
@@ -191,12 +192,13 @@ def _watch(
     steps: int, client: httpx.Client, metrics_file: Path, processes: Processes, console: Console, started: float
 ) -> None:
     """Show progress until the trainer is done."""
-    new, first_rollout = NewMetrics(metrics_file), None
+    new, workers, first_rollout = NewMetrics(metrics_file), Workers(), None
     with progress(console, steps) as show:
         show("loading verl and vLLM", None)
         while True:
             for restarted in processes.check():
                 show(f"{restarted}; the rollouts that it was playing have failed", None)
+            workers.check()
             done = processes.done("trainer")
             for metrics in new.read():
                 show(step_summary(metrics), metrics["step"])

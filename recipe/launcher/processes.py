@@ -126,6 +126,8 @@ class Processes:
             command, started = self._restartable.get(name, ([], math.inf))
             if time.monotonic() - started < _STEADY_SECONDS:
                 raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log')}")
+            assert guard.stdin
+            guard.stdin.close()
             self.start(name, command, restartable=True)
             restarted.append(f"{name} {_describe_exit(code)} and was started again")
         return restarted
