@@ -54,6 +54,7 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
     """
     db = lock = None
     try:
+        _check_kind(path)
         if str(path) != ":memory:":
             _create_private(path)
         db = sqlite3.connect(path)
@@ -64,6 +65,7 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
         if _is_empty(db):
             _create(db, embedder, dimension)
         _check_embedder(read_meta(db, path), path, embedder, dimension)
+        _check_pages(db, path)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
     except (sqlite3.Error, OSError, MemoryFileError) as error:
@@ -82,6 +84,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
     Raises:
         MemoryFileError: there is no such file, it is not a memory file, or of another schema.
     """
+    _check_kind(path)
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         try:
@@ -129,7 +132,13 @@ def copy_memory(source: Path, target: Path) -> None:
 
 
 def copy_memory_file(db: sqlite3.Connection, path: Path) -> None:
-    """Put a consistent copy of an open memory file at `path`, atomically replacing any file there."""
+    """Put a consistent copy of an open memory file at `path`, atomically replacing a memory file there.
+
+    Raises:
+        MemoryFileError: something at `path` is not a memory file; it is left as it is.
+    """
+    if os.path.lexists(path):
+        open_reader(path).close()
     temporary = _beside(path, ".tmp")
     _remove(temporary)  # left by a killed process
     try:
@@ -177,6 +186,20 @@ def _checked(db: sqlite3.Connection, path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse what is there but not a file: to open a pipe would wait for whoever writes to it."""
+    if path.exists() and not path.is_file():
+        raise MemoryFileError(f"{path}: is not a file; give the path of a memory file")
+
+
+def _check_pages(db: sqlite3.Connection, path: Path) -> None:
+    (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if result != "ok":
+        raise MemoryFileError(
+            f"{path}: is damaged ({' '.join(result.split())}); use a snapshot of it, from a checkpoint, in its place"
+        )
 
 
 def _check_embedder(meta: dict[str, Any], path: Path, embedder: str, dimension: int) -> None:

@@ -100,13 +100,15 @@ class Memory(_Section):
     embedder: str
     embedder_device: str
     embedder_threads: Positive
+    embedding_deadline: Positive
+    search_deadline: Positive
 
 
 class Reflection(_Section):
     prompt: str
     sees: Literal["chat", "transcript"]
     transcript_characters: Positive
-    max_words: Positive
+    max_words: Annotated[int, Field(gt=0, le=1000)]
     max_tokens: Positive
     temperature: Annotated[float, Field(ge=0)]
     timeout: Annotated[float, Field(gt=0)]
@@ -116,6 +118,9 @@ class Gateway(_Section):
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
     key: str | None
+    admin_key: str | None
+    max_request: Annotated[float, Field(gt=0)]
+    rollout_lifetime: Positive
 
 
 class Hardware(_Section):

@@ -5,6 +5,7 @@ Both sides import this module, and neither imports the other.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,6 +18,19 @@ CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's 
 
 ROUTES = "/empo2"
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The gateway's keys; both empty where it asks for none.
+
+    Attributes:
+        agent: presented by agents and by the controller, for model calls, events, and the states of rollouts.
+        admin: presented by the trainer and the operator; opens every route.
+    """
+
+    agent: str = ""
+    admin: str = ""
 
 
 def settle_route(rollout_id: str) -> str:
@@ -118,13 +132,21 @@ class GatewayState(_Message):
 
 
 class DrainRequest(_Message):
-    """Body of ``POST /empo2/drain``; ``timeout`` is in seconds."""
+    """Body of ``POST /empo2/drain``.
+
+    Attributes:
+        timeout: seconds that reflections and events may take; the answer comes at most 10 seconds after that.
+    """
 
     timeout: float
 
 
 class FileRequest(_Message):
-    """Body of ``POST /empo2/snapshot`` and ``POST /empo2/restore``."""
+    """Body of ``POST /empo2/snapshot`` and ``POST /empo2/restore``.
+
+    Attributes:
+        path: of a memory file (``*.sqlite``) below the gateway's folder; relative to it, or absolute.
+    """
 
     path: str
 

@@ -100,7 +100,7 @@ def test_port_taken(tmp_path: Path, command: str) -> None:
 def test_gateway_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
     done = run_cli("gateway", "--profile", "cpu", "gateway.host=0.0.0.0", directory=tmp_path, EMPO2_KEY="")
     assert done.returncode == 2
-    assert "gateway.host=0.0.0.0" in done.stderr and "--key" in done.stderr
+    assert "gateway.host=0.0.0.0" in done.stderr and "--admin-key" in done.stderr
 
 
 def test_trainer_alone_without_a_gateway(tmp_path: Path) -> None:

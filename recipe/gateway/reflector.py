@@ -8,6 +8,7 @@ import structlog
 from empo2.memory import Step
 from empo2.recipe.config import Reflection
 from empo2.recipe.gateway.episode import Episode
+from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips import refusal, tip_of
 from empo2.recipe.messages import Message, reply_of, spoken, text_of
@@ -32,14 +33,16 @@ class Reflector:
         A rollout that failed, or has no states or no score, is neither credited nor reflected on.
 
         Args:
-            rewards: values of the reward events; the last one counts.
+            rewards: values of the reward events of the attempt that counts; the last one counts.
         """
-        if episode.ended:
-            return
-        episode.ended = True
         self._count(episode)
         score = rewards[-1] if rewards else None
-        if succeeded and isinstance(score, int | float) and any(turn.state for turn in episode.turns):
+        if (
+            succeeded
+            and isinstance(score, int | float)
+            and not isinstance(score, bool)
+            and any(turn.state for turn in episode.turns)
+        ):
             task = asyncio.create_task(self._conclude(episode, float(score)))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -78,7 +81,7 @@ class Reflector:
                     reward=scaled_return(algorithm, score),
                 )
             except Exception as error:
-                log.error("the memory failed", error=str(error))
+                log.error("the memory failed", error=described(error))
                 self._services.metrics.counts["memory_failures"] += 1
         await self._reflect(episode, score, success)
 
@@ -103,7 +106,7 @@ class Reflector:
             ):
                 counts["tips_written"] += 1  # else it is known, word for word
         except (Exception, asyncio.CancelledError) as error:
-            log.error("no tip", rollout_id=episode.rollout_id, error=repr(error))
+            log.error("no tip", rollout_id=episode.rollout_id, error=described(error))
             counts["reflections_failed"] += 1
 
     async def _ask_for_tip(self, episode: Episode, ask: Message) -> str:

@@ -31,8 +31,9 @@ from empo2.recipe.run_folder import (
 )
 from empo2.recipe.trainer.verl_config import build_verl_config
 
-_GATEWAY_SECONDS = 120
+_GATEWAY_SECONDS = 300  # it loads the embedder first
 _POLL_SECONDS = 0.5
+_ADMIN_KEY = "EMPO2_ADMIN_KEY"
 
 
 def launch(settings: Settings, profile: str | None, console: Console) -> Path:
@@ -68,17 +69,24 @@ def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
 
         host, port = listener.getsockname()[:2]
         url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-        key = settings.gateway.key or os.environ.get("EMPO2_KEY") or secrets.token_urlsafe(24)
-        environment = {**os.environ, "EMPO2_KEY": key, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
+        key, admin_key = _keys(settings)
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
+        environment = {name: value for name, value in environment.items() if name not in ("EMPO2_KEY", _ADMIN_KEY)}
         try:
             with running(directory, environment) as processes, _in_memory(settings) as file:
-                processes.start("trainer", _trainer(directory, file, url), inherit=(file,))
-                gateway = _gateway(directory, file, listener.fileno())
-                processes.start("gateway", gateway, inherit=(file, listener.fileno()))
+                trainer = _trainer(directory, file, url)
+                processes.start("trainer", trainer, secrets={_ADMIN_KEY: admin_key}, inherit=(file,))
+                processes.start(
+                    "gateway",
+                    _gateway(directory, file, listener.fileno()),
+                    secrets={"EMPO2_KEY": key, _ADMIN_KEY: admin_key},
+                    inherit=(file, listener.fileno()),
+                )
                 _wait_for_gateway(url, processes)
-                # Its rollouts are kept by the gateway: those that it was playing fail, the others are played.
-                processes.start("controller", _controller(settings, url), restartable=True)
-                with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=10) as client:
+                # The controller's environment becomes that of the agents, which never see the admin key. Its rollouts
+                # are kept by the gateway: if it ends, those that it was playing fail, and the others are played.
+                processes.start("controller", _controller(settings, url), secrets={"EMPO2_KEY": key}, restartable=True)
+                with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {admin_key}"}, timeout=10) as client:
                     _watch(settings.run.steps, client, directory / METRICS_FILE, processes, console, started)
         except (ProcessError, KeyboardInterrupt):
             console.print(how_to_resume(directory), soft_wrap=True, highlight=False, markup=False)
@@ -88,13 +96,28 @@ def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
 
 @contextlib.contextmanager
 def _in_memory(settings: Settings) -> Iterator[int]:
-    """Yield the descriptor of a file in RAM with all settings; the file in the run's folder has no secrets."""
+    """Yield the descriptor of a file in RAM with all settings but the keys, which are in the processes' environments.
+
+    The file in the run's folder has no secrets.
+    """
+    values = settings.to_dict()
+    values["gateway"] |= {"key": None, "admin_key": None}
     file = os.memfd_create("settings")
     try:
-        os.write(file, json.dumps(settings.to_dict()).encode())  # JSON is YAML
+        os.write(file, json.dumps(values).encode())  # JSON is YAML
         yield file
     finally:
         os.close(file)
+
+
+def _keys(settings: Settings) -> tuple[str, str]:
+    """Return the agents' key and the admin key."""
+    gateway = settings.gateway
+    key = gateway.key or os.environ.get("EMPO2_KEY") or secrets.token_urlsafe(24)
+    admin_key = gateway.admin_key or os.environ.get(_ADMIN_KEY) or secrets.token_urlsafe(24)
+    if key == admin_key:
+        raise ConfigError("gateway.admin_key equals gateway.key, which agents get: give another one")
+    return key, admin_key
 
 
 def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:

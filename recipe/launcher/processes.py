@@ -6,8 +6,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,24 +79,34 @@ class Processes:
     environment: dict[str, str]
     _interrupted: bool = False
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _restartable: dict[str, tuple[list[str], float]] = field(default_factory=dict)  # command, time of the start
+    _restartable: dict[str, tuple[Callable[[], None], float]] = field(default_factory=dict)  # its start, and when
 
-    def start(self, name: str, command: list[str], inherit: tuple[int, ...] = (), *, restartable: bool = False) -> None:
+    def start(
+        self,
+        name: str,
+        command: list[str],
+        *,
+        secrets: Mapping[str, str] | None = None,
+        inherit: tuple[int, ...] = (),
+        restartable: bool = False,
+    ) -> None:
         """Start a command.
 
         Args:
+            secrets: variables of its own.
             inherit: file descriptors for the command.
             restartable: ``check`` may start the command again if it ends.
         """
         if restartable:
-            self._restartable[name] = command, time.monotonic()
+            again = partial(self.start, name, command, secrets=secrets, inherit=inherit, restartable=True)
+            self._restartable[name] = again, time.monotonic()
         with (self.directory / f"{name}.log").open("ab") as log:
             self._guards[name] = subprocess.Popen(
                 guarded(command, grace=_STOP_SECONDS),
                 stdin=subprocess.PIPE,  # held open while this process lives
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self.environment,
+                env={**self.environment, **(secrets or {})},
                 pass_fds=inherit,
                 start_new_session=True,  # only the launcher handles Ctrl-C
             )
@@ -123,12 +134,12 @@ class Processes:
             code = guard.poll()
             if code is None or (code == 0 and name == "trainer"):
                 continue
-            command, started = self._restartable.get(name, ([], math.inf))
-            if time.monotonic() - started < _STEADY_SECONDS:
+            start_again, started = self._restartable.get(name, (None, math.inf))
+            if start_again is None or time.monotonic() - started < _STEADY_SECONDS:
                 raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log')}")
             assert guard.stdin
             guard.stdin.close()
-            self.start(name, command, restartable=True)
+            start_again()
             restarted.append(f"{name} {_describe_exit(code)} and was started again")
         return restarted
 

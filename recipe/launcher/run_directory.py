@@ -157,7 +157,7 @@ def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
 
 def _write_settings(settings: Settings, directory: Path) -> None:
     values: dict[str, Any] = redacted(settings.to_dict())  # the run folder may be shared with others
-    values["gateway"]["key"] = None
+    values["gateway"] |= {"key": None, "admin_key": None}
     _replace(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))
 
 

@@ -117,9 +117,8 @@ async def test_a_snapshot_of_another_embedder_is_not_restored(gateway: GatewayUn
     (tmp_path / "other").mkdir()
     async with running_gateway(tmp_path / "other", words=other) as foreign:
         await foreign.store_tips(ROOMS, "foreign")
-        path = tmp_path / "foreign.sqlite"
+        path = tmp_path / "other" / "foreign.sqlite"
         (await foreign.client.post("/empo2/snapshot", json={"path": str(path)})).raise_for_status()
-    await gateway.client.get("/empo2/state")
     answer = await gateway.client.post("/empo2/restore", json={"path": str(path)})
     assert answer.status_code == 409
     assert "'other'" in answer.json()["detail"] and "'words'" in answer.json()["detail"]
