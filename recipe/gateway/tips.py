@@ -46,7 +46,7 @@ _PREAMBLE = re.compile(
 
 # Marks of chat templates: ChatML and its kin, with ASCII or full-width signs; Llama 2 and Mistral; Gemma.
 _TEMPLATE_MARK = re.compile(
-    r"(?:[<＜][|｜][^<>＜＞|｜]{1,40}[|｜][>＞]|<</?SYS>>|</?s>|<(?:start|end)_of_turn>|<bos>|<eos>"
+    r"(?:[<＜][|｜][^\s<>＜＞|｜]{1,40}[|｜][>＞]|<</?SYS>>|</?s>|<(?:start|end)_of_turn>|<bos>|<eos>"
     r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])\Z",
     re.IGNORECASE,
 )
