@@ -21,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
+from starlette.requests import ClientDisconnect
 
 from empo2.recipe.launcher.models import SMOLLM2, resolve_model
 
@@ -112,7 +113,10 @@ class ModelServer:
             yield self
 
     async def _answer(self, path: str, request: Request) -> Response:
-        raw = await request.body()
+        try:
+            raw = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=499)
         body = json.loads(raw)
         seen = Seen(f"/{path}", raw, body)
         self.seen.append(seen)
