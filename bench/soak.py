@@ -134,7 +134,6 @@ class Soak:
     url: str
     processes: Processes
     listener: int
-    random: random.Random
     counts: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     memory: list[list[tuple[int, float]]] = field(default_factory=list)  # of each life: (episodes so far, MB)
@@ -205,11 +204,16 @@ class Soak:
 
     async def step(self, number: int, admin: httpx.AsyncClient, agents: httpx.AsyncClient, model_url: str) -> None:
         """Play a step until it is read by the trainer; a killed gateway takes all of the step's rollouts with it."""
-        kill = self.random.random() < self.options.gateway_kills
-        full = self.random.random() < self.options.full_disks
+        plan = random.Random(f"{self.options.seed} {number}")
+        kill = plan.random() < self.options.gateway_kills
+        full = plan.random() < self.options.full_disks
         while True:
             created = await self.create(number, admin, agents)
-            playing = [asyncio.create_task(self.play(played, index, agents)) for index, played in enumerate(created)]
+            seed = f"{self.options.seed} {number} {kill}"  # a step that is played anew breaks in other places
+            playing = [
+                asyncio.create_task(self.play(played, index, agents, random.Random(f"{seed} {index}")))
+                for index, played in enumerate(created)
+            ]
             disk = asyncio.create_task(self.fill_disk()) if full else None
             if not kill:
                 await asyncio.gather(*playing)
@@ -218,7 +222,7 @@ class Soak:
                     await disk
                 return
             kill, full = False, False
-            wanted = self.random.uniform(0.1, 0.9) * len(playing)
+            wanted = plan.uniform(0.1, 0.9) * len(playing)
             while sum(task.done() for task in playing) < wanted:
                 await asyncio.sleep(0.02)
             for task in [*playing, *([disk] if disk else [])]:
@@ -244,11 +248,10 @@ class Soak:
         answer = await agents.patch(f"/api/rollouts/{played.rollout}", json={"status": {"state": state}})
         answer.raise_for_status()
 
-    async def play(self, played: Played, index: int, agents: httpx.AsyncClient) -> None:
+    async def play(self, played: Played, index: int, agents: httpx.AsyncClient, plan: random.Random) -> None:
         """Play one episode as an agent, and end its rollout as the controller does."""
-        options, draw = self.options, self.random.random
-        dies_at = self.random.randrange(TURNS) if draw() < options.world_deaths else None
-        killed_at = self.random.randrange(TURNS) if draw() < options.agent_kills else None
+        dies_at = plan.randrange(TURNS) if plan.random() < self.options.world_deaths else None
+        killed_at = plan.randrange(TURNS) if plan.random() < self.options.agent_kills else None
         try:
             world = await asyncio.create_subprocess_exec(
                 "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -430,7 +433,7 @@ async def run(folder: Path, options: argparse.Namespace) -> Soak:
         running(folder, environment) as processes,
     ):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        soak = Soak(options, folder, url, processes, listener.fileno(), random.Random(options.seed))
+        soak = Soak(options, folder, url, processes, listener.fileno())
         async with _client(url, ADMIN_KEY) as admin, _client(url, AGENTS_KEY) as agents:
             soak.start_gateway()
             await soak.wait_for_gateway(admin, model_url)

@@ -3,6 +3,8 @@
 This module is light, so that Ctrl-C is handled while the rest is imported, which takes seconds.
 """
 
+import atexit
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -21,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     code, message = 130, ""
     try:
-        from .main import run
+        from .verbs import run
 
         code, message = run(arguments)
     except KeyboardInterrupt:
@@ -33,7 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         code, message = 130, "empo2: interrupted; everything that was started has been stopped"
     if message:
-        print(message, file=sys.stderr)
+        print(message, file=sys.stderr, flush=True)
+    if _interrupted:
+        # Python would end by SIGINT, though it was handled, if it met the interruption in exec (as of dataclasses).
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)
     return code
 
 
