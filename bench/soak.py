@@ -13,7 +13,8 @@ A step is one episode of each agent. Something is acknowledged once its sender h
 a reward by its response, tips and visits of a step by the answer to `drain`. What the gateway itself reports as failed
 was never acknowledged. Worst stall: the longest wait for /healthz, asked for 20 times a second while the gateway is up.
 
-Exit code: 0 if all goals are met, 1 otherwise. The figures depend on what else the machine does: `load` is its average.
+Ctrl-C ends it after the current step. Exit code: 0 if all goals are met, 1 otherwise. The figures depend on what else
+the machine does: `load` is its average.
 """
 
 import argparse
@@ -440,7 +441,10 @@ async def run(folder: Path, options: argparse.Namespace) -> Soak:
             with probing(soak), _progress() as bar:
                 task = bar.add_task("", total=options.episodes)
                 for number in range(-(-options.episodes // options.agents)):
-                    processes.check()
+                    try:
+                        processes.check()
+                    except KeyboardInterrupt:
+                        break
                     await soak.step(number, admin, agents, model_url)
                     lost = sum(soak.lost.values()) - soak.lost["visits, reported"]
                     said = f"{lost} lost, {soak.counts['gateway kills']} gateways killed"
