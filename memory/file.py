@@ -3,7 +3,7 @@
 import fcntl
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -55,6 +55,8 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
     db = lock = None
     try:
         _check_kind(path)
+        if str(path) != ":memory:":
+            _create_private(path)
         db = sqlite3.connect(path)
         if not _is_empty(db):  # before anything is written beside a file that may not be ours
             _check_embedder(read_meta(db, path), path, embedder, dimension)
@@ -140,6 +142,7 @@ def copy_memory_file(db: sqlite3.Connection, path: Path) -> None:
     temporary = _beside(path, ".tmp")
     _remove(temporary)  # left by a killed process
     try:
+        _create_private(temporary)
         with closing(sqlite3.connect(temporary)) as copy:
             db.backup(copy)
             # Not WAL as in the original, so that the copy is one file and can be read in a read-only folder.
@@ -221,7 +224,8 @@ def _create(db: sqlite3.Connection, embedder: str, dimension: int) -> None:
 
 def _lock(path: Path) -> TextIO:
     """Return a lock that is held while it is open; the system releases the lock of a killed process."""
-    lock = _beside(path.resolve(), ".lock").open("a+")
+    _create_private(beside := _beside(path.resolve(), ".lock"))
+    lock = beside.open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -235,6 +239,15 @@ def _lock(path: Path) -> TextIO:
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
+
+
+def _create_private(path: Path) -> None:
+    """Create a file that only its owner can read. SQLite gives the files beside it the same mode.
+
+    A file that exists is not opened: closing it would drop the locks of this process's connections to it.
+    """
+    with suppress(OSError):  # SQLite says what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.redaction import MASK, masked_names, redacted
 
 DEFAULTS = Path(__file__).with_name("config.yaml")
 
@@ -194,6 +195,8 @@ def load_settings(
             if owner and owner in names and names[owner] != values[section][owner]:
                 values[section][owned] = {}
         values = _lay_over(values, each)
+    for name in masked_names(values):
+        raise ConfigError(f"{name}={MASK!r}: the file was written without its secrets; give the value as {name}=VALUE")
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -258,7 +261,8 @@ def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     unknown = problem["type"] == "extra_forbidden"
     message = f"there is no such setting{_nearest(key)}" if unknown else problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{key}={problem['input']!r}: {message}"
+    value = redacted({str(problem["loc"][-1]): problem["input"]}).popitem()[1]
+    return f"{key}={value!r}: {message}"
 
 
 def _nearest(key: str) -> str:

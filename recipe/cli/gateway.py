@@ -42,6 +42,7 @@ def gateway(
     from empo2.recipe.launcher.processes import bind
     from empo2.recipe.launcher.run_directory import check_memory_file
 
+    os.umask(0o077)  # tips are for their owner only
     settings = settings_of(profile, config, overrides, key, admin_key)
     configure_logs()
     keys = keys_of(settings)

@@ -1,5 +1,6 @@
 """``empo2 train``."""
 
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +29,7 @@ def train(
     from empo2.recipe.launcher.launch import launch, train_only
     from empo2.recipe.launcher.run_directory import open_run_directory
 
+    os.umask(0o077)  # chats, tips and weights are for their owner only
     settings = settings_of(profile, config, overrides, key, admin_key)
     if gateway is None:
         show_report([launch(settings, profile, Console())])

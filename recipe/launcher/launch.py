@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,13 +16,13 @@ from rich.console import Console
 from empo2.recipe.config import Settings, warnings_of
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.launcher.models import resolve_model
-from empo2.recipe.launcher.processes import Processes, bind, running
+from empo2.recipe.launcher.processes import Processes, bind, ending_descendants, running
 from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
-from empo2.recipe.launcher.run_directory import open_run_directory
+from empo2.recipe.launcher.run_directory import how_to_resume, open_run_directory
 from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
+from empo2.recipe.launcher.workers import Workers
 from empo2.recipe.run_folder import (
     CHECKPOINTS,
-    CONFIG_FILE,
     MEMORY_FILE,
     METRICS_FILE,
     TASKS_FILE,
@@ -42,6 +43,11 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
         Empo2Error: a check failed or a process ended; nothing is left running.
         KeyboardInterrupt: the user interrupted the run; nothing is left running.
     """
+    with ending_descendants():  # such as a world that lists its tasks
+        return _launch(settings, profile, console)
+
+
+def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
     started = time.monotonic()
     _check_gpus(settings)
     agent = check_agent(settings)
@@ -66,20 +72,42 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
         key, admin_key = _keys(settings)
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
         environment = {name: value for name, value in environment.items() if name not in ("EMPO2_KEY", _ADMIN_KEY)}
-        with running(directory, environment) as processes:
-            processes.start("trainer", _trainer(directory, url), secrets={_ADMIN_KEY: admin_key})
-            processes.start(
-                "gateway",
-                _gateway(directory, listener.fileno()),
-                secrets={"EMPO2_KEY": key, _ADMIN_KEY: admin_key},
-                inherit=(listener.fileno(),),
-            )
-            _wait_for_gateway(url, processes)
-            # The controller's environment becomes that of the agents, which never see the admin key.
-            processes.start("controller", _controller(settings, url), secrets={"EMPO2_KEY": key})
-            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {admin_key}"}, timeout=10) as client:
-                _watch(settings.run.steps, client, directory / METRICS_FILE, processes, console, started)
+        try:
+            with running(directory, environment) as processes, _in_memory(settings) as file:
+                trainer = _trainer(directory, file, url)
+                processes.start("trainer", trainer, secrets={_ADMIN_KEY: admin_key}, inherit=(file,))
+                processes.start(
+                    "gateway",
+                    _gateway(directory, file, listener.fileno()),
+                    secrets={"EMPO2_KEY": key, _ADMIN_KEY: admin_key},
+                    inherit=(file, listener.fileno()),
+                )
+                _wait_for_gateway(url, processes)
+                # The controller's environment becomes that of the agents, which never see the admin key. Its rollouts
+                # are kept by the gateway: if it ends, those that it was playing fail, and the others are played.
+                processes.start("controller", _controller(settings, url), secrets={"EMPO2_KEY": key}, restartable=True)
+                with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {admin_key}"}, timeout=10) as client:
+                    _watch(settings.run.steps, client, directory / METRICS_FILE, processes, console, started)
+        except (ProcessError, KeyboardInterrupt):
+            console.print(how_to_resume(directory), soft_wrap=True, highlight=False, markup=False)
+            raise
     return directory
+
+
+@contextlib.contextmanager
+def _in_memory(settings: Settings) -> Iterator[int]:
+    """Yield the descriptor of a file in RAM with all settings but the keys, which are in the processes' environments.
+
+    The file in the run's folder has no secrets.
+    """
+    values = settings.to_dict()
+    values["gateway"] |= {"key": None, "admin_key": None}
+    file = os.memfd_create("settings")
+    try:
+        os.write(file, json.dumps(values).encode())  # JSON is YAML
+        yield file
+    finally:
+        os.close(file)
 
 
 def _keys(settings: Settings) -> tuple[str, str]:
@@ -141,16 +169,16 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
 
 
-def _trainer(directory: Path, url: str) -> list[str]:
-    return [*_empo2("train", directory), "--gateway", url, "--run-directory", str(directory)]
+def _trainer(directory: Path, settings: int, url: str) -> list[str]:
+    return [*_empo2("train", settings), "--gateway", url, "--run-directory", str(directory)]
 
 
-def _gateway(directory: Path, listener: int) -> list[str]:
-    return [*_empo2("gateway", directory), "--fd", str(listener), "--memory", str(directory / MEMORY_FILE)]
+def _gateway(directory: Path, settings: int, listener: int) -> list[str]:
+    return [*_empo2("gateway", settings), "--fd", str(listener), "--memory", str(directory / MEMORY_FILE)]
 
 
-def _empo2(verb: str, directory: Path) -> list[str]:
-    return [sys.executable, "-m", "empo2.recipe.cli", verb, "--config", str(directory / CONFIG_FILE)]
+def _empo2(verb: str, settings: int) -> list[str]:
+    return [sys.executable, "-m", "empo2.recipe.cli", verb, "--config", f"/dev/fd/{settings}"]
 
 
 def _controller(settings: Settings, url: str) -> list[str]:
@@ -187,11 +215,13 @@ def _watch(
     steps: int, client: httpx.Client, metrics_file: Path, processes: Processes, console: Console, started: float
 ) -> None:
     """Show progress until the trainer is done."""
-    new, first_rollout = NewMetrics(metrics_file), None
+    new, workers, first_rollout = NewMetrics(metrics_file), Workers(), None
     with progress(console, steps) as show:
         show("loading verl and vLLM", None)
         while True:
-            processes.check()
+            for restarted in processes.check():
+                show(f"{restarted}; the rollouts that it was playing have failed", None)
+            workers.check()
             done = processes.done("trainer")
             for metrics in new.read():
                 show(step_summary(metrics), metrics["step"])

@@ -19,7 +19,7 @@ import pytest
 import structlog
 
 from empo2.memory import MemoryStore, Step
-from empo2.recipe.cli.main import main
+from empo2.recipe.cli import main
 from empo2.recipe.gateway import app as app_module
 from empo2.recipe.gateway.logs import configure_logs
 
@@ -332,7 +332,7 @@ _STUCK = """
 import sys, time
 from empo2.recipe.cli import gateway as cli
 from empo2.recipe.gateway import memory
-from empo2.recipe.cli.main import main
+from empo2.recipe.cli import main
 
 class Stuck:
     name, dimension = "stuck", 2
