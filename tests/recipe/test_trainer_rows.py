@@ -204,7 +204,9 @@ def trainer_of(
         )
         for rollout in rollouts
     }
-    trainer._manager = type("Manager", (), {"results": StepResults(results), "gateway_metrics": {"empo2/calls": 3}})()
+    trainer._manager = type(
+        "Manager", (), {"results": StepResults(results), "gateway_metrics": {"empo2/calls": 3}, "timing": {}}
+    )()
 
     def rollout(self: Any, gen_batch: DataProto, is_train: bool) -> tuple[DataProto, dict[str, Any]]:
         return adapted(rollouts)
