@@ -379,7 +379,7 @@ async def test_the_real_embedder_tells_states_apart(tmp_path: Path):
         warnings.simplefilter("ignore")
         minilm = SentenceEmbedder("all-MiniLM-L6-v2")
     kitchen = turns("You are in the kitchen. There is a fridge and a stove. Find a plant.")
-    async with running_gateway(tmp_path, embedder=lambda: minilm) as gateway:
+    async with running_gateway(tmp_path, embedder=minilm) as gateway:
         await gateway.store_tips(kitchen, "Look in the fridge.")
         similar = await gateway.create("memory")
         await gateway.play(similar, turns("You are in the kitchen. There is a closed fridge. Find a plant."))
