@@ -62,7 +62,7 @@ def play(house: House, notes: Sequence[Note], max_steps: int, slips: float, gene
     return Played(tuple(turns), tuple(sensible), False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mix:
     """What the rows of a stage of training are made of.
 
