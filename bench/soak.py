@@ -59,6 +59,7 @@ _START_UP_SECONDS = 5  # over which the agents of a step start; a controller sta
 _FULL_SECONDS = 3
 _PROBE_SECONDS = 0.05
 _START_SECONDS = 300
+_SHORTEST_LIFE = 1000  # episodes after the warm-up; the growth over fewer is noise
 _WARM_UP = 0.3  # of the samples of one life of the gateway; caches and connections fill first
 _MODES = (("no-memory", "on-policy"), ("memory", "on-policy"), ("memory", "off-policy"))
 _SETTINGS = ("reflection.timeout=5", "memory.capacity=500", "algorithm.novelty_similarity=0.98")
@@ -342,7 +343,7 @@ class Soak:
         slopes, weights = [], []
         for life in self.memory:
             samples = np.array(life[int(len(life) * _WARM_UP) :])
-            if len(samples) >= 4:
+            if len(samples) and np.ptp(samples[:, 0]) >= _SHORTEST_LIFE:
                 slopes.append(np.polyfit(samples[:, 0], samples[:, 1], 1)[0] * 10_000)
                 weights.append(np.ptp(samples[:, 0]) ** 2)
         return float(np.average(slopes, weights=weights)) if slopes else None
