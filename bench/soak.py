@@ -55,9 +55,11 @@ TURNS, SCOPES, OBSERVATIONS = 3, 8, 200
 MB = 2**20
 _TRAINERS_SECONDS = 300  # as the trainer waits for the gateway; agents have --patience
 _ATTEMPTS = 5
+_START_UP_SECONDS = 5  # over which the agents of a step start; a controller starts processes, more slowly than that
 _FULL_SECONDS = 3
 _PROBE_SECONDS = 0.05
 _START_SECONDS = 300
+_SHORTEST_LIFE = 1000  # episodes after the warm-up; the growth over fewer is noise
 _WARM_UP = 0.3  # of the samples of one life of the gateway; caches and connections fill first
 _MODES = (("no-memory", "on-policy"), ("memory", "on-policy"), ("memory", "off-policy"))
 _SETTINGS = ("reflection.timeout=5", "memory.capacity=500", "algorithm.novelty_similarity=0.98")
@@ -253,6 +255,7 @@ class Soak:
         """Play one episode as an agent, and end its rollout as the controller does."""
         dies_at = plan.randrange(TURNS) if plan.random() < self.options.world_deaths else None
         killed_at = plan.randrange(TURNS) if plan.random() < self.options.agent_kills else None
+        await asyncio.sleep(plan.uniform(0, _START_UP_SECONDS))
         try:
             world = await asyncio.create_subprocess_exec(
                 "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -340,7 +343,7 @@ class Soak:
         slopes, weights = [], []
         for life in self.memory:
             samples = np.array(life[int(len(life) * _WARM_UP) :])
-            if len(samples) >= 4:
+            if len(samples) and np.ptp(samples[:, 0]) >= _SHORTEST_LIFE:
                 slopes.append(np.polyfit(samples[:, 0], samples[:, 1], 1)[0] * 10_000)
                 weights.append(np.ptp(samples[:, 0]) ** 2)
         return float(np.average(slopes, weights=weights)) if slopes else None
@@ -364,6 +367,7 @@ class Soak:
         table.add_row("growth of the gateway, MB / 10,000 episodes", "-" if growth is None else f"{growth:.1f}", "")
         table.add_row("gateway at the end, MB", f"{self.memory[-1][-1][1]:.0f}" if self.memory[-1] else "-", "")
         table.add_row("worst stall of /healthz, s", f"{max(self.stalls, default=0):.2f}", "")
+        table.add_row("stalls above 1 s", f"{sum(seconds > 1 for seconds in self.stalls)}", "")
         table.add_row("/healthz not answered while up", f"{self.probe_failures}", "")
         table.add_row("processes left", f"{left}", "")
         table.add_row("load", f"{self.load:.1f}", "")
@@ -540,7 +544,7 @@ def probe(pipe: Connection, url: str) -> None:
             except httpx.HTTPError:
                 answered = False
             seconds = time.monotonic() - began
-            if not answered or seconds > max((each[1] for each in noted[-1:]), default=0) or seconds > 0.2:
+            if not answered or seconds > 0.05:
                 noted.append((began, seconds, answered))
     pipe.send(noted)
 

@@ -70,8 +70,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ]
     command = [*CLI, "train", "--profile", "cpu", *arguments]
     first = run / "checkpoints" / "global_step_1"
-    code, _, errors = _launch(command, directory, kill_trainer_once=lambda: _has_learned_since(first, run))
+    code, output, errors = _launch(command, directory, kill_trainer_once=lambda: _has_learned_since(first, run))
     assert code == 1
+    assert "the same command with run.name=test run.resume=auto continues after step 1\n" in output
     assert errors.startswith("empo2: error: trainer was ended by SIGKILL: the end of "), errors
     code, output, errors = _launch(command, directory)
     assert code == 0, output[-3000:] + errors[-3000:]
