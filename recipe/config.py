@@ -65,6 +65,7 @@ class Algorithm(_Section):
 
 class Model(_Section):
     path: str
+    server: Annotated[str, Field(pattern=r"^https?://")] | None
     temperature: Annotated[float, Field(gt=0)]
     val_temperature: Annotated[float, Field(ge=0)]
     max_prompt_tokens: Positive
@@ -152,10 +153,13 @@ def load_settings(
     profile: str | None = None,
     overrides: Iterable[str] = (),
     *,
+    world: Mapping[str, Any] | None = None,
     file: Path | None = None,
     layer: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Lay profile, user's YAML file, a nested mapping and ``key=value`` arguments over config.yaml, and check them.
+    """Lay profile, a world's settings, user's YAML file, a nested mapping and ``key=value`` arguments over config.yaml.
+
+    All is checked.
 
     Raises:
         ConfigError: an unknown key (with the nearest right one), a wrong type or value, an unreadable file.
@@ -166,6 +170,7 @@ def load_settings(
         raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
     layers = [
         profiles[profile] if profile is not None else {},
+        world or {},
         _read_file(file) if file is not None else {},
         layer or {},
         *map(_parse_override, overrides),

@@ -1,4 +1,4 @@
-"""The command line: ``empo2 init | train | gateway | report | memory``."""
+"""The command line: ``empo2 init | train | eval | adapt | gateway | report | memory``."""
 
 import sys
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from empo2.recipe import __version__
-from empo2.recipe.cli import init, memory
+from empo2.recipe.cli import adapt, eval, init, memory
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.report import report
 from empo2.recipe.cli.settings import HELP
@@ -37,6 +37,8 @@ def _options(
 
 
 app.command(epilog=HELP)(train)
+app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
+app.command(epilog=adapt.EXAMPLES)(adapt.adapt)
 app.command(epilog=HELP)(gateway)
 app.command()(report)
 app.add_typer(memory.app, name="memory")

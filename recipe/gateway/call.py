@@ -124,8 +124,8 @@ class ModelCall:
         reply = reply_of(response)
         if reply is None:
             return
-        prompt_ids = response.get("prompt_token_ids") or response["choices"][0].get("prompt_token_ids")
-        if not prompt_ids:
+        prompt_ids = response.get("prompt_token_ids") or response["choices"][0].get("prompt_token_ids") or []
+        if not prompt_ids and self._services.settings.model.server is None:
             return
         if isinstance(self._found.request, PromptRequest):
             episode.prompt_tips.replied(body["prompt"], spoken(reply))

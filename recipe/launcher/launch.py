@@ -42,10 +42,12 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
         KeyboardInterrupt: the user interrupted the run; nothing is left running.
     """
     started = time.monotonic()
-    _check_gpus(settings)
+    if settings.model.server is not None:
+        raise ConfigError(f"model.server={settings.model.server!r}: training starts its own vLLM; set it to null")
+    check_gpus(settings)
     agent = check_agent(settings)
     tasks = load_tasks(settings)
-    model = _resolve_model(settings)
+    model = model_of(settings)
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
     for warning in warnings_of(settings):
@@ -63,12 +65,12 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
         host, port = listener.getsockname()[:2]
         url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
         key = settings.gateway.key or os.environ.get("EMPO2_KEY") or secrets.token_urlsafe(24)
-        environment = {**os.environ, "EMPO2_KEY": key, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
+        environment = {**os.environ, "EMPO2_KEY": key, "PYTHONUNBUFFERED": "1", "PYTHONPATH": python_path()}
         with running(directory, environment) as processes:
             processes.start("trainer", _trainer(directory, url))
-            processes.start("gateway", _gateway(directory, listener.fileno()), inherit=(listener.fileno(),))
-            _wait_for_gateway(url, processes)
-            processes.start("controller", _controller(settings, url))
+            processes.start("gateway", gateway_command(directory, listener.fileno()), inherit=(listener.fileno(),))
+            wait_for_gateway(url, processes)
+            processes.start("controller", controller_command(settings, url))
             with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=10) as client:
                 _watch(settings.run.steps, client, directory / METRICS_FILE, processes, console, started)
     return directory
@@ -82,7 +84,7 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
     """
     file = directory / TASKS_FILE
     tasks = Tasks(**json.loads(file.read_text())) if file.exists() else load_tasks(settings)
-    model = _resolve_model(settings)
+    model = model_of(settings)
     if settings.hardware.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # compat/ hides GPUs by it, and Ray passes it to its workers
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.hardware.kv_cache))
@@ -100,7 +102,7 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
     run_empo2(config, tasks.train, tasks.val)
 
 
-def _check_gpus(settings: Settings) -> None:
+def check_gpus(settings: Settings) -> None:
     if settings.hardware.device == "gpu":
         import torch
 
@@ -111,14 +113,14 @@ def _check_gpus(settings: Settings) -> None:
             )
 
 
-def _resolve_model(settings: Settings) -> str:
+def model_of(settings: Settings) -> str:
     try:
         return str(resolve_model(settings.model.path))
     except OSError as error:
         raise ConfigError(f"model.path: {error}") from None
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """Return PYTHONPATH with the current folder, which may hold the user's agents; console scripts do not search it."""
     return os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
 
@@ -127,7 +129,7 @@ def _trainer(directory: Path, url: str) -> list[str]:
     return [*_empo2("train", directory), "--gateway", url, "--run-directory", str(directory)]
 
 
-def _gateway(directory: Path, listener: int) -> list[str]:
+def gateway_command(directory: Path, listener: int) -> list[str]:
     return [*_empo2("gateway", directory), "--fd", str(listener), "--memory", str(directory / MEMORY_FILE)]
 
 
@@ -135,7 +137,7 @@ def _empo2(verb: str, directory: Path) -> list[str]:
     return [sys.executable, "-m", "empo2.recipe.cli", verb, "--config", str(directory / CONFIG_FILE)]
 
 
-def _controller(settings: Settings, url: str) -> list[str]:
+def controller_command(settings: Settings, url: str) -> list[str]:
     code = "from agentlightning.controller.__main__ import main; main()"
     return [
         sys.executable,
@@ -153,7 +155,7 @@ def _controller(settings: Settings, url: str) -> list[str]:
     ]
 
 
-def _wait_for_gateway(url: str, processes: Processes) -> None:
+def wait_for_gateway(url: str, processes: Processes) -> None:
     deadline = time.monotonic() + _GATEWAY_SECONDS
     while True:
         processes.check()

@@ -1,0 +1,7 @@
+"""``empo2 adapt``."""
+
+EXAMPLES = ""
+
+
+def adapt() -> None:
+    """Adapt."""
