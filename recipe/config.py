@@ -31,6 +31,9 @@ class Run(_Section):
     steps: Positive
     validate_every: NotNegative
     validate_first: bool
+    validate_with_memory: bool
+    validate_training_tasks: bool
+    validate_samples: Positive
     save_every: NotNegative
     keep_checkpoints: Positive
     resume: Literal["never", "auto"]

@@ -30,12 +30,12 @@ class Reflector:
     def finished(self, episode: Episode, *, succeeded: bool, rewards: Sequence[object]) -> None:
         """Credit the episode's tips and start its reflection.
 
-        A rollout that failed, or has no states or no score, is neither credited nor reflected on.
+        A rollout that failed, or has no states or no score, is neither credited nor reflected on; nor is validation.
 
         Args:
             rewards: values of the reward events; the last one counts.
         """
-        if episode.ended:
+        if episode.ended or episode.tag.read_only:
             return
         episode.ended = True
         self._count(episode)

@@ -33,7 +33,7 @@ def train(config: DictConfig, gateway: GatewayClient, train_dataset: Sequence[An
         if len(dataset) == 0:
             raise ConfigError(f"{name} is empty: there is no task to play")
     if settings.algorithm.name == "empo2":
-        for task in train_dataset:
+        for task in [*train_dataset, *(val_dataset if settings.run.validate_with_memory else ())]:
             scope_of(task, settings.memory.scope)
     with open_dict(config):
         run_directory = OmegaConf.select(config, "empo2.run_directory")

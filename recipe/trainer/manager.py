@@ -21,6 +21,8 @@ from empo2.recipe.trainer.results import (
     StepResults,
     agent_metrics,
     failure,
+    mode_of,
+    panel_of,
     prepare_for_training,
     unusable,
 )
@@ -59,25 +61,29 @@ def draw_tags(algorithm: Algorithm, step: int, group_size: int) -> Iterator[tupl
 
 
 class TagRequests(RolloutHooks):
-    """Hook that writes each training rollout's tag into its metadata, after the user's own hooks.
+    """Hook that writes a rollout's tag into its metadata, after the user's own hooks.
 
-    agent-lightning requests the rollouts of a step group by group; ``tags`` yields mode and pair of each in that order.
+    agent-lightning requests the training rollouts of a step group by group. Of the validation rollouts every second one
+    is played with memory, if any are.
     """
 
-    def __init__(
-        self, hooks: RolloutHooks | None, tags: Iterator[tuple[Mode, str | None]], scope_fields: list[str]
-    ) -> None:
+    def __init__(self, hooks: RolloutHooks | None, settings: Settings, step: int, group_size: int) -> None:
         self._hooks = hooks or RolloutHooks()
-        self._tags = tags
-        self._scope_fields = scope_fields
+        self._tags = draw_tags(settings.algorithm, step, group_size)
+        self._with_memory = itertools.cycle((False, settings.run.validate_with_memory))
+        self._scope_fields = settings.memory.scope
 
     def on_enqueue(self, request: RolloutCreate) -> RolloutCreate:
         task = dict(request.input)
         request = self._hooks.on_enqueue(request)
-        if not request.is_train:
+        if request.is_train:
+            mode, pair = next(self._tags)
+        elif next(self._with_memory):
+            mode, pair = Mode.of(memory=True), None
+        else:
             return request
-        mode, pair = next(self._tags)
-        tag = RolloutTag(**mode.model_dump(), scope=scope_of(task, self._scope_fields), pair=pair)
+        scope = scope_of(task, self._scope_fields)
+        tag = RolloutTag(**mode.model_dump(), scope=scope, pair=pair, read_only=not request.is_train)
         metadata = request.metadata if isinstance(request.metadata, dict) else dict(request.metadata or {})
         return request.model_copy(update={"metadata": {**metadata, TAG: tag.model_dump(exclude_none=True)}})
 
@@ -110,8 +116,8 @@ class Empo2RolloutManager(AglRolloutManager):
         **others: Any,
     ) -> None:
         algorithm = settings.algorithm
-        tags = draw_tags(algorithm, step, group_size)
-        tagging = TagRequests(hooks, tags, settings.memory.scope) if algorithm.name == "empo2" else hooks
+        self._validates_with_memory = settings.run.validate_with_memory and algorithm.name == "empo2"
+        tagging = TagRequests(hooks, settings, step, group_size) if algorithm.name == "empo2" else hooks
         super().__init__(**others | {"step": step, "train_rollout_n": group_size, "hooks": tagging})
         self._has_user_hooks = hooks is not None
         self._settings = settings
@@ -129,8 +135,16 @@ class Empo2RolloutManager(AglRolloutManager):
             self._gateway.settle(enqueued_rollout.rollout_id)
         return super()._build_completed_rollout(enqueued_rollout, rollout)
 
+    def _create_rollouts(self, data: dict[str, Any], *, is_train: bool) -> list[EnqueuedRollout]:
+        if not is_train and self._validates_with_memory:  # all are played at the same time
+            data = {key: [value for value in values for _ in range(2)] for key, values in data.items()}
+        return super()._create_rollouts(data, is_train=is_train)
+
     def enqueue_and_wait_until_completed(self, data: dict[str, Any], *, is_train: bool) -> list[CompletedRollout]:
         """Play the rollouts and return the usable ones, ready for agent-lightning's adapter.
+
+        Validation rollouts with memory are played beside those without, and are not returned: agent-lightning's
+        metrics are about the policy alone.
 
         Raises:
             NoUsableRollouts: none is left; the message says why.
@@ -141,6 +155,8 @@ class Empo2RolloutManager(AglRolloutManager):
         usable = [kept for rollout in played if (kept := select(rollout)) is not None]
         if is_train:
             usable = self._drop_groups_of_one(usable)
+        else:
+            usable = [rollout for rollout in usable if not mode_of(rollout).memory]
         if not usable:
             raise NoUsableRollouts(self.results.why_none())
         return usable
@@ -152,7 +168,11 @@ class Empo2RolloutManager(AglRolloutManager):
             return None
         assert rollout.final_reward is not None
         self.results.kept[rollout.rollout_id] = RolloutResult(
-            rollout.data_id, Mode.of(memory=False), rollout.final_reward, agent_metrics=agent_metrics(rollout)
+            group=rollout.data_id,
+            mode=mode_of(rollout),
+            return_=rollout.final_reward,
+            panel=panel_of(rollout),
+            agent_metrics=agent_metrics(rollout),
         )
         return rollout
 
@@ -170,11 +190,10 @@ class Empo2RolloutManager(AglRolloutManager):
         if not trained.triplets:
             self.results.drop(rollout, "no_tip_free_prompt")
             return None
-        tag = RolloutTag.read(rollout.metadata)
         assert rollout.final_reward is not None
         self.results.kept[rollout.rollout_id] = RolloutResult(
             group=rollout.data_id,
-            mode=tag.mode if tag else Mode.of(memory=False),
+            mode=mode_of(rollout),
             return_=rollout.final_reward,
             intrinsic=intrinsic,
             reply_tokens=sum(len(triplet.response["token_ids"]) for triplet in trained.triplets),

@@ -188,7 +188,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
     # Validation and checkpoints
 
     def _validate(self, merged: bool = False) -> dict[str, Any]:
-        """Validate without memory, including every batch (agent-lightning keeps only the last) and every failure."""
+        """Validate, including every batch (agent-lightning keeps only the last) and every failure."""
         self._validated = []
         return super()._validate(merged) | validation_metrics(self._validated, self._settings.algorithm)
 

@@ -171,7 +171,11 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
                 "gpu_memory_utilization": hardware.gpu_memory_fraction,
                 "log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
                 "calculate_log_probs": True,
-                "val_kwargs": {"temperature": model.val_temperature, "do_sample": model.val_temperature > 0},
+                "val_kwargs": {
+                    "n": run.validate_samples,
+                    "temperature": model.val_temperature,
+                    "do_sample": model.val_temperature > 0,
+                },
                 # agent-lightning runs the rollouts itself; verl's own workers would only import and idle.
                 "agent": {"num_workers": 0},
             },
