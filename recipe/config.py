@@ -31,6 +31,9 @@ class Run(_Section):
     steps: Positive
     validate_every: NotNegative
     validate_first: bool
+    validate_with_memory: bool
+    validate_training_tasks: bool
+    validate_samples: Positive
     save_every: NotNegative
     keep_checkpoints: Positive
     resume: Literal["never", "auto"]
@@ -43,6 +46,8 @@ class Algorithm(_Section):
     memory_probability: Probability
     off_policy_probability: Probability
     mode_per: Literal["step", "group"]
+    baseline: Literal["group", "paired"]
+    normalize_by_std: bool
     mask_threshold: Probability
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
     intrinsic_coefficient: Annotated[float, Field(ge=0)]

@@ -13,6 +13,8 @@ from .config import Algorithm
 from .errors import ConfigError
 
 TAG = "empo2"  # key of the tag in a rollout's metadata
+PANEL = "panel"  # field of a validation task: the name of the set that it is reported with
+TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those that the policy is not trained on
 CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's ``model_request`` events
 
 ROUTES = "/empo2"
@@ -57,9 +59,17 @@ class Mode(_Message):
 
 
 class RolloutTag(Mode):
-    """The content of a rollout's ``metadata.empo2``, written by the trainer: its mode and its memory scope."""
+    """The content of a rollout's ``metadata.empo2``, written by the trainer.
+
+    Attributes:
+        scope: its memory scope.
+        pair: name of its paired group, some of whose rollouts see tips and some do not; None in every other group.
+        read_only: True in validation: the rollout sees tips and leaves nothing in the memory.
+    """
 
     scope: str
+    pair: str | None = None
+    read_only: bool = False
 
     @property
     def mode(self) -> Mode:

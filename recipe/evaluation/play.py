@@ -13,6 +13,7 @@ from empo2.recipe.config import Settings
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.evaluation.results import Planned, Result
 from empo2.recipe.failures import FAILED_BY_AGENT, FAILED_BY_SYSTEM, cause_of_failure, numbers_of
+from empo2.recipe.gateway.tips import TIPS_HEADING
 from empo2.recipe.protocol import TAG, RolloutTag, scope_of
 
 _POLL_SECONDS = 0.3
@@ -123,6 +124,7 @@ def result_of(episode: Planned, status: dict[str, Any], events: Sequence[Event])
         sample=episode.sample,
         return_=None if failed else float(value),
         calls=len(answered),
+        calls_with_tips=sum(TIPS_HEADING in str(call["request"]) for call in answered),
         metrics=numbers_of(rewards[-1].get("metrics")) if rewards else {},
         prompt_tokens=sum(each.get("prompt_tokens") or 0 for each in usage),
         reply_tokens=sum(each.get("completion_tokens") or 0 for each in usage),

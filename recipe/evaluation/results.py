@@ -51,6 +51,7 @@ class Result:
         part, index, sample: of the planned episode.
         return_: the agent's reward, in its own units; None if the episode failed.
         calls: model calls that were answered.
+        calls_with_tips: those of them that carried tips.
         metrics: numbers that the agent reported beside its reward.
         prompt_tokens, reply_tokens: sums over the calls, as far as the server reports them.
         failed: ``failed_by_agent`` or ``failed_by_system``; None if it did not fail.
@@ -62,6 +63,7 @@ class Result:
     sample: int
     return_: float | None
     calls: int = 0
+    calls_with_tips: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     prompt_tokens: int = 0
     reply_tokens: int = 0

@@ -19,6 +19,7 @@ from empo2.memory import EmbedderError, MemoryFileError, MemoryService
 from empo2.recipe import protocol
 from empo2.recipe.config import Settings
 from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.credit import TipCredit
 from empo2.recipe.gateway.episode import Episodes
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.metrics import StepMetrics
@@ -59,10 +60,11 @@ def make_gateway(
         tokenizer=tokenizer_of(model_path, external=external),
         metrics=StepMetrics(),
     )
-    episodes, reflector = Episodes(), Reflector(services)
+    episodes, credit = Episodes(), TipCredit(services)
+    reflector = Reflector(services, credit)
     app = upstream.agent_lightning_app(proxy, key)
     app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector, key=key)
-    routes = _routes(services, episodes, reflector, model_path)
+    routes = _routes(services, episodes, reflector, credit, model_path)
     app.include_router(routes, dependencies=[Depends(upstream.authentication(key))])
     upstream_lifespan = app.router.lifespan_context
 
@@ -81,7 +83,9 @@ def make_gateway(
     return app
 
 
-def _routes(services: Services, episodes: Episodes, reflector: Reflector, model_path: str) -> APIRouter:
+def _routes(
+    services: Services, episodes: Episodes, reflector: Reflector, credit: TipCredit, model_path: str
+) -> APIRouter:
     router, memory, model = APIRouter(tags=["empo2"]), services.memory, services.settings.model
 
     @router.get(protocol.STATE)
@@ -104,6 +108,7 @@ def _routes(services: Services, episodes: Episodes, reflector: Reflector, model_
     async def drain(request: protocol.DrainRequest) -> dict[str, float]:
         await reflector.wait(request.timeout)
         await episodes.settle_all(request.timeout)
+        await credit.conclude_pairs()
         try:
             await memory.commit_visits()
         except _MEMORY_ERRORS as error:

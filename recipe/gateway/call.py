@@ -79,7 +79,8 @@ class ModelCall:
             services.metrics.counts["memory_failures"] += 1
             found = TipSearch()
         services.metrics.memory_seconds += time.perf_counter() - started
-        count_sampling(services, body)
+        if not episode.tag.read_only:
+            count_sampling(services, body)
         return cls(services, episode, attempt_id, body, found)
 
     def __init__(self, services: Services, episode: Episode, attempt_id: str, body: Body, found: TipSearch) -> None:
@@ -92,7 +93,7 @@ class ModelCall:
         self._has_tips = request is not None and bool(request.carried)
         self._tip_ids = [tip.id for tip in request.newest.tips] if request else []
         self._with_tips = {**body, **request.fields} if request else body
-        self.sent = sampling.neutral(self._with_tips)
+        self.sent = self._with_tips if episode.tag.read_only else sampling.neutral(self._with_tips)
         self._tip_free: asyncio.Task[list[int]] | None = None
         if episode.tag.off_policy and self._has_tips:  # asked for while the policy generates
             self._tip_free = asyncio.create_task(self._tokenize_without_tips())
@@ -129,6 +130,8 @@ class ModelCall:
             return
         if isinstance(self._found.request, PromptRequest):
             episode.prompt_tips.replied(body["prompt"], spoken(reply))
+        if episode.tag.read_only:
+            return
         chat = self._with_tips.get("messages") or [{"role": "user", "content": str(self._with_tips.get("prompt"))}]
         shared = {name: body[name] for name in _SHARED if name in body}
         turn = Turn(self._found.state, chat, reply, shared, self._found.embedding)

@@ -17,7 +17,7 @@ from empo2.recipe.gateway.episode import Episode, Episodes
 from empo2.recipe.gateway.reflector import Reflector
 from empo2.recipe.gateway.services import Services
 
-_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/train/openai/v1/(chat/completions|completions)")
+_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/(train|val)/openai/v1/(chat/completions|completions)")
 _ROLLOUT = re.compile(r"/api/rollouts/([^/]+)")
 
 
@@ -34,10 +34,11 @@ class MemoryMiddleware:
             return await self._app(scope, receive, send)
         method, path = scope["method"], scope["path"]
         if method == "POST" and (match := _CALL.fullmatch(path)):
-            episode = self._episodes.of(match[1])
-            if episode is not None and await self._allowed(scope):
+            episode, is_train = self._episodes.of(match[1]), match[3] == "train"
+            if episode is not None and (is_train or episode.tag.read_only) and await self._allowed(scope):
                 return await self._call(episode, match[2], scope, receive, send)
-            if episode is None and self._services.settings.algorithm.name == "grpo" and await self._allowed(scope):
+            is_grpo = episode is None and self._services.settings.algorithm.name == "grpo"
+            if is_train and is_grpo and await self._allowed(scope):
                 return await self._call_without_memory(scope, receive, send)
         elif method == "PATCH" and (match := _ROLLOUT.fullmatch(path)):
             episode = self._episodes.of(match[1])

@@ -7,11 +7,11 @@ import structlog
 
 from empo2.memory import Step
 from empo2.recipe.config import Reflection
+from empo2.recipe.gateway.credit import TipCredit
 from empo2.recipe.gateway.episode import Episode
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips import refusal, tip_of
 from empo2.recipe.messages import Message, reply_of, spoken, text_of
-from empo2.recipe.protocol import scaled_return
 
 log = structlog.get_logger()
 
@@ -19,8 +19,9 @@ log = structlog.get_logger()
 class Reflector:
     """Background worker that credits the tips a finished episode saw and asks the policy for a new one."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, credit: TipCredit) -> None:
         self._services = services
+        self._credit = credit
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -29,12 +30,12 @@ class Reflector:
     def finished(self, episode: Episode, *, succeeded: bool, rewards: Sequence[object]) -> None:
         """Credit the episode's tips and start its reflection.
 
-        A rollout that failed, or has no states or no score, is neither credited nor reflected on.
+        A rollout that failed, or has no states or no score, is neither credited nor reflected on; nor is validation.
 
         Args:
             rewards: values of the reward events; the last one counts.
         """
-        if episode.ended:
+        if episode.ended or episode.tag.read_only:
             return
         episode.ended = True
         self._count(episode)
@@ -63,24 +64,8 @@ class Reflector:
             counts["tip_tokens"] += episode.tip_tokens
 
     async def _conclude(self, episode: Episode, score: float) -> None:
-        algorithm = self._services.settings.algorithm
-        success = score >= algorithm.success_return
-        if episode.searches:
-            try:
-                await self._services.memory.record_play(
-                    episode.tag.scope,
-                    episode.rollout_id,
-                    score=score,
-                    success=success,
-                    searches=episode.searches,
-                    hits=episode.hits,
-                    shown=episode.shown,
-                    reward=scaled_return(algorithm, score),
-                )
-            except Exception as error:
-                log.error("the memory failed", error=str(error))
-                self._services.metrics.counts["memory_failures"] += 1
-        await self._reflect(episode, score, success)
+        await self._credit.finished(episode, score)
+        await self._reflect(episode, score, score >= self._services.settings.algorithm.success_return)
 
     async def _reflect(self, episode: Episode, score: float, success: bool) -> None:
         counts, settings = self._services.metrics.counts, self._services.settings.reflection

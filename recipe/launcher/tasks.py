@@ -9,7 +9,7 @@ from typing import Any
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.protocol import scope_of
+from empo2.recipe.protocol import PANEL, TRAIN_PANEL, UNSEEN_PANEL, scope_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ def check_agent(settings: Settings) -> str | None:
 def load_tasks(settings: Settings) -> Tasks:
     """Return the tasks of ``tasks.source``; training tasks are repeated if they are too few for a step.
 
+    A validation task may name its panel in the field ``panel``. With ``run.validate_training_tasks`` the training tasks
+    are validation tasks of the panel ``train`` too, and others without a panel are ``unseen``.
+
     Raises:
         ConfigError: the function cannot be imported, refuses its arguments, or gives no tasks or tasks without a scope.
     """
@@ -54,11 +57,14 @@ def load_tasks(settings: Settings) -> Tasks:
         raise ConfigError(f"tasks.args={tasks.args}: {error}") from None
     if not train or not val:
         raise ConfigError(f"tasks.source={tasks.source!r}: gave {len(train)} training and {len(val)} validation tasks")
-    for task in train:
+    train, val = [dict(row) for row in train], [dict(row) for row in val]
+    if settings.run.validate_training_tasks:
+        val = [{PANEL: UNSEEN_PANEL, **row} for row in val] + [{**row, PANEL: TRAIN_PANEL} for row in train]
+    for task in [*train, *(val if settings.run.validate_with_memory else ())]:
         scope_of(task, settings.memory.scope)
     # agent-lightning drops an incomplete batch.
     repeats = -(-settings.algorithm.tasks_per_step // len(train))
-    return Tasks([dict(row) for row in train] * repeats, [dict(row) for row in val])
+    return Tasks(train * repeats, val)
 
 
 def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]) -> None:

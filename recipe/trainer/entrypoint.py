@@ -13,7 +13,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import scope_of
-from empo2.recipe.trainer.compat.agentlightning import import_vllm_meanwhile, start_no_load_balancer, use_tracking
+from empo2.recipe.trainer.compat.agentlightning import (
+    import_vllm_meanwhile,
+    start_no_load_balancer,
+    use_given_advantages,
+    use_tracking,
+)
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.literal import literally
 from empo2.recipe.trainer.tracking import RunTracking
@@ -28,12 +33,13 @@ def train(config: DictConfig, gateway: GatewayClient, train_dataset: Sequence[An
         if len(dataset) == 0:
             raise ConfigError(f"{name} is empty: there is no task to play")
     if settings.algorithm.name == "empo2":
-        for task in train_dataset:
+        for task in [*train_dataset, *(val_dataset if settings.run.validate_with_memory else ())]:
             scope_of(task, settings.memory.scope)
     with open_dict(config):
         run_directory = OmegaConf.select(config, "empo2.run_directory")
         config.empo2 = literally(settings.to_dict() | ({"run_directory": run_directory} if run_directory else {}))
     use_tracking(RunTracking)
+    use_given_advantages()
     start_no_load_balancer()
     if ray_environment.device() == "cpu":
         import_vllm_meanwhile()

@@ -1,6 +1,7 @@
 """agent-lightning's rollout manager with EMPO²'s tags; it returns only rollouts that can be trained on."""
 
 import itertools
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,8 @@ from empo2.recipe.trainer.results import (
     StepResults,
     agent_metrics,
     failure,
+    mode_of,
+    panel_of,
     prepare_for_training,
     unusable,
 )
@@ -28,8 +31,7 @@ from empo2.recipe.trainer.results import (
 def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
     """Yield the modes of a step's groups without end; equal seeds and steps give equal modes in every run.
 
-    Memory with probability p; given memory, off-policy with probability q (paper, section on the hybrid update). All
-    rollouts of a group are compared with each other, so they share a mode.
+    Memory with probability p; given memory, off-policy with probability q (paper, section on the hybrid update).
     """
     generator = np.random.default_rng((algorithm.seed, step))
 
@@ -45,25 +47,45 @@ def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
         yield draw()
 
 
-class TagRequests(RolloutHooks):
-    """Hook that writes each training rollout's tag into its metadata, after the user's own hooks.
+def draw_tags(algorithm: Algorithm, step: int, group_size: int) -> Iterator[tuple[Mode, str | None]]:
+    """Yield mode and pair of a step's rollouts without end, group by group.
 
-    agent-lightning requests the rollouts of a step group by group; ``modes`` yields one for each rollout in that order.
+    The rollouts of a group share its mode. With ``baseline: paired`` every second rollout of a memory group, from the
+    first one on, is one without memory instead; in a group of odd size they are one more.
+    """
+    for mode in draw_modes(algorithm, step):
+        paired = mode.memory and algorithm.baseline == "paired"
+        pair = uuid.uuid4().hex if paired else None
+        for number in range(group_size):
+            yield Mode.of(memory=False) if paired and number % 2 == 0 else mode, pair
+
+
+class TagRequests(RolloutHooks):
+    """Hook that writes a rollout's tag into its metadata, after the user's own hooks.
+
+    agent-lightning requests the training rollouts of a step group by group. Of the validation rollouts every second one
+    is played with memory, if any are.
     """
 
-    def __init__(self, hooks: RolloutHooks | None, modes: Iterator[Mode], scope_fields: list[str]) -> None:
+    def __init__(self, hooks: RolloutHooks | None, settings: Settings, step: int, group_size: int) -> None:
         self._hooks = hooks or RolloutHooks()
-        self._modes = modes
-        self._scope_fields = scope_fields
+        self._tags = draw_tags(settings.algorithm, step, group_size)
+        self._with_memory = itertools.cycle((False, settings.run.validate_with_memory))
+        self._scope_fields = settings.memory.scope
 
     def on_enqueue(self, request: RolloutCreate) -> RolloutCreate:
         task = dict(request.input)
         request = self._hooks.on_enqueue(request)
-        if not request.is_train:
+        if request.is_train:
+            mode, pair = next(self._tags)
+        elif next(self._with_memory):
+            mode, pair = Mode.of(memory=True), None
+        else:
             return request
-        tag = RolloutTag(**next(self._modes).model_dump(), scope=scope_of(task, self._scope_fields))
+        scope = scope_of(task, self._scope_fields)
+        tag = RolloutTag(**mode.model_dump(), scope=scope, pair=pair, read_only=not request.is_train)
         metadata = request.metadata if isinstance(request.metadata, dict) else dict(request.metadata or {})
-        return request.model_copy(update={"metadata": {**metadata, TAG: tag.model_dump()}})
+        return request.model_copy(update={"metadata": {**metadata, TAG: tag.model_dump(exclude_none=True)}})
 
     def on_succeeded(self, rollout: Rollout, events: dict[str, list[Any]], store: Any) -> None:
         self._hooks.on_succeeded(rollout, events, store)
@@ -94,8 +116,8 @@ class Empo2RolloutManager(AglRolloutManager):
         **others: Any,
     ) -> None:
         algorithm = settings.algorithm
-        modes = (mode for mode in draw_modes(algorithm, step) for _ in range(group_size))
-        tagging = TagRequests(hooks, modes, settings.memory.scope) if algorithm.name == "empo2" else hooks
+        self._validates_with_memory = settings.run.validate_with_memory and algorithm.name == "empo2"
+        tagging = TagRequests(hooks, settings, step, group_size) if algorithm.name == "empo2" else hooks
         super().__init__(**others | {"step": step, "train_rollout_n": group_size, "hooks": tagging})
         self._has_user_hooks = hooks is not None
         self._settings = settings
@@ -113,8 +135,16 @@ class Empo2RolloutManager(AglRolloutManager):
             self._gateway.settle(enqueued_rollout.rollout_id)
         return super()._build_completed_rollout(enqueued_rollout, rollout)
 
+    def _create_rollouts(self, data: dict[str, Any], *, is_train: bool) -> list[EnqueuedRollout]:
+        if not is_train and self._validates_with_memory:  # all are played at the same time
+            data = {key: [value for value in values for _ in range(2)] for key, values in data.items()}
+        return super()._create_rollouts(data, is_train=is_train)
+
     def enqueue_and_wait_until_completed(self, data: dict[str, Any], *, is_train: bool) -> list[CompletedRollout]:
         """Play the rollouts and return the usable ones, ready for agent-lightning's adapter.
+
+        Validation rollouts with memory are played beside those without, and are not returned: agent-lightning's
+        metrics are about the policy alone.
 
         Raises:
             NoUsableRollouts: none is left; the message says why.
@@ -125,6 +155,8 @@ class Empo2RolloutManager(AglRolloutManager):
         usable = [kept for rollout in played if (kept := select(rollout)) is not None]
         if is_train:
             usable = self._drop_groups_of_one(usable)
+        else:
+            usable = [rollout for rollout in usable if not mode_of(rollout).memory]
         if not usable:
             raise NoUsableRollouts(self.results.why_none())
         return usable
@@ -136,7 +168,11 @@ class Empo2RolloutManager(AglRolloutManager):
             return None
         assert rollout.final_reward is not None
         self.results.kept[rollout.rollout_id] = RolloutResult(
-            rollout.data_id, Mode.of(memory=False), rollout.final_reward, agent_metrics=agent_metrics(rollout)
+            group=rollout.data_id,
+            mode=mode_of(rollout),
+            return_=rollout.final_reward,
+            panel=panel_of(rollout),
+            agent_metrics=agent_metrics(rollout),
         )
         return rollout
 
@@ -154,11 +190,10 @@ class Empo2RolloutManager(AglRolloutManager):
         if not trained.triplets:
             self.results.drop(rollout, "no_tip_free_prompt")
             return None
-        tag = RolloutTag.read(rollout.metadata)
         assert rollout.final_reward is not None
         self.results.kept[rollout.rollout_id] = RolloutResult(
             group=rollout.data_id,
-            mode=tag.mode if tag else Mode.of(memory=False),
+            mode=mode_of(rollout),
             return_=rollout.final_reward,
             intrinsic=intrinsic,
             reply_tokens=sum(len(triplet.response["token_ids"]) for triplet in trained.triplets),

@@ -9,7 +9,7 @@ from agentlightning.schemas import RolloutState
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
 
 from empo2.recipe.failures import cause_of_failure, numbers_of
-from empo2.recipe.protocol import CALL_EVENT, CallEvent, Mode, RolloutTag
+from empo2.recipe.protocol import CALL_EVENT, PANEL, CallEvent, Mode, RolloutTag
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class RolloutResult:
         return_: the environment's return, in its own units.
         intrinsic: sum of 1/n over the rollout's calls.
         reply_tokens: tokens that the policy sampled, before any row is cut.
+        panel: name of the set of validation tasks that it belongs to; "" for none.
         agent_metrics: numbers by name that the agent reported beside its reward.
     """
 
@@ -30,15 +31,25 @@ class RolloutResult:
     return_: float
     intrinsic: float = 0.0
     reply_tokens: int = 0
+    panel: str = ""
     agent_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class StepResults:
-    """The results of one step's rollouts by rollout id, and counts of what was dropped."""
+    """The results of one step's rollouts by rollout id, and counts of what was dropped.
+
+    Attributes:
+        kept: by rollout id.
+        dropped: counts by reason.
+        lost: the same counts by panel and by whether the rollout saw tips.
+        turns_dropped: turns of kept rollouts that are not trained.
+        errors: one message for each dropped rollout.
+    """
 
     kept: dict[str, RolloutResult] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
+    lost: Counter[tuple[str, bool]] = field(default_factory=Counter)
     turns_dropped: int = 0
     errors: list[str] = field(default_factory=list)
 
@@ -46,6 +57,7 @@ class StepResults:
         """Count a rollout as dropped, and forget its result."""
         self.kept.pop(rollout.rollout_id, None)
         self.dropped[reason] += 1
+        self.lost[panel_of(rollout), mode_of(rollout).memory] += 1
         self.errors.append(rollout.error_message or reason.replace("_", " "))
 
     def why_none(self) -> str:
@@ -56,6 +68,17 @@ class StepResults:
             f"none of {self.dropped.total()} rollouts can be used: {reasons} (for example: {example}; "
             "see controller.log)"
         )
+
+
+def mode_of(rollout: CompletedRollout) -> Mode:
+    """Return a rollout's mode; without a tag it is one without memory."""
+    tag = RolloutTag.read(rollout.metadata)
+    return tag.mode if tag else Mode.of(memory=False)
+
+
+def panel_of(rollout: CompletedRollout) -> str:
+    """Return the field ``panel`` of a rollout's task; "" if it has none."""
+    return str((rollout.input or {}).get(PANEL) or "")
 
 
 def failure(rollout: CompletedRollout) -> str | None:

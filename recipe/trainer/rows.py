@@ -1,4 +1,4 @@
-"""Drop agent-lightning's training rows that are too long, and set exact scores and mode flags on the rest."""
+"""Drop agent-lightning's training rows that are too long; set exact scores, advantages and mode flags on the rest."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ import torch
 from verl import DataProto
 
 from empo2.recipe.errors import NoUsableRollouts
+from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
 from empo2.recipe.trainer.results import RolloutResult
 
 
@@ -30,14 +31,22 @@ def drop_overlong(batch: DataProto) -> DataProto:
     return batch.select_idxs(kept)
 
 
-def set_scores(batch: DataProto, results: Mapping[str, RolloutResult], scores: Mapping[str, float]) -> None:
-    """Put each rollout's score on the last token of its rows, and flag the off-policy rows, in place.
+def set_scores(
+    batch: DataProto,
+    results: Mapping[str, RolloutResult],
+    scores: Mapping[str, float],
+    advantages: Mapping[str, float],
+) -> None:
+    """Put each rollout's score on the last token of its rows and its advantage on all, and flag off-policy rows.
+
+    The batch is changed in place.
 
     agent-lightning's adapter has rounded the returns to bfloat16, which keeps three digits.
 
     Args:
         results: by rollout id.
         scores: by rollout id, from `training_scores`.
+        advantages: by rollout id, from `rollout_advantages`.
     """
     ids = batch.non_tensor_batch["rollout_id_list"].tolist()
     length = batch.batch["token_level_scores"].shape[-1]
@@ -45,4 +54,6 @@ def set_scores(batch: DataProto, results: Mapping[str, RolloutResult], scores: M
     exact = torch.zeros(len(batch), length)
     exact[torch.arange(len(batch)), ends] = torch.tensor([scores[rollout] for rollout in ids])
     batch.batch["token_level_scores"] = exact
+    rows = torch.tensor([advantages[rollout] for rollout in ids])
+    batch.batch[GIVEN_ADVANTAGES] = rows.unsqueeze(-1) * batch.batch["response_mask"]
     batch.batch["off_policy"] = torch.tensor([results[rollout].mode.off_policy for rollout in ids])

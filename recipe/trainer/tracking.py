@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from verl.utils.tracking import Tracking
 
 from empo2.recipe.config import Algorithm
+from empo2.recipe.protocol import TRAIN_PANEL
 from empo2.recipe.run_folder import METRICS_FILE
 from empo2.recipe.trainer.results import RolloutResult, StepResults
 
@@ -89,24 +90,51 @@ def step_line(step: int, metrics: dict[str, Any], *, rollouts: int, rows: int) -
 
 
 def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> dict[str, float]:
-    """Return the mean return of all validation rollouts; a failed one counts as ``failure_return``.
+    """Return mean return and success rate of the validation rollouts; a failed one counts as ``failure_return``.
 
-    ``val/return_without_failures`` is the mean over the others. It is optimistic, since long or confused episodes
-    fail more often.
+    - ``val/return``, ``val/success_rate``: rollouts without memory, on all tasks but the panel ``train``;
+    - ``val/memory_return``, ``val/memory_success_rate``: the same with memory; ``val/memory_gap``, the former minus
+      ``val/return``, is what tips still add to the policy, and ``val/memory_success_gap`` likewise;
+    - ``val/PANEL/return`` and so on: of each panel;
+    - ``val/return_without_failures``: the mean over the others. It is optimistic, since long or confused episodes
+      fail more often.
+
+    ``val/n_rollouts``, ``val/rollouts_dropped`` and ``val/dropped/REASON`` count all of them.
     """
     played = list(played)
     dropped = sum((results.dropped for results in played), Counter[str]())
+    lost = sum((results.lost for results in played), Counter[tuple[str, bool]]())
     kept = [result for results in played for result in results.kept.values()]
-    returns = [result.return_ for result in kept]
-    metrics = _agent_means("val", kept)
+    alone = [result for result in kept if not result.mode.memory and result.panel != TRAIN_PANEL]
+    metrics = _agent_means("val", alone)
     metrics |= {f"val/dropped/{reason}": count for reason, count in dropped.items()}
-    metrics |= {"val/rollouts_dropped": dropped.total(), "val/n_rollouts": len(returns) + dropped.total()}
-    if with_failures := returns + [algorithm.failure_return] * dropped.total():
-        metrics["val/return"] = float(np.mean(with_failures))
-        successes = sum(value >= algorithm.success_return for value in returns)
-        metrics["val/success_rate"] = successes / len(with_failures)
-    if returns:
-        metrics["val/return_without_failures"] = float(np.mean(returns))
+    metrics |= {"val/rollouts_dropped": dropped.total(), "val/n_rollouts": len(kept) + dropped.total()}
+    if alone:
+        metrics["val/return_without_failures"] = float(np.mean([result.return_ for result in alone]))
+
+    def returns(memory: bool, panels: Collection[str]) -> list[float]:
+        failures = sum(count for (panel, of_memory), count in lost.items() if of_memory == memory and panel in panels)
+        found = [result.return_ for result in kept if result.mode.memory == memory and result.panel in panels]
+        return found + [algorithm.failure_return] * failures
+
+    panels = {result.panel for result in kept} | {panel for panel, _ in lost}
+    for name, included in (("val", panels - {TRAIN_PANEL}), *((f"val/{panel}", {panel}) for panel in panels if panel)):
+        metrics |= _with_and_without(name, returns(False, included), returns(True, included), algorithm)
+    return metrics
+
+
+def _with_and_without(
+    name: str, without: Sequence[float], with_memory: Sequence[float], algorithm: Algorithm
+) -> dict[str, float]:
+    """Return means and success rates of returns without and with memory, and how far they are apart."""
+    metrics: dict[str, float] = {}
+    for kind, returns in (("", without), ("memory_", with_memory)):
+        if returns:
+            metrics[f"{name}/{kind}return"] = float(np.mean(returns))
+            metrics[f"{name}/{kind}success_rate"] = float(np.mean(np.array(returns) >= algorithm.success_return))
+    if without and with_memory:
+        metrics[f"{name}/memory_gap"] = metrics[f"{name}/memory_return"] - metrics[f"{name}/return"]
+        metrics[f"{name}/memory_success_gap"] = metrics[f"{name}/memory_success_rate"] - metrics[f"{name}/success_rate"]
     return metrics
 
 

@@ -15,13 +15,14 @@ from verl.utils.config import omega_conf_to_dataclass
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.run_folder import MEMORY_FILE, checkpoint_folder, mark_complete, remove_old_checkpoints
+from empo2.recipe.trainer.advantages import groups_without_gradient, rollout_advantages, tip_gain
 from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows, mini_batches_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import hybrid_loss
 from empo2.recipe.trainer.results import StepResults
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
-from empo2.recipe.trainer.scores import groups_without_gradient, tolerance_warning, training_scores
+from empo2.recipe.trainer.scores import tolerance_warning, training_scores
 from empo2.recipe.trainer.tracking import name_sums, step_line, training_metrics, validation_metrics
 from empo2.recipe.trainer.updates import fill_up, planned_batch
 
@@ -49,6 +50,16 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
                 f"actor_rollout_ref.actor.policy_loss.loss_mode={policy_loss.loss_mode!r}: EMPO² is defined on "
                 f"{PER_ROLLOUT_MEAN_LOSS_MODE!r}"
             )
+        for key, needed in (
+            ("adv_estimator", "grpo"),
+            ("enable_rollout_level_advantage", True),
+            ("norm_adv_by_std_in_grpo", settings.algorithm.normalize_by_std),
+        ):
+            if (given := self.config.algorithm.get(key)) != needed:
+                raise ConfigError(
+                    f"verl's algorithm.{key}={given!r}: must be {needed!r}, since EMPO² computes "
+                    "the advantages; its settings are algorithm.baseline and algorithm.normalize_by_std"
+                )
         self._group_size = count_mini_batches_in_rows(self.config)
 
     def init_workers(self) -> None:
@@ -90,18 +101,20 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         kept = drop_overlong(batch)
         ids = set(kept.non_tensor_batch["rollout_id_list"])
         trained = {rollout: result for rollout, result in results.kept.items() if rollout in ids}
-        scores = training_scores(trained, algorithm)
-        set_scores(kept, trained, scores)
+        advantages = rollout_advantages(trained, algorithm)
+        set_scores(kept, trained, training_scores(trained, algorithm), advantages)
         metrics |= training_metrics(results, algorithm.success_return) | self._manager.gateway_metrics
         metrics |= {
             "empo2/unmerged_rollouts": metrics["training/n_unmerged_rollouts"],
-            "empo2/groups_without_gradient": groups_without_gradient(scores, trained),
+            "empo2/groups_without_gradient": groups_without_gradient(advantages, trained),
             "empo2/overlong_rows": len(batch) - len(kept),
             "empo2/cut_rows": metrics["training/n_truncated_sample"],
             "empo2/off_policy_rows": int(kept.batch["off_policy"].sum()),
             "empo2/reply_tokens_lost": sum(result.reply_tokens for result in results.kept.values())
             - int(kept.batch["response_mask"].sum()),
         }
+        if (gain := tip_gain(trained, algorithm)) is not None:
+            metrics["empo2/tip_gain"] = gain
         print(step_line(self.global_steps, metrics, rollouts=len(ids), rows=len(kept)), flush=True)
         nothing_learned = self.global_steps == 1 and metrics["empo2/groups_without_gradient"] == 1
         if nothing_learned and (warning := tolerance_warning(trained, algorithm)):
@@ -175,7 +188,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
     # Validation and checkpoints
 
     def _validate(self, merged: bool = False) -> dict[str, Any]:
-        """Validate without memory, including every batch (agent-lightning keeps only the last) and every failure."""
+        """Validate, including every batch (agent-lightning keeps only the last) and every failure."""
         self._validated = []
         return super()._validate(merged) | validation_metrics(self._validated, self._settings.algorithm)
 

@@ -74,6 +74,7 @@ def read_settings(config: DictConfig) -> Settings:
     actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
     said = {
         "algorithm": {
+            "normalize_by_std": config.algorithm.norm_adv_by_std_in_grpo,
             "tasks_per_step": tasks.train_batch_size,
             "rollouts_per_task": rollout.n,
             "updates_per_step": max(1, tasks.train_batch_size // actor.ppo_mini_batch_size),
@@ -102,7 +103,7 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
     return {
         "algorithm": {
             "adv_estimator": "grpo",
-            "norm_adv_by_std_in_grpo": True,
+            "norm_adv_by_std_in_grpo": algorithm.normalize_by_std,
             "enable_rollout_level_advantage": True,
             "rollout_correction": None,  # vLLM's log-probs *are* the old log-probs, so there is nothing to correct
         },
@@ -170,7 +171,11 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
                 "gpu_memory_utilization": hardware.gpu_memory_fraction,
                 "log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
                 "calculate_log_probs": True,
-                "val_kwargs": {"temperature": model.val_temperature, "do_sample": model.val_temperature > 0},
+                "val_kwargs": {
+                    "n": run.validate_samples,
+                    "temperature": model.val_temperature,
+                    "do_sample": model.val_temperature > 0,
+                },
                 # agent-lightning runs the rollouts itself; verl's own workers would only import and idle.
                 "agent": {"num_workers": 0},
             },

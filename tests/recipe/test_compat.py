@@ -201,6 +201,14 @@ def test_fit_makes_its_own_logger() -> None:
     assert "        logger = Tracking(" in source("agentlightning", "verl/trainer.py")
 
 
+def test_advantages_see_no_fields_of_ours() -> None:
+    """compat/agentlightning.py gives them; verl's estimators get scores and groups alone."""
+    step = source("agentlightning", "verl/trainer.py").split("def _train_step", 1)[1]
+    assert "batch, rollout_adv_metrics = compute_rollout_level_advantage(batch, **adv_kwargs)" in step
+    estimate = source("verl", "trainer/ppo/ray_trainer.py").split("adv_estimator_fn = core_algos", 1)[1]
+    assert '"response_mask": data.batch["response_mask"],\n            "config": config,\n        }' in estimate
+
+
 def test_driver_starts_a_balancer_and_imports_vllm() -> None:
     text = source("verl", "workers/rollout/llm_server.py")
     assert "async def _init_global_load_balancer(self" in text

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -87,6 +88,44 @@ async def test_validation_calls_of_a_tagged_rollout_pass_untouched(gateway: Gate
     (await gateway.client.post(url, json=ROOMS[0])).raise_for_status()
     assert gateway.last().body["messages"] == ROOMS[0]["messages"]
     assert await gateway.events(rollout, "empo2_call") == []
+
+
+@pytest.mark.parametrize("completions", [False, True])
+async def test_validation_with_memory_reads_and_leaves_nothing(gateway: GatewayUnderTest, completions: bool):
+    """No visit, no value, no tip; sampled as any validation call, with the agent's own options."""
+    await gateway.store_tips(ROOMS, "tip")
+    before = await gateway.snapshot()
+    tag = {"rollout_mode": "memory", "update_mode": "on-policy", "scope": "a", "read_only": True}
+    rollout = await gateway.create_as({"empo2": tag})
+    root = f"/proxy/rollout/{rollout}/attempt/0/mode/val/openai/v1"
+    if completions:
+        bodies = [{"prompt": "a dark room with a lamp"}]
+    else:
+        bodies = [{**body, "top_p": 0.5, "seed": 3} for body in ROOMS]
+    for body in bodies:
+        path = "completions" if completions else "chat/completions"
+        (await gateway.client.post(f"{root}/{path}", json=body)).raise_for_status()
+    sent = gateway.last().body
+    assert str(sent).count("- tip") == 1  # in the first turn, and carried along
+    if not completions:
+        assert (sent["temperature"], sent["top_p"], sent["seed"]) == (0.4, 0.5, 3)
+        assert "top_k" not in sent
+    await gateway.finish(rollout, 100.0)
+    reflections = len(gateway.reflections())
+    metrics = await gateway.drain()
+    assert await gateway.events(rollout, "empo2_call") == []
+    assert (metrics["empo2/tips_written"], len(gateway.reflections())) == (0, reflections)
+    assert await gateway.snapshot() == before
+    path = gateway.folder / "snapshot.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT value FROM tips").fetchall() == [(0.0,)]
+        assert database.execute("SELECT * FROM plays").fetchall() == []
+        assert database.execute("SELECT sum(visits) FROM states").fetchone() == (3,)
+    # A training call on its URL, which no agent makes, is not taken for one of the policy's episodes.
+    await gateway.call(rollout, ROOMS[0])
+    assert gateway.last().body["messages"] == ROOMS[0]["messages"]
+    await gateway.client.delete(f"/api/rollouts/{rollout}")
+    assert (await gateway.state())["episodes"] == 0
 
 
 async def test_an_untagged_rollout_leaves_nothing_in_the_memory(gateway: GatewayUnderTest):

@@ -57,6 +57,31 @@ async def test_shown_tips_are_credited_under_every_policy(tmp_path: Path, retrie
         )
 
 
+async def test_tips_of_a_paired_group_are_credited_with_what_they_added(gateway: GatewayUnderTest):
+    """Q <- 0.3 (R - mean R of the pair without tips), when the step is over and all of its rollouts have ended."""
+    await gateway.store_tips(ROOMS, "alpha")
+    gateway.model.fault = in_reflection(500)
+    tag = {"update_mode": "on-policy", "scope": "a"}
+
+    async def play(pair: str, mode: str, score: Any) -> None:
+        rollout = await gateway.create_as({"empo2": {**tag, "rollout_mode": mode, "pair": pair}})
+        await gateway.play(rollout, ROOMS)
+        await gateway.finish(rollout, score)
+
+    await play("p", "memory", 80)  # ends before what it is compared with
+    await play("p", "no-memory", 20)
+    await play("other", "no-memory", -100)
+    await play("p", "no-memory", 40)
+    await play("p", "no-memory", "lost")
+    assert await values(gateway) == {"alpha": 0}
+    await gateway.drain()
+    assert await values(gateway) == {"alpha": pytest.approx(0.3 * (0.8 - 0.3))}
+    assert [row[0] for row in await rows(gateway, "SELECT score FROM plays")] == [80.0]
+    await play("alone", "memory", 100)
+    await gateway.drain()
+    assert await values(gateway) == {"alpha": pytest.approx(0.15 + 0.3 * (1 - 0.15))}
+
+
 async def test_a_search_that_finds_nothing_is_a_play_without_credit(gateway: GatewayUnderTest):
     rollout = await shown_in(gateway, 7, ROOMS[:2])
     assert await rows(gateway, "SELECT episode, score, searches, hits FROM plays") == [(rollout, 7.0, 2, 0)]

@@ -23,7 +23,7 @@ from empo2.recipe.config import Algorithm, Settings, load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error, GatewayError, NoUsableRollouts
 from empo2.recipe.protocol import CALL_EVENT, Mode, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
-from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes
+from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes, draw_tags
 from empo2.recipe.trainer.results import RolloutResult, StepResults, failure, prepare_for_training
 from empo2.recipe.trainer.scores import training_scores
 from empo2.recipe.trainer.tracking import training_metrics, validation_metrics
@@ -383,7 +383,7 @@ def test_validation_wants_a_reward_and_no_log_probs() -> None:
 def test_validation_counts_failures_as_the_worst_return() -> None:
     """Left out, as before, they make a policy look better the more of its episodes break."""
     first = StepResults({"a": RolloutResult("g", NO_MEMORY, 100.0), "b": RolloutResult("h", NO_MEMORY, 20.0)})
-    second = StepResults(dropped=Counter(failed_by_agent=1, failed_by_system=1))
+    second = StepResults(dropped=Counter(failed_by_agent=1, failed_by_system=1), lost=Counter({("", False): 2}))
     assert validation_metrics([first, second], algorithm(failure_return=-100, success_return=100)) == {
         "val/return": (100 + 20 - 100 - 100) / 4,
         "val/return_without_failures": 60.0,
@@ -396,15 +396,88 @@ def test_validation_counts_failures_as_the_worst_return() -> None:
 
 
 def test_validation_in_which_all_fail() -> None:
-    metrics = validation_metrics([StepResults(dropped=Counter(failed_by_system=3))], algorithm(failure_return=-7))
+    metrics = validation_metrics(
+        [StepResults(dropped=Counter(failed_by_system=3), lost=Counter({("", False): 3}))], algorithm(failure_return=-7)
+    )
     assert (metrics["val/return"], metrics["val/n_rollouts"]) == (-7, 3)
     assert "val/return_without_failures" not in metrics
+
+
+def test_validation_with_memory_and_on_panels() -> None:
+    """Means of each panel and kind by hand; the training tasks are in no mean but their own."""
+
+    def result(panel: str, mode: Mode, value: float) -> RolloutResult:
+        return RolloutResult("g", mode, value, panel=panel, agent_metrics={"turns": value})
+
+    kept = {
+        "a": result("train", NO_MEMORY, 100.0),
+        "b": result("train", ON_POLICY, 100.0),
+        "c": result("unseen", NO_MEMORY, 20.0),
+        "d": result("unseen", NO_MEMORY, 40.0),
+        "e": result("unseen", ON_POLICY, 100.0),
+        "f": result("far", NO_MEMORY, 0.0),
+        "g": result("far", ON_POLICY, 100.0),
+    }
+    lost = Counter({("unseen", True): 1, ("train", False): 1})
+    played = [StepResults(kept, Counter(no_reward=2), lost)]
+    metrics = validation_metrics(played, algorithm(failure_return=-100, success_return=100))
+    expected = {
+        "val/return": 20.0,
+        "val/success_rate": 0.0,
+        "val/return_without_failures": 20.0,
+        "val/memory_return": 100 / 3,
+        "val/memory_success_rate": 2 / 3,
+        "val/memory_gap": 100 / 3 - 20,
+        "val/memory_success_gap": 2 / 3,
+        "val/train/return": 0.0,
+        "val/train/success_rate": 0.5,
+        "val/train/memory_return": 100.0,
+        "val/train/memory_success_rate": 1.0,
+        "val/train/memory_gap": 100.0,
+        "val/train/memory_success_gap": 0.5,
+        "val/unseen/return": 30.0,
+        "val/unseen/success_rate": 0.0,
+        "val/unseen/memory_return": 0.0,
+        "val/unseen/memory_success_rate": 0.5,
+        "val/unseen/memory_gap": -30.0,
+        "val/unseen/memory_success_gap": 0.5,
+        "val/far/return": 0.0,
+        "val/far/success_rate": 0.0,
+        "val/far/memory_return": 100.0,
+        "val/far/memory_success_rate": 1.0,
+        "val/far/memory_gap": 100.0,
+        "val/far/memory_success_gap": 1.0,
+        "val/agent/turns": 20.0,
+        "val/dropped/no_reward": 2,
+        "val/rollouts_dropped": 2,
+        "val/n_rollouts": 9,
+    }
+    assert metrics == {name: pytest.approx(value) for name, value in expected.items()}
+
+
+def test_validation_on_training_tasks_alone() -> None:
+    results = StepResults({"a": RolloutResult("g", NO_MEMORY, 7.0, panel="train")}, lost=Counter({("", True): 1}))
+    metrics = validation_metrics([results], algorithm(failure_return=-3))
+    assert (metrics["val/train/return"], metrics["val/memory_return"]) == (7, -3)
+    assert not {"val/return", "val/return_without_failures", "val/memory_gap", "val/train/memory_return"} & set(metrics)
+
+
+def test_validation_with_memory_is_told_from_the_policy_alone() -> None:
+    """Both are kept; agent-lightning's own validation metrics are made of what is returned."""
+    alone = completed(None, rollout_id="a", input={"panel": "unseen"}, events=[])
+    with_memory = completed(ON_POLICY, rollout_id="b", input={"panel": "unseen"}, final_reward=80.0)
+    failed = completed(ON_POLICY, rollout_id="c", input={"panel": None}, final_reward=None)
+    made = manager(alone, with_memory, failed)
+    assert made.enqueue_and_wait_until_completed({}, is_train=False) == [alone]
+    kept = {name: (result.mode.memory, result.panel, result.return_) for name, result in made.results.kept.items()}
+    assert kept == {"a": (False, "unseen", 50.0), "b": (True, "unseen", 80.0)}
+    assert made.results.lost == {("", True): 1}
 
 
 def reporting(name: str, *reported: Any, **changes: Any) -> CompletedRollout:
     """A rollout whose reward events hold these ``metrics``."""
     events = [{"event_type": "reward", "data": {"value": 50.0, "metrics": metrics}} for metrics in reported]
-    return completed(ON_POLICY, rollout_id=name, events=events, **changes)
+    return completed(None, rollout_id=name, events=events, **changes)
 
 
 def test_numbers_that_agents_report_are_averaged() -> None:
@@ -531,9 +604,18 @@ TASKS = {"task": ["find-animal", "find-plant", "find-animal"], "variation": [0, 
 
 
 def create(
-    server: str, *, is_train: bool = True, hooks: Any = None, step: int = 7, scope: Any = None, **changes: Any
+    server: str,
+    *,
+    is_train: bool = True,
+    hooks: Any = None,
+    step: int = 7,
+    scope: Any = None,
+    validate_with_memory: bool = False,
+    **changes: Any,
 ) -> None:
     chosen = settings(**changes)
+    run = chosen.run.model_copy(update={"validate_with_memory": validate_with_memory})
+    chosen = chosen.model_copy(update={"run": run})
     if scope is not None:
         chosen = chosen.model_copy(update={"memory": chosen.memory.model_copy(update={"scope": scope})})
     made = Empo2RolloutManager(
@@ -560,8 +642,40 @@ def test_tags_reach_the_server(server: str, store: dict[str, Any], step: int) ->
     for number, rollout in enumerate(rollouts):
         group = number // 4  # one tag for all rollouts that are compared with each other
         task = {"task": TASKS["task"][group], "variation": TASKS["variation"][group]}
-        assert rollout.metadata.empo2 == {**modes[group].model_dump(), "scope": scope_of(task, ["task", "variation"])}
+        scope = scope_of(task, ["task", "variation"])
+        assert rollout.metadata.empo2 == {**modes[group].model_dump(), "scope": scope, "read_only": False}
         assert rollout.input == task  # the agent sees nothing of it
+
+
+@pytest.mark.parametrize("size", [2, 4, 5])
+def test_half_of_a_paired_group_sees_tips(size: int) -> None:
+    """Every second rollout of a memory group, so that neither half starts before the other; other groups stay whole."""
+    paired = algorithm(baseline="paired", mode_per="group", memory_probability=0.5)
+    tags = list(itertools.islice(draw_tags(paired, 3, size), 200 * size))
+    groups = [tags[start : start + size] for start in range(0, len(tags), size)]
+    pairs = set()
+    for mode, group in zip(modes_of(paired, 3, 200), groups, strict=True):
+        if mode.memory:
+            assert [drawn for drawn, _ in group] == [mode if number % 2 else NO_MEMORY for number in range(size)]
+            (pair,) = {pair for _, pair in group}
+            assert pair is not None and pair not in pairs
+            pairs.add(pair)
+        else:
+            assert group == [(NO_MEMORY, None)] * size
+    assert 70 < len(pairs) < 130
+    whole = algorithm(mode_per="group", memory_probability=0.5)
+    assert [mode for mode, pair in itertools.islice(draw_tags(whole, 3, 2), 400) if pair is None] == [
+        mode for mode in modes_of(whole, 3, 200) for _ in range(2)
+    ]
+
+
+def test_pair_reaches_the_server(server: str, store: dict[str, Any]) -> None:
+    create(server, baseline="paired", memory_probability=1.0, off_policy_probability=1.0)
+    tags = [rollout.metadata.empo2 for rollout in store.values()]
+    assert [tag["rollout_mode"] for tag in tags] == ["no-memory", "memory"] * 6
+    assert [tag["update_mode"] for tag in tags] == ["on-policy", "off-policy"] * 6
+    assert [len({tag["pair"] for tag in tags[start : start + 4]}) for start in (0, 4, 8)] == [1, 1, 1]
+    assert len({tag["pair"] for tag in tags}) == 3
 
 
 def test_users_hooks_are_still_called(server: str, store: dict[str, Any]) -> None:
@@ -572,7 +686,20 @@ def test_users_hooks_are_still_called(server: str, store: dict[str, Any]) -> Non
     for rollout in store.values():
         assert rollout.input["from"] == "hook"
         assert rollout.metadata.mine == 1
-        assert set(rollout.metadata.empo2) == {"rollout_mode", "update_mode", "scope"}
+        assert set(rollout.metadata.empo2) == {"rollout_mode", "update_mode", "scope", "read_only"}
+
+
+def test_each_validation_task_is_played_without_and_with_memory(server: str, store: dict[str, Any]) -> None:
+    create(server, is_train=False, validate_with_memory=True, memory_probability=0.0)
+    rollouts = list(store.values())
+    assert [rollout.input["variation"] for rollout in rollouts] == [0, 0, 5, 5, 1, 1]
+    assert not any(hasattr(rollout.metadata, "empo2") for rollout in rollouts[::2])
+    for rollout in rollouts[1::2]:
+        scope = scope_of(rollout.input, ["task", "variation"])
+        assert rollout.metadata.empo2 == {**ON_POLICY.model_dump(), "scope": scope, "read_only": True}
+    store.clear()
+    create(server, is_train=False, validate_with_memory=True, name="grpo")
+    assert len(store) == 3 and not any(hasattr(rollout.metadata, "empo2") for rollout in store.values())
 
 
 @pytest.mark.parametrize(("is_train", "name"), [(False, "empo2"), (True, "grpo")])

@@ -1,4 +1,4 @@
-"""Scores of a group, and the advantages that verl makes of them."""
+"""Scores of a group, and the advantages that are made of them."""
 
 import math
 from typing import Any
@@ -8,11 +8,10 @@ from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is i
 # isort: split
 import numpy as np
 import pytest
-import torch
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.protocol import Mode
+from empo2.recipe.trainer.advantages import rollout_advantages
 from empo2.recipe.trainer.results import RolloutResult
 from empo2.recipe.trainer.scores import training_scores
 
@@ -20,15 +19,12 @@ PAPER = load_settings("gpu").algorithm
 
 
 def advantages(returns: list[float], intrinsic: list[float], **changes: Any) -> list[float]:
-    """Advantages of one group: our scores, then verl's own grpo in float32."""
+    """Advantages of one group whose rollouts share a mode."""
     results = {
         str(i): RolloutResult("g", Mode.of(memory=False), *pair)
         for i, pair in enumerate(zip(returns, intrinsic, strict=True))
     }
-    scores = training_scores(results, PAPER.model_copy(update=changes))
-    rewards = torch.tensor([[scores[name]] for name in results])
-    made, _ = compute_grpo_outcome_advantage(rewards, torch.ones_like(rewards), np.array(["g"] * len(results)))
-    return made.flatten().tolist()
+    return list(rollout_advantages(results, PAPER.model_copy(update=changes)).values())
 
 
 def by_hand(scores: list[float]) -> Any:
@@ -80,8 +76,8 @@ def test_new_states_in_an_unsolved_group_are_a_signal() -> None:
 
 @pytest.mark.parametrize("members", range(2, 9))
 @pytest.mark.parametrize("level", [0.0, 1 / 3, 33.3, -77.7, 123456.7])
-def test_equal_scores_are_equal_in_float32(members: int, level: float) -> None:
-    """verl's mean in float32 of seven equal scores need not be that score: divided by the std's 1e-6, that is 0.05."""
+def test_equal_scores_have_no_advantage(members: int, level: float) -> None:
+    """Exactly: the mean of seven equal scores need not be that score; divided by an std of 1e-6 that is a signal."""
     assert advantages([level] * members, [0.001 * i for i in range(members)]) == [0.0] * members
 
 

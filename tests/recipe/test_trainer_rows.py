@@ -5,6 +5,7 @@ from typing import Any
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 
 # isort: split
+import agentlightning.verl.trainer as agl_trainer
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,8 @@ from verl.utils.metric import AggregationType, Metric
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.protocol import CALL_EVENT, Mode
-from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows
+from empo2.recipe.trainer.advantages import rollout_advantages
+from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows, use_given_advantages
 from empo2.recipe.trainer.results import RolloutResult, StepResults, prepare_for_training
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import training_scores
@@ -75,6 +77,10 @@ def results_of(returns: dict[str, float], mode: Mode = NO_MEMORY) -> dict[str, R
     return {name: RolloutResult(name.rsplit("-", 1)[0], mode, value) for name, value in returns.items()}
 
 
+def scored(batch: DataProto, results: dict[str, RolloutResult]) -> None:
+    set_scores(batch, results, training_scores(results, ALGORITHM), rollout_advantages(results, ALGORITHM))
+
+
 # Rows
 
 
@@ -84,7 +90,7 @@ def test_scores_replace_the_rounded_returns() -> None:
     batch, _ = adapted(played(returns))
     rounded = batch.batch["token_level_scores"].clone()
     results = results_of(returns)
-    set_scores(batch, results, training_scores(results, ALGORITHM))
+    scored(batch, results)
     scores = batch.batch["token_level_scores"]
     assert (rounded.dtype, scores.dtype) == (torch.bfloat16, torch.float32)
     assert scores.sum(-1).tolist() == pytest.approx([0.67, 0.681, -1.0, 0.333], abs=1e-6)
@@ -96,7 +102,7 @@ def test_flag_of_each_row() -> None:
     returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
     batch, _ = adapted(played(returns))
     results = results_of(returns) | results_of({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)
-    set_scores(batch, results, training_scores(results, ALGORITHM))
+    scored(batch, results)
     assert batch.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
     assert batch.batch["off_policy"].tolist() == [False, False, True, True]
 
@@ -153,7 +159,7 @@ def test_off_policy_episode_is_one_row() -> None:
     modes = {name: OFF_POLICY if name[0] == "g" else ON_POLICY for name in returns}
     rows, _ = adapted([episode(name, modes[name], value) for name, value in returns.items()])
     results = {name: RolloutResult(name[0], modes[name], returns[name]) for name in returns}
-    set_scores(rows, results, training_scores(results, ALGORITHM))
+    scored(rows, results)
     assert rows.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
     assert rows.batch["off_policy"].tolist() == [True, True, False, False]
     ids, mask = rows.batch["input_ids"], rows.batch["attention_mask"].bool()
@@ -230,6 +236,8 @@ def trainer_of(
         return DataProto.from_dict({"old_log_probs": log_probs, "ref_log_prob": log_probs}), 12.5
 
     upstream = AgentLightningRayPPOTrainer
+    monkeypatch.setattr(agl_trainer, "compute_rollout_level_advantage", None)
+    use_given_advantages()
     monkeypatch.setattr(upstream, "_rollout", rollout)
     monkeypatch.setattr(upstream, "_update_actor", update)
     monkeypatch.setattr(upstream, "_compute_old_log_prob", forward)
@@ -245,7 +253,7 @@ def normalised(batch: DataProto) -> DataProto:
     """What ``_train_step`` does between the rollouts and the update."""
     batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
     batch.non_tensor_batch["uid"] = batch.non_tensor_batch["data_id_list"]
-    batch, _ = compute_rollout_level_advantage(
+    batch, _ = agl_trainer.compute_rollout_level_advantage(
         batch, adv_estimator="grpo", gamma=1.0, lam=1.0, num_repeat=1, norm_adv_by_std_in_grpo=True
     )
     batch.batch["advantages"] = normalize_advantages_by_rollout(
@@ -265,6 +273,26 @@ def test_upstream_drops_and_orders_no_row() -> None:
     assert config.trainer.balance_batch is False
     with pytest.raises(ConfigError, match=r"max_ppo_update_times=3.*algorithm\.updates_per_step"):
         count_mini_batches_in_rows(configuration(max_ppo_update_times=3))
+
+
+@pytest.mark.parametrize("by_std", [True, False])
+def test_advantages_are_those_of_verls_grpo(monkeypatch: pytest.MonkeyPatch, by_std: bool) -> None:
+    """Whatever ``_train_step`` asks for, it gets the advantages that the batch brings: the same as verl's here."""
+    algorithm = ALGORITHM.model_copy(update={"normalize_by_std": by_std})
+    returns = in_groups(16)
+    batch, _ = adapted(played(returns))
+    results = results_of(returns)
+    set_scores(batch, results, training_scores(results, algorithm), rollout_advantages(results, algorithm))
+    batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
+    batch.non_tensor_batch["uid"] = batch.non_tensor_batch["data_id_list"]
+    asked: dict[str, Any] = {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "num_repeat": 1}
+    verls, _ = compute_rollout_level_advantage(batch[:], **asked, norm_adv_by_std_in_grpo=by_std)
+    monkeypatch.setattr(agl_trainer, "compute_rollout_level_advantage", compute_rollout_level_advantage)
+    use_given_advantages()
+    ours, _ = agl_trainer.compute_rollout_level_advantage(batch, **asked)
+    assert ours.batch["advantages"].abs().sum() > 1
+    np.testing.assert_allclose(ours.batch["advantages"], verls.batch["advantages"], rtol=1e-4, atol=1e-6)
+    assert "given_advantages" not in ours.batch
 
 
 def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:

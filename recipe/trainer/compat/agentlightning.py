@@ -9,18 +9,36 @@ import contextlib
 import importlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import agentlightning.verl.trainer as agl_trainer
 from omegaconf import DictConfig, open_dict
+from verl import DataProto
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from empo2.recipe.errors import ConfigError
 
+GIVEN_ADVANTAGES = "given_advantages"  # key of a batch: advantages by token, [rows, tokens]
+
 
 def use_tracking(tracking: type[Tracking]) -> None:
     """Make ``AgentLightningRayPPOTrainer.fit`` log with ``tracking``; it creates its logger by a global name."""
     agl_trainer.Tracking = tracking
+
+
+def use_given_advantages() -> None:
+    """Make ``_train_step`` take the advantages that the batch brings along, under ``GIVEN_ADVANTAGES``.
+
+    It calls ``compute_rollout_level_advantage`` by a global name. verl's estimators see nothing but scores and groups.
+    """
+
+    def given(batch: DataProto, **_: Any) -> tuple[DataProto, dict[str, int]]:
+        batch.batch["advantages"] = batch.batch.pop(GIVEN_ADVANTAGES)
+        batch.batch["returns"] = batch.batch["advantages"]  # only for verl's metrics
+        return batch, {}
+
+    agl_trainer.compute_rollout_level_advantage = given
 
 
 def start_no_load_balancer() -> None:

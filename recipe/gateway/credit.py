@@ -1,0 +1,61 @@
+"""Credit the tips that finished episodes were shown with what they were worth."""
+
+from collections import defaultdict
+
+import structlog
+
+from empo2.recipe.gateway.episode import Episode
+from empo2.recipe.gateway.services import Services
+from empo2.recipe.protocol import scaled_return
+
+log = structlog.get_logger()
+
+
+class TipCredit:
+    """Record finished episodes in the memory, each with the reward that the values of its tips learn from.
+
+    The reward is the scaled return. In a paired group it is the scaled return minus the mean of the rollouts without
+    tips, so those episodes wait for `conclude_pairs`.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._baselines: defaultdict[str, list[float]] = defaultdict(list)  # pair -> scaled returns without tips
+        self._waiting: list[tuple[Episode, float]] = []
+
+    async def finished(self, episode: Episode, score: float) -> None:
+        """Record an episode that ended with a return, now or with its pair."""
+        pair = episode.tag.pair
+        if pair is None:
+            await self._record(episode, score, baseline=0.0)
+        elif episode.tag.memory:
+            self._waiting.append((episode, score))
+        else:
+            self._baselines[pair].append(scaled_return(self._services.settings.algorithm, score))
+
+    async def conclude_pairs(self) -> None:
+        """Record the episodes of paired groups; where no rollout without tips has a return, the baseline is 0."""
+        waiting, self._waiting = self._waiting, []
+        baselines, self._baselines = self._baselines, defaultdict(list)
+        for episode, score in waiting:
+            without = baselines[episode.tag.pair or ""]
+            await self._record(episode, score, baseline=sum(without) / len(without) if without else 0.0)
+
+    async def _record(self, episode: Episode, score: float, *, baseline: float) -> None:
+        if not episode.searches:
+            return
+        algorithm = self._services.settings.algorithm
+        try:
+            await self._services.memory.record_play(
+                episode.tag.scope,
+                episode.rollout_id,
+                score=score,
+                success=score >= algorithm.success_return,
+                searches=episode.searches,
+                hits=episode.hits,
+                shown=episode.shown,
+                reward=scaled_return(algorithm, score) - baseline,
+            )
+        except Exception as error:
+            log.error("the memory failed", error=str(error))
+            self._services.metrics.counts["memory_failures"] += 1

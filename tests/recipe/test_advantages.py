@@ -1,0 +1,115 @@
+"""Advantages of paired groups, and what tips are worth, against numbers by hand and in numpy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from empo2.recipe.config import load_settings
+from empo2.recipe.protocol import Mode
+from empo2.recipe.trainer.advantages import groups_without_gradient, rollout_advantages, tip_gain
+from empo2.recipe.trainer.results import RolloutResult
+
+PAPER = load_settings("gpu").algorithm.model_copy(update={"return_tolerance": 0.5, "success_return": 100})
+WITHOUT, ON, OFF = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
+
+
+def group(without: list[float], with_tips: list[float], mode: Mode = OFF, name: str = "g") -> dict[str, RolloutResult]:
+    """Rollouts by id: u0, u1, ... without tips, t0, t1, ... with tips, in turn."""
+    made = {f"{name}u{i}": RolloutResult(name, WITHOUT, value) for i, value in enumerate(without)}
+    made |= {f"{name}t{i}": RolloutResult(name, mode, value) for i, value in enumerate(with_tips)}
+    return dict(sorted(made.items(), key=lambda item: item[0][-1]))
+
+
+def advantages(results: dict[str, RolloutResult], **changes: Any) -> tuple[list[float], list[float]]:
+    """Of the rollouts without tips, and of those with."""
+    made = rollout_advantages(results, PAPER.model_copy(update=changes))
+    assert made.keys() == results.keys()
+    names = sorted(made)
+    return [made[name] for name in names if "u" in name], [made[name] for name in names if "t" in name]
+
+
+def test_all_with_tips_succeed_and_all_without_fail() -> None:
+    """No half has any variance. Of 0 0 0 0 1 1 1 1, mean of the first half 0, std √(4·4/(8·7)) = 0.5345."""
+    without, with_tips = advantages(group([0.0] * 4, [100.0] * 4))
+    assert without == [0.0] * 4
+    assert with_tips == pytest.approx([1 / 0.53452] * 4, rel=1e-4)
+    assert advantages(group([0.0] * 4, [100.0] * 4), normalize_by_std=False) == ([0.0] * 4, [1.0] * 4)
+
+
+def test_misleading_tips_are_unlearned() -> None:
+    without, with_tips = advantages(group([100.0] * 4, [0.0] * 4))
+    assert without == [0.0] * 4
+    assert with_tips == pytest.approx([-1 / 0.53452] * 4, rel=1e-4)
+
+
+@pytest.mark.parametrize("level", [0.0, 33.3, 100.0])
+@pytest.mark.parametrize("mode", [ON, OFF])
+def test_all_equal_gives_no_gradient(level: float, mode: Mode) -> None:
+    results = group([level] * 4, [level] * 4, mode)
+    assert advantages(results) == ([0.0] * 4, [0.0] * 4)
+    assert groups_without_gradient(rollout_advantages(results, PAPER), results) == 1
+
+
+def test_mixed_halves_in_numpy() -> None:
+    """Without tips: a GRPO group of its own. With tips: mean of those without, deviation of all."""
+    untipped, tipped = [10.0, 40.0, 0.0, 20.0], [60.0, 90.0, 30.0, 100.0]
+    without, with_tips = advantages(group(untipped, tipped))
+    u, t = np.array(untipped) / 100, np.array(tipped) / 100
+    assert without == pytest.approx(((u - u.mean()) / (u.std(ddof=1) + 1e-6)).tolist())
+    assert with_tips == pytest.approx(((t - u.mean()) / (np.concatenate([u, t]).std(ddof=1) + 1e-6)).tolist())
+    assert np.mean(with_tips) > 1.3  # what the tips are worth stays in the gradient
+
+
+def test_on_policy_halves_are_groups_of_their_own() -> None:
+    """A constant added to all advantages of rows that are updated under the prompt they were sampled with is noise."""
+    without, with_tips = advantages(group([0.0] * 4, [100.0, 100.0, 60.0, 60.0], ON))
+    assert without == [0.0] * 4
+    assert with_tips == pytest.approx([0.8660, 0.8660, -0.8660, -0.8660], abs=1e-4)  # ±0.2 / 0.23094
+    assert advantages(group([0.0] * 4, [100.0] * 4, ON)) == ([0.0] * 4, [0.0] * 4)
+
+
+def test_groups_of_one_mode_are_those_of_the_paper() -> None:
+    """Off-policy rollouts with none to be paired with: their own mean."""
+    assert advantages(group([], [10.0, 20.0, 30.0]))[1] == pytest.approx([-1, 0, 1], abs=1e-4)
+    assert advantages(group([10.0, 20.0, 30.0], []))[0] == pytest.approx([-1, 0, 1], abs=1e-4)
+
+
+def test_survivors_of_a_pair() -> None:
+    """One rollout without tips is a baseline, though it is compared with none itself."""
+    without, with_tips = advantages(group([20.0], [20.0, 80.0]))
+    assert without == [0.0]
+    assert with_tips == pytest.approx([0.0, 0.6 / (0.6 / np.sqrt(3))], rel=1e-4)  # std of .2 .2 .8
+    without, with_tips = advantages(group([20.0, 80.0], [50.0], ON))
+    assert with_tips == [0.0]
+    assert without == pytest.approx([-np.sqrt(0.5), np.sqrt(0.5)], rel=1e-4)
+
+
+def test_intrinsic_reward_counts_as_long_as_the_comparison_is_unsolved() -> None:
+    """All without tips solve the task: their intrinsic rewards are left out where they are compared with each other,
+    not where the others, of which one fails, are compared with them."""
+    results = {
+        "u0": RolloutResult("g", WITHOUT, 100.0, 1.0),
+        "u1": RolloutResult("g", WITHOUT, 100.0, 9.0),
+        "t0": RolloutResult("g", OFF, 100.0, 0.0),
+        "t1": RolloutResult("g", OFF, 0.0, 2.0),
+    }
+    without, with_tips = advantages(results, intrinsic_coefficient=1.0)
+    assert without == [0.0, 0.0]
+    scores = np.array([1.01, 1.09, 1.0, 0.02])
+    assert with_tips == pytest.approx(((scores[2:] - 1.05) / (scores.std(ddof=1) + 1e-6)).tolist())
+
+
+def test_tolerance_is_over_all_that_are_compared() -> None:
+    assert advantages(group([8.0, 8.0], [8.4, 8.4])) == ([0.0, 0.0], [0.0, 0.0])
+    without, with_tips = advantages(group([8.0, 8.4], [8.0, 8.6]))
+    assert without == [0.0, 0.0]  # differ by 0.4 only
+    assert with_tips[1] > 1 and with_tips[0] < 0
+
+
+def test_what_a_tip_is_worth() -> None:
+    """(0.75 - 0.25 + 0.1 - 0.3) / 2, whatever the intrinsic rewards and the sizes of the groups."""
+    results = group([0.0, 50.0], [50.0, 100.0], name="a") | group([20.0, 40.0], [10.0], ON, name="b")
+    results |= group([5.0, 6.0], [], name="c") | {"d": RolloutResult("d", OFF, 99.0, 5.0)}
+    assert tip_gain(results, PAPER) == pytest.approx((0.5 - 0.2) / 2)
+    assert tip_gain(group([5.0, 6.0], []), PAPER) is None
