@@ -1,6 +1,6 @@
 """``empo2 eval`` and what it shares with ``empo2 adapt``: the model, the panel, the folder of the results."""
 
-import json
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,8 +31,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A run's folder (its last checkpoint), a checkpoint, a Hugging Face folder or name, or, with --server, the "
-        "server's name of the model.",
+        help="A run's folder (its last checkpoint), a checkpoint, a Hugging Face folder or name, or, with --server, "
+        "the server's name of the model.",
     ),
 ]
 PanelName = Annotated[str, typer.Option(metavar="NAME", help="A panel by name, or a file like those.")]
@@ -81,8 +81,14 @@ def read_request(
     bank: Path | None,
     rows: list[str] | None,
     limit: int | None,
+    remembers: bool,
+    empty: bool = False,
 ) -> Request:
     """Check everything that can be checked before a process is started.
+
+    Args:
+        remembers: False if no episode uses the memory; the gateway then loads no embedder.
+        empty: True to ignore a checkpoint's memory.
 
     Raises:
         ConfigError: says what is wrong.
@@ -101,10 +107,10 @@ def read_request(
         overrides or (),
         world=chosen.config,
         file=config or subject.settings_file,
-        layer={"model": {"server": server}, "algorithm": {"name": "empo2"}},
+        layer={"model": {"server": server}, "algorithm": {"name": "empo2" if remembers else "grpo"}},
     )
     check_rows(settings, chosen.name, chosen.rows)
-    found = find_bank(bank) if bank is not None else subject.memory
+    found = find_bank(bank) if bank is not None else None if empty else subject.memory
     if found is not None:
         check_memory_file(found, settings, key=f"--bank {found}")
     values = settings.to_dict()
@@ -112,6 +118,7 @@ def read_request(
         "model": str(subject.checkpoint or subject.model),
         "panel": chosen.name,
         "rows": chosen.checksum,
+        "groups": chosen.groups(),
         "bank": None if found is None else str(found.absolute()),
         "agent": values["agent"],
         "algorithm": {name: values["algorithm"][name] for name in ("success_return",)},
@@ -126,7 +133,8 @@ def evaluate(
     overrides: Overrides = None,
     panel: PanelName = "scienceworld-paper",
     memory: Annotated[
-        Literal["off", "on", "both"], typer.Option(help="Show tips: no, yes (nothing is written), or one and the other.")
+        Literal["off", "on", "both"],
+        typer.Option(help="Show tips: no, yes (nothing is written), or one and the other."),
     ] = "off",
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each task, at model.val_temperature.")] = 4,
     server: Server = None,
@@ -139,40 +147,49 @@ def evaluate(
 ) -> None:
     """Evaluate a model on a fixed panel of tasks, without training.
 
-    The same command goes on where it was interrupted. results.jsonl has a line for each episode, summary.json the table.
+    The same command goes on where it was interrupted. In the folder of the results, results.jsonl has a line for each
+    episode, and summary.json the numbers of the table.
     """
     from rich.console import Console
 
-    from empo2.recipe.evaluation.evaluation import MEMORY_OFF, MEMORY_ON, planned_episodes, play_missing, wanted
+    from empo2.recipe.evaluation.compare import print_evaluation
+    from empo2.recipe.evaluation.evaluation import MEMORY_OFF, MEMORY_ON, planned_episodes, play_missing
     from empo2.recipe.evaluation.play import Player
     from empo2.recipe.evaluation.progress import progress
-    from empo2.recipe.evaluation.report import print_evaluation
     from empo2.recipe.evaluation.results import Results
     from empo2.recipe.launcher.serving import serving
 
     request = read_request(
-        model, panel, overrides, profile=profile, config=config, server=server, bank=bank, rows=row, limit=limit
+        model,
+        panel,
+        overrides,
+        profile=profile,
+        config=config,
+        server=server,
+        bank=bank,
+        rows=row,
+        limit=limit,
+        remembers=memory != "off",
     )
     parts = {"off": [MEMORY_OFF], "on": [MEMORY_ON], "both": [MEMORY_OFF, MEMORY_ON]}[memory]
     if MEMORY_ON in parts and request.bank is None:
         raise ConfigError(f"--memory {memory}: {model} has no memory; give one by --bank")
     folder = output or Path(request.settings.run.directory, f"eval-{request.subject.name}-{request.panel.name}")
     console = Console()
-    results = Results(folder, {"kind": "eval", **request.facts})
     planned = planned_episodes(request.panel, parts, samples)
-    missing = len(results.missing(planned))
-    announce(console, request, folder, f"{missing:,} of {len(planned):,} episodes to play")
-    if missing:
-        check_agent_of(request, console)
-        resolved = request.subject.resolve()
-        put_bank(request.bank, folder)
-        with (
-            serving(request.settings, folder, resolved) as served,
-            progress(console, len(planned) - missing, len(planned)) as show,
-        ):
-            play_missing(Player(served.client, request.settings, served.check), results, planned, show)
-    (folder / "panel.json").write_text(json.dumps({"groups": request.panel.groups()}))
-    print_evaluation(folder, wanted(results, planned), console)
+    with closing(Results(folder, {"kind": "eval", **request.facts})) as results:
+        missing = len(results.missing(planned))
+        announce(console, request, folder, f"{missing:,} of {len(planned):,} episodes to play")
+        if missing:
+            check_agent_of(request, console)
+            resolved = request.subject.resolve()
+            put_bank(request.bank, folder)
+            with (
+                serving(request.settings, folder, resolved) as served,
+                progress(console, len(planned) - missing, len(planned)) as show,
+            ):
+                play_missing(Player(served.client, request.settings, served.check), results, planned, show)
+    print_evaluation(folder, console)
 
 
 def announce(console: "Console", request: Request, folder: Path, work: str) -> None:

@@ -31,9 +31,3 @@ def play_missing(
     for result in player.play(results.missing(planned)):
         results.add(result)
         show(result)
-
-
-def wanted(results: Results, planned: Sequence[Planned]) -> list[Result]:
-    """Return the results of these episodes."""
-    keys = {episode.key for episode in planned}
-    return [result for result in results if result.key in keys]

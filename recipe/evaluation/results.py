@@ -76,7 +76,7 @@ class Result:
 
 
 class Results:
-    """The results in a folder, written as they come.
+    """The results in a folder, written as they come; locked against other processes until `close`.
 
     Args:
         folder: made if absent.
@@ -91,10 +91,11 @@ class Results:
         self.folder = folder
         self._file = folder / RESULTS_FILE
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(folder, os.O_RDONLY)  # held while this process lives
+        self._lock = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.close()
             raise ConfigError(f"--output {folder}: another process is writing to it; wait for it, or stop it") from None
         file = folder / FACTS_FILE
         if file.exists():
@@ -109,6 +110,10 @@ class Results:
             file.write_text(json.dumps(facts, indent=1))
         self._found = {result.key: result for result in read_results(folder)} if self._file.exists() else {}
         self._rewrite()  # drops an incomplete last line, so that the next one starts on a line of its own
+
+    def close(self) -> None:
+        """Let other processes write to the folder."""
+        os.close(self._lock)
 
     def __iter__(self) -> Iterator[Result]:
         return iter(self._found.values())
@@ -138,6 +143,12 @@ class Results:
         temporary = self._file.with_suffix(".tmp")
         temporary.write_text("".join(map(_line, self._found.values())))
         temporary.replace(self._file)
+
+
+def kind_of(folder: Path) -> str:
+    """Return what made the folder: ``eval``, ``adapt``, or ``run`` for anything else."""
+    file = folder / FACTS_FILE
+    return json.loads(file.read_text())["kind"] if file.is_file() else "run"
 
 
 def read_results(folder: Path) -> list[Result]:

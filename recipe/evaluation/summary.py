@@ -78,9 +78,7 @@ def task_means(results: Iterable[Result], measure: Measure) -> dict[int, float]:
     return {index: float(np.mean(found)) for index, found in values.items()}
 
 
-def summarize(
-    results: Sequence[Result], groups: Mapping[str, Sequence[int]], success_return: float
-) -> dict[str, Line]:
+def summarize(results: Sequence[Result], groups: Mapping[str, Sequence[int]], success_return: float) -> dict[str, Line]:
     """Return the lines of the table by group, and last the one that is the mean of the groups.
 
     Args:
@@ -97,7 +95,7 @@ def summarize(
         for measure in measures(success_return):
             means = task_means(own, measure)
             values[measure.heading] = bootstrap([[means[i] for i in part if i in means] for part in parts])
-        failed = Counter(result.failed for result in own if result.failed)
+        failed = dict(Counter(result.failed for result in own if result.failed))
         lines[name] = Line(len(own), failed, values)
     return lines
 
@@ -144,8 +142,8 @@ def interval_text(interval: Interval, sign: str = "") -> str:
     """Return a mean and, on a second line, its interval; the mean alone where there is no interval."""
     if not _known(interval):
         return ""
-    mean = f"{interval.mean:{sign}.1f}"
-    return mean if np.isnan(interval.low) else f"{mean}\n{interval.low:{sign}.1f} to {interval.high:{sign}.1f}"
+    mean, low, high = (f"{value:{sign}.{1 if abs(value) >= 10 else 2}f}" for value in interval)
+    return mean if np.isnan(interval.low) else f"{mean}\n{low}…{high}"
 
 
 def failures_line(results: Iterable[Result]) -> str:
@@ -176,5 +174,5 @@ def _table(title: str, headings: Sequence[str]) -> "Table":
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+        table.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number > 0)
     return table

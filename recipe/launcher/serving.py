@@ -98,7 +98,7 @@ def check_server(url: str, model: str) -> None:
         ) from None
     if response.status_code in (401, 403):
         raise ConfigError(f"model.server={url!r}: refuses the key; set OPENAI_API_KEY")
-    if response.status_code == 404:
+    if response.status_code in (404, 405):
         return  # some servers have no list of models
     try:
         names = [entry["id"] for entry in response.raise_for_status().json()["data"]]
