@@ -7,13 +7,15 @@ from empo2.memory.batching import BatchingEmbedder
 from empo2.memory.embedder import Embedder, EmbedderError, SentenceEmbedder, embedder_name
 from empo2.memory.file import MemoryFileError, copy_memory
 from empo2.memory.novelty import Visit
-from empo2.memory.retrieval import ByScore, BySimilarity, ByValue, Policy
+from empo2.memory.retrieval import AtRandom, ByAge, ByScore, BySimilarity, ByValue, Policy
 from empo2.memory.service import MemoryService
 from empo2.memory.store import MemoryStore
 from empo2.memory.tips import Step, Tip
 
 __all__ = [
+    "AtRandom",
     "BatchingEmbedder",
+    "ByAge",
     "ByScore",
     "BySimilarity",
     "ByValue",

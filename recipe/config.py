@@ -93,7 +93,8 @@ class Tasks(_Section):
 class Memory(_Section):
     from_: Annotated[str | None, Field(alias="from")]
     scope: list[str]
-    retrieval: Literal["score", "similarity", "value"]
+    retrieval: Literal["score", "similarity", "value", "newest", "random"]
+    searched: Literal["every-turn", "first-turn"]
     top_k: Positive
     min_similarity: Annotated[float, Field(ge=-1, lt=1)]
     candidates: Positive
@@ -109,6 +110,7 @@ class Memory(_Section):
 
 class Reflection(_Section):
     prompt: str
+    of: Literal["all", "failures"]
     sees: Literal["chat", "transcript"]
     transcript_characters: Positive
     max_words: Positive

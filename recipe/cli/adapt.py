@@ -16,6 +16,7 @@ from empo2.recipe.cli.eval import (
     Server,
     announce,
     check_agent_of,
+    load_bank,
     put_bank,
     read_request,
 )
@@ -110,16 +111,14 @@ def adapt(
         if missing:
             check_agent_of(request, console)
             resolved = request.subject.resolve()
-            put_bank(request.bank, folder)
+            start = put_bank(request.bank, folder)
             with (
                 serving(request.settings, folder, resolved) as served,
-                progress(console, total - missing, total) as show,
                 closing(GatewayClient(served.url, served.key)) as gateway,
             ):
-                start = folder / "start.sqlite"
                 if memory != "off":
-                    start.unlink(missing_ok=True)
-                    gateway.snapshot(start.absolute())
+                    load_bank(gateway, start)
                 player = Player(served.client, request.settings, served.check)
-                Adaptation(plan, player, results, gateway, start, request.settings.reflection.timeout, show).run()
+                with progress(console, total - missing, total) as show:
+                    Adaptation(plan, player, results, gateway, start, request.settings.reflection.timeout, show).run()
     print(f"curves  {show_adaptations([folder], console)}")

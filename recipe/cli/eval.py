@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from empo2.recipe.evaluation.panels import Panel
     from empo2.recipe.launcher.subject import Subject
+    from empo2.recipe.trainer.gateway_client import GatewayClient
 
 EXAMPLES = """\b
 examples:
@@ -158,6 +159,7 @@ def evaluate(
     from empo2.recipe.evaluation.progress import progress
     from empo2.recipe.evaluation.results import Results
     from empo2.recipe.launcher.serving import serving
+    from empo2.recipe.trainer.gateway_client import GatewayClient
 
     request = read_request(
         model,
@@ -183,12 +185,15 @@ def evaluate(
         if missing:
             check_agent_of(request, console)
             resolved = request.subject.resolve()
-            put_bank(request.bank, folder)
+            start = put_bank(request.bank, folder)
             with (
                 serving(request.settings, folder, resolved) as served,
-                progress(console, len(planned) - missing, len(planned)) as show,
+                closing(GatewayClient(served.url, served.key)) as gateway,
             ):
-                play_missing(Player(served.client, request.settings, served.check), results, planned, show)
+                if MEMORY_ON in parts:
+                    load_bank(gateway, start)
+                with progress(console, len(planned) - missing, len(planned)) as show:
+                    play_missing(Player(served.client, request.settings, served.check), results, planned, show)
     print_evaluation(folder, console)
 
 
@@ -215,12 +220,23 @@ def check_agent_of(request: Request, console: "Console") -> None:
         console.print(f"agent  {line}", soft_wrap=True, highlight=False, markup=False)
 
 
-def put_bank(bank: Path | None, folder: Path) -> None:
-    """Put a copy of the bank where the gateway opens its memory; an empty one is made there without a bank."""
+def put_bank(bank: Path | None, folder: Path) -> Path:
+    """Remove what an earlier command left of the gateway's memory, and copy the bank to the file that is returned."""
     from empo2.memory import copy_memory
     from empo2.recipe.run_folder import MEMORY_FILE
 
+    start = folder / "start.sqlite"
     for suffix in ("", "-wal", "-shm", ".lock"):
         (folder / f"{MEMORY_FILE}{suffix}").unlink(missing_ok=True)
+    start.unlink(missing_ok=True)
     if bank is not None:
-        copy_memory(bank, folder / MEMORY_FILE)
+        copy_memory(bank, start)
+    return start
+
+
+def load_bank(gateway: "GatewayClient", start: Path) -> None:
+    """Let the gateway read the bank, or write its empty memory there if there is none; returns when it can embed."""
+    if start.exists():
+        gateway.restore(start.absolute())
+    else:
+        gateway.snapshot(start.absolute())

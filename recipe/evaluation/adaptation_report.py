@@ -13,7 +13,7 @@ from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN
 from empo2.recipe.evaluation.curves import Curves, by_trial, curves, figures
 from empo2.recipe.evaluation.results import FACTS_FILE, Result, read_results
-from empo2.recipe.evaluation.summary import failures_line, interval_text
+from empo2.recipe.evaluation.summary import failures_line, interval_text, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,16 +67,17 @@ def show_adaptations(folders: Sequence[Path], console: "Console") -> Path:
     adapted = [read_adaptation(folder) for folder in folders]
     for each in adapted:
         for panel, found in each.panels.items():
-            console.print(trials_table(found, f"{each.name}, {panel}"))
+            console.print(f"\n{each.name}, {panel}", style="bold", soft_wrap=True, highlight=False, markup=False)
+            console.print(trials_table(found))
             console.print(figures_table(found))
         if said := failures_line(each.results):
             console.print(said, soft_wrap=True, highlight=False, markup=False)
     return _draw(adapted, folders[0].resolve().parent if len(folders) > 1 else folders[0])
 
 
-def trials_table(found: Curves, title: str) -> "Table":
+def trials_table(found: Curves) -> "Table":
     """Return a table with a line per trial: means over seeds above their intervals."""
-    table = _table(title, ["trial", *_SHOWN])
+    table = table_of(["trial", *_SHOWN])
     columns = [by_trial(found[name]) for name in _SHOWN]
     for trial, cells in enumerate(zip(*columns, strict=True)):
         table.add_row(str(trial), *map(interval_text, cells))
@@ -85,19 +86,9 @@ def trials_table(found: Curves, title: str) -> "Table":
 
 def figures_table(found: Curves) -> "Table":
     """Return a table of first, last and best trial and of the area under the curve."""
-    table = _table(None, ["", "first", "last", "best (oracle)", "area"])
+    table = table_of(["", "first", "last", "best (oracle)", "area"])
     for name in _DRAWN:
         table.add_row(name, *map(interval_text, figures(found[name])))
-    return table
-
-
-def _table(title: str | None, headings: Sequence[str]) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left")
     return table
 
 

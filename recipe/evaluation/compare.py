@@ -74,7 +74,8 @@ def print_evaluation(folder: Path, console: "Console") -> None:
     for evaluation in evaluations:
         lines = summarize(evaluation.results, evaluation.groups, evaluation.success_return)
         summary[evaluation.part] = {name: asdict(line) for name, line in lines.items()}
-        console.print(results_table(lines, evaluation.name))
+        console.print(f"\n{evaluation.name}", style="bold", soft_wrap=True, highlight=False, markup=False)
+        console.print(results_table(lines))
         if said := failures_line(evaluation.results):
             console.print(said, soft_wrap=True, highlight=False, markup=False)
         console.print(_cost(evaluation.results), soft_wrap=True, highlight=False)
@@ -106,7 +107,9 @@ def compare(folders: Sequence[Path], console: "Console") -> Path:
 
 def _print_difference(before: Evaluation, after: Evaluation, console: "Console") -> dict[str, dict[str, Interval]]:
     lines = differences(before.results, after.results, before.groups, before.success_return)
-    console.print(differences_table(lines, f"{after.name}  minus  {before.name}, task by task"))
+    title = f"\n{after.name}  minus  {before.name}, task by task"
+    console.print(title, style="bold", soft_wrap=True, highlight=False, markup=False)
+    console.print(differences_table(lines))
     return lines
 
 

@@ -118,21 +118,21 @@ def differences(
     return dict(sorted(lines.items(), key=lambda line: line[0] == OVERALL))
 
 
-def results_table(lines: Mapping[str, Line], title: str) -> "Table":
+def results_table(lines: Mapping[str, Line]) -> "Table":
     """Return a table with a line per group: means above their intervals."""
     shown = [heading for heading in _headings(lines) if any(_known(line.values[heading]) for line in lines.values())]
-    table = _table(title, ["task", "episodes", *shown, "failed"])
+    table = table_of(["task", "episodes", *shown, "failed"])
     for name, line in lines.items():
         cells = [interval_text(line.values[heading]) for heading in shown]
         table.add_row(name, str(line.episodes), *cells, _failures(line.failed))
     return table
 
 
-def differences_table(lines: Mapping[str, Mapping[str, Interval]], title: str) -> "Table":
+def differences_table(lines: Mapping[str, Mapping[str, Interval]]) -> "Table":
     """Return a table with a line per group: mean differences above their intervals."""
     headings = list(next(iter(lines.values())))
     shown = [heading for heading in headings if any(_known(line[heading]) for line in lines.values())]
-    table = _table(title, ["task", *shown])
+    table = table_of(["task", *shown])
     for name, line in lines.items():
         table.add_row(name, *(interval_text(line[heading], sign="+") for heading in shown))
     return table
@@ -168,11 +168,12 @@ def _failures(failed: Mapping[str, int]) -> str:
     return str(sum(failed.values())) if failed else ""
 
 
-def _table(title: str, headings: Sequence[str]) -> "Table":
+def table_of(headings: Sequence[str]) -> "Table":
+    """Return an empty table; all columns but the first hold numbers."""
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number > 0)
     return table

@@ -194,7 +194,7 @@ async def _find_tips(services: Services, episode: Episode, body: Body) -> TipSea
     if not episode.tag.memory:
         return TipSearch(state)
     embedding = None
-    if request.takes_tips:
+    if request.takes_tips and not (episode.searches and services.settings.memory.searched == "first-turn"):
         block, embedding = await _search(services, episode, state, request)
         request.put(block)
         if request.newest is block:

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from empo2.memory import ByScore, BySimilarity, ByValue, Embedder, MemoryService, Policy, SentenceEmbedder
+from empo2.memory import (
+    AtRandom,
+    ByAge,
+    ByScore,
+    BySimilarity,
+    ByValue,
+    Embedder,
+    MemoryService,
+    Policy,
+    SentenceEmbedder,
+)
 from empo2.recipe.config import Settings
 
 
@@ -31,16 +41,22 @@ def open_memory(settings: Settings, file: Path, embedder: Callable[[], Embedder]
 
 def retrieval_policy(settings: Settings) -> Policy:
     """Return the policy that ``memory.retrieval`` names; its draws are seeded by ``algorithm.seed``."""
-    memory = settings.memory
-    if memory.retrieval == "score":
-        return ByScore(memory.top_k, memory.min_similarity)
-    if memory.retrieval == "similarity":
-        return BySimilarity(memory.top_k, memory.min_similarity)
-    return ByValue(
-        memory.top_k,
-        memory.min_similarity,
-        candidates=memory.candidates,
-        weight=memory.value_weight,
-        exploration=memory.exploration,
-        generator=np.random.default_rng(settings.algorithm.seed),
-    )
+    memory, generator = settings.memory, np.random.default_rng(settings.algorithm.seed)
+    match memory.retrieval:
+        case "score":
+            return ByScore(memory.top_k, memory.min_similarity)
+        case "similarity":
+            return BySimilarity(memory.top_k, memory.min_similarity)
+        case "newest":
+            return ByAge(memory.top_k, memory.min_similarity)
+        case "random":
+            return AtRandom(memory.top_k, generator)
+        case "value":
+            return ByValue(
+                memory.top_k,
+                memory.min_similarity,
+                candidates=memory.candidates,
+                weight=memory.value_weight,
+                exploration=memory.exploration,
+                generator=generator,
+            )

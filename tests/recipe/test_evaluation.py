@@ -29,7 +29,11 @@ from empo2.recipe.evaluation.results import Planned, Result, Results, read_resul
 from empo2.recipe.evaluation.statistics import area, bootstrap, cumulative_success, forgetting, over_seeds
 from empo2.recipe.evaluation.summary import OVERALL, differences, failures_line, summarize
 
+from .harness import ROOMS, is_reflection, running_gateway
+from .model_server import MODEL, ModelServer
+
 HERE = Path(__file__).parent
+PACKAGE = panels.FOLDER.parent
 
 
 def result(index: int, return_: float | None, *, sample: int = 0, part: str = MEMORY_OFF, **more: Any) -> Result:
@@ -476,6 +480,38 @@ def test_only_equal_panels_are_compared(tmp_path: Path) -> None:
         compare(folders, Console())
 
 
+# Settings of the loop
+
+
+async def test_reflexion_shows_the_newest_tips_of_failures_once(tmp_path: Path, empty_stores: None) -> None:
+    """Three episodes fail and leave tips, one succeeds and leaves none; the next sees the newest two in all its turns."""
+    file = PACKAGE / "reflexion.yaml"
+    memory = load_settings(file=file).memory
+    assert (memory.retrieval, memory.searched, memory.top_k) == ("newest", "first-turn", 3)
+    changes = ["memory.retrieval=newest", "memory.searched=first-turn", "memory.top_k=2", "reflection.of=failures"]
+    async with running_gateway(tmp_path, *changes, "memory.min_similarity=-1") as gateway:
+        await gateway.store_tips(ROOMS, "First.", "Second.", "Third.")
+        gateway.tip = "Success."
+        solved = await gateway.create("no-memory")
+        await gateway.play(solved, ROOMS)
+        await gateway.finish(solved, 100.0)
+        assert (await gateway.drain())["empo2/tips_written"] == 0
+        asked = len(gateway.model.requests())
+        await gateway.play(await gateway.create("memory"), ROOMS)
+        shown = [seen.prompt for seen in gateway.model.requests()[asked:]]
+    assert len(shown) == 3
+    for prompt in shown:
+        assert prompt.count("Notes from earlier episodes") == 1
+        assert "- Third.\n- Second.\n" in prompt
+        assert "First." not in prompt
+        assert "Success." not in prompt
+
+
+@pytest.mark.parametrize("name", ["reflexion", "memrl"])
+def test_the_loops_settings_are_accepted(name: str) -> None:
+    load_settings("cpu", file=PACKAGE / f"{name}.yaml")
+
+
 # Whole commands: controller, gateway, agents and a scripted model server
 
 
@@ -495,8 +531,6 @@ def test_a_server_that_is_down_is_named_in_one_line(tmp_path: Path) -> None:
 
 def test_evaluation_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Six episodes, of which two are played at first; the model says 3, and the door 3 is a success."""
-    from .model_server import MODEL, ModelServer
-
     panel = toy_panel(tmp_path, {"door": 2}, {"door": 3}, {"door": 5, "trouble": "raise"})
     model = ModelServer(reply=lambda body: "3")
     out = tmp_path / "out"
@@ -523,9 +557,6 @@ def test_evaluation_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_adaptation_writes_tips_and_reads_them(tmp_path: Path) -> None:
-    from .harness import is_reflection
-    from .model_server import MODEL, ModelServer
-
     panel = toy_panel(tmp_path, {"door": 3})
     tip = "The lamp is behind door 3."
 
