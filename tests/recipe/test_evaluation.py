@@ -484,7 +484,7 @@ def test_only_equal_panels_are_compared(tmp_path: Path) -> None:
 
 
 async def test_reflexion_shows_the_newest_tips_of_failures_once(tmp_path: Path, empty_stores: None) -> None:
-    """Three episodes fail and leave tips, one succeeds and leaves none; the next sees the newest two in all its turns."""
+    """Three episodes fail and leave tips, one succeeds and leaves none; the next sees the newest two in all turns."""
     file = PACKAGE / "reflexion.yaml"
     memory = load_settings(file=file).memory
     assert (memory.retrieval, memory.searched, memory.top_k) == ("newest", "first-turn", 3)
