@@ -73,6 +73,7 @@ def adapt(
     from empo2.recipe.evaluation.results import Results
     from empo2.recipe.launcher.serving import serving
     from empo2.recipe.launcher.tasks import check_rows
+    from empo2.recipe.protocol import scope_of
     from empo2.recipe.trainer.gateway_client import GatewayClient
 
     request = read_request(
@@ -94,7 +95,15 @@ def adapt(
     if other is not None:
         check_rows(request.settings, other.name, other.rows)
     plan = Plan(request.panel, other, trials, rollouts, samples, seeds, memory)
-    console = Console()
+    console, fields = Console(), request.settings.memory.scope
+    known = {scope_of(task, fields) for task in request.panel.rows}
+    if other is not None and memory != "off" and known.isdisjoint(scope_of(task, fields) for task in other.rows):
+        console.print(
+            f"warning  memory.scope={fields}: no unseen task shares a scope with a task, so none sees its tips",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
     folder = output or Path(request.settings.run.directory, f"adapt-{request.subject.name}-{request.panel.name}")
     facts = request.facts | {
         "kind": "adapt",
