@@ -80,7 +80,8 @@ def print_evaluation(folder: Path, console: "Console") -> None:
             console.print(said, soft_wrap=True, highlight=False, markup=False)
         console.print(_cost(evaluation.results), soft_wrap=True, highlight=False)
     if len(evaluations) == 2:
-        summary["difference"] = _print_difference(*evaluations, console)
+        without, with_tips = evaluations
+        summary["difference"] = _print_difference(without, with_tips, console)
     text = json.dumps(summary, indent=1, default=list).replace("NaN", "null")
     (folder / SUMMARY_FILE).write_text(text)
 

@@ -52,16 +52,16 @@ def curves(
 def figures(curve: np.ndarray) -> Figures:
     """Return first, last, best and area of a curve [seeds, trials]."""
     return Figures(
-        over_seeds(curve[:, 0]),
-        over_seeds(curve[:, -1]),
-        over_seeds(curve.max(axis=1)),
-        over_seeds([area(seed) for seed in curve]),
+        over_seeds(curve[:, 0].tolist()),
+        over_seeds(curve[:, -1].tolist()),
+        over_seeds(curve.max(axis=1).tolist()),
+        over_seeds([area(seed) for seed in curve.tolist()]),
     )
 
 
 def by_trial(curve: np.ndarray) -> list[Interval]:
     """Return the mean over seeds of each trial, with its interval."""
-    return [over_seeds(values) for values in curve.T]
+    return [over_seeds(values) for values in curve.T.tolist()]
 
 
 def _mean(results: Sequence[Result], groups: Mapping[str, Sequence[int]], measure: Measure) -> float:

@@ -61,7 +61,7 @@ def test_interval_is_stratified() -> None:
 def test_interval_against_all_resamples() -> None:
     values = np.array([3.0, 8.0, 20.0, 21.0, 55.0])
     means = np.sort([values[list(chosen)].mean() for chosen in product(range(5), repeat=5)])
-    found = bootstrap([values])
+    found = bootstrap([values.tolist()])
     assert found.mean == pytest.approx(21.4)
     assert found.low == pytest.approx(np.quantile(means, 0.025), abs=0.5)
     assert found.high == pytest.approx(np.quantile(means, 0.975), abs=0.5)

@@ -6,8 +6,8 @@ Equal versions of the worlds give equal files. WebShop's rows name their catalog
 ``--row catalogue=FOLDER`` replaces.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -154,7 +154,17 @@ def text_of(content: dict[str, Any]) -> str:
     return f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
 
 
-if __name__ == "__main__":
-    for name in sys.argv[1:] or PANELS:
+def main() -> None:
+    """Write the panels that the command line names, or all."""
+    parser = argparse.ArgumentParser(description="Write the panels anew from the worlds' own task functions.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PANELS)}; all by default")
+    names = parser.parse_args().names or list(PANELS)
+    if unknown := set(names) - set(PANELS):
+        parser.error(f"there is no panel {', '.join(sorted(unknown))}")
+    for name in names:
         (FOLDER / f"{name}.json").write_text(text_of(PANELS[name]()))
         print(FOLDER / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()
