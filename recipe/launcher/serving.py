@@ -125,7 +125,6 @@ def vllm_command(settings: Settings, model: str, port: int) -> list[str]:
     }
     if hardware.device == "cpu":
         options["max-num-batched-tokens"] = 1024  # vLLM starts with a batch of this size to measure memory
-        options["distributed-executor-backend"] = "uni"  # one process less
     else:
         options["gpu-memory-utilization"] = _GPU_MEMORY
         options["tensor-parallel-size"] = hardware.tensor_parallel
