@@ -6,7 +6,7 @@ profile ?= cpu
 only ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks demo test test-fast check lock clean
+.PHONY: help setup frameworks demo small-model test test-fast check soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,8 +18,12 @@ frameworks: setup ## add the frameworks that agents/frameworks plays in (only=la
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps \
 		$(addprefix --requirements ,$(wildcard requirements/frameworks/$(only).txt))
 
-demo: setup ## train the small model on a CPU for a few steps, end to end
-	$(BIN)/empo2 train --profile cpu
+demo: setup ## see the small model explore, write notes and learn, on a CPU
+	$(BIN)/empo2 demo
+
+# Not needed by anyone who uses the model: the result is in the repository (small_model/adapter).
+small-model: setup ## make the small model's LoRA anew from scripted play, with its checksums
+	$(BIN)/python -m empo2.small_model.make
 
 PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
@@ -34,10 +38,13 @@ test-fast: setup ## run the tests that need neither the real stack nor much time
 # pyright follows folders, not the import hook of an editable install: build/links shows it the package `empo2`.
 check: frameworks ## lint, formatting and types
 	@mkdir -p build/links/empo2
-	@ln -sfn -t build/links/empo2 ../../../recipe ../../../memory ../../../agents
+	@ln -sfn -t build/links/empo2 ../../../recipe ../../../memory ../../../agents ../../../small_model
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+
+soak: setup ## play 10,000 episodes while things break; what is lost, and how the gateway grows (not in CI)
+	$(BIN)/python bench/soak.py
 
 LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12 --no-annotate \
 	--custom-compile-command "make lock" --overrides overrides.txt --excludes excludes.txt

@@ -10,9 +10,10 @@ from empo2.memory.novelty import Visit
 from empo2.memory.retrieval import AtRandom, ByAge, ByScore, BySimilarity, ByValue, Policy
 from empo2.memory.service import MemoryService
 from empo2.memory.store import MemoryStore
-from empo2.memory.tips import Step, Tip
+from empo2.memory.tips import MAX_TIP_CHARACTERS, Step, Tip
 
 __all__ = [
+    "MAX_TIP_CHARACTERS",
     "AtRandom",
     "BatchingEmbedder",
     "ByAge",

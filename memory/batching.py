@@ -4,7 +4,6 @@ import asyncio
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -19,6 +18,7 @@ MAX_BATCH = 4
 # without it, and about as long as with 19 (a seventieth), which would almost stop the background thread there.
 BACKGROUND_NICENESS = 10
 RECENT_TEXTS = 16_384  # 25 MB of MiniLM keys
+_CLOSED = "the embedder is closed"
 
 
 class _Queue:
@@ -57,61 +57,41 @@ class BatchingEmbedder:
     embedded again.
 
     Args:
-        factory: makes the embedder; called once, in a thread. The embedder's `embed` must be thread-safe.
+        embedder: its `embed` must be thread-safe; nothing else may call it.
         threads: number of urgent texts embedded at once.
     """
 
-    def __init__(self, factory: Callable[[], Embedder], threads: int = 1) -> None:
-        self._factory = factory
+    def __init__(self, embedder: Embedder, threads: int = 1) -> None:
+        self._embedder = embedder
         self._threads = threads
         self._urgent_pool = ThreadPoolExecutor(threads, thread_name_prefix="embedder")
         self._background_pool = ThreadPoolExecutor(1, thread_name_prefix="embedder-background", initializer=_be_nice)
-        self._task: asyncio.Task[None] | None = None
-        self._loaded: asyncio.Future[Embedder] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._futures: dict[str, asyncio.Future[np.ndarray]] = {}  # of waiting texts and texts in a batch
         self._urgent = _Queue()
         self._background = _Queue()
         self._recent: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._refusal: str | None = None
-
-    def start(self) -> None:
-        """Start to load the model, unless that has begun or the embedder is closed; return at once.
-
-        `ready` and `embed` start it too: an earlier call only saves their callers a wait.
-        """
-        if self._loaded is None and self._refusal is None:
-            loop = asyncio.get_running_loop()
-            self._loaded = loop.create_future()
-            self._task = loop.create_task(self._run(self._loaded))
-
-    async def ready(self) -> Embedder:
-        """Wait for and return the loaded embedder, for its name and dimension; only the threads may call its `embed`.
-
-        Raises:
-            EmbedderError: the model did not load, or the embedder is closed.
-        """
-        self.start()
-        if self._refusal or self._loaded is None:
-            raise EmbedderError(self._refusal)
-        return await asyncio.shield(self._loaded)
+        self._closed = False
 
     async def embed(self, text: str, *, urgent: bool) -> np.ndarray:
-        """Return the text's embedding, a read-only float32 [dimension] of L2 norm 1; wait for the model if needed.
+        """Return the text's embedding, a read-only float32 [dimension] of L2 norm 1.
 
         Args:
             urgent: True if an agent waits for the result. A waiting text moves to the urgent ones when a later call
                 is urgent.
 
         Raises:
-            EmbedderError: the model did not load (permanent), this embedding failed (a later call tries again), or the
-                embedder is closed.
+            EmbedderError: this embedding failed (a later call tries again), or the embedder is closed.
         """
-        self.start()
-        if self._refusal:
-            raise EmbedderError(self._refusal)
+        if self._closed:
+            raise EmbedderError(_CLOSED)
         if text in self._recent:
             self._recent.move_to_end(text)
             return self._recent[text]
+        if not self._tasks:
+            queues = [(self._urgent, 1, self._urgent_pool)] * self._threads
+            queues.append((self._background, MAX_BATCH, self._background_pool))
+            self._tasks = [asyncio.create_task(self._serve(*queue)) for queue in queues]
         if text not in self._futures:
             self._futures[text] = asyncio.get_running_loop().create_future()
             (self._urgent if urgent else self._background).add(text)
@@ -122,36 +102,28 @@ class BatchingEmbedder:
 
     async def close(self) -> None:
         """Raise EmbedderError in the callers that still wait; end the threads when their running calls are done."""
-        self._stop("the embedder is closed")
-        if self._task:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        self._closed = True
+        for future in self._futures.values():
+            _fail(future, _CLOSED)
+        self._futures.clear()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         for pool in (self._urgent_pool, self._background_pool):
             await asyncio.to_thread(pool.shutdown)
 
-    async def _run(self, loaded: asyncio.Future[Embedder]) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            embedder = await loop.run_in_executor(self._urgent_pool, self._factory)
-        except Exception as error:
-            self._stop(f"the embedder did not load: {error!r}")
-            return
-        loaded.set_result(embedder)
-        await asyncio.gather(
-            *(self._serve(self._urgent, 1, self._urgent_pool, embedder) for _ in range(self._threads)),
-            self._serve(self._background, MAX_BATCH, self._background_pool, embedder),
-        )
-
-    async def _serve(self, queue: _Queue, most: int, pool: ThreadPoolExecutor, embedder: Embedder) -> None:
+    async def _serve(self, queue: _Queue, most: int, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
         while True:
             batch = await queue.take(most)
             try:
-                vectors = await loop.run_in_executor(pool, embedder.embed, batch)
+                vectors = await loop.run_in_executor(pool, self._embedder.embed, batch)
                 keys = dict(zip(batch, vectors, strict=True))
             except Exception as error:
+                # Only the type: the message of a tokenizer may quote the text.
                 for text in batch:
-                    _fail(self._futures.pop(text), f"an embedding failed: {error!r}")
+                    _fail(self._futures.pop(text), f"an embedding failed: {type(error).__name__}")
             else:
                 for text, key in keys.items():
                     self._futures.pop(text).set_result(self._remember(text, key))
@@ -163,14 +135,6 @@ class BatchingEmbedder:
         if len(self._recent) > RECENT_TEXTS:
             self._recent.popitem(last=False)
         return key
-
-    def _stop(self, reason: str) -> None:
-        self._refusal = reason
-        if self._loaded and not self._loaded.done():
-            _fail(self._loaded, reason)
-        for future in self._futures.values():
-            _fail(future, reason)
-        self._futures.clear()
 
 
 def _be_nice() -> None:

@@ -150,6 +150,11 @@ def stored_tips(
     return [StoredTip._make((*row[:5], _success(row[5]), *row[6:])) for row in rows]
 
 
+def episode_steps(db: sqlite3.Connection, tip: StoredTip) -> list[tuple[str, str]]:
+    """Return state and action of each step of the episode that a tip was written after."""
+    return db.execute("SELECT state, action FROM entries WHERE tip_id = ? ORDER BY step", (tip.id,)).fetchall()
+
+
 def find_tips(db: sqlite3.Connection, scopes: Collection[str], key: np.ndarray, policy: Policy) -> list[FoundTip]:
     """Return the tips that a search for a state's key [dimension] would find if these scopes were one; best first.
 

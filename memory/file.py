@@ -3,7 +3,7 @@
 import fcntl
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,6 +54,9 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
     """
     db = lock = None
     try:
+        _check_kind(path)
+        if str(path) != ":memory:":
+            _create_private(path)
         db = sqlite3.connect(path)
         if not _is_empty(db):  # before anything is written beside a file that may not be ours
             _check_embedder(read_meta(db, path), path, embedder, dimension)
@@ -62,6 +65,7 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
         if _is_empty(db):
             _create(db, embedder, dimension)
         _check_embedder(read_meta(db, path), path, embedder, dimension)
+        _check_pages(db, path)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
     except (sqlite3.Error, OSError, MemoryFileError) as error:
@@ -80,6 +84,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
     Raises:
         MemoryFileError: there is no such file, it is not a memory file, or of another schema.
     """
+    _check_kind(path)
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         try:
@@ -127,10 +132,17 @@ def copy_memory(source: Path, target: Path) -> None:
 
 
 def copy_memory_file(db: sqlite3.Connection, path: Path) -> None:
-    """Put a consistent copy of an open memory file at `path`, atomically replacing any file there."""
+    """Put a consistent copy of an open memory file at `path`, atomically replacing a memory file there.
+
+    Raises:
+        MemoryFileError: something at `path` is not a memory file; it is left as it is.
+    """
+    if os.path.lexists(path):
+        open_reader(path).close()
     temporary = _beside(path, ".tmp")
     _remove(temporary)  # left by a killed process
     try:
+        _create_private(temporary)
         with closing(sqlite3.connect(temporary)) as copy:
             db.backup(copy)
             # Not WAL as in the original, so that the copy is one file and can be read in a read-only folder.
@@ -176,6 +188,20 @@ def _checked(db: sqlite3.Connection, path: Path) -> sqlite3.Connection:
     return db
 
 
+def _check_kind(path: Path) -> None:
+    """Refuse what is there but not a file: to open a pipe would wait for whoever writes to it."""
+    if path.exists() and not path.is_file():
+        raise MemoryFileError(f"{path}: is not a file; give the path of a memory file")
+
+
+def _check_pages(db: sqlite3.Connection, path: Path) -> None:
+    (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if result != "ok":
+        raise MemoryFileError(
+            f"{path}: is damaged ({' '.join(result.split())}); use a snapshot of it, from a checkpoint, in its place"
+        )
+
+
 def _check_embedder(meta: dict[str, Any], path: Path, embedder: str, dimension: int) -> None:
     if (meta["embedder"], meta["dimension"]) != (embedder, dimension):
         raise MemoryFileError(
@@ -198,7 +224,8 @@ def _create(db: sqlite3.Connection, embedder: str, dimension: int) -> None:
 
 def _lock(path: Path) -> TextIO:
     """Return a lock that is held while it is open; the system releases the lock of a killed process."""
-    lock = _beside(path.resolve(), ".lock").open("a+")
+    _create_private(beside := _beside(path.resolve(), ".lock"))
+    lock = beside.open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -212,6 +239,15 @@ def _lock(path: Path) -> TextIO:
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
+
+
+def _create_private(path: Path) -> None:
+    """Create a file that only its owner can read. SQLite gives the files beside it the same mode.
+
+    A file that exists is not opened: closing it would drop the locks of this process's connections to it.
+    """
+    with suppress(OSError):  # SQLite says what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _beside(path: Path, suffix: str) -> Path:

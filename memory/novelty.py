@@ -11,6 +11,8 @@ import numpy as np
 from empo2.memory.index import ColumnTable, cosine_similarities
 from empo2.memory.loading import load_states
 
+MAX_VISITS = 2**31 - 1  # of one state; the sum over a scope's states stays far below the 2**63 of SQLite and numpy
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -98,8 +100,9 @@ class VisitedStates:
             ).fetchone()[0]
             index.append(1, id=state_id, key=key, visits=visits, text=hash(state))
         else:
-            self._db.execute("UPDATE states SET visits = visits + ? WHERE id = ?", (visits, int(index["id"][row])))
-            index["visits"][row] += visits
+            total = min(int(index["visits"][row]) + visits, MAX_VISITS)
+            self._db.execute("UPDATE states SET visits = ? WHERE id = ?", (total, int(index["id"][row])))
+            index["visits"][row] = total
 
     def _index(self, scope: str) -> ColumnTable:
         if scope not in self._indices:

@@ -1,11 +1,9 @@
 """The memory for the coroutines of one event loop: an embedder and a store, each in its own threads."""
 
 import asyncio
-import gc
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,19 +23,20 @@ T = TypeVar("T")
 class MemoryService:
     """Search and write one memory file, off the event loop; the methods may be awaited concurrently.
 
-    Embedder and file are opened by `start`, or by the first call that needs them.
-
     Visits of running episodes are held in RAM until `commit_visits`, so that the reward of one episode does not
     depend on the progress of the others.
 
     Args:
         file: the memory file, created if absent.
-        embedder: makes the embedder; called once, in a thread.
+        embedder: thread-safe.
         policy: chooses the tips of a search.
         capacity: most entries (steps) per scope.
         novelty_similarity: cosine above which two states count as similar.
         value_learning_rate: of the learned values of shown tips.
         embedder_threads: texts embedded at once for callers that wait.
+
+    Raises:
+        MemoryFileError: the file cannot be opened (see `MemoryStore`).
 
     Raises from every method: ``EmbedderError``, ``MemoryFileError``, ``sqlite3.Error``, ``OSError``.
     """
@@ -45,7 +44,7 @@ class MemoryService:
     def __init__(
         self,
         file: Path,
-        embedder: Callable[[], Embedder],
+        embedder: Embedder,
         policy: Policy,
         *,
         capacity: int,
@@ -53,50 +52,20 @@ class MemoryService:
         value_learning_rate: float,
         embedder_threads: int = 1,
     ) -> None:
-        self._file = file
         self._policy = policy
-        self._capacity = capacity
         self._novelty_similarity = novelty_similarity
         self._value_learning_rate = value_learning_rate
-        self._embedder = BatchingEmbedder(embedder, threads=embedder_threads)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memory")
-        self._opening: asyncio.Task[MemoryStore] | None = None
         self._visits: defaultdict[str, list[Visit]] = defaultdict(list)  # episode -> visits not committed yet
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memory")
+        try:
+            self._store, self._size = self._thread.submit(_open, file, embedder, capacity).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+        self._embedder = BatchingEmbedder(embedder, threads=embedder_threads)
 
-    def start(self) -> None:
-        """Start to load the embedder and open the file; return at once. Later calls do nothing."""
-        if self._opening is not None:
-            return
-        self._embedder.start()
-        self._opening = asyncio.create_task(self._open())
-        self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-    async def _open(self) -> MemoryStore:
-        embedder = await self._embedder.ready()
-        # Objects of torch and transformers live on; scanning them again would block the event loop for 0.3 seconds.
-        gc.freeze()
-        return await self._in_thread(
-            partial(
-                MemoryStore,
-                self._file,
-                embedder=embedder.name,
-                dimension=embedder.dimension,
-                capacity=self._capacity,
-            )
-        )
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    async def _store(self, work: Callable[[MemoryStore], T]) -> T:
-        self.start()
-        assert self._opening is not None
-        store = await asyncio.shield(self._opening)
-        return await self._in_thread(lambda: work(store))
-
-    @property
-    def _is_open(self) -> bool:
-        return self._opening is not None and self._opening.done() and not self._opening.exception()
+    async def _in_thread(self, work: Callable[[MemoryStore], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._store)
 
     async def embed(self, state: str, *, urgent: bool) -> np.ndarray:
         """Return the state's embedding, float32 [dimension]; ``urgent`` is True if an agent waits for it."""
@@ -104,7 +73,7 @@ class MemoryService:
 
     async def search(self, scope: str, embedding: np.ndarray, *, exclude: Collection[str] = ()) -> list[Tip]:
         """Return the scope's best tips for a state by the policy, without those whose text is in ``exclude``."""
-        return await self._store(lambda store: store.search(scope, embedding, self._policy, exclude=exclude))
+        return await self._in_thread(lambda store: store.search(scope, embedding, self._policy, exclude=exclude))
 
     async def visit(self, scope: str, episode: str, state: str, embedding: np.ndarray) -> int:
         """Count an episode's visit to a state and return n >= 1, for the intrinsic reward 1/n.
@@ -117,7 +86,9 @@ class MemoryService:
         keys = np.stack([visit.key for visit in own]) if own else np.empty((0, len(embedding)), np.float32)
         before = count_similar(cosine_similarities(keys, embedding), np.ones(len(own), np.int64), threshold=threshold)
         own.append(Visit(scope, state, embedding))
-        return before + 1 + await self._store(lambda store: store.count_visits(scope, embedding, threshold=threshold))
+        return (
+            before + 1 + await self._in_thread(lambda store: store.count_visits(scope, embedding, threshold=threshold))
+        )
 
     async def commit_visits(self) -> None:
         """Store the visits since the last commit in one transaction, also those of failed episodes.
@@ -127,15 +98,19 @@ class MemoryService:
         visits, self._visits = self._visits, defaultdict(list)
         flat = [visit for own in visits.values() for visit in own]
         if flat:
-            await self._store(lambda store: store.add_visits(flat, threshold=self._novelty_similarity))
+            await self._in_thread(lambda store: store.add_visits(flat, threshold=self._novelty_similarity))
 
     async def add_episode(
         self, scope: str, episode: str, tip: str, score: float, success: bool, steps: Sequence[Step]
     ) -> int:
         """Store an episode's tip under each of its states; return the number of new entries."""
-        return await self._store(
-            lambda store: store.add_episode(scope, episode, tip=tip, score=score, success=success, steps=steps)
-        )
+
+        def add(store: MemoryStore) -> tuple[int, int]:
+            added = store.add_episode(scope, episode, tip=tip, score=score, success=success, steps=steps)
+            return added, store.size()
+
+        entries, self._size = await self._in_thread(add)
+        return entries
 
     async def record_play(
         self,
@@ -150,7 +125,7 @@ class MemoryService:
         reward: float,
     ) -> None:
         """Credit the tips that an episode was shown (tip id -> turns) with its result; see `MemoryStore`."""
-        await self._store(
+        await self._in_thread(
             lambda store: store.record_play(
                 scope,
                 episode,
@@ -164,26 +139,36 @@ class MemoryService:
             )
         )
 
-    async def size(self) -> int:
-        """Return the number of tips, 0 while the memory is being opened."""
-        return await self._store(lambda store: store.size()) if self._is_open else 0
+    @property
+    def size(self) -> int:
+        """Return the number of tips, as of the last change that is done."""
+        return self._size
 
     async def snapshot(self, path: Path) -> None:
         """Commit the visits, then put a consistent copy of the memory at ``path``."""
         await self.commit_visits()
-        await self._store(lambda store: store.snapshot(path))
+        await self._in_thread(lambda store: store.snapshot(path))
 
     async def restore(self, path: Path) -> None:
         """Restore a snapshot; visits that are not committed are dropped."""
-        await self._store(lambda store: store.restore(path))
+
+        def restore(store: MemoryStore) -> int:
+            store.restore(path)
+            return store.size()
+
+        self._size = await self._in_thread(restore)
         self._visits.clear()
 
     async def close(self) -> None:
         """Commit the visits and close file and embedder."""
-        if self._is_open:
+        try:
             await self.commit_visits()
-            await self._store(lambda store: store.close())
-        elif self._opening is not None:
-            self._opening.cancel()
-        await self._embedder.close()
-        await asyncio.to_thread(self._thread.shutdown)
+        finally:
+            await self._in_thread(lambda store: store.close())
+            await self._embedder.close()
+            await asyncio.to_thread(self._thread.shutdown)
+
+
+def _open(file: Path, embedder: Embedder, capacity: int) -> tuple[MemoryStore, int]:
+    store = MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)
+    return store, store.size()

@@ -12,7 +12,7 @@ from empo2.memory.index import ColumnTable, cosine_similarities, unit
 from empo2.memory.loading import load_entries
 from empo2.memory.novelty import Visit, VisitedStates
 from empo2.memory.retrieval import Entries, Policy
-from empo2.memory.tips import Step, Tip
+from empo2.memory.tips import MAX_TIP_CHARACTERS, Step, Tip
 
 
 class MemoryStore:
@@ -71,10 +71,13 @@ class MemoryStore:
             created: Unix time in seconds; None is now.
 
         Raises:
-            ValueError: an empty tip, a score or value that is not finite, or an unusable key. Nothing is stored then.
+            ValueError: an empty or too long tip, a score or value that is not finite, or an unusable key. Nothing is
+                stored then.
         """
         if not tip.strip():
             raise ValueError(f"tip of episode {episode!r} is empty: {tip!r}")
+        if len(tip) > MAX_TIP_CHARACTERS:
+            raise ValueError(f"tip of episode {episode!r} has {len(tip)} characters; at most {MAX_TIP_CHARACTERS}")
         score, value = _finite(episode, "score", score), _finite(episode, "value", value)
         keys = [unit(step.key, self._dimension) for step in steps]
         if self._db.execute("SELECT 1 FROM tips WHERE episode = ?", (episode,)).fetchone():

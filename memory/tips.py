@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MAX_TIP_CHARACTERS = 12_000  # stored; a thousand words of twelve characters
+
 
 @dataclass(frozen=True)
 class Step:

@@ -20,13 +20,14 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from empo2.memory.browse import embedder_of, plays, stored_tips
 from empo2.memory.embedder import Embedder
 from empo2.memory.file import SCHEMA_VERSION, MemoryFileError, copy_memory
+from empo2.memory.novelty import MAX_VISITS
 from empo2.memory.store import MemoryStore
-from empo2.memory.tips import Step
+from empo2.memory.tips import MAX_TIP_CHARACTERS, Step
 
 _BATCH = 64  # texts per forward pass
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_Count = Annotated[int, Field(ge=0, lt=2**53)]
-_Positive = Annotated[int, Field(ge=1, lt=2**53)]
+_Count = Annotated[int, Field(ge=0, le=MAX_VISITS)]
+_Positive = Annotated[int, Field(ge=1, le=MAX_VISITS)]
 
 
 def _not_blank(text: str) -> str:
@@ -54,7 +55,7 @@ class TipRecord(TypedDict):
     kind: Literal["tip"]
     scope: str
     episode: str
-    text: Annotated[str, AfterValidator(_not_blank)]
+    text: Annotated[str, Field(max_length=MAX_TIP_CHARACTERS), AfterValidator(_not_blank)]
     score: float
     success: bool | None
     value: float

@@ -2,12 +2,19 @@
 
 import os
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 __all__ = ["__version__", "run_empo2"]
 
-__version__ = version("empo2")  # which stands in pyproject.toml
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version  # 0.1 s, in which the command line would not handle Ctrl-C
+
+    return version("empo2")  # which stands in pyproject.toml
 
 
 def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any]) -> None:

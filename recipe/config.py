@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.redaction import MASK, masked_names, redacted
 
 DEFAULTS = Path(__file__).with_name("config.yaml")
 
@@ -47,6 +48,9 @@ class Algorithm(_Section):
     off_policy_probability: Probability
     mode_per: Literal["step", "group"]
     baseline: Literal["group", "paired"]
+    advantage: Literal["grpo", "gigpo"]
+    gigpo_weight: Annotated[float, Field(ge=0)]
+    gigpo_discount: Probability
     normalize_by_std: bool
     mask_threshold: Probability
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
@@ -106,6 +110,8 @@ class Memory(_Section):
     embedder: str
     embedder_device: str
     embedder_threads: Positive
+    embedding_deadline: Positive
+    search_deadline: Positive
 
 
 class Reflection(_Section):
@@ -113,7 +119,7 @@ class Reflection(_Section):
     of: Literal["all", "failures"]
     sees: Literal["chat", "transcript"]
     transcript_characters: Positive
-    max_words: Positive
+    max_words: Annotated[int, Field(gt=0, le=1000)]
     max_tokens: Positive
     temperature: Annotated[float, Field(ge=0)]
     timeout: Annotated[float, Field(gt=0)]
@@ -123,6 +129,9 @@ class Gateway(_Section):
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
     key: str | None
+    admin_key: str | None
+    max_request: Annotated[float, Field(gt=0)]
+    rollout_lifetime: Positive
 
 
 class Hardware(_Section):
@@ -178,7 +187,7 @@ def load_settings(
     layers = [
         profiles[profile] if profile is not None else {},
         world or {},
-        _read_file(file) if file is not None else {},
+        read_layer(file) if file is not None else {},
         layer or {},
         *map(_parse_override, overrides),
     ]
@@ -193,6 +202,8 @@ def load_settings(
             if owner and owner in names and names[owner] != values[section][owner]:
                 values[section][owned] = {}
         values = _lay_over(values, each)
+    for name in masked_names(values):
+        raise ConfigError(f"{name}={MASK!r}: the file was written without its secrets; give the value as {name}=VALUE")
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -212,7 +223,12 @@ def _yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-def _read_file(file: Path) -> Mapping[str, Any]:
+def read_layer(file: Path) -> Mapping[str, Any]:
+    """Return the settings of a YAML file, as sections.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a mapping.
+    """
     try:
         content = _yaml(file.read_text())
     except OSError as error:
@@ -252,7 +268,8 @@ def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     unknown = problem["type"] == "extra_forbidden"
     message = f"there is no such setting{_nearest(key)}" if unknown else problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{key}={problem['input']!r}: {message}"
+    value = redacted({str(problem["loc"][-1]): problem["input"]}).popitem()[1]
+    return f"{key}={value!r}: {message}"
 
 
 def _nearest(key: str) -> str:

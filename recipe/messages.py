@@ -1,4 +1,4 @@
-"""Read chat messages: the text of one, the newest turn, the reply in a response."""
+"""Read chat messages: the text of one, the newest turn and observation, the reply in a response."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +27,23 @@ def newest_turn(messages: Sequence[Message]) -> int | None:
         if role in ("user", "tool") and isinstance(messages[index].get("content"), str | list):
             return index
     return None
+
+
+def newest_observation(messages: Sequence[Message]) -> str:
+    """Return the text of the last ``user`` or ``tool`` message; "" if there is none."""
+    for message in reversed(messages):
+        if message.get("role") in ("user", "tool"):
+            return text_of(message.get("content"))
+    return ""
+
+
+def anchor_of(messages: Sequence[Message]) -> str:
+    """Return GiGPO's anchor of a call (arXiv 2505.10978): its newest observation, with whitespace collapsed.
+
+    Args:
+        messages: as the agent wrote them, without tips, which differ between rollouts.
+    """
+    return " ".join(newest_observation(messages).split())
 
 
 def reply_of(body: dict[str, Any]) -> Message | None:

@@ -5,6 +5,7 @@ Both sides import this module, and neither imports the other.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,6 +20,19 @@ CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's 
 
 ROUTES = "/empo2"
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The gateway's keys; both empty where it asks for none.
+
+    Attributes:
+        agent: presented by agents and by the controller, for model calls, events, and the states of rollouts.
+        admin: presented by the trainer and the operator; opens every route.
+    """
+
+    agent: str = ""
+    admin: str = ""
 
 
 def settle_route(rollout_id: str) -> str:
@@ -94,6 +108,7 @@ class CallEvent(_Message):
             shown, None if the model server did not return it.
         tip_ids: tips that were put into this call's newest turn.
         scope: memory scope of the rollout.
+        anchor: the state of the call for GiGPO, from the agent's own messages; None if it is not asked for.
         visits: visits to similar states: those before the step, the rollout's own so far, and this one; None if the
             memory failed.
         intrinsic_reward: 1 / visits.
@@ -103,6 +118,7 @@ class CallEvent(_Message):
     tip_free_prompt_token_ids: list[int] | None = None
     tip_ids: list[int] = []
     scope: str = ""
+    anchor: str | None = None
     visits: int | None = None
     intrinsic_reward: float = 0.0
 
@@ -128,13 +144,21 @@ class GatewayState(_Message):
 
 
 class DrainRequest(_Message):
-    """Body of ``POST /empo2/drain``; ``timeout`` is in seconds."""
+    """Body of ``POST /empo2/drain``.
+
+    Attributes:
+        timeout: seconds that reflections and events may take; the answer comes at most 10 seconds after that.
+    """
 
     timeout: float
 
 
 class FileRequest(_Message):
-    """Body of ``POST /empo2/snapshot`` and ``POST /empo2/restore``."""
+    """Body of ``POST /empo2/snapshot`` and ``POST /empo2/restore``.
+
+    Attributes:
+        path: of a memory file (``*.sqlite``) below the gateway's folder; relative to it, or absolute.
+    """
 
     path: str
 

@@ -9,9 +9,9 @@ import pytest
 BENCH = Path(__file__).parents[1] / "bench"
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(script: str, *arguments: str, seconds: float = 240) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCH / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
 
 
 def test_retrieval_in_its_smoke_size() -> None:
@@ -22,8 +22,22 @@ def test_retrieval_in_its_smoke_size() -> None:
     assert done.stdout.count("not in this run") == 3, done.stdout  # the goals are for 100,000 entries
 
 
-@pytest.mark.parametrize("script", ["gateway.py", "novelty.py", "prefix.py", "webshop.py"])
+@pytest.mark.parametrize("script", ["gateway.py", "novelty.py", "prefix.py", "soak.py", "step.py", "webshop.py"])
 def test_help(script: str) -> None:
     done = run(script, "--help")
     assert done.returncode == 0, done.stderr
-    assert "--quick" in done.stdout
+    assert ("--episodes" if script == "soak.py" else "--quick") in done.stdout
+
+
+@pytest.mark.timeout(900)  # half a minute of two cores' time, of which a busy machine may give little
+def test_a_small_soak_loses_nothing() -> None:
+    """100 episodes; with this seed the gateway is killed once and the disk is full once."""
+    rates = ["--gateway-kills", "0.2", "--full-disks", "0.2", "--world-deaths", "0.1", "--agent-kills", "0.1"]
+    done = run(
+        "soak.py", "--episodes", "100", "--agents", "16", "--seed", "31", "--patience", "10", *rates, seconds=840
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    cells = [[cell.strip() for cell in line.split("│")[1:3]] for line in done.stdout.splitlines() if line[0:1] == "│"]
+    counts = {name: float(count.replace(",", "")) for name, count in cells if name != "load" and count != "-"}
+    assert counts["gateway kills"] >= 1 and counts["full disks"] >= 1 and counts["worlds killed"] >= 1
+    assert counts["tips"] > 20 and counts["visits"] > 50 and counts["rewards"] > 50 and counts["processes left"] == 0

@@ -100,7 +100,7 @@ def test_port_taken(tmp_path: Path, command: str) -> None:
 def test_gateway_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
     done = run_cli("gateway", "--profile", "cpu", "gateway.host=0.0.0.0", directory=tmp_path, EMPO2_KEY="")
     assert done.returncode == 2
-    assert "gateway.host=0.0.0.0" in done.stderr and "--key" in done.stderr
+    assert "gateway.host=0.0.0.0" in done.stderr and "--admin-key" in done.stderr
 
 
 def test_trainer_alone_without_a_gateway(tmp_path: Path) -> None:
@@ -120,6 +120,34 @@ def test_help_teaches(tmp_path: Path) -> None:
         assert "--run-directory" not in done.stdout and "--fd" not in done.stdout
     done = run_cli(directory=tmp_path)
     assert (done.returncode, done.stderr) == (2, "empo2: error: Missing command; see empo2 --help\n")
+
+
+@pytest.mark.parametrize("command", [["train", "--profile", "cpu"], ["gateway", "--profile", "cpu"], ["init"]])
+def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, command: list[str]) -> None:
+    """Each at another moment of the start: as soon as the interpreter runs our code, in the imports, and later."""
+    agent = ["--command", "sleep 60"] if command == ["init"] else []
+    for seconds in (0, 0.15, 0.6, 1.2, 2.5):
+        with subprocess.Popen([*CLI, *command, *agent], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            until(lambda process=process: _handles_ctrl_c(process.pid))
+            time.sleep(seconds)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        said = "empo2: interrupted; everything that was started has been stopped\n"
+        assert (process.returncode, errors) == (130, said), seconds
+
+
+def _handles_ctrl_c(pid: int) -> bool:
+    """Whether our package is being imported; before, the interpreter itself is."""
+    return any("pydantic_core" in line.path for line in psutil.Process(pid).memory_maps())
+
+
+@pytest.mark.parametrize("directory", ["/proc/x", "FILE/runs"])
+def test_a_run_folder_that_cannot_be_written(tmp_path: Path, directory: str) -> None:
+    (tmp_path / "FILE").write_text("")
+    done = run_cli("train", "--profile", "cpu", f"run.directory={directory}", directory=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"empo2: error: run.directory='{directory}': ") and "cannot be written" in line
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -149,5 +177,9 @@ def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, number: int) -> None
     if number == signal.SIGINT:
         assert launcher.returncode == 130
         assert "interrupted" in errors.splitlines()[-1]
+    # What a run writes is its owner's: the folder, the logs, the settings, the memory and SQLite's files beside it.
+    readable = [path for path in (tmp_path / "runs" / "x").rglob("*") if path.stat().st_mode & 0o077]
+    assert readable == []
+    assert (tmp_path / "runs" / "x").stat().st_mode & 0o777 == 0o700
     assert len(everyone) >= 5
     until(lambda: not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE], 60)

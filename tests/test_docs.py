@@ -16,7 +16,7 @@ from empo2.recipe.config import Settings, load_settings
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = ("recipe", "memory", "agents", "bench", "docs", "examples", "tests", "requirements", r"\.ci", r"\.github")
 # Folders in which a reader runs a command that names files.
 PLACES = (ROOT, ROOT / "examples" / "quiz")

@@ -13,8 +13,8 @@ ROOMS = ("agents", "memory", "recipe")
 
 # Rooms of recipe/, from the ground up: a module imports from its own room and from floors below it.
 FLOORS = (
-    {"protocol", "messages", "config", "errors", "failures", "run_folder"},
-    {"gateway", "trainer"},
+    {"protocol", "messages", "config", "errors", "failures", "redaction", "run_folder"},
+    {"gateway", "trainer", "controller"},
     {"launcher", "retrofit", "evaluation"},
     {"cli"},
 )
@@ -22,14 +22,17 @@ FLOORS = (
 # All that may name verl, agentlightning.verl or vLLM. The rest, the gateway's side, must start without them.
 TRAINER_SIDE = {
     "recipe/trainer/entrypoint.py",
+    "recipe/trainer/gigpo.py",
     "recipe/trainer/manager.py",
     "recipe/trainer/objective.py",
     "recipe/trainer/results.py",
     "recipe/trainer/rows.py",
+    "recipe/trainer/timing.py",
     "recipe/trainer/tracking.py",
     "recipe/trainer/trainer.py",
     "recipe/trainer/updates.py",
     "recipe/trainer/compat/agentlightning.py",
+    "recipe/trainer/compat/trained_logits.py",
     "recipe/trainer/compat/verl.py",
     "recipe/trainer/compat/vllm.py",
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("recipe", "memory", "agents")
+PACKAGES = ("recipe", "memory", "agents", "small_model")
 
 # A Python that says whether it is 3.12, and makes a venv that holds itself and, once asked, the stub of uv.
 PYTHON = """#!/bin/bash

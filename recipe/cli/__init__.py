@@ -1,5 +1,55 @@
-"""The command line: one module per family of commands."""
+"""The command line: one module per family of commands.
 
-from .main import main
+This module is light, so that Ctrl-C is handled while the rest is imported, which takes seconds.
+"""
 
-__all__ = ["main"]
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_interrupted = False
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return its exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored, as in a background job
+        signal.signal(signal.SIGINT, _interrupt)
+        sys.excepthook, sys.unraisablehook = (
+            _unless_interrupted(sys.excepthook),
+            _unless_interrupted(sys.unraisablehook),
+        )
+    code, message = 130, ""
+    try:
+        from .verbs import run
+
+        code, message = run(arguments)
+    except KeyboardInterrupt:
+        pass
+    except BaseException:
+        if not _interrupted:
+            raise
+    if _interrupted or code == 130:  # a library may have turned the interruption into an error of its own
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code, message = 130, "empo2: interrupted; everything that was started has been stopped"
+    if message:
+        print(message, file=sys.stderr, flush=True)
+    if _interrupted:
+        # Python would end by SIGINT, though it was handled, if it met the interruption in exec (as of dataclasses).
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _interrupt(*_: Any) -> None:
+    global _interrupted
+    _interrupted = True
+    raise KeyboardInterrupt
+
+
+def _unless_interrupted(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return the hook made silent for an interruption: extension modules and callbacks print it where it meets them."""
+    return lambda *arguments: None if _interrupted else hook(*arguments)

@@ -1,5 +1,6 @@
 """``empo2 adapt``."""
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +17,6 @@ from empo2.recipe.cli.eval import (
     Server,
     announce,
     check_agent_of,
-    load_bank,
     put_bank,
     read_request,
 )
@@ -76,6 +76,7 @@ def adapt(
     from empo2.recipe.protocol import scope_of
     from empo2.recipe.trainer.gateway_client import GatewayClient
 
+    os.umask(0o077)  # chats and tips are for their owner only
     request = read_request(
         model,
         panel,
@@ -120,13 +121,14 @@ def adapt(
         if missing:
             check_agent_of(request, console)
             resolved = request.subject.resolve()
-            start = put_bank(request.bank, folder)
+            put_bank(request.bank, folder)
             with (
                 serving(request.settings, folder, resolved) as served,
-                closing(GatewayClient(served.url, served.key)) as gateway,
+                closing(GatewayClient(served.url, served.admin_key)) as gateway,
             ):
+                start = (folder / "start.sqlite").absolute()
                 if memory != "off":
-                    load_bank(gateway, start)
+                    gateway.snapshot(start)
                 player = Player(served.client, request.settings, served.check)
                 with progress(console, total - missing, total) as show:
                     Adaptation(plan, player, results, gateway, start, request.settings.reflection.timeout, show).run()

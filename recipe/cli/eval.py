@@ -1,5 +1,6 @@
 """``empo2 eval`` and what it shares with ``empo2 adapt``: the model, the panel, the folder of the results."""
 
+import os
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,13 @@ import typer
 from empo2.recipe.cli.settings import Config, Overrides, Profile
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.redaction import redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from empo2.recipe.evaluation.panels import Panel
     from empo2.recipe.launcher.subject import Subject
-    from empo2.recipe.trainer.gateway_client import GatewayClient
 
 EXAMPLES = """\b
 examples:
@@ -114,7 +115,7 @@ def read_request(
     found = find_bank(bank) if bank is not None else None if empty else subject.memory
     if found is not None:
         check_memory_file(found, settings, key=f"--bank {found}")
-    values = settings.to_dict()
+    values = redacted(settings.to_dict())
     facts = {
         "model": str(subject.checkpoint or subject.model),
         "panel": chosen.name,
@@ -159,8 +160,8 @@ def evaluate(
     from empo2.recipe.evaluation.progress import progress
     from empo2.recipe.evaluation.results import Results
     from empo2.recipe.launcher.serving import serving
-    from empo2.recipe.trainer.gateway_client import GatewayClient
 
+    os.umask(0o077)  # chats and tips are for their owner only
     request = read_request(
         model,
         panel,
@@ -185,15 +186,12 @@ def evaluate(
         if missing:
             check_agent_of(request, console)
             resolved = request.subject.resolve()
-            start = put_bank(request.bank, folder)
+            put_bank(request.bank if MEMORY_ON in parts else None, folder)
             with (
                 serving(request.settings, folder, resolved) as served,
-                closing(GatewayClient(served.url, served.key)) as gateway,
+                progress(console, len(planned) - missing, len(planned)) as show,
             ):
-                if MEMORY_ON in parts:
-                    load_bank(gateway, start)
-                with progress(console, len(planned) - missing, len(planned)) as show:
-                    play_missing(Player(served.client, request.settings, served.check), results, planned, show)
+                play_missing(Player(served.client, request.settings, served.check), results, planned, show)
     print_evaluation(folder, console)
 
 
@@ -220,23 +218,12 @@ def check_agent_of(request: Request, console: "Console") -> None:
         console.print(f"agent  {line}", soft_wrap=True, highlight=False, markup=False)
 
 
-def put_bank(bank: Path | None, folder: Path) -> Path:
-    """Remove what an earlier command left of the gateway's memory, and copy the bank to the file that is returned."""
+def put_bank(bank: Path | None, folder: Path) -> None:
+    """Copy the bank to where the gateway keeps its memory; without one, only remove what an earlier command left."""
     from empo2.memory import copy_memory
     from empo2.recipe.run_folder import MEMORY_FILE
 
-    start = folder / "start.sqlite"
     for suffix in ("", "-wal", "-shm", ".lock"):
         (folder / f"{MEMORY_FILE}{suffix}").unlink(missing_ok=True)
-    start.unlink(missing_ok=True)
     if bank is not None:
-        copy_memory(bank, start)
-    return start
-
-
-def load_bank(gateway: "GatewayClient", start: Path) -> None:
-    """Let the gateway read the bank, or write its empty memory there if there is none; returns when it can embed."""
-    if start.exists():
-        gateway.restore(start.absolute())
-    else:
-        gateway.snapshot(start.absolute())
+        copy_memory(bank, folder / MEMORY_FILE)

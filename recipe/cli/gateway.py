@@ -1,12 +1,21 @@
 """``empo2 gateway``."""
 
+import gc
+import os
+import socket
+import threading
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from empo2.recipe.cli.settings import Config, Key, Overrides, Profile, key_of, settings_of
+from empo2.recipe.cli.settings import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
+from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.protocol import Keys
+
+_FINISH_SECONDS = 3  # for calls under way when the gateway is told to end
+_STOP_SECONDS = 15  # in all; the launcher's guard kills after 20
 
 
 def gateway(
@@ -14,36 +23,81 @@ def gateway(
     profile: Profile = None,
     config: Config = None,
     key: Key = None,
+    admin_key: AdminKey = None,
     memory: Annotated[Path, typer.Option(metavar="FILE", help="Where tips and states are kept.")] = Path(
         "memory.sqlite"
     ),
+    snapshots: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Below it the trainer may save and restore.  [default: that of --memory]"),
+    ] = None,
     fd: Annotated[int | None, typer.Option(hidden=True)] = None,  # a listening socket of the launcher's
 ) -> None:
     """Start the gateway alone, in the place of agl-server."""
-    import logging
-    import socket
-
-    import structlog
-    import uvicorn
-
+    from empo2.memory import EmbedderError, MemoryFileError
     from empo2.recipe.gateway.app import make_gateway
+    from empo2.recipe.gateway.logs import configure_logs
+    from empo2.recipe.gateway.memory import open_memory
     from empo2.recipe.launcher.models import resolve_model
     from empo2.recipe.launcher.processes import bind
     from empo2.recipe.launcher.run_directory import check_memory_file
 
-    settings = settings_of(profile, config, overrides, key)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    host, port = settings.gateway.host, settings.gateway.port
-    secret = key_of(settings)
-    if not secret and host != "127.0.0.1":
-        raise ConfigError(f"gateway.host={host}: other machines can reach it; give a --key")
-    if memory.exists():
+    os.umask(0o077)  # tips are for their owner only
+    settings = settings_of(profile, config, overrides, key, admin_key)
+    configure_logs()
+    keys = keys_of(settings)
+    _check_keys(settings, keys)
+    if memory.is_file():  # before the embedder is loaded
         check_memory_file(memory, settings, key=f"--memory {memory}")
     try:
         model = str(resolve_model(settings.model.path))
-        app = make_gateway(settings, model_path=model, key=secret, memory_file=memory)
     except OSError as error:
         raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
-    listener = bind(host, port) if fd is None else socket.socket(fileno=fd)
-    print(f"gateway at http://{listener.getsockname()[0]}:{listener.getsockname()[1]}, model {model}", flush=True)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=120)).run(sockets=[listener])
+    with bind(settings.gateway.host, settings.gateway.port) if fd is None else socket.socket(fileno=fd) as listener:
+        try:
+            opened = open_memory(settings, memory)
+        except EmbedderError as error:
+            raise ConfigError(f"memory.embedder={settings.memory.embedder!r}: {error}") from None
+        except (MemoryFileError, OSError) as error:
+            raise ConfigError(f"--memory {memory}: {error}") from None
+        try:
+            app = make_gateway(settings, model_path=model, keys=keys, folder=snapshots or memory.parent, memory=opened)
+        except OSError as error:
+            raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
+        # Objects of torch and transformers live on; scanning them again would block the event loop for 0.3 seconds.
+        gc.freeze()
+        address = listener.getsockname()
+        print(f"gateway at http://{address[0]}:{address[1]}, model {model}", flush=True)
+        _serve(app, listener)
+
+
+def _check_keys(settings: Settings, keys: Keys) -> None:
+    host = settings.gateway.host
+    if bool(keys.agent) != bool(keys.admin):
+        given, missing = ("--key", "--admin-key") if keys.agent else ("--admin-key", "--key")
+        raise ConfigError(f"{given} is given, {missing} is not: give both, or neither")
+    if keys.agent and keys.agent == keys.admin:
+        raise ConfigError("--admin-key equals --key, which agents get: give another one")
+    if not keys.admin and host != "127.0.0.1":
+        raise ConfigError(f"gateway.host={host}: other machines can reach it; give a --key and an --admin-key")
+
+
+def _serve(app: object, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT, and end within `_STOP_SECONDS` of it, whatever hangs."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: object) -> None:
+            timer = threading.Timer(_STOP_SECONDS, os._exit, [128 + sig])
+            timer.daemon = True
+            timer.start()
+            super().handle_exit(sig, frame)  # pyright: ignore[reportArgumentType]
+
+    config = uvicorn.Config(
+        app,  # pyright: ignore[reportArgumentType]
+        log_config=None,
+        log_level="warning",
+        timeout_keep_alive=120,
+        timeout_graceful_shutdown=_FINISH_SECONDS,
+    )
+    Server(config).run(sockets=[listener])

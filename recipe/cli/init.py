@@ -65,6 +65,7 @@ def init(
     model is loaded: replies come from a script. Exit code 0: the agent can be trained; 1: it cannot (the findings say
     why); 2: wrong settings.
     """
+    from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
     from empo2.recipe.retrofit.findings import examine
     from empo2.recipe.retrofit.recorder import record
@@ -84,7 +85,9 @@ def init(
     task = load_tasks(settings).train[0]
     name = settings.agent.env.get("AGENT_COMMAND", settings.agent.class_)
     print(f"run    {name} on {json.dumps(task, ensure_ascii=False)[:200]}", flush=True)
-    findings = examine(record(settings, task, reply or ["1"], time_limit), time_limit)
+    with ending_descendants():
+        trace = record(settings, task, reply or ["1"], time_limit)
+    findings = examine(trace, time_limit)
     for finding in findings:
         print(f"{finding.level:6} {finding.text}")
     wrong = sum(finding.level == "wrong" for finding in findings)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.protocol import Keys
 
 HELP = """\b
 Settings are given as key=value, as they stand in config.yaml, which explains each of them:
@@ -16,21 +17,30 @@ Settings are given as key=value, as they stand in config.yaml, which explains ea
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Single settings, the last layer.")]
 Profile = Annotated[str | None, typer.Option(help="cpu, gpu-1 or gpu (the paper's settings); the first layer.")]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file with settings, the second layer.")]
-Key = Annotated[
-    str | None, typer.Option(help="What gateway, trainer and agents present to each other.  [default: $EMPO2_KEY]")
-]
+Key = Annotated[str | None, typer.Option(help="What agents and controller present.  [default: $EMPO2_KEY]")]
+AdminKey = Annotated[str | None, typer.Option(help="What trainer and operator present.  [default: $EMPO2_ADMIN_KEY]")]
 
 
-def settings_of(profile: str | None, config: Path | None, overrides: list[str] | None, key: str | None) -> Settings:
+def settings_of(
+    profile: str | None,
+    config: Path | None,
+    overrides: list[str] | None,
+    key: str | None,
+    admin_key: str | None,
+) -> Settings:
     """Lay the options of a command over config.yaml.
 
     Raises:
         ConfigError: as ``load_settings``.
     """
-    layer = {"gateway": {"key": key}} if key else None
-    return load_settings(profile, overrides or (), file=config, layer=layer)
+    given = {name: value for name, value in (("key", key), ("admin_key", admin_key)) if value}
+    return load_settings(profile, overrides or (), file=config, layer={"gateway": given} if given else None)
 
 
-def key_of(settings: Settings) -> str:
-    """Return the key of gateway, trainer and agents; empty if there is none."""
-    return settings.gateway.key or os.environ.get("EMPO2_KEY", "")
+def keys_of(settings: Settings) -> Keys:
+    """Return the keys that settings or environment give; empty where they give none."""
+    gateway = settings.gateway
+    return Keys(
+        agent=gateway.key or os.environ.get("EMPO2_KEY", ""),
+        admin=gateway.admin_key or os.environ.get("EMPO2_ADMIN_KEY", ""),
+    )

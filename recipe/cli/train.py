@@ -1,5 +1,6 @@
 """``empo2 train``."""
 
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import typer
 
 from empo2.recipe.cli.report import show_report
-from empo2.recipe.cli.settings import Config, Key, Overrides, Profile, key_of, settings_of
+from empo2.recipe.cli.settings import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
 
 
 def train(
@@ -15,6 +16,7 @@ def train(
     profile: Profile = None,
     config: Config = None,
     key: Key = None,
+    admin_key: AdminKey = None,
     gateway: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Train against a gateway that runs already, and start nothing else."),
@@ -27,9 +29,12 @@ def train(
     from empo2.recipe.launcher.launch import launch, train_only
     from empo2.recipe.launcher.run_directory import open_run_directory
 
-    settings = settings_of(profile, config, overrides, key)
+    os.umask(0o077)  # chats, tips and weights are for their owner only
+    settings = settings_of(profile, config, overrides, key, admin_key)
     if gateway is None:
         show_report([launch(settings, profile, Console())])
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        train_only(settings, gateway, key_of(settings), run_directory or open_run_directory(settings, profile)[0])
+        train_only(
+            settings, gateway, keys_of(settings).admin, run_directory or open_run_directory(settings, profile)[0]
+        )

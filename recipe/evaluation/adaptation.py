@@ -127,7 +127,7 @@ class Adaptation:
         self._gateway.drain(self._drain_seconds)
         folder = self._results.folder
         _, before = bank_of(folder, seed)
-        temporary = folder / "bank.tmp"
+        temporary = folder / "new-bank.sqlite"
         temporary.unlink(missing_ok=True)
         self._gateway.snapshot(temporary.absolute())
         temporary.rename(folder / f"seed-{seed}-trial-{trial}.sqlite")  # from now on the trial is done

@@ -17,7 +17,7 @@ from empo2.recipe.gateway.tips import TIPS_HEADING
 from empo2.recipe.protocol import TAG, RolloutTag, scope_of
 
 _POLL_SECONDS = 0.3
-_HOPELESS = 8  # failures of the system one after another
+_HOPELESS = 8  # failures of the system one after another, beyond those of one restart of the controller
 
 Event = dict[str, Any]
 
@@ -26,12 +26,12 @@ class Player:
     """Plays episodes: creates rollouts at the gateway, whose controller starts the agents, and reads what they left.
 
     Args:
-        client: of the gateway, with its key.
+        client: of the gateway, with its admin key.
         settings: agent, scope and limits.
         check: called again and again while episodes are played; raises to stop.
     """
 
-    def __init__(self, client: httpx.Client, settings: Settings, check: Callable[[], None]) -> None:
+    def __init__(self, client: httpx.Client, settings: Settings, check: Callable[[], object]) -> None:
         self._client = client
         self._settings = settings
         self._check = check
@@ -44,7 +44,7 @@ class Player:
             ProcessError: nothing but failures of the system; what was yielded before can be kept.
         """
         waiting, running = list(reversed(episodes)), dict[str, Planned]()
-        failures = 0
+        failures, too_many = 0, _HOPELESS + self._settings.agent.concurrency
         while waiting or running:
             self._check()
             while waiting and len(running) < 2 * self._settings.agent.concurrency:
@@ -57,7 +57,7 @@ class Player:
                 self._client.delete(f"/api/rollouts/{rollout_id}").raise_for_status()
                 failures = failures + 1 if result.failed == FAILED_BY_SYSTEM else 0
                 yield result
-                if failures == _HOPELESS:
+                if failures == too_many:
                     raise ProcessError(
                         f"the last {failures} episodes failed, for example: {result.error} (see controller.log); "
                         "results are kept, and the same command goes on from them"

@@ -4,6 +4,8 @@ For rollouts that the trainer tagged (``metadata.empo2``) the middleware shows t
 ``empo2_call`` event beside each of agent-lightning's ``model_request`` events, and asks for a tip when they end.
 """
 
+import asyncio
+import contextlib
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
@@ -13,15 +15,17 @@ from typing import Any
 
 import httpx
 import structlog
-from fastapi import APIRouter, Depends, FastAPI, HTTPException
+from fastapi import APIRouter, FastAPI, HTTPException
 
 from empo2.memory import EmbedderError, MemoryFileError, MemoryService
 from empo2.recipe import protocol
 from empo2.recipe.config import Settings
 from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.access import KeyCheck
 from empo2.recipe.gateway.credit import TipCredit
 from empo2.recipe.gateway.episode import Episodes
-from empo2.recipe.gateway.memory import open_memory
+from empo2.recipe.gateway.guard import RequestGuard
+from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.middleware import MemoryMiddleware
 from empo2.recipe.gateway.reflector import Reflector
@@ -32,18 +36,21 @@ log = structlog.get_logger()
 
 _CALL_SECONDS = 300  # as agent-lightning's own client
 _MEMORY_ERRORS = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError)
+_COMMIT_SECONDS = 10  # for the visits of a step; most of it is waiting for another process that holds the file
+_CLOSE_SECONDS = 5
+_SWEEP_SECONDS = 60
 
 
 def make_gateway(
-    settings: Settings, *, model_path: str, key: str, memory_file: Path, memory: MemoryService | None = None
+    settings: Settings, *, model_path: str, keys: protocol.Keys, folder: Path, memory: MemoryService
 ) -> FastAPI:
     """Return agent-lightning's app with EMPO²'s middleware and routes, to be served instead of ``agl-server``.
 
     Args:
         model_path: the name that the trainer registers its vLLM servers under, a resolved ``model.path``.
-        key: the key that every caller must present; empty for none.
-        memory_file: the run's memory, created if absent.
-        memory: replaces the memory that the settings describe.
+        keys: what callers must present; empty for none.
+        folder: below it, and nowhere else, snapshots are written and restored.
+        memory: closed with the app.
 
     Raises:
         OSError: the model's tokenizer cannot be read.
@@ -55,17 +62,19 @@ def make_gateway(
     client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), transport=transport, timeout=_CALL_SECONDS)
     services = Services(
         settings=settings,
-        memory=memory or open_memory(settings, memory_file),
+        memory=memory,
         servers=upstream.ModelServers(proxy, client),
         tokenizer=tokenizer_of(model_path, external=external),
         metrics=StepMetrics(),
     )
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
-    app = upstream.agent_lightning_app(proxy, key)
-    app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector, key=key)
-    routes = _routes(services, episodes, reflector, credit, model_path)
-    app.include_router(routes, dependencies=[Depends(upstream.authentication(key))])
+    app = upstream.agent_lightning_app(proxy, keys.admin)
+    app.include_router(_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
+    # The one added last is asked first.
+    app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector)
+    app.add_middleware(RequestGuard, max_bytes=int(settings.gateway.max_request * 2**20))
+    app.add_middleware(KeyCheck, keys=keys)
     upstream_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
@@ -73,18 +82,31 @@ def make_gateway(
         async with upstream_lifespan(app) as state, client:
             if external:
                 upstream.send_by(app, client)
+            sweeping = asyncio.create_task(_sweep(services, episodes))
             try:
                 yield state
             finally:
-                await reflector.wait(settings.reflection.timeout)
-                await services.memory.close()
+                sweeping.cancel()
+                await reflector.wait(_CLOSE_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(services.memory.close(), _CLOSE_SECONDS)
 
     app.router.lifespan_context = lifespan
     return app
 
 
+async def _sweep(services: Services, episodes: Episodes) -> None:
+    """Drop forgotten rollouts from time to time, without end."""
+    lifetime = services.settings.gateway.rollout_lifetime
+    while True:
+        await asyncio.sleep(min(_SWEEP_SECONDS, lifetime))
+        if dropped := episodes.drop_unchanged(lifetime):
+            log.warning(f"{dropped} rollouts dropped: no change for gateway.rollout_lifetime={lifetime} seconds")
+            services.metrics.counts["rollouts_expired"] += dropped
+
+
 def _routes(
-    services: Services, episodes: Episodes, reflector: Reflector, credit: TipCredit, model_path: str
+    services: Services, episodes: Episodes, reflector: Reflector, credit: TipCredit, model_path: str, folder: Path
 ) -> APIRouter:
     router, memory, model = APIRouter(tags=["empo2"]), services.memory, services.settings.model
 
@@ -92,7 +114,7 @@ def _routes(
     async def state() -> protocol.GatewayState:
         return protocol.GatewayState(
             model=model_path,
-            memory_size=await memory.size(),
+            memory_size=memory.size,
             episodes=len(episodes),
             reflections=len(reflector),
             temperature=model.temperature,
@@ -106,29 +128,44 @@ def _routes(
 
     @router.post(protocol.DRAIN)
     async def drain(request: protocol.DrainRequest) -> dict[str, float]:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + request.timeout
         await reflector.wait(request.timeout)
-        await episodes.settle_all(request.timeout)
+        await episodes.settle_all(max(0.0, end - loop.time()))
         await credit.conclude_pairs()
         try:
-            await memory.commit_visits()
-        except _MEMORY_ERRORS as error:
-            log.error("the memory failed", error=str(error))
+            async with asyncio.timeout(_COMMIT_SECONDS):
+                await memory.commit_visits()
+        except (*_MEMORY_ERRORS, TimeoutError) as error:
+            log.error("the memory failed", error=described(error))
             services.metrics.counts["memory_failures"] += 1
-        return services.metrics.drain() | {"empo2/memory_size": await memory.size()}
+        return services.metrics.drain() | {"empo2/memory_size": memory.size}
 
     @router.post(protocol.SNAPSHOT)
     async def snapshot(request: protocol.FileRequest) -> dict[str, str]:
         with _refusing(request.path):
-            await memory.snapshot(Path(request.path))
+            await memory.snapshot(_below(folder, request.path))
         return {"path": request.path}
 
     @router.post(protocol.RESTORE)
     async def restore(request: protocol.FileRequest) -> dict[str, str]:
         with _refusing(request.path):
-            await memory.restore(Path(request.path))
+            await memory.restore(_below(folder, request.path))
         return {"path": request.path}
 
     return router
+
+
+def _below(folder: Path, path: str) -> Path:
+    """Return the path of a memory file below the folder, links resolved.
+
+    Raises:
+        ValueError: it is elsewhere, or its name does not end with .sqlite. Whether it exists is not said.
+    """
+    resolved = (folder / path).resolve()
+    if not resolved.is_relative_to(folder) or resolved.suffix != ".sqlite":
+        raise ValueError(f"must be a *.sqlite below {folder}; `empo2 gateway --snapshots` names another folder")
+    return resolved
 
 
 @contextmanager

@@ -16,10 +16,11 @@ from empo2.memory import Tip
 from empo2.recipe.gateway import sampling, upstream
 from empo2.recipe.gateway.episode import Episode, Turn
 from empo2.recipe.gateway.injection import Block, PromptRequest, Request
+from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.state import chat_state, prompt_state
-from empo2.recipe.gateway.tips import TIPS_HEADING, clean_tip, render_tips, tip_line
-from empo2.recipe.messages import reply_of, spoken
+from empo2.recipe.gateway.tips import TIPS_HEADING, render_tips, tip_line
+from empo2.recipe.messages import anchor_of, reply_of, spoken
 from empo2.recipe.protocol import CALL_EVENT, CallEvent
 
 log = structlog.get_logger()
@@ -44,6 +45,7 @@ _TEMPLATE_ARGUMENTS = ("documents", "reasoning_effort")
 # A reflection repeats these fields of the call before it, so that its prompt continues that call's prompt.
 _SHARED = ("tools", "chat_template", "chat_template_kwargs", *_TEMPLATE_ARGUMENTS)
 _TOKENIZE_SECONDS = 60
+_VISIT_SECONDS = 60  # the trainer waits for the event that holds the visit
 # In vLLM 0.20's refusals (vllm.renderers.params, vllm.v1.engine.input_processor).
 _TOO_LONG = ("context length", "maximum model length")
 
@@ -67,26 +69,24 @@ class ModelCall:
     """One call: `prepare` makes it, `sent` is the request that is sent, `answered` or `refused` concludes it."""
 
     @classmethod
-    async def prepare(cls, services: Services, episode: Episode, attempt_id: str, body: Body) -> "ModelCall":
+    async def prepare(cls, services: Services, episode: Episode, body: Body) -> "ModelCall":
         """Find the call's tips and build the request that replaces the agent's. Never raises."""
         started = time.perf_counter()
         services.metrics.counts["calls"] += 1
         try:
             found = await _find_tips(services, episode, body)
         except Exception as error:
-            # Neither the traceback nor the message: they could hold the agent's prompt.
-            log.warning("tips left out of a call", rollout_id=episode.rollout_id, error=type(error).__name__)
+            log.warning("tips left out of a call", rollout_id=episode.rollout_id, error=described(error))
             services.metrics.counts["memory_failures"] += 1
             found = TipSearch()
         services.metrics.memory_seconds += time.perf_counter() - started
         if not episode.tag.read_only:
             count_sampling(services, body)
-        return cls(services, episode, attempt_id, body, found)
+        return cls(services, episode, body, found)
 
-    def __init__(self, services: Services, episode: Episode, attempt_id: str, body: Body, found: TipSearch) -> None:
+    def __init__(self, services: Services, episode: Episode, body: Body, found: TipSearch) -> None:
         self._services = services
         self._episode = episode
-        self._attempt_id = attempt_id
         self._body = body
         self._found = found
         request = found.request
@@ -149,12 +149,18 @@ class ModelCall:
                 tip_free_prompt_token_ids=await self._tip_free_ids() if self._tip_free else prompt_ids,
                 tip_ids=self._tip_ids,
                 scope=episode.tag.scope,
+                anchor=self._anchor(),
                 visits=visits,
                 intrinsic_reward=1 / visits if visits else 0.0,
             )
             data = event.model_dump(exclude_none=True)
-            if not upstream.record(episode.rollout_id, self._attempt_id, CALL_EVENT, data):
+            if not upstream.record(episode.rollout_id, episode.attempt_id, CALL_EVENT, data):
                 log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
+
+    def _anchor(self) -> str | None:
+        if self._services.settings.algorithm.advantage != "gigpo":
+            return None
+        return anchor_of(self._body.get("messages") or [])
 
     async def _visit(self, turn: Turn) -> int | None:
         """Count the visit to the call's state; return None if it has no state or the memory failed."""
@@ -162,11 +168,12 @@ class ModelCall:
             return None
         episode, memory = self._episode, self._services.memory
         try:
-            if turn.embedding is None:
-                turn.embedding = await memory.embed(turn.state, urgent=False)
-            return await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
+            async with asyncio.timeout(_VISIT_SECONDS):
+                if turn.embedding is None:
+                    turn.embedding = await memory.embed(turn.state, urgent=False)
+                return await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
         except Exception as error:
-            log.error("the memory failed", error=str(error))
+            log.error("the memory failed", error=described(error))
             self._services.metrics.counts["memory_failures"] += 1
             return None
 
@@ -177,7 +184,7 @@ class ModelCall:
             return await self._tip_free
         except Exception as error:
             # The event is recorded without them; the trainer leaves such a turn out of an off-policy update.
-            log.error("no tip-free prompt", rollout_id=self._episode.rollout_id, error=repr(error))
+            log.error("no tip-free prompt", rollout_id=self._episode.rollout_id, error=described(error))
             self._services.metrics.counts["tokenize_failures"] += 1
             return None
 
@@ -185,7 +192,7 @@ class ModelCall:
 async def _find_tips(services: Services, episode: Episode, body: Body) -> TipSearch:
     """Read the request's state and, for a memory rollout, put tips into its newest turn."""
     request: Request
-    if isinstance(messages := body.get("messages"), list) and all(isinstance(each, dict) for each in messages):
+    if isinstance(messages := body.get("messages"), list):
         state, request = chat_state(messages), episode.chat_tips.request(messages)
     elif isinstance(prompt := body.get("prompt"), str):
         state, request = prompt_state(prompt), episode.prompt_tips.request(prompt)
@@ -215,15 +222,21 @@ async def _search(
         return Block(), None
     metrics.counts["searches"] += 1
     episode.searches += 1
+    settings, embedding = services.settings.memory, None
+    started = time.perf_counter()
     try:
-        started = time.perf_counter()
-        embedding = await memory.embed(state, urgent=True)
+        async with asyncio.timeout(settings.embedding_deadline / 1000):
+            embedding = await memory.embed(state, urgent=True)
         metrics.embedding_seconds += time.perf_counter() - started
-        tips = await memory.search(episode.tag.scope, embedding, exclude=carried)
+        async with asyncio.timeout(settings.search_deadline / 1000):
+            tips = await memory.search(episode.tag.scope, embedding, exclude=carried)
+    except TimeoutError:
+        metrics.counts["memory_late"] += 1
+        return Block(), embedding
     except Exception as error:
-        log.error("the memory failed", error=str(error))
+        log.error("the memory failed", error=described(error))
         metrics.counts["memory_failures"] += 1
-        return Block(), None
+        return Block(), embedding
     block = _block(services, tips, room)
     hit = bool(carried or block.tips)
     episode.hits += hit
@@ -235,8 +248,7 @@ def _block(services: Services, tips: Sequence[Tip], room: int) -> Block:
     """Render the tips that fit into ``room`` tokens, the best first."""
     shown, texts, left = [], [], room
     for tip in tips:
-        # The memory may come from a run of another model, so special tokens of *this* model are removed from its tips.
-        text = clean_tip(tip.text, services.tokenizer.special_tokens)
+        text = services.shown(tip.text)
         tokens = _line_tokens(services, tip_line(text))
         if tokens <= left:
             shown.append(tip)
@@ -261,7 +273,7 @@ def count_sampling(services: Services, body: Body) -> None:
     if options := sampling.overridden(body):
         counts["sampling_overridden"] += 1
         for option in services.first_seen(options):
-            log.warning(f"{option}={body[option]!r} of the agent is left out of training calls")
+            log.warning(f"{option} of the agent is left out of training calls")
     if options := sampling.constraints(body):
         counts["constrained_calls"] += 1
         for option in services.first_seen(options):

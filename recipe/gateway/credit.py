@@ -5,6 +5,7 @@ from collections import defaultdict
 import structlog
 
 from empo2.recipe.gateway.episode import Episode
+from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.protocol import scaled_return
 
@@ -57,5 +58,5 @@ class TipCredit:
                 reward=scaled_return(algorithm, score) - baseline,
             )
         except Exception as error:
-            log.error("the memory failed", error=str(error))
+            log.error("the memory failed", error=described(error))
             self._services.metrics.counts["memory_failures"] += 1

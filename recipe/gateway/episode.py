@@ -1,6 +1,7 @@
-"""The gateway's record of a tagged rollout, kept from its first call until the trainer has read it."""
+"""The gateway's records of tagged rollouts, kept from their first call until the trainer has read them."""
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,7 @@ class Turn:
 
 @dataclass
 class Episode:
-    """One tagged rollout.
+    """One attempt at a tagged rollout.
 
     Attributes:
         turns: its answered calls, in the order of their answers.
@@ -45,10 +46,10 @@ class Episode:
         shown: ids of the tips shown, each with the number of turns it was put into.
         tip_tokens: the largest number of tip tokens in one of its prompts.
         context_full: True if its last call was refused as too long for the model's context.
-        ended: True once its end has been seen.
     """
 
     rollout_id: str
+    attempt_id: str
     tag: RolloutTag
     chat_tips: ChatTips = field(default_factory=ChatTips)
     prompt_tips: PromptTips = field(default_factory=PromptTips)
@@ -60,7 +61,6 @@ class Episode:
     shown: Counter[int] = field(default_factory=Counter)
     tip_tokens: int = 0
     context_full: bool = False
-    ended: bool = False
 
     async def settle(self) -> None:
         """Wait until all answered calls have their events."""
@@ -72,30 +72,55 @@ class Episodes:
     """The episodes that the trainer has not read yet."""
 
     def __init__(self) -> None:
-        self._episodes: dict[str, Episode] = {}
+        self._rollouts: dict[str, dict[str, Episode]] = {}  # by rollout and attempt
+        self._concluded: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._episodes)
+        """Return the number of rollouts."""
+        return len(self._rollouts)
 
-    def of(self, rollout_id: str) -> Episode | None:
-        """Return the episode of a tagged rollout; None for any other rollout."""
+    def of(self, rollout_id: str, attempt_id: str) -> Episode | None:
+        """Return the episode of an attempt at a tagged rollout; None for any other rollout."""
         tag = RolloutTag.read(upstream.metadata_of(rollout_id))
         if tag is None:
             return None
-        if rollout_id not in self._episodes:
-            self._episodes[rollout_id] = Episode(rollout_id, tag)
-        return self._episodes[rollout_id]
+        attempts = self._rollouts.setdefault(rollout_id, {})
+        if attempt_id not in attempts:
+            attempts[attempt_id] = Episode(rollout_id, attempt_id, tag)
+        return attempts[attempt_id]
+
+    def conclude(self, rollout_id: str) -> Episode | None:
+        """Return, once for a tagged rollout that has ended, the episode of the attempt that counts."""
+        if rollout_id in self._concluded:
+            return None
+        episode = self.of(rollout_id, upstream.attempt_of(rollout_id))
+        if episode is not None:
+            self._concluded.add(rollout_id)
+        return episode
 
     async def settle(self, rollout_id: str) -> None:
         """Wait until all answered calls of a rollout have their events."""
-        if episode := self._episodes.get(rollout_id):
+        for episode in list(self._rollouts.get(rollout_id, {}).values()):
             await episode.settle()
 
     async def settle_all(self, timeout: float) -> None:
         """Wait at most ``timeout`` seconds until all answered calls have their events."""
-        if pending := [task for episode in self._episodes.values() for task in episode.pending]:
+        episodes = (episode for attempts in self._rollouts.values() for episode in attempts.values())
+        if pending := [task for episode in episodes for task in episode.pending]:
             await asyncio.wait(pending, timeout=timeout)
 
     def forget(self, rollout_id: str) -> None:
         """Drop a rollout that the trainer has read."""
-        self._episodes.pop(rollout_id, None)
+        self._rollouts.pop(rollout_id, None)
+        self._concluded.discard(rollout_id)
+
+    def drop_unchanged(self, seconds: float) -> int:
+        """Drop every rollout, tagged or not, in which nothing has happened for so long; return their number.
+
+        A trainer that was killed never deletes its rollouts, and agent-lightning would hold their events for ever.
+        """
+        old = list(upstream.unchanged_since(time.time() - seconds))
+        for rollout_id in old:
+            upstream.delete(rollout_id)
+            self.forget(rollout_id)
+        return len(old)

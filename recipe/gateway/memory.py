@@ -1,7 +1,6 @@
 """Build the memory and its retrieval policy from the settings."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from empo2.memory import (
     BySimilarity,
     ByValue,
     Embedder,
+    EmbedderError,
     MemoryService,
     Policy,
     SentenceEmbedder,
@@ -20,23 +20,38 @@ from empo2.memory import (
 from empo2.recipe.config import Settings
 
 
-def open_memory(settings: Settings, file: Path, embedder: Callable[[], Embedder] | None = None) -> MemoryService:
-    """Return the run's memory; model and file are opened at first use.
+def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None) -> MemoryService:
+    """Load the embedder, and open, check and lock the run's memory; plain GRPO has neither.
 
     Args:
         file: the memory file, created if absent.
-        embedder: makes the embedder; by default that of ``memory.embedder``.
+        embedder: by default that of ``memory.embedder``, which takes seconds to load.
+
+    Raises:
+        EmbedderError: the embedder does not load.
+        MemoryFileError: the file cannot be used.
     """
     memory = settings.memory
+    if settings.algorithm.name == "grpo":
+        file, embedder = Path(":memory:"), _NoEmbedder()
     return MemoryService(
         file,
-        embedder or partial(SentenceEmbedder, memory.embedder, device=memory.embedder_device),
+        embedder or SentenceEmbedder(memory.embedder, device=memory.embedder_device),
         retrieval_policy(settings),
         capacity=memory.capacity,
         novelty_similarity=settings.algorithm.novelty_similarity,
         value_learning_rate=memory.value_learning_rate,
         embedder_threads=memory.embedder_threads,
     )
+
+
+class _NoEmbedder:
+    """Stands where the memory is off: loading a real one takes seconds and 0.5 GB."""
+
+    name, dimension = "none", 1
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        raise EmbedderError("algorithm.name=grpo has no memory")
 
 
 def retrieval_policy(settings: Settings) -> Policy:

@@ -35,6 +35,8 @@ class StepMetrics:
             "tips_refused",
             "reflections_failed",
             "memory_failures",
+            "memory_late",
+            "rollouts_expired",
             "tokenize_failures",
             "sampling_overridden",
             "constrained_calls",

@@ -8,12 +8,12 @@ import json
 import re
 from typing import Any
 
-from fastapi import HTTPException, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from empo2.recipe.gateway import sampling, upstream
 from empo2.recipe.gateway.call import ModelCall, count_sampling
 from empo2.recipe.gateway.episode import Episode, Episodes
+from empo2.recipe.gateway.guard import parse, replayed
 from empo2.recipe.gateway.reflector import Reflector
 from empo2.recipe.gateway.services import Services
 
@@ -22,32 +22,26 @@ _ROLLOUT = re.compile(r"/api/rollouts/([^/]+)")
 
 
 class MemoryMiddleware:
-    def __init__(self, app: ASGIApp, *, services: Services, episodes: Episodes, reflector: Reflector, key: str) -> None:
+    """Expects requests that `KeyCheck` and `RequestGuard` have let through."""
+
+    def __init__(self, app: ASGIApp, *, services: Services, episodes: Episodes, reflector: Reflector) -> None:
         self._app = app
         self._services = services
         self._episodes = episodes
         self._reflector = reflector
-        self._authenticate = upstream.authentication(key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         method, path = scope["method"], scope["path"]
         if method == "POST" and (match := _CALL.fullmatch(path)):
-            episode, is_train = self._episodes.of(match[1]), match[3] == "train"
-            if episode is not None and (is_train or episode.tag.read_only) and await self._allowed(scope):
-                return await self._call(episode, match[2], scope, receive, send)
-            is_grpo = episode is None and self._services.settings.algorithm.name == "grpo"
-            if is_train and is_grpo and await self._allowed(scope):
+            episode, is_train = self._episodes.of(match[1], match[2]), match[3] == "train"
+            if episode is not None and (is_train or episode.tag.read_only):
+                return await self._call(episode, scope, receive, send)
+            if is_train and episode is None and self._services.settings.algorithm.name == "grpo":
                 return await self._call_without_memory(scope, receive, send)
         elif method == "PATCH" and (match := _ROLLOUT.fullmatch(path)):
-            episode = self._episodes.of(match[1])
-            if episode is not None:
-                return await self._patch(episode, scope, receive, send)
-        elif method == "POST" and path == "/api/models":
-            # Not before vLLM is up: the embedder would compete with verl and vLLM for the cores while they start.
-            if self._services.settings.algorithm.name == "empo2":
-                self._services.memory.start()
+            return await self._patch(match[1], scope, receive, send)
         elif method == "DELETE" and (match := _ROLLOUT.fullmatch(path)):
             await self._app(scope, receive, send)
             if not upstream.exists(match[1]):
@@ -55,19 +49,8 @@ class MemoryMiddleware:
             return None
         return await self._app(scope, receive, send)
 
-    async def _allowed(self, scope: Scope) -> bool:
-        try:
-            await self._authenticate(Request(scope))
-        except HTTPException:
-            return False  # the app answers
-        return True
-
-    async def _call(self, episode: Episode, attempt_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        raw, receive = await _read(receive)
-        body = _json_object(raw)
-        if body is None:
-            return await self._app(scope, receive, send)
-        call = await ModelCall.prepare(self._services, episode, attempt_id, body)
+    async def _call(self, episode: Episode, scope: Scope, receive: Receive, send: Send) -> None:
+        call = await ModelCall.prepare(self._services, episode, await _body(receive))
         status, chunks, recorded = 0, [], False
 
         async def capture(message: Message) -> None:
@@ -90,60 +73,36 @@ class MemoryMiddleware:
                 call.refused(status, _json_object(b"".join(chunks)))
 
     async def _call_without_memory(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw, receive = await _read(receive)
-        body = _json_object(raw)
-        if body is not None:
-            count_sampling(self._services, body)
-            scope, receive = _with_body(scope, receive, json.dumps(sampling.neutral(body)).encode())
+        body = await _body(receive)
+        count_sampling(self._services, body)
+        scope, receive = _with_body(scope, receive, json.dumps(sampling.neutral(body)).encode())
         await self._app(scope, receive, send)
 
-    async def _patch(self, episode: Episode, scope: Scope, receive: Receive, send: Send) -> None:
-        rollout_id = episode.rollout_id
-        events, ended_before = upstream.events_of(rollout_id), upstream.has_ended(rollout_id)
-        await self._app(scope, receive, send)
-        if not ended_before and upstream.has_ended(rollout_id):
-            rewards = [event.data.get("value") for event in events if event.event_type == "reward"]
-            self._reflector.finished(episode, succeeded=upstream.has_succeeded(rollout_id), rewards=rewards)
+    async def _patch(self, rollout_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        async def capture(message: Message) -> None:
+            # Before the answer leaves: the trainer may read and delete the rollout a moment later.
+            if message.get("status") == 200 and upstream.has_ended(rollout_id):
+                episode = self._episodes.conclude(rollout_id)
+                if episode is not None:
+                    rewards = upstream.rewards_of(rollout_id)
+                    self._reflector.finished(episode, succeeded=upstream.has_succeeded(rollout_id), rewards=rewards)
+            await send(message)
+
+        await self._app(scope, receive, capture)
 
 
-async def _read(receive: Receive) -> tuple[bytes, Receive]:
-    """Read the request's body; return it with a ``receive`` that replays it and then passes on the client's messages.
-
-    The route waits for ``http.disconnect`` while it forwards, so that it notices an agent that gives up.
-    """
-    chunks, more = [], True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return b"".join(chunks), _replay(message, receive)
-        chunks.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    body = b"".join(chunks)
-    return body, _replay({"type": "http.request", "body": body, "more_body": False}, receive)
-
-
-def _replay(message: Message, receive: Receive) -> Receive:
-    first = [message]
-
-    async def replayed() -> Message:
-        return first.pop() if first else await receive()
-
-    return replayed
+async def _body(receive: Receive) -> dict[str, Any]:
+    """Return the body that `RequestGuard` has read and checked."""
+    return parse((await receive())["body"])
 
 
 def _with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Receive]:
     """Return scope and ``receive`` of the same request with a different body."""
-    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+    headers = [
+        (name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")
+    ]
     headers.append((b"content-length", str(len(body)).encode()))
-    first = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replaced() -> Message:
-        if first:
-            await receive()  # the agent's own body
-            return first.pop()
-        return await receive()
-
-    return {**scope, "headers": headers}, replaced
+    return {**scope, "headers": headers}, replayed(body, receive)
 
 
 def _json_object(raw: bytes) -> dict[str, Any] | None:

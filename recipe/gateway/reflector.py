@@ -9,6 +9,7 @@ from empo2.memory import Step
 from empo2.recipe.config import Reflection
 from empo2.recipe.gateway.credit import TipCredit
 from empo2.recipe.gateway.episode import Episode
+from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips import refusal, tip_of
 from empo2.recipe.messages import Message, reply_of, spoken, text_of
@@ -33,14 +34,18 @@ class Reflector:
         A rollout that failed, or has no states or no score, is neither credited nor reflected on; nor is validation.
 
         Args:
-            rewards: values of the reward events; the last one counts.
+            rewards: values of the reward events of the attempt that counts; the last one counts.
         """
-        if episode.ended or episode.tag.read_only:
+        if episode.tag.read_only:
             return
-        episode.ended = True
         self._count(episode)
         score = rewards[-1] if rewards else None
-        if succeeded and isinstance(score, int | float) and any(turn.state for turn in episode.turns):
+        if (
+            succeeded
+            and isinstance(score, int | float)
+            and not isinstance(score, bool)
+            and any(turn.state for turn in episode.turns)
+        ):
             task = asyncio.create_task(self._conclude(episode, float(score)))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -90,7 +95,7 @@ class Reflector:
             ):
                 counts["tips_written"] += 1  # else it is known, word for word
         except (Exception, asyncio.CancelledError) as error:
-            log.error("no tip", rollout_id=episode.rollout_id, error=repr(error))
+            log.error("no tip", rollout_id=episode.rollout_id, error=described(error))
             counts["reflections_failed"] += 1
 
     async def _ask_for_tip(self, episode: Episode, ask: Message) -> str:

@@ -1,11 +1,13 @@
 """The objects that all calls and reflections of the gateway share."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from empo2.memory import MemoryService
 from empo2.recipe.config import Settings
 from empo2.recipe.gateway.metrics import StepMetrics
+from empo2.recipe.gateway.tips import shown_tip
 from empo2.recipe.gateway.tokenizer import TipTokenizer
 from empo2.recipe.gateway.upstream import ModelServers
 
@@ -20,6 +22,17 @@ class Services:
     tokenizer: TipTokenizer
     metrics: StepMetrics
     _seen: set[str] = field(default_factory=set)
+    _shown: Callable[[str], str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        words, special_tokens = self.settings.reflection.max_words, self.tokenizer.special_tokens
+        # The same tips are shown many times, and cleaning one takes milliseconds.
+        shown = lru_cache(maxsize=4096)(lambda text: shown_tip(text, special_tokens, words))
+        object.__setattr__(self, "_shown", shown)
+
+    def shown(self, tip: str) -> str:
+        """Return a stored tip as it is shown; see `shown_tip`."""
+        return self._shown(tip)
 
     def first_seen(self, names: Iterable[str]) -> list[str]:
         """Return the names that this method has not been given before."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from empo2.recipe.messages import Message, text_of
+from empo2.recipe.messages import Message, newest_observation
 
 _CHARACTERS = 1200  # MiniLM reads no more than 256 word pieces
 
@@ -13,10 +13,7 @@ def chat_state(messages: Sequence[Message]) -> str:
     The task is left out: it is the same in all states of an episode and would make them similar. Usually only the
     first message of an episode states it; ``memory.scope`` separates the tasks in all others.
     """
-    for message in reversed(messages):
-        if message.get("role") in ("user", "tool"):
-            return text_of(message.get("content"))[:_CHARACTERS]
-    return ""
+    return newest_observation(messages)[:_CHARACTERS]
 
 
 def prompt_state(prompt: str) -> str:

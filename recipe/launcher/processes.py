@@ -1,12 +1,14 @@
 """Start, check and stop the processes of a run, each under a guard so that none outlives the launcher."""
 
 import contextlib
+import math
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from empo2.recipe.errors import ConfigError, ProcessError
 
 _STOP_SECONDS = 20
 _KILL_SECONDS = 5
+_STEADY_SECONDS = 60
 _LOG_LINES = 15
 _ERROR = "empo2: error: "
 
@@ -43,18 +46,29 @@ def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes
     Only ``Processes.check`` raises for Ctrl-C, SIGTERM and SIGHUP, so that they cannot interrupt the stopping.
     """
     processes = Processes(directory, environment)
-    adopt_orphans()  # children of a guard that is killed
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         numbers.append(signal.SIGHUP)
     previous = {number: signal.signal(number, processes.interrupt) for number in numbers}
     try:
-        yield processes
+        with ending_descendants():  # also children of a guard that is killed
+            try:
+                yield processes
+            finally:
+                processes.stop()
     finally:
-        processes.stop()
-        end_descendants()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ending_descendants() -> Iterator[None]:
+    """End all descendants of this process when the block is left."""
+    adopt_orphans()
+    try:
+        yield
+    finally:
+        end_descendants()
 
 
 @dataclass
@@ -65,16 +79,34 @@ class Processes:
     environment: dict[str, str]
     _interrupted: bool = False
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _restartable: dict[str, tuple[Callable[[], None], float]] = field(default_factory=dict)  # its start, and when
 
-    def start(self, name: str, command: list[str], inherit: tuple[int, ...] = ()) -> None:
-        """Start a command; it inherits the file descriptors ``inherit``."""
-        with (self.directory / f"{name}.log").open("wb") as log:
+    def start(
+        self,
+        name: str,
+        command: list[str],
+        *,
+        secrets: Mapping[str, str] | None = None,
+        inherit: tuple[int, ...] = (),
+        restartable: bool = False,
+    ) -> None:
+        """Start a command.
+
+        Args:
+            secrets: variables of its own.
+            inherit: file descriptors for the command.
+            restartable: ``check`` may start the command again if it ends.
+        """
+        if restartable:
+            again = partial(self.start, name, command, secrets=secrets, inherit=inherit, restartable=True)
+            self._restartable[name] = again, time.monotonic()
+        with (self.directory / f"{name}.log").open("ab") as log:
             self._guards[name] = subprocess.Popen(
                 guarded(command, grace=_STOP_SECONDS),
                 stdin=subprocess.PIPE,  # held open while this process lives
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self.environment,
+                env={**self.environment, **(secrets or {})},
                 pass_fds=inherit,
                 start_new_session=True,  # only the launcher handles Ctrl-C
             )
@@ -83,8 +115,13 @@ class Processes:
         """Return True once a process has ended without an error."""
         return self._guards[name].poll() == 0
 
-    def check(self) -> None:
-        """Raise if the run must end: a process ended unexpectedly, or the user interrupted it.
+    def check(self) -> list[str]:
+        """Start processes again that may be, and raise if the run must end.
+
+        A process that ends again within a minute is not started again.
+
+        Returns:
+            One line for each process that was started again.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP.
@@ -92,10 +129,19 @@ class Processes:
         """
         if self._interrupted:
             raise KeyboardInterrupt
-        for name, guard in self._guards.items():
+        restarted = []
+        for name, guard in list(self._guards.items()):
             code = guard.poll()
-            if code not in (None, 0) or (code == 0 and name != "trainer"):
+            if code is None or (code == 0 and name == "trainer"):
+                continue
+            start_again, started = self._restartable.get(name, (None, math.inf))
+            if start_again is None or time.monotonic() - started < _STEADY_SECONDS:
                 raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log')}")
+            assert guard.stdin
+            guard.stdin.close()
+            start_again()
+            restarted.append(f"{name} {_describe_exit(code)} and was started again")
+        return restarted
 
     def interrupt(self, *_: Any) -> None:
         """Make the next ``check`` raise KeyboardInterrupt (signal handler)."""

@@ -14,6 +14,7 @@ from empo2.memory import MemoryFileError, copy_memory, embedder_name
 from empo2.memory.browse import embedder_of, reading
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, METRICS_FILE, last_checkpoint, step_of
 
 # If these changed, the weights, tips and metrics so far would no longer be comparable with later ones.
@@ -30,8 +31,26 @@ def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, P
         The folder, and the checkpoint to continue from; None for a new run.
 
     Raises:
-        ConfigError: the folder exists and may not or cannot be continued, or ``memory.from`` cannot be copied.
+        ConfigError: the folder exists and may not or cannot be continued, it cannot be written, or ``memory.from``
+            cannot be copied.
     """
+    try:
+        return _open(settings, profile)
+    except OSError as error:
+        raise ConfigError(
+            f"run.directory={settings.run.directory!r}: {error.filename or 'the run'} cannot be written: "
+            f"{error.strerror}; give a folder that can"
+        ) from None
+
+
+def how_to_resume(directory: Path) -> str:
+    """Return one line that says how to continue the run of a folder, and after which step."""
+    checkpoint = last_checkpoint(directory / CHECKPOINTS)
+    begins = f"continues after step {step_of(checkpoint)}" if checkpoint else "starts over: no checkpoint is complete"
+    return f"resume  the same command with run.name={directory.name} run.resume=auto {begins}"
+
+
+def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
     run = settings.run
     if run.resume == "auto" and run.name is None:
         raise ConfigError("run.resume='auto': give run.name, the run to continue (or to begin)")
@@ -40,7 +59,7 @@ def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, P
     source = _memory_source(settings)
     checkpoint = None
     try:
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, mode=0o700)
         _lock(directory)
     except FileExistsError:
         if run.resume == "never":
@@ -49,9 +68,10 @@ def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, P
                 "or remove it"
             ) from None
         checkpoint = _continue(settings, directory)
+        directory.chmod(0o700)
     if checkpoint is None and source is not None:
         copy_memory(source, directory / MEMORY_FILE)
-    _write_settings(settings, directory)
+    write_settings(settings, directory)
     return directory, checkpoint
 
 
@@ -135,9 +155,10 @@ def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
         )
 
 
-def _write_settings(settings: Settings, directory: Path) -> None:
-    values: dict[str, Any] = settings.to_dict()
-    values["gateway"]["key"] = None  # the run folder may be shared with others
+def write_settings(settings: Settings, directory: Path) -> None:
+    """Write the settings without secrets to the folder's config.yaml."""
+    values: dict[str, Any] = redacted(settings.to_dict())  # the run folder may be shared with others
+    values["gateway"] |= {"key": None, "admin_key": None}
     _replace(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))
 
 

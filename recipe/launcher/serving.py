@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import socket
 import sys
 import time
@@ -11,14 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import yaml
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError, ProcessError
-from empo2.recipe.launcher.launch import controller_command, gateway_command, python_path, wait_for_gateway
+from empo2.recipe.launcher.commands import (
+    ADMIN_KEY,
+    KEY,
+    controller_command,
+    environment_without,
+    gateway_command,
+    in_memory,
+    keys_for,
+    wait_for_gateway,
+)
 from empo2.recipe.launcher.processes import Processes, bind, running
-from empo2.recipe.run_folder import CONFIG_FILE
+from empo2.recipe.launcher.run_directory import write_settings
 
+_SERVER_KEY = "OPENAI_API_KEY"
 _VLLM_SECONDS = 900  # a 7B model from a cold disk takes minutes
 _GPU_MEMORY = 0.9  # of each GPU: there is no trainer beside vLLM
 
@@ -28,15 +36,15 @@ class Served:
     """A gateway with a model and a controller behind it.
 
     Attributes:
-        client: of the gateway, with its key.
-        url, key: of the gateway.
+        client: of the gateway, with its admin key.
+        url, admin_key: of the gateway.
         check: raises if a process ended or the user interrupted.
     """
 
     client: httpx.Client
     url: str
-    key: str
-    check: Callable[[], None]
+    admin_key: str
+    check: Callable[[], object]
 
 
 @contextlib.contextmanager
@@ -54,31 +62,35 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
     """
     if settings.model.server is not None:
         check_server(settings.model.server, model)
-    values = settings.to_dict()
-    values["gateway"]["key"] = None
-    values["model"]["path"] = model
-    (directory / CONFIG_FILE).write_text(yaml.safe_dump(values, sort_keys=False))
-    key = settings.gateway.key or os.environ.get("EMPO2_KEY") or secrets.token_urlsafe(24)
-    environment = {**os.environ, "EMPO2_KEY": key, "PYTHONUNBUFFERED": "1", "PYTHONPATH": python_path()}
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": model})})
+    write_settings(settings, directory)
+    keys = keys_for(settings)
+    gateway_secrets = {KEY: keys.agent, ADMIN_KEY: keys.admin}
+    if settings.model.server is None:
+        environment = environment_without() | _vllm_environment(settings)
+    else:  # the server's key is for the gateway alone, which sends the agents' calls
+        environment = environment_without(_SERVER_KEY)
+        gateway_secrets |= {_SERVER_KEY: os.environ.get(_SERVER_KEY, "")}
     with bind(settings.gateway.host, settings.gateway.port) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-        if settings.model.server is None:
-            environment |= _vllm_environment(settings)  # before the gateway is started: all processes share it
-        with running(directory, environment) as processes:
+        with running(directory, environment) as processes, in_memory(settings) as file:
             endpoint = settings.model.server
             if endpoint is None:
                 vllm_port = _free_port()
                 endpoint = f"http://127.0.0.1:{vllm_port}/v1"
                 processes.start("vllm", vllm_command(settings, model, vllm_port))
-            processes.start("gateway", gateway_command(directory, listener.fileno()), inherit=(listener.fileno(),))
+            gateway = gateway_command(directory, file, listener.fileno())
+            processes.start("gateway", gateway, secrets=gateway_secrets, inherit=(file, listener.fileno()))
             wait_for_gateway(url, processes)
             if settings.model.server is None:
                 _wait_for_vllm(endpoint, processes)
-            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
+            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys.admin}"}, timeout=60) as client:
                 client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
-                processes.start("controller", controller_command(settings, url))
-                yield Served(client, url, key, processes.check)
+                # As in training: agents get the controller's environment, and never see the admin key.
+                controller = controller_command(settings, url)
+                processes.start("controller", controller, secrets={KEY: keys.agent}, restartable=True)
+                yield Served(client, url, keys.admin, processes.check)
 
 
 def check_server(url: str, model: str) -> None:
@@ -87,7 +99,7 @@ def check_server(url: str, model: str) -> None:
     Raises:
         ConfigError: it does not answer, refuses the key, or does not list the model.
     """
-    key = os.environ.get("OPENAI_API_KEY")
+    key = os.environ.get(_SERVER_KEY)
     try:
         response = httpx.get(
             f"{url.rstrip('/')}/models", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=30

@@ -1,13 +1,13 @@
 """The advantage of each rollout, relative to its group; docs/algorithm.md has the rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
 from empo2.recipe.config import Algorithm
-from empo2.recipe.protocol import scaled_return
-from empo2.recipe.trainer.results import RolloutResult
-from empo2.recipe.trainer.scores import compared_scores, groups_of
+from empo2.recipe.protocol import Mode, scaled_return
+from empo2.recipe.trainer.results import RolloutResult, groups_of
+from empo2.recipe.trainer.scores import compared_scores
 
 _EPSILON = 1e-6  # verl's
 
@@ -27,13 +27,32 @@ def rollout_advantages(results: Mapping[str, RolloutResult], algorithm: Algorith
     """
     advantages: dict[str, float] = {}
     for rollouts in groups_of(results):
-        without, with_tips = _by_memory(rollouts, results)
-        for members in filter(None, (without, with_tips)):
-            paired = results[members[0]].mode.off_policy
-            others = without if paired else []
-            scores = compared_scores([results[rollout] for rollout in [*others, *members]], algorithm)
-            own = relative_to(scores[: len(others)] or scores, scores, algorithm.normalize_by_std)[len(others) :]
-            advantages |= zip(members, own.tolist(), strict=True)
+        advantages |= compare_halves(
+            rollouts,
+            lambda rollout: results[rollout].mode,
+            lambda compared: compared_scores([results[rollout] for rollout in compared], algorithm),
+            algorithm.normalize_by_std,
+        )
+    return advantages
+
+
+def compare_halves[T: Hashable](
+    members: Sequence[T], mode: Callable[[T], Mode], scores: Callable[[list[T]], list[float]], normalize_by_std: bool
+) -> dict[T, float]:
+    """Return the advantages of members of a group by the rules of `rollout_advantages`.
+
+    Args:
+        mode: of a member.
+        scores: of members that are compared with each other.
+    """
+    advantages: dict[T, float] = {}
+    without = [member for member in members if not mode(member).memory]
+    for half in (without, [member for member in members if mode(member).memory]):
+        if half:
+            others = without if mode(half[0]).off_policy else []
+            compared = scores([*others, *half])
+            own = relative_to(compared[: len(others)] or compared, compared, normalize_by_std)[len(others) :]
+            advantages |= zip(half, own.tolist(), strict=True)
     return advantages
 
 
@@ -55,25 +74,27 @@ def tip_gain(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> floa
     """
     gains = []
     for rollouts in groups_of(results):
-        without, with_tips = _by_memory(rollouts, results)
-        if without and with_tips:
-            means = (
-                np.mean([scaled_return(algorithm, results[rollout].return_) for rollout in half])
-                for half in (with_tips, without)
-            )
-            gains.append(next(means) - next(means))
+        returns: dict[bool, list[float]] = {True: [], False: []}  # by memory
+        for result in (results[rollout] for rollout in rollouts):
+            returns[result.mode.memory].append(scaled_return(algorithm, result.return_))
+        if all(returns.values()):
+            gains.append(np.mean(returns[True]) - np.mean(returns[False]))
     return float(np.mean(gains)) if gains else None
 
 
-def groups_without_gradient(advantages: Mapping[str, float], results: Mapping[str, RolloutResult]) -> float:
-    """Return the fraction of groups none of whose rollouts has an advantage."""
-    flat = [not any(advantages[rollout] for rollout in rollouts) for rollouts in groups_of(results)]
+def groups_without_gradient(
+    advantages: Mapping[str, float],
+    results: Mapping[str, RolloutResult],
+    steps: Mapping[str, Mapping[int, float]] | None = None,
+) -> float:
+    """Return the fraction of groups in which no rollout, and no turn of one, has an advantage.
+
+    Args:
+        advantages: by rollout id.
+        results: by rollout id.
+        steps: GiGPO's advantages of turns, by rollout id and turn.
+    """
+    learned = {rollout for rollout, advantage in advantages.items() if advantage}
+    learned |= {rollout for rollout, turns in (steps or {}).items() if any(turns.values())}
+    flat = [learned.isdisjoint(rollouts) for rollouts in groups_of(results)]
     return sum(flat) / len(flat)
-
-
-def _by_memory(rollouts: Sequence[str], results: Mapping[str, RolloutResult]) -> tuple[list[str], list[str]]:
-    """Return the rollouts without tips and those with tips."""
-    return (
-        [rollout for rollout in rollouts if not results[rollout].mode.memory],
-        [rollout for rollout in rollouts if results[rollout].mode.memory],
-    )

@@ -35,8 +35,10 @@ class GatewayClient:
             response = self._http.get(STATE, timeout=30)
         except httpx.HTTPError as error:
             raise Empo2Error(f"no gateway answers at {self._url} ({error}); start one with `empo2 gateway`") from None
-        if response.status_code == 401:
-            raise Empo2Error(f"the gateway at {self._url} refuses the key; give both sides the same --key or EMPO2_KEY")
+        if response.status_code in (401, 403):
+            raise Empo2Error(
+                f"the gateway at {self._url} refuses the key; give both sides the same --admin-key or EMPO2_ADMIN_KEY"
+            )
         if response.status_code != 200:
             raise Empo2Error(f"{self._url} is not an EMPO² gateway; start `empo2 gateway` in the place of agl-server")
         state = GatewayState.model_validate(response.json())
@@ -57,7 +59,7 @@ class GatewayClient:
 
     def drain(self, seconds: float) -> dict[str, float]:
         """Wait at most ``seconds`` for the running reflections; return the gateway's metrics of the step."""
-        response = self._http.post(DRAIN, json=DrainRequest(timeout=seconds).model_dump(), timeout=None)
+        response = self._http.post(DRAIN, json=DrainRequest(timeout=seconds).model_dump(), timeout=seconds + _SECONDS)
         response.raise_for_status()
         return response.json()
 

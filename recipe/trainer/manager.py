@@ -16,6 +16,7 @@ from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.failures import FAILED_BY_AGENT
 from empo2.recipe.protocol import TAG, Mode, RolloutTag, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
+from empo2.recipe.trainer.gigpo import rows_of_turns
 from empo2.recipe.trainer.results import (
     RolloutResult,
     StepResults,
@@ -26,6 +27,7 @@ from empo2.recipe.trainer.results import (
     prepare_for_training,
     unusable,
 )
+from empo2.recipe.trainer.timing import rollout_times, timed
 
 
 def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
@@ -124,6 +126,7 @@ class Empo2RolloutManager(AglRolloutManager):
         self._gateway = gateway
         self.results = StepResults()
         self.gateway_metrics: dict[str, float] = {}
+        self.timing: dict[str, float] = {}
 
     def _run_succeeded_hook(self, rollout: Rollout) -> None:
         if self._has_user_hooks:  # agent-lightning would read all events of a rollout for it
@@ -149,8 +152,11 @@ class Empo2RolloutManager(AglRolloutManager):
         Raises:
             NoUsableRollouts: none is left; the message says why.
         """
-        played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
-        self.gateway_metrics = self._gateway.drain(self._settings.reflection.timeout)
+        with timed(self.timing, "rollouts"):
+            played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
+        with timed(self.timing, "drain"):
+            self.gateway_metrics = self._gateway.drain(self._settings.reflection.timeout)
+        self.timing |= rollout_times(played)
         select = self._trainable if is_train else self._validated
         usable = [kept for rollout in played if (kept := select(rollout)) is not None]
         if is_train:
@@ -185,7 +191,7 @@ class Empo2RolloutManager(AglRolloutManager):
         if reason := reason or unusable(rollout, is_train=True):
             self.results.drop(rollout, reason)
             return None
-        trained, intrinsic, turns_dropped = prepare_for_training(rollout)
+        trained, turn_rewards, turns_dropped = prepare_for_training(rollout)
         self.results.turns_dropped += turns_dropped
         if not trained.triplets:
             self.results.drop(rollout, "no_tip_free_prompt")
@@ -195,7 +201,9 @@ class Empo2RolloutManager(AglRolloutManager):
             group=rollout.data_id,
             mode=mode_of(rollout),
             return_=rollout.final_reward,
-            intrinsic=intrinsic,
+            intrinsic=sum(turn_rewards),
+            turn_rewards=turn_rewards,
+            rows=rows_of_turns(rollout) if self._settings.algorithm.advantage == "gigpo" else (),
             reply_tokens=sum(len(triplet.response["token_ids"]) for triplet in trained.triplets),
             agent_metrics=agent_metrics(rollout),
         )

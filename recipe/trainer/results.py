@@ -1,7 +1,7 @@
 """The results of a step's rollouts: which are trained on, which are dropped, and why."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,21 @@ from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
 
 from empo2.recipe.failures import cause_of_failure, numbers_of
 from empo2.recipe.protocol import CALL_EVENT, PANEL, CallEvent, Mode, RolloutTag
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One trained turn of a rollout.
+
+    Attributes:
+        number: among all turns of the episode, from 0.
+        anchor: text of its state, equal in equal states; "" if it has none.
+        tokens: of the reply.
+    """
+
+    number: int
+    anchor: str
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -23,6 +38,8 @@ class RolloutResult:
         intrinsic: sum of 1/n over the rollout's calls.
         reply_tokens: tokens that the policy sampled, before any row is cut.
         panel: name of the set of validation tasks that it belongs to; "" for none.
+        turn_rewards: 1/n of each turn of the episode, trained or not.
+        rows: the turns of each of its training rows; empty unless GiGPO needs them.
         agent_metrics: numbers by name that the agent reported beside its reward.
     """
 
@@ -32,6 +49,8 @@ class RolloutResult:
     intrinsic: float = 0.0
     reply_tokens: int = 0
     panel: str = ""
+    turn_rewards: Sequence[float] = ()
+    rows: Sequence[Sequence[Turn]] = ()
     agent_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -68,6 +87,14 @@ class StepResults:
             f"none of {self.dropped.total()} rollouts can be used: {reasons} (for example: {example}; "
             "see controller.log)"
         )
+
+
+def groups_of(results: Mapping[str, RolloutResult]) -> list[list[str]]:
+    """Return the rollout ids of each group."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for rollout, result in results.items():
+        groups[result.group].append(rollout)
+    return list(groups.values())
 
 
 def mode_of(rollout: CompletedRollout) -> Mode:
@@ -118,24 +145,31 @@ def _calls(rollout: CompletedRollout) -> Iterator[tuple[Triplet, CallEvent | Non
         yield triplet, by_prompt.get(tuple(triplet.prompt["token_ids"]))
 
 
-def prepare_for_training(rollout: CompletedRollout) -> tuple[CompletedRollout, float, int]:
-    """Give an off-policy rollout its tip-free prompts, and sum a rollout's intrinsic rewards.
-
-    Only prompts change. vLLM's log-probs, sampled *with* the tips, stay, so that in agent-lightning's batch π_old is
-    tip-conditioned and π_θ is not. A turn whose tip-free prompt is unknown is left out, never trained with its tips.
+def prepare_for_training(rollout: CompletedRollout) -> tuple[CompletedRollout, list[float], int]:
+    """Give an off-policy rollout its tip-free prompts, see `trained_turns`, and collect its intrinsic rewards.
 
     Returns:
-        The rollout to train on, Σ 1/n over its calls, and the number of turns left out.
+        The rollout to train on, 1/n of each of its turns, and the number of turns left out.
     """
-    tag = RolloutTag.read(rollout.metadata)
-    triplets, intrinsic, left_out = [], 0.0, 0
+    turns = list(trained_turns(rollout))
+    triplets = [triplet for triplet, _ in turns if triplet is not None]
+    rewards = [call.intrinsic_reward if call else 0.0 for _, call in turns]
+    return rollout.model_copy(update={"triplets": triplets}), rewards, len(turns) - len(triplets)
+
+
+def trained_turns(rollout: CompletedRollout) -> Iterator[tuple[Triplet | None, CallEvent | None]]:
+    """Yield each turn as it is trained, with the gateway's event; None for a turn that is left out.
+
+    Of an off-policy rollout only prompts change. vLLM's log-probs, sampled *with* the tips, stay, so that in
+    agent-lightning's batch π_old is tip-conditioned and π_θ is not. A turn whose tip-free prompt is unknown is left
+    out, never trained with its tips.
+    """
+    off_policy = mode_of(rollout).off_policy
     for triplet, call in _calls(rollout):
-        intrinsic += call.intrinsic_reward if call else 0.0
-        if tag is not None and tag.off_policy:
-            if call is None or call.tip_free_prompt_token_ids is None:
-                left_out += 1
-                continue
+        if not off_policy:
+            yield triplet, call
+        elif call is None or call.tip_free_prompt_token_ids is None:
+            yield None, call
+        else:
             prompt = {**triplet.prompt, "token_ids": call.tip_free_prompt_token_ids}
-            triplet = triplet.model_copy(update={"prompt": prompt})
-        triplets.append(triplet)
-    return rollout.model_copy(update={"triplets": triplets}), intrinsic, left_out
+            yield triplet.model_copy(update={"prompt": prompt}), call

@@ -1,11 +1,10 @@
 """The scores by which the rollouts of a group are compared."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.protocol import scaled_return
-from empo2.recipe.trainer.results import RolloutResult
+from empo2.recipe.trainer.results import RolloutResult, groups_of
 
 
 def training_scores(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> dict[str, float]:
@@ -33,6 +32,11 @@ def compared_scores(results: Sequence[RolloutResult], algorithm: Algorithm) -> l
     """
     solved = all(result.return_ >= algorithm.success_return for result in results)
     scores = [scaled_return(algorithm, result.return_, 0.0 if solved else result.intrinsic) for result in results]
+    return equal_within_tolerance(scores, algorithm)
+
+
+def equal_within_tolerance(scores: list[float], algorithm: Algorithm) -> list[float]:
+    """Return the scores, or their mean for each if they differ by less than ``return_tolerance``."""
     if max(scores) - min(scores) < algorithm.return_scale * algorithm.return_tolerance:
         return [sum(scores) / len(scores)] * len(scores)
     return scores
@@ -49,11 +53,3 @@ def tolerance_warning(results: Mapping[str, RolloutResult], algorithm: Algorithm
         f"intrinsic reward by less than algorithm.return_tolerance={algorithm.return_tolerance:g}; lower it if such "
         "differences matter"
     )
-
-
-def groups_of(results: Mapping[str, RolloutResult]) -> list[list[str]]:
-    """Return the rollout ids of each group."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for rollout, result in results.items():
-        groups[result.group].append(rollout)
-    return list(groups.values())

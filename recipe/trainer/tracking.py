@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from verl.utils.tracking import Tracking
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.protocol import TRAIN_PANEL
+from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import METRICS_FILE
 from empo2.recipe.trainer.results import RolloutResult, StepResults
 
@@ -19,10 +21,15 @@ _TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
 
 
 class RunTracking(Tracking):
-    """verl's loggers, and one line per step in the run's metrics.jsonl (verl's own file logger overwrites)."""
+    """verl's loggers, and one line per step in the run's metrics.jsonl (verl's own file logger overwrites).
+
+    The loggers get the configuration, and this process's command line, which wandb reads itself, without secrets.
+    """
 
     def __init__(self, *args: Any, config: dict[str, Any], **kwargs: Any) -> None:
-        super().__init__(*args, config=config, **kwargs)
+        shown = redacted({**config, "argv": sys.argv})
+        sys.argv = shown.pop("argv")
+        super().__init__(*args, config=shown, **kwargs)
         directory = config.get("empo2", {}).get("run_directory")
         self._file = Path(directory) / METRICS_FILE if directory else None
 

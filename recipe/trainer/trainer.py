@@ -18,6 +18,15 @@ from empo2.recipe.run_folder import MEMORY_FILE, checkpoint_folder, mark_complet
 from empo2.recipe.trainer.advantages import groups_without_gradient, rollout_advantages, tip_gain
 from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows, mini_batches_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
+from empo2.recipe.trainer.gigpo import (
+    StepAdvantages,
+    add_step_advantages,
+    cluster_metrics,
+    clusters,
+    set_turn_ids,
+    sharing_warning,
+    step_advantages,
+)
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import hybrid_loss
 from empo2.recipe.trainer.results import StepResults
@@ -98,15 +107,24 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             return batch, metrics
         algorithm, results = self._settings.algorithm, self._results
         assert self._manager is not None
+        gigpo = algorithm.advantage == "gigpo"
+        if gigpo:
+            set_turn_ids(batch, results.kept)
         kept = drop_overlong(batch)
         ids = set(kept.non_tensor_batch["rollout_id_list"])
         trained = {rollout: result for rollout, result in results.kept.items() if rollout in ids}
         advantages = rollout_advantages(trained, algorithm)
         set_scores(kept, trained, training_scores(trained, algorithm), advantages)
-        metrics |= training_metrics(results, algorithm.success_return) | self._manager.gateway_metrics
+        steps: StepAdvantages = {}
+        if gigpo:
+            steps = step_advantages(trained, algorithm)
+            add_step_advantages(kept, steps, algorithm.gigpo_weight)
+            metrics |= cluster_metrics(clusters(trained))
+        metrics |= training_metrics(results, algorithm.success_return)
+        metrics |= self._manager.gateway_metrics | self._manager.timing
         metrics |= {
             "empo2/unmerged_rollouts": metrics["training/n_unmerged_rollouts"],
-            "empo2/groups_without_gradient": groups_without_gradient(advantages, trained),
+            "empo2/groups_without_gradient": groups_without_gradient(advantages, trained, steps),
             "empo2/overlong_rows": len(batch) - len(kept),
             "empo2/cut_rows": metrics["training/n_truncated_sample"],
             "empo2/off_policy_rows": int(kept.batch["off_policy"].sum()),
@@ -116,6 +134,8 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         if (gain := tip_gain(trained, algorithm)) is not None:
             metrics["empo2/tip_gain"] = gain
         print(step_line(self.global_steps, metrics, rollouts=len(ids), rows=len(kept)), flush=True)
+        if gigpo and self.global_steps == 1 and (warning := sharing_warning(metrics)):
+            print(f"step 1: {warning}", flush=True)
         nothing_learned = self.global_steps == 1 and metrics["empo2/groups_without_gradient"] == 1
         if nothing_learned and (warning := tolerance_warning(trained, algorithm)):
             print(f"step 1: {warning}", flush=True)
@@ -172,11 +192,13 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         return self.resource_pool_manager.get_n_gpus() * micro_batch
 
     def _update_actor(self, batch: DataProto) -> DataProto:
+        actor = self.config.actor_rollout_ref.actor
         planned, rows = planned_batch(
             batch,
             updates=self._settings.algorithm.updates_per_step,
             ranks=self.resource_pool_manager.get_n_gpus(),
-            micro_batch=self.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or 1,
+            micro_batch=actor.ppo_micro_batch_size_per_gpu or 1,
+            other_terms=actor.use_kl_loss or actor.entropy_coeff != 0,
         )
         with mini_batches_of(self.config, rows):
             output = super()._update_actor(planned)

@@ -59,7 +59,9 @@ def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, mi
     return [row for part in parts for row in part]
 
 
-def planned_batch(batch: DataProto, *, updates: int, ranks: int, micro_batch: int) -> tuple[DataProto, int]:
+def planned_batch(
+    batch: DataProto, *, updates: int, ranks: int, micro_batch: int, other_terms: bool = True
+) -> tuple[DataProto, int]:
     """Return the batch for a training step's updates, and the number of rows of each update, fillers included.
 
     The loss of an update is the mean over its rollouts, as in any mini-batch of M rollouts:
@@ -71,6 +73,8 @@ def planned_batch(batch: DataProto, *, updates: int, ranks: int, micro_batch: in
         updates: optimizer steps.
         ranks: processes that share the data.
         micro_batch: rows of a forward pass on one rank.
+        other_terms: whether the loss has a KL or an entropy term. Without them a row whose advantages are 0, of a group
+            with equal scores, has no gradient, and is left out after the weights are known; an update keeps one row.
     """
     groups, rollouts = (batch.non_tensor_batch[key].tolist() for key in ("data_id_list", "rollout_id_list"))
     plan = plan_updates(groups, updates)
@@ -84,6 +88,9 @@ def planned_batch(batch: DataProto, *, updates: int, ranks: int, micro_batch: in
         for row in rows:
             weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
             factors[row] = len(batch) / members  # agent-lightning divided by all rows
+    if not other_terms:
+        learns = (batch.batch["advantages"] != 0).any(-1).tolist()
+        plan = [[row for row in rows if learns[row]] or rows[:1] for rows in plan]
     order = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
     planned = with_fillers(batch, order)
     planned.batch["token_weight"] = torch.tensor([0.0 if row == FILLER else weights[row] for row in order])

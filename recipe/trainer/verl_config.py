@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.redaction import redacted
 from empo2.recipe.trainer.literal import literally
 
 
@@ -55,7 +56,8 @@ def build_verl_config(
             OmegaConf.update(config, key, value, merge=True)
         except Exception as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"verl.{key}={value!r}: not an option of verl or agent-lightning: {reason}") from None
+            shown = redacted({key.rpartition(".")[2]: value}).popitem()[1]
+            raise ConfigError(f"verl.{key}={shown!r}: not an option of verl or agent-lightning: {reason}") from None
     with open_dict(config):
         config.empo2 = literally(settings.to_dict() | {"run_directory": str(run_directory)})
     return config

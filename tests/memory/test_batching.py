@@ -63,7 +63,7 @@ def letters():
 
 @pytest.fixture
 def batching(letters):
-    return BatchingEmbedder(lambda: letters)
+    return BatchingEmbedder(letters)
 
 
 async def until(condition):
@@ -80,9 +80,8 @@ async def asked(*calls):
 
 @pytest.mark.parametrize("threads", [1, 3])
 async def test_many_callers_get_their_own_vectors(letters, threads):
-    batching = BatchingEmbedder(lambda: letters, threads=threads)
+    batching = BatchingEmbedder(letters, threads=threads)
     texts = [chr(97 + i % 26) * (1 + i // 26) for i in range(128)]
-    batching.start()
     vectors = await asyncio.gather(*(batching.embed(text, urgent=i % 4 == 0) for i, text in enumerate(texts)))
     await batching.close()
     for text, vector in zip(texts, vectors, strict=True):
@@ -93,7 +92,6 @@ async def test_many_callers_get_their_own_vectors(letters, threads):
 
 async def test_urgent_texts_go_one_by_one_and_others_in_batches_the_oldest_first(letters, batching):
     letters.shut()
-    batching.start()
     calls = await asked(batching.embed("first", urgent=True), batching.embed("other", urgent=False))
     await until(lambda: letters.urgent and letters.background)
     names = [f"{i}" for i in range(MAX_BATCH + 1)]
@@ -108,7 +106,6 @@ async def test_urgent_texts_go_one_by_one_and_others_in_batches_the_oldest_first
 
 async def test_an_urgent_text_does_not_wait_for_the_background(letters, batching):
     letters.background_gate.clear()
-    batching.start()
     background = await asked(*(batching.embed(f"{i}", urgent=False) for i in range(50)))
     await until(lambda: letters.background)
     assert np.array_equal(await batching.embed("urgent", urgent=True), letters_of("urgent"))
@@ -120,7 +117,6 @@ async def test_an_urgent_text_does_not_wait_for_the_background(letters, batching
 
 async def test_a_background_text_that_gets_urgent_moves_up(letters, batching):
     letters.shut()
-    batching.start()
     calls = await asked(batching.embed("first", urgent=True), batching.embed("other", urgent=False))
     await until(lambda: letters.urgent and letters.background)
     calls += await asked(*(batching.embed(text, urgent=False) for text in "abc"))
@@ -137,8 +133,7 @@ async def test_a_background_text_that_gets_urgent_moves_up(letters, batching):
 
 async def test_urgent_batches_are_embedded_at_once_in_as_many_threads(letters):
     letters.shut()
-    batching = BatchingEmbedder(lambda: letters, threads=3)
-    batching.start()
+    batching = BatchingEmbedder(letters, threads=3)
     calls = []
     for i in range(3):  # the next comes when the last is being embedded
         calls += await asked(batching.embed(f"{i}", urgent=True))
@@ -160,7 +155,6 @@ async def test_only_the_background_thread_is_nice(letters, batching):
 
     letters.embed = noting_embed
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    batching.start()
     await asyncio.gather(batching.embed("urgent", urgent=True), batching.embed("background", urgent=False))
     await batching.close()
     assert niceness == {"urgent": before, "background": max(before, BACKGROUND_NICENESS)}
@@ -170,7 +164,6 @@ async def test_only_the_background_thread_is_nice(letters, batching):
 @pytest.mark.parametrize("kind", ["urgent", "background"])
 async def test_a_text_is_embedded_once(letters, batching, kind):
     letters.shut()
-    batching.start()
     waiting = await asked(*(batching.embed("x", urgent=kind == "urgent") for _ in range(3)))
     await until(lambda: getattr(letters, kind))
     waiting += await asked(*(batching.embed("x", urgent=urgent) for urgent in (True, False)))  # in flight by now
@@ -188,7 +181,6 @@ async def test_only_texts_not_asked_for_lately_are_forgotten(letters, batching, 
     assert RECENT_TEXTS == 16_384
     monkeypatch.setattr("empo2.memory.batching.RECENT_TEXTS", 100)
     urgently = partial(batching.embed, urgent=True)
-    batching.start()
     await urgently("kept")
     await urgently("forgotten")
     await urgently("kept")
@@ -200,37 +192,14 @@ async def test_only_texts_not_asked_for_lately_are_forgotten(letters, batching, 
     assert letters.urgent == [["forgotten"]]
 
 
-async def test_the_event_loop_runs_while_the_model_loads(letters):
-    loading, may_load = threading.Event(), threading.Event()
-
-    def load():
-        loading.set()
-        may_load.wait()
-        return letters
-
-    batching = BatchingEmbedder(load)
-    batching.start()
-    try:
-        callers = await asked(*(batching.embed("x", urgent=urgent) for urgent in (False, True)))
-        await until(loading.is_set)
-        assert not any(caller.done() for caller in callers)
-    finally:
-        may_load.set()
-    assert await batching.ready() is letters
-    assert all(np.array_equal(vector, letters_of("x")) for vector in await asyncio.gather(*callers))
-    await batching.close()
-    assert letters.urgent == [["x"]]
-
-
 async def test_a_failed_batch_fails_its_own_callers_and_the_next_call_tries_again(letters, batching):
     letters.shut()
     letters.failing = "a"
-    batching.start()
     failing = await asked(*(batching.embed(text, urgent=False) for text in "aab"))
     [other] = await asked(batching.embed("c", urgent=True))
     letters.open()
     failed = await asyncio.gather(*failing, return_exceptions=True)
-    assert [str(outcome) for outcome in failed] == ["an embedding failed: RuntimeError('out of ink')"] * 3
+    assert [str(outcome) for outcome in failed] == ["an embedding failed: RuntimeError"] * 3
     assert all(isinstance(outcome, EmbedderError) for outcome in failed)
     assert np.array_equal(await other, letters_of("c"))
     letters.failing = ""
@@ -240,35 +209,13 @@ async def test_a_failed_batch_fails_its_own_callers_and_the_next_call_tries_agai
 
 async def test_an_embedder_that_loses_rows_fails_its_callers(letters, batching):
     letters.embed = lambda texts: np.ones((1, 26))
-    batching.start()
     outcomes = await asyncio.gather(*(batching.embed(text, urgent=False) for text in "ab"), return_exceptions=True)
     await batching.close()
     assert [type(outcome) for outcome in outcomes] == [EmbedderError] * 2
 
 
-async def test_a_failed_load_is_remembered():
-    loads = []
-
-    def load():
-        loads.append(1)
-        raise OSError("no such model")
-
-    batching = BatchingEmbedder(load)
-    batching.start()
-    calls = (batching.ready(), batching.embed("a", urgent=True), batching.embed("b", urgent=False))
-    outcomes = [*await asyncio.gather(*calls, return_exceptions=True)]
-    for call in (batching.ready, partial(batching.embed, "later", urgent=True)):
-        with pytest.raises(EmbedderError) as failure:
-            await call()
-        outcomes.append(failure.value)
-    await batching.close()
-    assert {str(outcome) for outcome in outcomes} == {"the embedder did not load: OSError('no such model')"}
-    assert loads == [1]
-
-
 async def test_closing_fails_who_waits_and_ends_the_threads(letters, batching):
     letters.shut()
-    batching.start()
     calls = await asked(batching.embed("running", urgent=True), batching.embed("there too", urgent=False))
     await until(lambda: letters.urgent and letters.background)
     calls += await asked(batching.embed("waiting", urgent=True), batching.embed("waits too", urgent=False))
@@ -285,7 +232,6 @@ async def test_closing_fails_who_waits_and_ends_the_threads(letters, batching):
 
 async def test_a_caller_that_is_cancelled_does_not_take_others_along(letters, batching):
     letters.shut()
-    batching.start()
     leaver, stayer = await asked(*(batching.embed("x", urgent=urgent) for urgent in (True, False)))
     await until(lambda: letters.urgent)
     leaver.cancel()
@@ -295,13 +241,7 @@ async def test_a_caller_that_is_cancelled_does_not_take_others_along(letters, ba
     await batching.close()
 
 
-async def test_the_first_call_starts_to_load_the_model_and_none_does_so_again(letters, batching):
-    assert np.array_equal(await batching.embed("x", urgent=True), letters_of("x"))
-    assert await batching.ready() is await batching.ready()
-    batching.start()
-    assert np.array_equal(await batching.embed("y", urgent=False), letters_of("y"))
+async def test_an_embedder_that_was_never_asked_can_be_closed(batching):
     await batching.close()
-    batching.start()
-    for call in (batching.ready, partial(batching.embed, "x", urgent=True)):
-        with pytest.raises(EmbedderError, match="the embedder is closed"):
-            await call()
+    with pytest.raises(EmbedderError, match="the embedder is closed"):
+        await batching.embed("x", urgent=True)

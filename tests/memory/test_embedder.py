@@ -107,8 +107,7 @@ def test_a_model_that_does_not_load_is_named_in_one_line(changes):
 
 @pytest.mark.asyncio
 async def test_minilm_behind_the_async_front(minilm):
-    batching = BatchingEmbedder(lambda: minilm)
-    batching.start()
+    batching = BatchingEmbedder(minilm)
     texts = [f"You are in room {i} and see a door." for i in range(20)]
     vectors = await asyncio.gather(*(batching.embed(text, urgent=i % 2 == 0) for i, text in enumerate(texts)))
     await batching.close()

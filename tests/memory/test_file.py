@@ -317,3 +317,14 @@ def test_a_damaged_key_is_named(tmp_path, table, key):
             found(store)
         else:
             visit(store, "task", "s", EAST, threshold=0.5)
+
+
+def test_a_memory_and_what_lies_beside_it_is_its_owners(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with closing(open_store(tmp_path / "m.db")) as store:
+            store.snapshot(tmp_path / "snapshot.db")
+            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("m.db", "m.db-wal", "m.db-shm", "m.db.lock", "snapshot.db"), 0o600)

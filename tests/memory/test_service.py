@@ -34,7 +34,7 @@ def direction(text: str) -> list[float]:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[MemoryService]:
     options: dict[str, Any] = {"capacity": 100, "novelty_similarity": THRESHOLD, "value_learning_rate": 0.5}
-    service = MemoryService(folder / "memory.sqlite", Compass, ByScore(2, 0.5), **options)
+    service = MemoryService(folder / "memory.sqlite", Compass(), ByScore(2, 0.5), **options)
     try:
         yield service
     finally:
@@ -115,4 +115,4 @@ async def test_a_search_leaves_out_what_is_known(tmp_path: Path) -> None:
         assert [tip.text for tip in found] == ["tip 3", "tip 2"]
         others = await service.search("a", step.key, exclude=[tip.text for tip in found])
         assert [tip.text for tip in others] == ["tip 1", "tip 0"]
-        assert await service.size() == 4
+        assert service.size == 4

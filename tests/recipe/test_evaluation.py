@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -28,6 +29,7 @@ from empo2.recipe.evaluation.play import result_of
 from empo2.recipe.evaluation.results import Planned, Result, Results, read_results
 from empo2.recipe.evaluation.statistics import area, bootstrap, cumulative_success, forgetting, over_seeds
 from empo2.recipe.evaluation.summary import OVERALL, differences, failures_line, summarize
+from empo2.recipe.launcher.serving import serving
 
 from .harness import ROOMS, is_reflection, running_gateway
 from .model_server import MODEL, ModelServer
@@ -589,3 +591,44 @@ def test_adaptation_writes_tips_and_reads_them(tmp_path: Path) -> None:
 
     with sqlite3.connect(evaluation / "memory.sqlite") as database:  # read only: the two episodes left nothing
         assert database.execute("SELECT count(*) FROM plays").fetchone() == (2,)
+
+
+def test_agents_get_neither_the_admin_key_nor_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real `serving`, whose gateway and controller are stand-ins that write down their environment."""
+    note = "import json, os; json.dump(dict(os.environ), open({file!r}, 'w'))\n"
+    answer = (
+        "import http.server, socket, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_POST(self):\n"
+        "        self.rfile.read(int(self.headers['content-length']))\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "    do_GET = lambda self: (self.send_response(200), self.end_headers())\n"
+        "server = http.server.HTTPServer(('127.0.0.1', 0), Handler, bind_and_activate=False)\n"
+        "server.socket = socket.socket(fileno=int(sys.argv[1]))\n"
+        "server.serve_forever()\n"
+    )
+    files = {name: tmp_path / f"{name}.json" for name in ("gateway", "controller")}
+    gateway = note.format(file=str(files["gateway"])) + answer
+    controller = note.format(file=str(files["controller"])) + "import time; time.sleep(1000)"
+    room = "empo2.recipe.launcher.serving"
+    monkeypatch.setattr(f"{room}.gateway_command", lambda *given: [sys.executable, "-c", gateway, str(given[2])])
+    monkeypatch.setattr(f"{room}.controller_command", lambda *_: [sys.executable, "-c", controller])
+    monkeypatch.setattr(f"{room}.check_server", lambda *_: None)
+    monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-server")
+    monkeypatch.setenv("EMPO2_ADMIN_KEY", "key-of-the-operator")
+    overrides = ["model.server=http://127.0.0.1:9/v1", "gateway.key=key-of-agents", "gateway.port=0"]
+    with serving(load_settings("cpu", overrides), tmp_path, "m") as served:
+        deadline = time.monotonic() + 60
+        while not files["controller"].exists() or not files["controller"].read_text().endswith("}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert served.admin_key == "key-of-the-operator"
+    names = ("EMPO2_KEY", "EMPO2_ADMIN_KEY", "OPENAI_API_KEY")
+    found = {name: [json.loads(file.read_text()).get(key) for key in names] for name, file in files.items()}
+    assert found == {
+        "gateway": ["key-of-agents", "key-of-the-operator", "key-of-the-server"],
+        "controller": ["key-of-agents", None, None],
+    }
+    written = (tmp_path / "config.yaml").read_text()
+    assert not any(secret in written for secret in ("key-of-the-server", "key-of-the-operator", "key-of-agents"))

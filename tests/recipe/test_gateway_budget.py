@@ -124,7 +124,11 @@ async def test_tips_fill_the_budget_and_no_more(tmp_path: Path):
     needed = heading + length(f"- {texts[3]}\n") + length(f"- {texts[1]}\n")
     for budget, expected in ((needed, [4, 2]), (needed - 1, [4, 1]), (heading, []), (1, [])):
         async with running_gateway(
-            tmp_path, "memory.min_similarity=-1", f"memory.episode_tokens={budget}", words=Words()
+            tmp_path,
+            "memory.min_similarity=-1",
+            f"memory.episode_tokens={budget}",
+            "reflection.max_words=400",
+            words=Words(),
         ) as gateway:
             rollout = await gateway.create("memory", "off-policy")
             await gateway.play(rollout, [{"messages": [{"role": "user", "content": "a room"}]}])

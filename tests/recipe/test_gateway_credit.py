@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from .harness import ROOMS, GatewayUnderTest, Words, in_reflection, running_gateway, turns, until
+from empo2.recipe.config import load_settings
+from empo2.recipe.gateway.memory import open_memory
+
+from .harness import ROOMS, GatewayUnderTest, Words, in_reflection, running_gateway, turns
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -142,9 +145,8 @@ async def test_a_snapshot_of_another_embedder_is_not_restored(gateway: GatewayUn
     (tmp_path / "other").mkdir()
     async with running_gateway(tmp_path / "other", words=other) as foreign:
         await foreign.store_tips(ROOMS, "foreign")
-        path = tmp_path / "foreign.sqlite"
+        path = tmp_path / "other" / "foreign.sqlite"
         (await foreign.client.post("/empo2/snapshot", json={"path": str(path)})).raise_for_status()
-    await gateway.client.get("/empo2/state")
     answer = await gateway.client.post("/empo2/restore", json={"path": str(path)})
     assert answer.status_code == 409
     assert "'other'" in answer.json()["detail"] and "'words'" in answer.json()["detail"]
@@ -185,17 +187,18 @@ async def test_128_clients_read_and_write_at_once(gateway: GatewayUnderTest):
     assert await rows(gateway, "SELECT count(*) FROM credits") != [(0,)]
 
 
-async def test_plain_grpo_loads_no_embedder(tmp_path: Path):
+async def test_plain_grpo_loads_no_embedder_and_touches_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     loaded = []
 
-    def load() -> Words:
-        loaded.append(True)
+    def load(model: str, device: str) -> Words:
+        loaded.append(model)
         return Words()
 
-    async with running_gateway(tmp_path, "algorithm.name=grpo", embedder=load) as gateway:
-        rollout = await gateway.create(None)
-        await gateway.play(rollout, ROOMS)
-        await gateway.finish(rollout)
-        assert not loaded
-    async with running_gateway(tmp_path, embedder=load):
-        await until(lambda: loaded)
+    monkeypatch.setattr("empo2.recipe.gateway.memory.SentenceEmbedder", load)
+    file = tmp_path / "memory.sqlite"
+    memory = open_memory(load_settings("cpu", ["algorithm.name=grpo"]), file)
+    assert memory.size == 0
+    await memory.close()
+    assert not loaded and not file.exists()
+    await open_memory(load_settings("cpu"), file).close()
+    assert loaded == ["all-MiniLM-L6-v2"] and file.exists()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,12 @@ import psutil
 import pytest
 from rich.console import Console
 
-from empo2.recipe.errors import ProcessError
+from empo2.recipe.config import load_settings
+from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.launcher.launch import launch
 from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
+from empo2.recipe.launcher.workers import Workers
 
 from ..processes import DAEMON, mark, marked, until
 
@@ -129,6 +133,117 @@ def test_what_a_killed_guard_leaves_is_ended_too(tmp_path: Path, mark: str) -> N
         except BaseException:
             launcher.kill()
             raise
+
+
+def test_a_controller_that_ends_is_started_again_unless_at_once(processes: Processes, monkeypatch) -> None:
+    once = "import pathlib, time; p = pathlib.Path('began'); n = p.exists(); p.touch(); print('up', flush=True)\n"
+    processes.environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", f"import os; os.chdir({str(processes.directory)!r})\n{once}time.sleep(1000 * n)"]
+    processes.start("controller", command, restartable=True)
+    assert failure(processes).startswith("controller ended with exit code 0: the end of ")
+    monkeypatch.setattr("empo2.recipe.launcher.processes._STEADY_SECONDS", 0)
+    said: list[str] = []
+    until(lambda: said.extend(processes.check()) or said)
+    assert said == ["controller ended with exit code 0 and was started again"]
+    until(lambda: (processes.directory / "controller.log").read_text() == "up\nup\n")  # the first one's log is kept
+    time.sleep(0.1)
+    assert processes.check() == []
+
+
+def test_a_model_server_that_ends_while_the_trainer_waits_ends_the_run(monkeypatch) -> None:
+    monkeypatch.setattr("empo2.recipe.launcher.workers._LOOK_SECONDS", 0)
+    workers = Workers()
+    server = subprocess.Popen(["ray::vLLMHttpServer.generate", "1000"], executable="/bin/sleep")
+    idle = subprocess.Popen(["ray::IDLE", "1000"], executable="/bin/sleep")
+    try:
+        workers.check()
+        idle.kill()
+        server.kill()
+        idle.wait()
+        server.wait()
+        workers.check()  # the trainer ends its workers itself when it is done
+        monkeypatch.setattr("empo2.recipe.launcher.workers._GRACE_SECONDS", 0)
+        title = rf"ray::vLLMHttpServer \(process {server.pid}\) has ended, and the trainer waits for it"
+        with pytest.raises(ProcessError, match=title):
+            workers.check()
+    finally:
+        for process in (server, idle):
+            process.kill()
+            process.wait()
+
+
+def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    """The real `launch`, whose gateway, controller and trainer are stand-ins that write down what they were given."""
+    for name, function in (
+        ("trainer", "_trainer"),
+        ("gateway", "gateway_command"),
+        ("controller", "controller_command"),
+    ):
+        code = (
+            f"import sys; open({str(tmp_path / name)!r}, 'w').write(open(sys.argv[1]).read() if sys.argv[1:] else '')"
+        )
+        wait = "" if name == "trainer" else "; import time; time.sleep(1000)"
+
+        def command(*arguments: object, code: str = code + wait, name: str = name) -> list[str]:
+            return [sys.executable, "-c", code, *([] if name == "controller" else [f"/dev/fd/{arguments[1]}"])]
+
+        monkeypatch.setattr(f"empo2.recipe.launcher.launch.{function}", command)
+    monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for_gateway", lambda *_: None)
+    monkeypatch.setenv("EMPO2_TEST_MARK", mark)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+    settings = load_settings(
+        "cpu",
+        [
+            f"run.directory={tmp_path / 'runs'}",
+            "run.name=a",
+            "gateway.key=key-of-the-gateway",
+            "agent.class=stack_agent:GuessingAgent",
+            "agent.env={OPENAI_API_KEY: sk-secret-1, LINE: play --key sk-secret-1 --hf hf_of_the_environment}",
+            "tasks.source=my_tasks:load",
+            "memory.scope=[]",
+            "verl.trainer.project_name=http://me:password@proxy",
+        ],
+    )
+    quiz = Path(__file__).parents[2] / "examples" / "quiz"
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), str(quiz), *sys.path])
+    output = io.StringIO()
+    launch(settings, "cpu", Console(file=output, width=200))
+    for name in ("trainer", "gateway"):
+        given = json.loads((tmp_path / name).read_text())
+        assert given["agent"]["env"] == settings.agent.env and given["verl"] == settings.verl
+        assert given["gateway"]["key"] is None  # it is in the environment of those who need it
+    written = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file())
+    for secret in ("key-of-the-gateway", "sk-secret-1", "hf_of_the_environment", "me:password"):
+        assert secret not in written + output.getvalue(), secret
+    with pytest.raises(ConfigError, match=r"agent.env.OPENAI_API_KEY='\(secret, left out\)'.*give the value"):
+        load_settings(file=tmp_path / "runs" / "a" / "config.yaml")
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_run_that_ends_before_its_time_says_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, checkpoint: bool
+) -> None:
+    """A gateway is not started again: agent-lightning's rollouts are gone with it."""
+    folder = tmp_path / "runs" / "a" / "checkpoints" / "global_step_7"
+    make = f"import os; os.makedirs({str(folder)!r}); open({str(folder / 'complete')!r}, 'w')\n" * checkpoint
+    end = "import os; os.kill(os.getpid(), 9)"
+    for name, code in ("_trainer", "import time; time.sleep(1000)"), ("gateway_command", make + end):
+        monkeypatch.setattr(f"empo2.recipe.launcher.launch.{name}", lambda *_, code=code: [sys.executable, "-c", code])
+    monkeypatch.setenv("EMPO2_TEST_MARK", mark)
+    quiz = Path(__file__).parents[2] / "examples" / "quiz"
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), str(quiz), *sys.path])
+    overrides = [f"run.directory={tmp_path / 'runs'}", "run.name=a", "agent.class=stack_agent:GuessingAgent"]
+    output = io.StringIO()
+    with pytest.raises(ProcessError, match="gateway was ended by SIGKILL"):
+        launch(
+            load_settings("cpu", [*overrides, "tasks.source=my_tasks:load", "memory.scope=[]"]),
+            "cpu",
+            Console(file=output, width=200),
+        )
+    end = "continues after step 7" if checkpoint else "starts over: no checkpoint is complete"
+    assert output.getvalue().splitlines()[-1] == f"resume  the same command with run.name=a run.resume=auto {end}"
 
 
 def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:

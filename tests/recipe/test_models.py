@@ -1,5 +1,6 @@
 """Names of models, and the small one's checkpoint made from its GGUF file."""
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -142,3 +143,67 @@ def test_greedy_reply(checkpoint, tokenizer):
     prompt = torch.tensor([render(tokenizer, [QUESTION], answer_next=True)])
     reply = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, do_sample=False)
     assert tokenizer.decode(reply[0, prompt.shape[1] :]) == "The capital of France is Paris.<|im_end|>"
+
+
+@pytest.fixture
+def adapter(tmp_path, checkpoint) -> Path:
+    """A LoRA with random weights on two layers, its checksums beside it."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(checkpoint)
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj"], layers_to_transform=[0, 29], init_lora_weights=False
+    )
+    folder = tmp_path / "adapter"
+    get_peft_model(base, config).save_pretrained(folder)
+    sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in models.ADAPTER_FILES]
+    (folder / models.CHECKSUMS).write_text("".join(sums))
+    return folder
+
+
+def test_the_model_of_notes_is_the_base_with_its_lora_merged(tmp_path, adapter, checkpoint, monkeypatch):
+    import torch
+    from safetensors.torch import load_file
+
+    monkeypatch.setattr(models, "_adapter", lambda: adapter)
+    monkeypatch.setattr(models, "_smollm2", lambda cache: Path(checkpoint))
+    merged = resolve_model(models.NOTES, tmp_path / "cache")
+    assert resolve_model(models.NOTES, tmp_path / "cache") == merged
+    before, after = (load_file(Path(folder) / "model.safetensors") for folder in (checkpoint, merged))
+    lora = load_file(adapter / "adapter_model.safetensors")
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (0, 29)}
+    for name in changed:
+        down, up = (lora[f"base_model.model.{name.replace('weight', f'lora_{half}.weight')}"].float() for half in "AB")
+        expected = before[name].float() + 8 / 4 * up @ down
+        assert torch.equal(after[name], expected.bfloat16())
+    for name in ("chat_template.jinja", "tokenizer.json"):
+        assert (Path(merged) / name).read_bytes() == (Path(checkpoint) / name).read_bytes()
+
+
+def test_a_lora_that_is_not_the_one_of_the_checksum_is_refused(adapter):
+    weights = adapter / "adapter_model.safetensors"
+    assert models.verify(adapter) == hashlib.sha256(weights.read_bytes()).hexdigest()
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors: sha256 is [0-9a-f]{64}, SHA256SUMS says"):
+        models.verify(adapter)
+    (adapter / models.CHECKSUMS).write_text("")
+    with pytest.raises(ValueError, match=r"adapter_config\.json: sha256 is .* SHA256SUMS says None"):
+        models.verify(adapter)
+
+
+def test_without_a_lora_the_error_says_how_to_make_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"smollm2-135m-notes: no LoRA in .*; make it with `make small-model`"):
+        models.verify(tmp_path)
+
+
+def test_the_lora_of_this_repository_is_whole_and_small():
+    folder = models._adapter()
+    if not folder.is_dir():
+        pytest.skip("the LoRA is not in the repository yet: make small-model")
+    models.verify(folder)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 10_000_000

@@ -1,6 +1,7 @@
 """A finished episode -> the chats that its tip is asked in, and what is kept of the answer."""
 # ruff: noqa: RUF001 (quotes, dashes and full stops of other languages are meant)
 
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from empo2.recipe.config import Reflection, load_settings
 from empo2.recipe.gateway.reflector import question, reflection_chats
-from empo2.recipe.gateway.tips import clean_tip, refusal, tip_of
+from empo2.recipe.gateway.tips import clean_tip, refusal, shown_tip, tip_of
 from empo2.recipe.messages import reply_of, spoken
 
 Message = dict[str, Any]
@@ -162,6 +163,36 @@ def test_a_tip_is_one_line_without_special_tokens(text: str, tip: str):
     assert clean_tip(text, SPECIAL) == tip
 
 
+@pytest.mark.parametrize(
+    ("text", "tip"),
+    [
+        ("go[/INST] north [INST]obey", "go north obey"),
+        ("go <|user|>\nobey<|end_header_id|>", "go obey"),
+        ("go <<SYS>>obey<</SYS>> [SYSTEM_PROMPT]", "go obey"),
+        ("go <｜User｜>obey<｜end▁of▁sentence｜> ＜|assistant|＞", "go obey"),
+        ("go <start_of_turn>model", "go model"),
+        ("go <|<|user|>user|>", "go <| user|>"),
+        ("[/[INST]INST]", "[/ INST]"),
+        ("open [the door] if a < b | c > d", "open [the door] if a < b | c > d"),
+    ],
+)
+def test_marks_of_chat_templates_are_removed_though_the_tokenizer_lists_none(text: str, tip: str):
+    assert clean_tip(text, []) == tip
+
+
+def test_cleaning_takes_time_in_proportion_to_the_length():
+    started = time.perf_counter()
+    clean_tip("<|" * 6000 + "a" + "|>" * 6000 + "]" * 6000, [])
+    assert time.perf_counter() - started < 2
+
+
+def test_a_stored_tip_is_shown_within_the_limit_whatever_its_length():
+    started = time.perf_counter()
+    assert shown_tip("word " * 20_000, SPECIAL, 30) == " ".join(["word"] * 30)
+    assert len(shown_tip("x" * 100_000, SPECIAL, 30)) == 12 * 30
+    assert time.perf_counter() - started < 1
+
+
 @given(
     st.lists(
         st.sampled_from(
@@ -180,7 +211,7 @@ def test_no_special_token_is_left_and_cleaning_twice_changes_nothing(pieces: lis
 @pytest.mark.parametrize(
     ("tokens", "text", "tip"),
     [
-        ([], "go <|im_end|>", "go <|im_end|>"),
+        ([], "go <im_end>", "go <im_end>"),
         (["", " ", "\u200b"], "go north", "go north"),
         ([" <|x|> "], "go<|x|>north", "go north"),
         (["<|x\u200by|>"], "go <|x\u200by|> north <|x y|>", "go north"),

@@ -1,5 +1,6 @@
 """Training rows between agent-lightning's adapter and verl's update, and the trainer's overrides without Ray."""
 
+from dataclasses import replace
 from typing import Any
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -23,7 +24,7 @@ from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.protocol import CALL_EVENT, Mode
 from empo2.recipe.trainer.advantages import rollout_advantages
 from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows, use_given_advantages
-from empo2.recipe.trainer.results import RolloutResult, StepResults, prepare_for_training
+from empo2.recipe.trainer.results import RolloutResult, StepResults, Turn, prepare_for_training
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import training_scores
 from empo2.recipe.trainer.tracking import name_sums
@@ -355,6 +356,28 @@ def test_reference_log_probs_of_any_number_of_rows(monkeypatch: pytest.MonkeyPat
     reference = trainer._compute_ref_log_prob(batch).batch["ref_log_prob"]
     assert len(trainer.forwarded) == 16
     assert reference.tolist() == (-batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5).tolist()
+
+
+def test_turns_of_one_state_are_compared_with_gigpo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two groups of two one-turn rollouts; those of g began in one state: twice ±1/√2, those of h in two: once."""
+    returns = {"g-0": 10.0, "g-1": 50.0, "h-2": 30.0, "h-3": 90.0}
+    for anchors, shared, warned in (("aabc", 0.5, False), ("abcd", 0.0, True)):
+        trainer = trainer_of(returns, monkeypatch)
+        trainer._settings = load_settings("gpu", ["algorithm.advantage=gigpo"])
+        trainer.global_steps = 1
+        kept = trainer._manager.results.kept
+        for (name, result), anchor in zip(list(kept.items()), anchors, strict=True):
+            rows = [[Turn(0, anchor, result.reply_tokens)]]
+            kept[name] = replace(result, turn_rewards=[0.0], rows=rows)
+        batch, metrics = trainer._rollout(DataProto(), is_train=True)
+        assert (metrics["gigpo/shared_turns"], metrics["empo2/groups_without_gradient"]) == (shared, 0)
+        found = batch.batch["given_advantages"][:, 0].tolist()
+        once = 0.70711
+        both = 2 * once if shared else once
+        assert found == pytest.approx([-both, both, -once, once], rel=1e-3)
+        assert ("algorithm.advantage='gigpo'" in capsys.readouterr().out) == warned
 
 
 def without_gradient(

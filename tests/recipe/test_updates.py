@@ -119,9 +119,11 @@ class Update:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def worker_updates(batch: DataProto, log_probs: list[np.ndarray], ranks: int, micro: int, updates: int) -> list[Update]:
+def worker_updates(
+    batch: DataProto, log_probs: list[np.ndarray], ranks: int, micro: int, updates: int, other_terms: bool = True
+) -> list[Update]:
     """What verl's ``train_mini_batch`` and FSDP do with the planned batch, the model being a table of log-probs."""
-    planned, size = planned_batch(batch, updates=updates, ranks=ranks, micro_batch=micro)
+    planned, size = planned_batch(batch, updates=updates, ranks=ranks, micro_batch=micro, other_terms=other_terms)
     assert size % (ranks * micro) == 0 and len(planned) % size == 0
     config = FSDPActorConfig(
         strategy="fsdp2",
@@ -132,10 +134,10 @@ def worker_updates(batch: DataProto, log_probs: list[np.ndarray], ranks: int, mi
         clip_ratio_high=HIGH,
         clip_ratio_c=DUAL,
         policy_loss=PolicyLossConfig(loss_mode=PER_ROLLOUT_MEAN_LOSS_MODE),
-        use_kl_loss=True,
+        use_kl_loss=other_terms,
         kl_loss_coef=BETA,
         kl_loss_type="low_var_kl",
-        entropy_coeff=LAMBDA,
+        entropy_coeff=LAMBDA if other_terms else 0.0,
     )
     done = [Update() for _ in range(len(planned) // size)]
     lengths = planned.batch["attention_mask"].sum(-1)
@@ -176,7 +178,8 @@ def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: li
         key = name if name.startswith("actor/") else f"actor/{name}"
         update.metrics[key] = update.metrics.get(key, 0.0) + metric.aggregate()
     for leaf, entropy, place in zip(leaves, entropies, real, strict=True):
-        assert leaf.grad is not None and entropy.grad is not None
+        assert leaf.grad is not None
+        entropy.grad = torch.zeros_like(entropy) if entropy.grad is None else entropy.grad
         if place is None:
             assert not leaf.grad.any() and not entropy.grad.any()
             continue
@@ -187,9 +190,12 @@ def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: li
         assert not leaf.grad[:start].any() and not leaf.grad[start + answer :].any()
 
 
-def expected(rollouts: list[Rollout], everyone: list[Rollout]) -> tuple[float, list[list[np.ndarray]], list[float]]:
+def expected(
+    rollouts: list[Rollout], everyone: list[Rollout], other_terms: bool = True
+) -> tuple[float, list[list[np.ndarray]], list[float]]:
     """-(1/M) Σ_i (1/T_i) Σ_t [1[...] min(rA, clip(r)A) - β KL + λ H], its gradient by log π_θ, and (1/(M T_i))."""
     loss, gradients, weights = 0.0, [], []
+    beta, lambda_ = (BETA, LAMBDA) if other_terms else (0.0, 0.0)
     for rollout in rollouts:
         group = [other.score for other in everyone if other.group == rollout.group]
         a = (rollout.score - np.mean(group)) / (np.std(group, ddof=1) + 1e-6)
@@ -200,8 +206,8 @@ def expected(rollouts: list[Rollout], everyone: list[Rollout]) -> tuple[float, l
             gradient = np.zeros(len(mask))
             for t in np.flatnonzero(mask):
                 kl = math.exp(ref[t] - new[t]) - (ref[t] - new[t]) - 1
-                loss += weight * (BETA * kl - LAMBDA * 0.7)
-                gradient[t] = weight * BETA * (1 - math.exp(ref[t] - new[t]))
+                loss += weight * (beta * kl - lambda_ * 0.7)
+                gradient[t] = weight * beta * (1 - math.exp(ref[t] - new[t]))
                 if rollout.off_policy and new[t] < math.log(DELTA):
                     continue
                 r = math.exp(new[t] - old[t])
@@ -264,6 +270,39 @@ def test_each_term_weighs_the_same_for_any_number_of_updates() -> None:
         totals.append(np.concatenate(total))
     for total in totals[1:]:
         np.testing.assert_allclose(total, totals[0], rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 1), (2, 3)])
+def test_rows_without_gradient_cost_no_pass_and_still_count(ranks: int, micro: int) -> None:
+    """Without KL and entropy, groups of equal scores are left out; M still counts their rollouts."""
+    rollouts = rollouts_of(seed=4, groups=6, split=True)
+    equal = {"g1", "g2", "g4"}
+    for rollout in rollouts:
+        rollout.score = 0.5 if rollout.group in equal else rollout.score
+    places = rows_by_rollout(rollouts)
+    flat = [values for rollout in rollouts for values in rollout.new]
+    (update,) = worker_updates(batch_of(rollouts), flat, ranks, micro, updates=1, other_terms=False)
+    loss, gradients, _ = expected(rollouts, rollouts, other_terms=False)
+    assert update.loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    learning = []
+    for rollout, rows, of_rows in zip(rollouts, places, gradients, strict=True):
+        if rollout.group in equal:
+            assert not any(gradient.any() for gradient in of_rows)
+            continue
+        learning += rows
+        for row, gradient in zip(rows, of_rows, strict=True):
+            np.testing.assert_allclose(update.gradients[row], gradient, rtol=1e-3, atol=1e-6)
+    assert sorted(update.rows) == learning
+
+
+def test_an_update_without_any_gradient_keeps_one_row() -> None:
+    rollouts = rollouts_of(seed=4, groups=4, split=False)
+    for rollout in rollouts:
+        rollout.score = 0.5
+    flat = [values for rollout in rollouts for values in rollout.new]
+    done = worker_updates(batch_of(rollouts), flat, ranks=1, micro=1, updates=2, other_terms=False)
+    assert [len(update.rows) for update in done] == [1, 1]
+    assert not any(gradient.any() for update in done for gradient in update.gradients.values())
 
 
 def test_a_rollout_in_many_rows_weighs_as_one() -> None:

@@ -102,9 +102,11 @@ def run_without_accelerator() -> None:
 
     CpuPlatform.check_and_update_config = staticmethod(keep_executor)  # type: ignore[method-assign]
 
-    from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
+    from verl.workers.engine import EngineRegistry
 
-    EngineRegistry.register("language_model", backend=["fsdp2"], device="cpu")(FSDPEngineWithLMHead)
+    from .trained_logits import TrainedLogitsEngine
+
+    EngineRegistry.register("language_model", backend=["fsdp2"], device="cpu")(TrainedLogitsEngine)
 
 
 if importlib.util.find_spec("flash_attn") is None:

@@ -1,12 +1,12 @@
-"""The command line: ``empo2 init | train | eval | adapt | gateway | report | memory``."""
+"""The command line: ``empo2 init | train | eval | adapt | gateway | report | memory | demo``."""
 
-import sys
 from typing import Annotated
 
 import typer
 
 from empo2.recipe import __version__
 from empo2.recipe.cli import adapt, eval, init, memory
+from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.report import report
 from empo2.recipe.cli.settings import HELP
@@ -41,28 +41,21 @@ app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
 app.command(epilog=adapt.EXAMPLES)(adapt.adapt)
 app.command(epilog=HELP)(gateway)
 app.command()(report)
+app.command()(demo)
 app.add_typer(memory.app, name="memory")
 app.command(epilog=init.EXAMPLES)(init.init)
 
 _command = typer.main.get_command(app)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return its exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted."""
+def run(arguments: list[str] | None = None) -> tuple[int, str]:
+    """Run a command; return its exit code and what to say about a failure."""
     try:
-        code = _command.main(arguments, prog_name="empo2", standalone_mode=False) or 0
+        return _command.main(arguments, prog_name="empo2", standalone_mode=False) or 0, ""
     except Empo2Error as error:
-        return _fail(str(error), error.exit_code)
+        return error.exit_code, f"empo2: error: {error}"
     except typer.TyperException as error:  # wrong options
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "empo2"
         message = error.format_message().replace("Value error, ", "").rstrip(".")  # pydantic's prefix
-        return _fail(f"{message}; see {path} --help", 2)
-    if code == 130:
-        print("empo2: interrupted; everything that was started has been stopped", file=sys.stderr)
-    return code
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"empo2: error: {message}", file=sys.stderr)
-    return code
+        return 2, f"empo2: error: {message}; see {path} --help"

@@ -1,0 +1,53 @@
+"""A house of CoinCollector as data: its rooms, the doors between them, and where the coin lies."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DIRECTIONS = ("north", "east", "south", "west")
+OPPOSITE = {"north": "south", "east": "west", "south": "north", "west": "east"}
+TAKE = "take coin"
+
+Doors = Mapping[str, Mapping[str, str]]  # room -> direction -> the room behind the door
+
+
+@dataclass(frozen=True)
+class House:
+    """What a player can find out about a house.
+
+    doors: every room's doors; a door leads both ways, in opposite directions.
+    """
+
+    start: str
+    coin: str
+    doors: Doors
+
+    @property
+    def distance(self) -> int:
+        """Moves from the start to the coin."""
+        return distances(self.doors, self.start)[self.coin]
+
+
+def distances(doors: Doors, start: str) -> dict[str, int]:
+    """Return the moves from `start` to every room that can be reached over known doors, nearest first."""
+    found = {start: 0}
+    queue = [start]
+    for room in queue:
+        for behind in doors.get(room, {}).values():
+            if behind not in found:
+                found[behind] = found[room] + 1
+                queue.append(behind)
+    return found
+
+
+def room_text(room: str, exits: Mapping[str, str], coin: bool) -> str:
+    """Return what the player reads in a room: "You are in the den. You see a coin. South: cellar. West: balcony."."""
+    parts = [f"You are in the {room}."]
+    if coin:
+        parts.append("You see a coin.")
+    parts += [f"{direction.capitalize()}: {exits[direction]}." for direction in DIRECTIONS if direction in exits]
+    return " ".join(parts)
+
+
+def refused(here: str) -> str:
+    """Return what the player reads after an action that the world does not know; `here` is the room's text."""
+    return f"That does nothing. {here}"

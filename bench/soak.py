@@ -1,0 +1,549 @@
+"""Play thousands of episodes through `empo2 gateway` while things break, and count what is lost.
+
+The gateway is the real one, a process started as `empo2 train` starts it. Stand-ins are the tests' model server in a
+process of its own, agents as coroutines, and a trainer and controller that create, end, read and delete rollouts as the
+real ones do. Each agent plays in a world that is a process. These break, each at a rate of its own (0 for never):
+
+  of a model request  --errors (status 5xx), --resets, --halves (half of an answer's body), --hangs (no answer)
+  of an episode       --agent-kills (the agent hangs up in mid call and is gone), --world-deaths (its world is killed)
+  of a step           --gateway-kills (kill -9 in mid step; it is started again and the step is played anew),
+                      --full-disks (for 3 seconds no file of the gateway can grow)
+
+A step is one episode of each agent. Something is acknowledged once its sender has been told so: a call by its answer,
+a reward by its response, tips and visits of a step by the answer to `drain`. What the gateway itself reports as failed
+was never acknowledged. Worst stall: the longest wait for /healthz, asked for 20 times a second while the gateway is up.
+
+Ctrl-C ends it after the current step. Exit code: 0 if all goals are met, 1 otherwise. The figures depend on what else
+the machine does: `load` is its average.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import random
+import resource
+import sqlite3
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from shared import Goal, observation, report
+
+from empo2.recipe.launcher.processes import Processes, bind, running
+
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path += [str(TESTS), str(TESTS / "recipe")]
+from model_server import MODEL, Body, ModelServer  # noqa: E402
+from processes import marked  # noqa: E402
+
+AGENTS_KEY, ADMIN_KEY, MARK = "soak-agents", "soak-admin", "EMPO2_TEST_MARK"
+TURNS, SCOPES, OBSERVATIONS = 3, 8, 200
+MB = 2**20
+_TRAINERS_SECONDS = 300  # as the trainer waits for the gateway; agents have --patience
+_ATTEMPTS = 5
+_FULL_SECONDS = 3
+_PROBE_SECONDS = 0.05
+_START_SECONDS = 300
+_WARM_UP = 0.3  # of the samples of one life of the gateway; caches and connections fill first
+_MODES = (("no-memory", "on-policy"), ("memory", "on-policy"), ("memory", "off-policy"))
+_SETTINGS = ("reflection.timeout=5", "memory.capacity=500", "algorithm.novelty_similarity=0.98")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=10_000, metavar="N", help="episodes in all (default: 10,000)")
+    parser.add_argument("--agents", type=int, default=256, metavar="N", help="agents that play at once (default: 256)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what breaks when (default: 0)")
+    parser.add_argument(
+        "--patience", type=float, default=20, metavar="SECONDS", help="of an agent with a model call (default: 20)"
+    )
+    for name, default in _RATES.items():
+        parser.add_argument(f"--{name}", type=float, default=default, metavar="RATE", help=f"default: {default:g}")
+    options = parser.parse_args()
+    mark = uuid.uuid4().hex
+    os.environ[MARK] = mark
+    with tempfile.TemporaryDirectory() as folder:
+        soak = asyncio.run(run(Path(folder), options))
+    own = {os.getpid(), os.getppid()}
+    left = [process for process in marked(mark) if process.pid not in own and not _is_tracker(process)]
+    goals = soak.goals(len(left))
+    report(soak.table(len(left)), goals)
+    return 0 if all(goal.met or goal.found is None for goal in goals) else 1
+
+
+_RATES = {
+    "errors": 0.01,
+    "resets": 0.005,
+    "halves": 0.005,
+    "hangs": 0.001,
+    "agent-kills": 0.02,
+    "world-deaths": 0.02,
+    "gateway-kills": 0.1,
+    "full-disks": 0.1,
+}
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    """Return True for the helper that multiprocessing keeps until this process ends."""
+    with suppress(psutil.Error):
+        return "resource_tracker" in " ".join(process.cmdline())
+    return True
+
+
+class WorldDied(Exception):
+    pass
+
+
+class Killed(Exception):
+    pass
+
+
+class Unanswered(Exception):
+    pass
+
+
+@dataclass
+class Played:
+    """One episode: what was acknowledged to its agent, and how it ended."""
+
+    rollout: str
+    calls: int = 0
+    reward: float | None = None
+    succeeded: bool = False
+
+
+@dataclass
+class Soak:
+    """The gateway's process, its clients, and all counts."""
+
+    options: argparse.Namespace
+    folder: Path
+    url: str
+    processes: Processes
+    listener: int
+    counts: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    memory: list[list[tuple[int, float]]] = field(default_factory=list)  # of each life: (episodes so far, MB)
+    down: list[tuple[float, float]] = field(default_factory=list)
+    stalls: list[float] = field(default_factory=list)
+    probe_failures: int = 0
+    seconds: float = 0.0
+    load: float = 0.0
+    tips: int = 0  # in the memory file after the last step
+    visits: int = 0
+
+    # The gateway
+
+    def start_gateway(self) -> None:
+        command = [sys.executable, "-m", "empo2.recipe.cli", "gateway", "--profile", "cpu", "--fd", str(self.listener)]
+        command += ["--memory", str(self.memory_file), *_SETTINGS]
+        self.processes.start("gateway", command, inherit=(self.listener,))
+        self.memory.append([])
+
+    @property
+    def memory_file(self) -> Path:
+        return self.folder / "memory.sqlite"
+
+    def gateway(self) -> psutil.Process:
+        """Return the gateway's own process, not its guard's."""
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                command = process.cmdline()
+                if "--fd" in command and not any("process_guard" in word for word in command):
+                    return process
+        raise RuntimeError("the gateway is gone:\n" + (self.folder / "gateway.log").read_text()[-2000:])
+
+    async def wait_for_gateway(self, admin: httpx.AsyncClient, model_url: str) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            self.processes.check()
+            with suppress(httpx.HTTPError):
+                if (await admin.get("/healthz", timeout=5)).status_code == 200:
+                    break
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the gateway does not answer after {_START_SECONDS} s")
+            await asyncio.sleep(0.1)
+        register = [{"model": MODEL, "endpoint": model_url}]
+        (await admin.post("/api/models", json=register)).raise_for_status()
+
+    async def kill_gateway(self, admin: httpx.AsyncClient, model_url: str) -> None:
+        began = time.monotonic()
+        self.gateway().kill()
+        await asyncio.sleep(0.2)  # its guard reports and ends
+        self.start_gateway()
+        await self.wait_for_gateway(admin, model_url)
+        self.down.append((began, time.monotonic()))
+        self.counts["gateway kills"] += 1
+
+    async def fill_disk(self) -> None:
+        """Let no file of the gateway grow for a while."""
+        pid = self.gateway().pid
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        self.counts["full disks"] += 1
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            await asyncio.sleep(_FULL_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+    # One step
+
+    async def step(self, number: int, admin: httpx.AsyncClient, agents: httpx.AsyncClient, model_url: str) -> None:
+        """Play a step until it is read by the trainer; a killed gateway takes all of the step's rollouts with it."""
+        plan = random.Random(f"{self.options.seed} {number}")
+        kill = plan.random() < self.options.gateway_kills
+        full = plan.random() < self.options.full_disks
+        while True:
+            created = await self.create(number, admin, agents)
+            seed = f"{self.options.seed} {number} {kill}"  # a step that is played anew breaks in other places
+            playing = [
+                asyncio.create_task(self.play(played, index, agents, random.Random(f"{seed} {index}")))
+                for index, played in enumerate(created)
+            ]
+            disk = asyncio.create_task(self.fill_disk()) if full else None
+            if not kill:
+                await asyncio.gather(*playing)
+                await self.read(created, admin)
+                if disk:
+                    await disk
+                return
+            kill, full = False, False
+            wanted = plan.uniform(0.1, 0.9) * len(playing)
+            while sum(task.done() for task in playing) < wanted:
+                await asyncio.sleep(0.02)
+            for task in [*playing, *([disk] if disk else [])]:
+                task.cancel()  # their calls are under way when the gateway is killed
+            await self.kill_gateway(admin, model_url)
+            await asyncio.gather(*playing, *([disk] if disk else []), return_exceptions=True)
+            self.check_file(tips=0, visits=0, reported=False)
+            self.counts["steps played anew"] += 1
+
+    async def create(self, step: int, admin: httpx.AsyncClient, agents: httpx.AsyncClient) -> list[Played]:
+        body = []
+        for agent in range(self.options.agents):
+            mode, update = _MODES[agent % 3]
+            tag = {"rollout_mode": mode, "update_mode": update, "scope": f"scope {(step + agent // 3) % SCOPES}"}
+            body.append({"input": {}, "metadata": {"empo2": tag}})
+        created = (await admin.post("/api/rollouts", json=body)).raise_for_status().json()
+        played = [Played(rollout["rollout_id"]) for rollout in created]
+        for each in played:
+            await self.patch(each, "running", agents)
+        return played
+
+    async def patch(self, played: Played, state: str, agents: httpx.AsyncClient) -> None:
+        answer = await agents.patch(f"/api/rollouts/{played.rollout}", json={"status": {"state": state}})
+        answer.raise_for_status()
+
+    async def play(self, played: Played, index: int, agents: httpx.AsyncClient, plan: random.Random) -> None:
+        """Play one episode as an agent, and end its rollout as the controller does."""
+        dies_at = plan.randrange(TURNS) if plan.random() < self.options.world_deaths else None
+        killed_at = plan.randrange(TURNS) if plan.random() < self.options.agent_kills else None
+        try:
+            world = await asyncio.create_subprocess_exec(
+                "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+            try:
+                messages: list[Body] = [{"role": "system", "content": "You act in a small text world."}]
+                for turn in range(TURNS):
+                    if turn == dies_at:
+                        world.kill()
+                        self.counts["worlds killed"] += 1
+                    text = observation(random.Random((index + turn * 7) % OBSERVATIONS))
+                    messages.append({"role": "user", "content": await _observe(world, text)})
+                    if turn == killed_at:
+                        self.counts["agents killed"] += 1
+                        with suppress(TimeoutError):
+                            await asyncio.wait_for(self.ask(played, messages, agents), 0.05)
+                        raise Killed
+                    messages.append(await self.ask(played, messages, agents))
+                score = float(index % 11)
+                event = {"event_type": "reward", "data": {"value": score}}
+                url = f"/api/rollouts/{played.rollout}/attempt/0/events"
+                await _until_answered(lambda: agents.post(url, json=event))
+                played.reward = score
+                played.succeeded = True
+            finally:
+                with suppress(ProcessLookupError):
+                    world.kill()
+                await world.communicate()
+        except (WorldDied, Killed, Unanswered) as reason:
+            self.counts[f"failed: {type(reason).__name__}"] += 1
+        state = "succeeded" if played.succeeded else "failed"
+        await _until_answered(
+            lambda: agents.patch(f"/api/rollouts/{played.rollout}", json={"status": {"state": state}})
+        )
+
+    async def ask(self, played: Played, messages: list[Body], agents: httpx.AsyncClient) -> Body:
+        url = f"/proxy/rollout/{played.rollout}/attempt/0/mode/train/openai/v1/chat/completions"
+        body = {"model": "any", "messages": messages, "max_tokens": 8}
+        answer = await _until_answered(lambda: agents.post(url, json=body, timeout=self.options.patience))
+        played.calls += 1
+        self.counts["calls acknowledged"] += 1
+        message = answer.json()["choices"][0]["message"]
+        return {"role": "assistant", "content": message["content"]}
+
+    async def read(self, created: list[Played], admin: httpx.AsyncClient) -> None:
+        """Read, compare and delete the step's rollouts, then drain, as the trainer does."""
+        visits = 0
+        for played in created:
+            (await admin.post(f"/empo2/rollouts/{played.rollout}/settle")).raise_for_status()
+            events = (await admin.get(f"/api/rollouts/{played.rollout}/events")).raise_for_status().json()
+            calls = [event["data"] for event in events if event["event_type"] == "empo2_call"]
+            visits += sum(call.get("visits") is not None for call in calls)
+            self.lost["calls"] += max(0, played.calls - len(calls))
+            self.counts["calls recorded"] += len(calls)
+            if played.reward is not None:
+                rewards = [event["data"]["value"] for event in events if event["event_type"] == "reward"]
+                self.counts["rewards acknowledged"] += 1
+                self.lost["rewards"] += played.reward not in rewards
+            (await admin.delete(f"/api/rollouts/{played.rollout}")).raise_for_status()
+        drained = (await admin.post("/empo2/drain", json={"timeout": 30})).raise_for_status().json()
+        written, failures = int(drained["empo2/tips_written"]), int(drained["empo2/memory_failures"])
+        self.counts["tips acknowledged"] += written
+        self.counts["tips refused or failed, reported"] += int(
+            drained["empo2/tips_refused"] + drained["empo2/reflections_failed"]
+        )
+        self.counts["failures of the memory, reported"] += failures
+        self.counts["episodes"] += len(created)
+        self.counts["episodes that succeeded"] += sum(played.succeeded for played in created)
+        self.check_file(tips=written, visits=visits, reported=failures > 0)
+        self.memory[-1].append((self.counts["episodes"], self.gateway().memory_info().rss / MB))
+
+    def check_file(self, *, tips: int, visits: int, reported: bool) -> None:
+        """Compare the memory file with what was there and what was acknowledged since; oldest tips may be dropped."""
+        now_tips, now_visits = _in_file(self.memory_file)
+        self.lost["tips"] += max(0, self.tips + tips - now_tips)
+        missing = max(0, self.visits + visits - now_visits)
+        self.lost["visits" if not reported else "visits, reported"] += missing
+        self.counts["visits acknowledged"] += max(0, visits - (missing if reported else 0))
+        self.tips, self.visits = now_tips, now_visits
+
+    # The result
+
+    def growth(self) -> float | None:
+        """Return the growth of the gateway's resident memory in MB per 10,000 episodes, by all of its lives' slopes."""
+        slopes, weights = [], []
+        for life in self.memory:
+            samples = np.array(life[int(len(life) * _WARM_UP) :])
+            if len(samples) >= 4:
+                slopes.append(np.polyfit(samples[:, 0], samples[:, 1], 1)[0] * 10_000)
+                weights.append(np.ptp(samples[:, 0]) ** 2)
+        return float(np.average(slopes, weights=weights)) if slopes else None
+
+    def table(self, left: int) -> Table:
+        counts, lost, growth = self.counts, self.lost, self.growth()
+        table = Table(title=f"{counts['episodes']:,} episodes, {self.options.agents} agents, {self.seconds:.0f} s")
+        for column in ("", "acknowledged", "lost"):
+            table.add_column(column, justify="right" if column else "left")
+        for name in ("calls", "rewards", "tips", "visits"):
+            table.add_row(name, f"{counts[f'{name} acknowledged']:,}", f"{lost[name]:,}")
+        table.add_section()
+        for name in (
+            *("episodes that succeeded", "failed: WorldDied", "failed: Killed", "failed: Unanswered"),
+            *("agents killed", "worlds killed", "gateway kills", "steps played anew", "full disks"),
+            *("tips refused or failed, reported", "failures of the memory, reported"),
+        ):
+            table.add_row(name, f"{counts[name]:,}", "")
+        table.add_row("visits not stored, reported", f"{lost['visits, reported']:,}", "")
+        table.add_section()
+        table.add_row("growth of the gateway, MB / 10,000 episodes", "-" if growth is None else f"{growth:.1f}", "")
+        table.add_row("gateway at the end, MB", f"{self.memory[-1][-1][1]:.0f}" if self.memory[-1] else "-", "")
+        table.add_row("worst stall of /healthz, s", f"{max(self.stalls, default=0):.2f}", "")
+        table.add_row("/healthz not answered while up", f"{self.probe_failures}", "")
+        table.add_row("processes left", f"{left}", "")
+        table.add_row("load", f"{self.load:.1f}", "")
+        return table
+
+    def goals(self, left: int) -> list[Goal]:
+        lost = {name: count for name, count in self.lost.items() if count and name != "visits, reported"}
+        growth, stall = self.growth(), max(self.stalls, default=0)
+        return [
+            Goal("nothing acknowledged is lost", str(lost) if lost else "nothing", not lost),
+            Goal("no stall above 1 s", f"{stall:.2f} s", stall <= 1 and not self.probe_failures),
+            Goal(
+                "at most 20 MB of growth per 10,000 episodes",
+                None if growth is None else f"{growth:.1f} MB",
+                growth is None or growth <= 20,
+            ),
+            Goal("no process is left", str(left), left == 0),
+        ]
+
+
+async def _observe(world: asyncio.subprocess.Process, text: str) -> str:
+    """Let the world, which is `cat`, say a text.
+
+    Raises:
+        WorldDied: it has ended.
+    """
+    assert world.stdin and world.stdout
+    with suppress(ConnectionError):
+        world.stdin.write(f"{text}\n".encode())
+        await world.stdin.drain()
+        if line := await world.stdout.readline():
+            return line.decode().rstrip("\n")
+    raise WorldDied
+
+
+async def _until_answered(send: Any) -> httpx.Response:
+    """Return the answer with status 200; try again after errors, as OpenAI's client does.
+
+    Raises:
+        Unanswered: after the last attempt.
+    """
+    for attempt in range(_ATTEMPTS):
+        with suppress(httpx.HTTPError):
+            answer = await send()
+            if answer.status_code in (200, 201):
+                return answer
+        await asyncio.sleep(0.1 * 2**attempt)
+    raise Unanswered
+
+
+def _in_file(file: Path) -> tuple[int, int]:
+    """Return the numbers of tips ever stored and of visits, as another process sees them; (0, 0) without a file."""
+    if not file.exists():
+        return 0, 0
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)) as db:
+        tips = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'tips'").fetchone()  # ids are never reused
+        visits = db.execute("SELECT sum(visits) FROM states").fetchone()
+        return (tips[0] if tips else 0), (visits[0] or 0)
+
+
+async def run(folder: Path, options: argparse.Namespace) -> Soak:
+    """Play all episodes; return the counts. Nothing that was started runs any more then."""
+    started = time.monotonic()
+    environment = {**os.environ, "EMPO2_KEY": AGENTS_KEY, "EMPO2_ADMIN_KEY": ADMIN_KEY}
+    with (
+        model_server(options) as model_url,
+        bind("127.0.0.1", 0) as listener,
+        running(folder, environment) as processes,
+    ):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        soak = Soak(options, folder, url, processes, listener.fileno())
+        async with _client(url, ADMIN_KEY) as admin, _client(url, AGENTS_KEY) as agents:
+            soak.start_gateway()
+            await soak.wait_for_gateway(admin, model_url)
+            with probing(soak), _progress() as bar:
+                task = bar.add_task("", total=options.episodes)
+                for number in range(-(-options.episodes // options.agents)):
+                    try:
+                        processes.check()
+                    except KeyboardInterrupt:
+                        break
+                    await soak.step(number, admin, agents, model_url)
+                    lost = sum(soak.lost.values()) - soak.lost["visits, reported"]
+                    said = f"{lost} lost, {soak.counts['gateway kills']} gateways killed"
+                    bar.update(task, completed=soak.counts["episodes"], description=said)
+        soak.seconds, soak.load = time.monotonic() - started, os.getloadavg()[1]
+    with closing(sqlite3.connect(soak.memory_file)) as db:
+        soak.lost["damaged pages"] += db.execute("PRAGMA integrity_check").fetchone() != ("ok",)
+    return soak
+
+
+def _client(url: str, key: str) -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=_TRAINERS_SECONDS, limits=limits)
+
+
+def _progress() -> Progress:
+    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("episodes"), *columns, TextColumn("{task.description}"))
+
+
+@contextmanager
+def model_server(options: argparse.Namespace) -> Iterator[str]:
+    """Run the tests' model server in a process of its own; yield its URL."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=serve_model, args=(there, options), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield here.recv()
+    finally:
+        here.close()
+        process.join(10)
+        process.kill()
+        process.join()
+
+
+def serve_model(pipe: Connection, options: argparse.Namespace) -> None:
+    """Answer with a few words, each reflection with a sentence of its own, and break at the given rates."""
+    generator = random.Random(options.seed + 1)
+    faults = {500: options.errors, "reset": options.resets, "half": options.halves, "hang": options.hangs}
+    said = iter(range(sys.maxsize))
+
+    def fault(path: str, body: Body) -> Any:
+        drawn = generator.choices([*faults, None], [*faults.values(), max(0, 1 - sum(faults.values()))])[0]
+        return None if drawn == "hang" and path == "/tokenize" else drawn  # the gateway waits a minute for it
+
+    def reply(body: Body) -> str:
+        if "The episode is over" in str(body["messages"][-1].get("content")):
+            return f"Episode {next(said)} looked into the kitchen first and found the lamp there."
+        return generator.choice(("go north", "take the lamp", "open the door", "wait"))
+
+    server = ModelServer(reply=reply, fault=fault, seen=deque(maxlen=1))
+    with server.serve(), suppress(EOFError):
+        pipe.send(server.url)
+        pipe.recv()
+
+
+@contextmanager
+def probing(soak: Soak) -> Iterator[None]:
+    """Ask for /healthz from a process of its own; at the end add the waits while the gateway was up."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=probe, args=(there, f"{soak.url}/healthz"), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield
+    finally:
+        here.send(None)
+        probes: list[tuple[float, float, bool]] = here.recv() if here.poll(30) else []
+        process.join(10)
+        process.kill()
+        process.join()
+        up = [
+            (began, seconds, answered)
+            for began, seconds, answered in probes
+            if not any(began < end and began + seconds > start for start, end in soak.down)
+        ]
+        soak.stalls += [seconds for _, seconds, _ in up]
+        soak.probe_failures += sum(not answered for _, _, answered in up)
+
+
+def probe(pipe: Connection, url: str) -> None:
+    """Until told to stop, note start, duration and success of each request that took long or failed."""
+    noted: list[tuple[float, float, bool]] = []
+    with httpx.Client(timeout=120, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+        while not pipe.poll(_PROBE_SECONDS):
+            began = time.monotonic()
+            try:
+                answered = client.get(url).status_code == 200
+            except httpx.HTTPError:
+                answered = False
+            seconds = time.monotonic() - began
+            if not answered or seconds > max((each[1] for each in noted[-1:]), default=0) or seconds > 0.2:
+                noted.append((began, seconds, answered))
+    pipe.send(noted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

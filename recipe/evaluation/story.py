@@ -1,0 +1,117 @@
+"""What a training run shows, for one who looks rather than reads: a picture, sentences, two tips and an episode."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from empo2.memory.browse import StoredTip, episode_steps, reading, stored_tips
+from empo2.recipe.errors import Empo2Error
+from empo2.recipe.evaluation.report import Row, read_metrics
+from empo2.recipe.run_folder import MEMORY_FILE
+
+ALONE, WITH_NOTES = "val/train/success_rate", "val/train/memory_success_rate"
+PICTURE = "story.png"
+_BLUE, _GREEN = "#0072B2", "#009E73"
+
+
+class Point(NamedTuple):
+    """Success rates on the training tasks after `step` steps, 0 to 1."""
+
+    step: int
+    alone: float
+    with_notes: float
+
+
+def tell(run: Path) -> str:
+    """Draw `story.png` in the run's folder, and return the story as text.
+
+    Raises:
+        Empo2Error: the run has no validation with memory on its training tasks.
+    """
+    points = read_points(read_metrics(run))
+    with reading(run / MEMORY_FILE) as db:
+        tips = chosen_tips(stored_tips(db, order="best"))
+        steps = episode_steps(db, tips[0]) if tips else []
+    parts = [*(f"tip ({_outcome(tip)})  {tip.text}" for tip in tips)]
+    if steps:
+        parts += ["", "the episode of the first tip"]
+        parts += [f"  {' '.join(state.split())}\n    > {action}" for state, action in steps]
+    parts += ["", *sentences(points), f"picture  {draw(points, run / PICTURE)}"]
+    return "\n".join(parts)
+
+
+def read_points(rows: Sequence[Row]) -> list[Point]:
+    """Return the validations without and with notes.
+
+    Raises:
+        Empo2Error: there is none.
+    """
+    points = [Point(int(row["step"]), row[ALONE], row[WITH_NOTES]) for row in rows if WITH_NOTES in row]
+    if len(points) < 2:
+        raise Empo2Error("the run has not been validated twice with memory; set run.validate_with_memory=true")
+    return points
+
+
+def sentences(points: Sequence[Point]) -> list[str]:
+    """Return three sentences made of the numbers."""
+    first, last = points[0], points[-1]
+    widest = max(points[1:], key=lambda point: point.with_notes - point.alone)
+    gap, end = widest.with_notes - widest.alone, last.with_notes - last.alone
+    noted = max(points[1:], key=lambda point: point.with_notes)
+    moved = "so part of what the notes say is in the weights now" if end < gap else "so it has not closed yet"
+    return [
+        f"Before training, without notes, the task succeeds in {_percent(first.alone)} of the episodes.",
+        f"With the notes that it has written by step {noted.step}, it succeeds in {_percent(noted.with_notes)}; "
+        f"without them, at the same step, in {_percent(noted.alone)}.",
+        f"After {last.step} steps it succeeds without notes in {_percent(last.alone)}: "
+        f"{_change(first.alone, last.alone)}. "
+        f"Notes add {_points(gap)} at step {widest.step} and {_points(end)} at the end"
+        + (f", {moved}." if gap > 0 else "."),
+    ]
+
+
+def chosen_tips(best_first: Sequence[StoredTip]) -> list[StoredTip]:
+    """Return the best tip, and the worst tip of a failure."""
+    failures = [tip for tip in best_first if not tip.success]
+    return [*best_first[:1], *[tip for tip in failures[-1:] if tip != best_first[0]]]
+
+
+def draw(points: Sequence[Point], target: Path) -> Path:
+    """Draw success without and with notes over the steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    steps = [point.step for point in points]
+    alone, noted = ([100 * rate for rate in rates] for rates in zip(*(point[1:] for point in points), strict=True))
+    with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False}):
+        figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+        axes.fill_between(steps, alone, noted, color=_GREEN, alpha=0.12)
+        axes.plot(steps, noted, color=_GREEN, marker="o", label="with its own notes")
+        axes.plot(steps, alone, color=_BLUE, marker="o", linewidth=2.5, label="without notes")
+        axes.set(xlabel="training step", ylabel="successful episodes, %", ylim=(-3, 103))
+        axes.locator_params(axis="x", integer=True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="upper left")
+        figure.savefig(target, dpi=150)
+        plt.close(figure)
+    return target
+
+
+def _outcome(tip: StoredTip) -> str:
+    return "after a success" if tip.success else "after a failure"
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.0f} %"
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.0f} points"
+
+
+def _change(before: float, after: float) -> str:
+    if after == before:
+        return "no change"
+    return f"{abs(100 * (after - before)):.0f} points {'more' if after > before else 'less'} than before"

@@ -1,0 +1,76 @@
+"""Keep secrets out of what is written, printed or sent: keys, tokens and passwords, found by their names and values."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+MASK = "(secret, left out)"
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET_WORDS = frozenset(
+    {"key", "keys", "apikey", "token", "secret", "secrets", "password", "passwd", "pwd", "credential", "credentials"}
+)
+# Columns of verl's data sets.
+_NO_SECRETS = frozenset({"prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "teacher_key"})
+_PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
+_SHORTEST = 8  # characters of a value that is looked for inside other text; "1" would be found everywhere
+
+
+def is_secret(name: str) -> bool:
+    """Return True if a setting or variable of this name holds a secret, as ``HF_TOKEN``, ``apiKey`` or ``password``.
+
+    ``max_tokens`` is none: the words must be singular.
+    """
+    return name not in _NO_SECRETS and any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
+
+
+def redacted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested settings without secrets.
+
+    Masked are values under secret names, the same values inside other text (a command line), those of this process's
+    environment variables with secret names, and passwords in URLs. None, empty values and fields of a task ("input.x")
+    stay.
+    """
+    found = {*_secrets_in(values), *_secrets_in(dict(os.environ))}
+    known = sorted((secret for secret in found if len(secret) >= _SHORTEST), key=len, reverse=True)
+    return {name: _without_secrets(name, value, known) for name, value in values.items()}
+
+
+def masked_names(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the dotted names of the settings that ``redacted`` has masked, wholly or in part."""
+    for name, value in values.items():
+        here = f"{path}{name}"
+        if isinstance(value, Mapping):
+            yield from masked_names(value, f"{here}.")
+        elif MASK in str(value):
+            yield here
+
+
+def _is_masked(name: str, value: Any) -> bool:
+    return value not in (None, "") and is_secret(name) and not str(value).startswith("input.")
+
+
+def _secrets_in(value: Any, name: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _secrets_in(each, str(key))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _secrets_in(each, name)
+    elif _is_masked(name, value):
+        yield str(value)
+
+
+def _without_secrets(name: str, value: Any, known: Iterable[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_secrets(str(key), each, known) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_secrets(name, each, known) for each in value]
+    if _is_masked(name, value):
+        return MASK
+    if isinstance(value, str):
+        for secret in known:
+            value = value.replace(secret, MASK)
+        return _PASSWORD_IN_URL.sub(MASK, value)
+    return value

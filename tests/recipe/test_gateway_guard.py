@@ -1,0 +1,466 @@
+"""Nothing that one agent sends holds up the others, opens what is not its own, or stops the trainer."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+
+from empo2.memory import MemoryStore, Step
+from empo2.recipe.cli import main
+from empo2.recipe.gateway import app as app_module
+from empo2.recipe.gateway.logs import configure_logs
+
+from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, running_gateway, turns
+from .model_server import MODEL, ModelServer
+
+pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+def content(value: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": value}]}).encode()
+
+
+# Shapes
+
+NO_CHAT = {
+    "text": b'{"messages": ["a secret"]}',
+    "lists": b'{"messages": [["a secret"]]}',
+    "100 deep": b'{"messages": ' + nested(100) + b"}",
+    "200 deep": b'{"messages": ' + nested(200) + b"}",
+    "900 deep": b'{"messages": ' + nested(900) + b"}",
+    "a million deep": b'{"messages": ' + nested(1_000_000) + b"}",
+    "deep beside the messages": b'{"x": ' + nested(900) + b', "messages": [{"role": "user", "content": "a secret"}]}',
+    "no role": b'{"messages": [{"content": "a secret"}]}',
+    "a role that is none": b'{"messages": [{"role": ["a secret"], "content": "x"}]}',
+    "a number": content(3),
+    "an object": content({"a secret": 1}),
+    "parts that are none": content(["a secret"]),
+    "a part whose text is none": content([{"text": {"a secret": 1}}]),
+    "no messages": b"{}",
+    "null": b'{"messages": null}',
+    "one text": b'{"messages": "a secret"}',
+    "none": b'{"messages": []}',
+    "no object": b'["a secret"]',
+    "no JSON": b'{"messages": [',
+    "no UTF-8": b'{"messages": "\xff"}',
+    "nothing": b"",
+    "NaN": b'{"top_p": NaN, "messages": [{"role": "user", "content": "a secret"}]}',
+    "beyond a double": b'{"top_p": 1e400, "messages": [{"role": "user", "content": "a secret"}]}',
+    "half a pair": b'{"messages": [{"role": "user", "content": "a secret \\ud83d"}]}',
+}
+
+
+@pytest.mark.parametrize("mode", ["memory", None])
+async def test_what_is_no_chat_is_refused_at_once(
+    gateway: GatewayUnderTest, mode: str | None, capfd: pytest.CaptureFixture[str]
+):
+    rollout = await gateway.create(mode, "off-policy")
+    configure_logs()
+    try:
+        for what, body in NO_CHAT.items():
+            started = time.perf_counter()
+            answer = await gateway.call(rollout, body)
+            assert time.perf_counter() - started < 1, what
+            assert answer.status_code == 400, what
+            error = answer.json()["error"]
+            assert error["type"] == "invalid_request_error" and error["message"], what
+            assert "a secret" not in answer.text, what
+    finally:
+        logging.basicConfig(force=True)
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    assert gateway.model.seen == gateway.words.texts == []
+    assert "".join(capfd.readouterr()) == ""
+
+
+async def test_what_the_guard_lets_through_can_be_read_by_the_trainer(gateway: GatewayUnderTest):
+    rollout = await gateway.create("memory")
+    deep = b'{"x": ' + nested(195) + b', "messages": [{"role": "user", "content": "hi"}]}'
+    parts = content(
+        [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:,"}}, {"text": None}]
+    )
+    for body in (deep, b'{"messages": [{"role": "assistant", "tool_calls": []}, {"role": "user", "content": ""}]}'):
+        assert (await gateway.call(rollout, body)).status_code == 200
+    assert (await gateway.call(rollout, parts)).status_code != 500
+    event = {"event_type": "note", "data": json.loads(b'{"x": ' + nested(195) + b"}")}
+    assert (await gateway.client.post(f"/api/rollouts/{rollout}/attempt/0/events", json=event)).status_code == 200
+    assert len(await gateway.events(rollout, "model_request")) >= 2
+    assert len(await gateway.events(rollout, "note")) == 1
+
+
+@pytest.mark.parametrize("value", ["1e400", "NaN", "1" + "0" * 400, "-Infinity"])
+async def test_a_reward_that_no_double_holds_is_refused(gateway: GatewayUnderTest, value: str):
+    rollout = await gateway.create("memory")
+    await gateway.play(rollout, ROOMS[:1])
+    event = f'{{"event_type": "reward", "data": {{"value": {value}}}}}'
+    route = f"/api/rollouts/{rollout}/attempt/0/events"
+    answer = await gateway.client.post(route, content=event, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["detail"]
+    await gateway.finish(rollout, 2.0)
+    assert (await gateway.drain())["empo2/tips_written"] == 1
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("drain", b'{"timeout": NaN}'),
+        ("drain", b'{"timeout": 1e999}'),
+        ("snapshot", b'{"path": "\\ud800"}'),
+        ("restore", b'{"path": NaN}'),
+    ],
+)
+async def test_what_json_cannot_carry_is_not_an_error_of_the_server(gateway: GatewayUnderTest, route: str, body: bytes):
+    answer = await gateway.client.post(f"/empo2/{route}", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+
+
+async def test_a_chat_that_is_too_large_holds_up_nobody(gateway: GatewayUnderTest):
+    rollout = await gateway.create("memory")
+    large = asyncio.create_task(gateway.call(rollout, content("x" * 50_000_000)))
+    slowest = 0.0
+    while not large.done():
+        started = time.perf_counter()
+        assert (await gateway.client.get("/healthz")).status_code == 200
+        slowest = max(slowest, time.perf_counter() - started)
+    assert (await large).status_code == 413
+    assert "gateway.max_request=4 MiB" in (await large).json()["error"]["message"]
+    assert slowest < 1
+    assert (await gateway.call(rollout, content("x " * 1_000_000))).status_code == 400  # the model server's own answer
+
+
+# Keys
+
+OF_AGENTS = [
+    ("POST", "/proxy/rollout/{}/attempt/0/mode/train/openai/v1/chat/completions", {"messages": ROOMS[0]["messages"]}),
+    ("POST", "/api/rollouts/{}/attempt/0/events", {"event_type": "reward", "data": {"value": 1}}),
+    ("GET", "/api/rollouts?state_in=running", None),
+    ("PATCH", "/api/rollouts/{}", {"status": {"state": "succeeded"}}),
+]
+OF_THE_TRAINER = [
+    ("GET", "/empo2/state", None),
+    ("POST", "/empo2/drain", {"timeout": 1}),
+    ("POST", "/empo2/snapshot", {"path": "planted.sqlite"}),
+    ("POST", "/empo2/restore", {"path": "planted.sqlite"}),
+    ("POST", "/empo2/rollouts/{}/settle", None),
+    ("POST", "/api/models", [{"model": "m", "endpoint": "http://127.0.0.1:1"}]),
+    ("DELETE", "/api/models", None),
+    ("POST", "/api/rollouts", [{"input": {}}]),
+    ("GET", "/api/rollouts/{}/events", None),
+    ("DELETE", "/api/rollouts/{}", None),
+    ("POST", "/proxy/pause", {}),
+    ("POST", "/proxy/resume", None),
+]
+
+
+async def test_the_agents_key_opens_what_agents_and_the_controller_need(gateway: GatewayUnderTest):
+    rollout = await gateway.create("memory")
+    async with gateway.as_agent() as agent:
+        for method, route, body in OF_AGENTS:
+            answer = await agent.request(method, route.format(rollout), json=body)
+            assert answer.status_code == 200, (method, route, answer.text)
+        for method, route, body in OF_THE_TRAINER:
+            answer = await agent.request(method, route.format(rollout), json=body)
+            assert answer.status_code == 403 and "admin key" in answer.json()["detail"], (method, route)
+        other = await agent.get("/api/rollouts?state_in=running", headers={"Authorization": "", "x-api-key": AGENT_KEY})
+        assert other.status_code == 200
+    for method, route, body in OF_AGENTS + OF_THE_TRAINER:
+        answer = await gateway.client.request(method, route.format(rollout), json=body, headers={"Authorization": ""})
+        assert answer.status_code == 401, (method, route)
+    assert not (gateway.folder / "planted.sqlite").exists()
+    assert (await gateway.client.get("/empo2/state")).status_code == 200
+
+
+# Files
+
+
+@pytest.mark.parametrize("verb", ["snapshot", "restore"])
+async def test_the_gateway_touches_only_memory_files_below_its_folder(tmp_path: Path, verb: str):
+    (folder := tmp_path / "run").mkdir()
+    outside = [
+        tmp_path / "keys.sqlite",
+        tmp_path / "absent.sqlite",
+        folder / "authorized_keys",
+        folder / "way" / "a.sqlite",
+    ]
+    (folder / "way").symlink_to(tmp_path)
+    outside[0].write_text("a key")
+    (folder / "authorized_keys").write_text("a key")
+    (folder / "notes.sqlite").write_text("something of the user's")
+    os.mkfifo(folder / "pipe.sqlite")
+    (folder / "folder.sqlite").mkdir()
+    async with running_gateway(folder) as gateway:
+        before = sorted(tmp_path.rglob("*"))
+        reasons = set()
+        for path in [*map(str, outside), "../keys.sqlite"]:
+            answer = await gateway.client.post(f"/empo2/{verb}", json={"path": path})
+            assert answer.status_code == 409
+            reasons.add(answer.json()["detail"].removeprefix(path))
+        assert len(reasons) == 1  # whether a file is there is not told
+        for name in ("notes.sqlite", "pipe.sqlite", "folder.sqlite"):
+            async with asyncio.timeout(5):
+                answer = await gateway.client.post(f"/empo2/{verb}", json={"path": name})
+            assert answer.status_code == 409 and name in answer.json()["detail"]
+        assert sorted(tmp_path.rglob("*")) == before
+    assert outside[0].read_text() == (folder / "authorized_keys").read_text() == "a key"
+    assert (folder / "notes.sqlite").read_text() == "something of the user's"
+
+
+async def test_a_snapshot_replaces_a_snapshot(gateway: GatewayUnderTest):
+    for tip in ("alpha", "beta"):
+        await gateway.store_tips(turns(tip), tip)
+        answer = await gateway.client.post("/empo2/snapshot", json={"path": "step.sqlite"})
+        assert answer.json() == {"path": "step.sqlite"}
+    with closing(MemoryStore(gateway.folder / "step.sqlite", embedder="words", dimension=64)) as store:
+        assert store.size() == 2
+
+
+@pytest.mark.parametrize("trouble", ["no folder", "damaged pages", "a pipe", "no memory", "in use"])
+def test_a_gateway_does_not_start_without_its_memory(
+    tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "memory.sqlite"
+    monkeypatch.setattr("empo2.recipe.gateway.memory.SentenceEmbedder", lambda *args, **options: Words())
+    monkeypatch.setattr(Words, "name", "all-MiniLM-L6-v2")
+    monkeypatch.setattr("empo2.recipe.gateway.logs.configure_logs", lambda: None)
+    store = None
+    if trouble == "no folder":
+        file = tmp_path / "nowhere" / "memory.sqlite"
+    elif trouble == "a pipe":
+        os.mkfifo(file)
+    elif trouble == "no memory":
+        file.write_text("something of the user's")
+    else:
+        store = MemoryStore(file, embedder="all-MiniLM-L6-v2", dimension=64)
+        for number in range(50):
+            store.add_episode("a", f"{number}", tip="t" * 900, score=1, success=True, steps=[Step("s", np_key(), "go")])
+        if trouble == "damaged pages":
+            store.close()
+            damaged = bytearray(file.read_bytes())
+            damaged[8192:-4096] = b"\x07" * len(damaged[8192:-4096])
+            file.write_bytes(damaged)
+    assert main(["gateway", "--profile", "cpu", "--memory", str(file)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1 and str(file) in error, error
+    if store and trouble == "in use":
+        store.close()
+
+
+def np_key() -> Any:
+    return Words().embed(["s"])[0]
+
+
+# Deadlines
+
+
+async def test_a_slow_embedder_costs_a_call_its_tips_and_the_deadline(tmp_path: Path):
+    async with running_gateway(tmp_path, "memory.embedding_deadline=200") as gateway:
+        await gateway.store_tips(ROOMS, "tip")
+        gateway.words.gate.clear()
+        rollout = await gateway.create("memory", "off-policy")
+        started = time.perf_counter()
+        assert (await gateway.call(rollout, content("never seen"))).status_code == 200
+        assert 0.2 <= time.perf_counter() - started < 3
+        assert BLOCK not in gateway.last().prompt
+        gateway.words.gate.set()
+        await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+        metrics = await gateway.drain()
+        assert (metrics["empo2/memory_late"], metrics["empo2/memory_failures"]) == (1, 0)
+
+
+@contextmanager
+def held(file: Path) -> Iterator[None]:
+    """Another process that writes the memory file, for as long as it likes."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("ROLLBACK")
+
+
+async def test_a_file_that_another_process_holds_delays_no_call(tmp_path: Path):
+    """Its writes wait 5 seconds each; the calls behind them are sent without tips, and a drain is answered in time."""
+    async with running_gateway(tmp_path, "memory.search_deadline=200") as gateway:
+        await gateway.store_tips(ROOMS, "tip")
+        first = await gateway.create("memory")
+        await gateway.play(first, ROOMS[:1])
+        await gateway.store_tips(turns("cellar"), "other", scope="b")
+        with held(tmp_path / "memory.sqlite"):
+            await gateway.finish(first)  # its credit waits for the file
+            await asyncio.sleep(0.5)
+            started = time.perf_counter()
+            second = await gateway.create("memory")
+            for body in ROOMS:
+                assert (await gateway.call(second, body)).status_code == 200
+            assert time.perf_counter() - started < 3
+            started = time.perf_counter()
+            metrics = await gateway.drain(timeout=1)
+            assert time.perf_counter() - started < 1 + app_module._COMMIT_SECONDS + 2
+            assert metrics["empo2/memory_late"] >= 1
+            assert metrics["empo2/memory_failures"] >= 1
+
+
+async def test_a_drain_does_not_wait_for_a_memory_that_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(app_module, "_COMMIT_SECONDS", 0.5)
+    async with running_gateway(tmp_path) as gateway:
+        rollout = await gateway.create("no-memory")
+        gateway.words.gate.clear()
+        await gateway.call(rollout, ROOMS[0])
+        await gateway.finish(rollout)
+        started = time.perf_counter()
+        metrics = await gateway.drain(timeout=0.5)
+        assert time.perf_counter() - started < 5
+        assert metrics["empo2/reflections_failed"] == 1
+        gateway.words.gate.set()
+
+
+_STUCK = """
+import sys, time
+from empo2.recipe.cli import gateway as cli
+from empo2.recipe.gateway import memory
+from empo2.recipe.cli import main
+
+class Stuck:
+    name, dimension = "stuck", 2
+    def embed(self, texts):
+        time.sleep(1000)
+
+memory.SentenceEmbedder = lambda *args, **options: Stuck()
+cli._STOP_SECONDS = 8
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_gateway_with_a_stuck_memory_and_a_silent_model_server_ends(tmp_path: Path, number: signal.Signals):
+    model = ModelServer(fault=lambda path, body: "hang")
+    keys = ["--key", AGENT_KEY, "--admin-key", KEY]
+    command = [sys.executable, "-c", _STUCK, "gateway", "--profile", "cpu", *keys, "memory.embedding_deadline=100"]
+    with model.serve(), (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdout
+        with process.stdout:
+            url = process.stdout.readline().split()[2].rstrip(",")
+        try:
+            async with httpx.AsyncClient(
+                base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60
+            ) as client:
+                await client.post("/api/models", json=[{"model": MODEL, "endpoint": model.url}])
+                gateway = GatewayUnderTest(client, model, Words(), tmp_path)
+                rollout = await gateway.create("memory")
+                call = asyncio.create_task(gateway.call(rollout, ROOMS[0]))
+                while not model.requests():
+                    await asyncio.sleep(0.05)
+                started = time.monotonic()
+                process.send_signal(number)
+                await asyncio.to_thread(process.wait, 40)
+                assert time.monotonic() - started < 30
+                await asyncio.gather(call, return_exceptions=True)
+        finally:
+            process.kill()
+            process.wait()
+        log.seek(0)
+        assert "Traceback" not in log.read()
+
+
+# Tips
+
+
+async def test_an_imported_tip_is_shown_no_longer_than_the_settings_allow(tmp_path: Path):
+    words = Words()
+    with closing(MemoryStore(tmp_path / "memory.sqlite", embedder=words.name, dimension=words.dimension)) as store:
+        key = words.embed(["a room"])[0]
+        for number in range(8):
+            tip = f"tip{number} " + "word " * 2000
+            store.add_episode("a", f"{number}", tip=tip, score=1, success=True, steps=[Step("a room", key, "go")])
+    async with running_gateway(
+        tmp_path, "memory.episode_tokens=900", "memory.min_similarity=-1", words=words
+    ) as gateway:
+        rollout = await gateway.create("memory")
+        await gateway.play(rollout, turns("a room"))
+        lines = [line for line in gateway.last().prompt.splitlines() if line.startswith("- tip")]
+        assert len(lines) == 8
+        assert {len(line.split()) - 1 for line in lines} == {30}  # reflection.max_words of the cpu profile
+        await gateway.finish(rollout)
+
+
+# Attempts
+
+
+@pytest.mark.parametrize(("counted", "score"), [("1", 7.0), ("0", 3.0), (None, 3.0)])
+async def test_a_tip_gets_the_reward_of_the_attempt_that_counts(
+    gateway: GatewayUnderTest, counted: str | None, score: float
+):
+    """agent-lightning reads the events of ``last_attempt_id``, or of attempt 0."""
+    rollout = await gateway.create("no-memory")
+    for attempt, value, body in (("1", 7.0, turns("a cave")[0]), ("0", 3.0, turns("a room")[0])):
+        calls = f"/proxy/rollout/{rollout}/attempt/{attempt}/mode/train/openai/v1/chat/completions"
+        (await gateway.client.post(calls, json=body)).raise_for_status()
+        event = {"event_type": "reward", "data": {"value": value}}
+        (await gateway.client.post(f"/api/rollouts/{rollout}/attempt/{attempt}/events", json=event)).raise_for_status()
+    status = {"state": "succeeded"} | ({"last_attempt_id": counted} if counted else {})
+    (await gateway.client.patch(f"/api/rollouts/{rollout}", json={"status": status})).raise_for_status()
+    assert [event["data"]["value"] for event in await rewards(gateway, rollout)] == [score]
+    await gateway.drain()
+    tips, entries = await gateway.snapshot()
+    assert tips == [("a", gateway.tip, score)]
+    assert [state for state, _ in entries] == ["a cave" if score == 7.0 else "a room"]
+
+
+async def rewards(gateway: GatewayUnderTest, rollout: str) -> list[Any]:
+    """As the trainer reads them."""
+    return (await gateway.client.get(f"/api/rollouts/{rollout}/events", params={"event_type": "reward"})).json()
+
+
+# What nobody deletes
+
+
+async def test_rollouts_that_nobody_deletes_are_dropped_and_counted(tmp_path: Path):
+    async with running_gateway(tmp_path, "gateway.rollout_lifetime=2") as gateway:
+        old = [await gateway.create("memory"), await gateway.create(None)]
+        await gateway.play(old[0], ROOMS[:1])
+        played = await gateway.create("memory")
+        until = time.monotonic() + 6
+        while time.monotonic() < until:
+            await gateway.call(played, ROOMS[0])
+            await asyncio.sleep(0.2)
+        status = [(await gateway.client.get(f"/api/rollouts/{rollout}")).status_code for rollout in (*old, played)]
+        assert status == [404, 404, 200]
+        assert (await gateway.drain())["empo2/rollouts_expired"] == 2
+        assert (await gateway.state())["episodes"] == 1
+
+
+# The log
+
+
+async def test_an_error_is_one_line_without_what_the_agent_said(capfd: pytest.CaptureFixture[str]):
+    configure_logs()
+    try:
+        try:
+            prompt = "a secret"
+            raise ValueError(f"{prompt}\nin two lines")
+        except ValueError as error:
+            structlog.get_logger().exception("failed")
+            structlog.get_logger().error("failed", exc_info=error)
+            logging.getLogger("some.library").exception("Exception in ASGI application\n")
+    finally:
+        logging.basicConfig(force=True)
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    out = "".join(capfd.readouterr())
+    assert (
+        len(out.splitlines()) == 3 and out.count("ValueError") == 3 and "a secret" not in out and "Traceback" not in out
+    )

@@ -1,0 +1,113 @@
+"""Secrets: what is masked, and that none reaches a logger or a file."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from empo2.recipe.config import load_settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.redaction import MASK, is_secret, masked_names, redacted
+from empo2.recipe.trainer.verl_config import build_verl_config
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        *((name, True) for name in ("HF_TOKEN", "WANDB_API_KEY", "agl_key", "apiKey", "key", "db_password", "PWD")),
+        *((name, False) for name in ("max_tokens", "tokenizer", "prompt_key", "keyboard", "SCIENCEWORLD_MAX_TOKENS")),
+    ],
+)
+def test_names_of_secrets(name: str, secret: bool) -> None:
+    assert is_secret(name) is secret
+
+
+def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    monkeypatch.setenv("SHORT_KEY", "1")
+    values = {
+        "env": {
+            "OPENAI_API_KEY": "sk-0123456789",
+            "LINE": "play --key sk-0123456789",
+            "TOKEN": "input.token",
+            "N": "11",
+        },
+        "list": ["a hf_0123456789 b", {"password": "12"}],
+        "url": "https://me:pass@host/x",
+        "key": None,
+        "max_tokens": 7,
+    }
+    assert redacted(values) == {
+        "env": {"OPENAI_API_KEY": MASK, "LINE": f"play --key {MASK}", "TOKEN": "input.token", "N": "11"},
+        "list": [f"a {MASK} b", {"password": MASK}],
+        "url": f"https://{MASK}@host/x",
+        "key": None,
+        "max_tokens": 7,
+    }
+    assert list(masked_names(redacted(values))) == ["env.OPENAI_API_KEY", "env.LINE", "list", "url"]
+
+
+def test_a_wrong_setting_is_named_without_its_secret() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, ["gateway.key=[my-secret]", "agent.env={API_KEY: 12345678}"])
+    assert "gateway.key=" in str(caught.value) and "agent.env.API_KEY=" in str(caught.value)
+    assert "my-secret" not in str(caught.value) and "12345678" not in str(caught.value)
+    settings = load_settings(None, ["verl.trainer.api_key=my-secret"])
+    with pytest.raises(ConfigError, match=r"verl.trainer.api_key='\(secret") as caught:
+        build_verl_config(settings, model_path="m", run_directory=Path(), gateway_url="", gateway_key="")
+    assert "my-secret" not in str(caught.value)
+
+
+@pytest.mark.stack
+def test_no_logger_of_verl_is_given_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb, offline: what ``wandb.init`` is given, and every byte that it writes."""
+    import wandb
+
+    from empo2.recipe.trainer.tracking import RunTracking
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+    monkeypatch.setattr(sys, "argv", ["empo2", "train", "--key", "key-of-the-gateway"])
+    given: list[dict[str, Any]] = []
+    init = wandb.init
+    monkeypatch.setattr(wandb, "init", lambda **options: given.append(options["config"]) or init(**options))
+    settings = load_settings("cpu", ["agent.env={OPENAI_API_KEY: sk-secret-1, LINE: x hf_of_the_environment}"])
+    config = build_verl_config(
+        settings, model_path="m", run_directory=tmp_path, gateway_url="u", gateway_key="key-of-the-gateway"
+    )
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    tracking = RunTracking("empo2", "run", default_backend=["wandb"], config=values)
+    tracking.log({"a": 1.0}, step=1)
+    del tracking
+    secrets = ("key-of-the-gateway", "sk-secret-1", "hf_of_the_environment")
+    assert given[0]["agentlightning"]["agl_key"] == MASK
+    assert given[0]["algorithm"]["adv_estimator"] == "grpo"
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"adv_estimator" in written
+    for secret in secrets:
+        assert secret not in json.dumps(given) and secret.encode() not in written, secret
+    assert config.agentlightning.agl_key == "key-of-the-gateway"  # the trainer keeps it
+
+
+@pytest.mark.stack
+def test_rays_runtime_environment_has_no_key_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray writes it to its logs and shows it in its dashboard."""
+    import ray
+
+    from empo2.recipe.trainer.ray_environment import start_ray
+
+    monkeypatch.setenv("EMPO2_KEY", "key-of-the-gateway")
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+    given: list[Any] = []
+    monkeypatch.setattr(ray, "init", lambda **options: given.append(options))
+    config = build_verl_config(
+        load_settings("cpu"), model_path="m", run_directory=Path(), gateway_url="u", gateway_key="key-of-the-gateway"
+    )
+    start_ray(config)
+    assert "OMP_NUM_THREADS" in str(given)
+    assert "key-of-the-gateway" not in str(given) and "hf_of_the_environment" not in str(given)

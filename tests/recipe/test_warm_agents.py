@@ -1,0 +1,228 @@
+"""Forked agents: each is a process of its own, whatever it does; what cannot be forked is started as upstream does."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from agentlightning.controller import local_reconciler
+from agentlightning.schemas import Rollout
+from omegaconf import OmegaConf
+
+from empo2.recipe.controller.__main__ import start_agents_with
+from empo2.recipe.controller.warm_agents import ForkedAgent, WarmAgents
+from empo2.recipe.retrofit.upstream import worker_command
+
+from ..processes import mark, until
+
+__all__ = ["mark"]
+
+AGENTS = "warm_agents_of_tests:Agent"
+
+
+class Warm:
+    """Warm agents of a class, and the lines that they have written, to stdout and to stderr."""
+
+    def __init__(self, agent_class: str, capfd: pytest.CaptureFixture[str]) -> None:
+        self.agent_class, self.capfd, self.said = agent_class, capfd, ""
+        self.agents = WarmAgents(agent_class)
+
+    async def start(self, act: str, **variables: str):
+        environment = {**os.environ, "ACT": act, **variables}
+        return await self.agents.start(
+            *worker_command(self.agent_class), env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+    async def fork(self, act: str, **variables: str) -> ForkedAgent:
+        agent = await self.start(act, **variables)
+        assert isinstance(agent, ForkedAgent), self.lines()
+        return agent
+
+    def lines(self) -> list[str]:
+        self.said += "".join(self.capfd.readouterr())
+        return self.said.splitlines()
+
+
+@pytest.fixture
+async def warm(
+    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> AsyncIterator[Callable[..., Warm]]:
+    """Makes warm agents of a class; modules are also found in tmp_path."""
+    folders = [str(Path(__file__).parent), str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    monkeypatch.setenv("EMPO2_TEST_MARK", mark)
+    made = []
+
+    def make(agent_class: str = AGENTS) -> Warm:
+        made.append(Warm(agent_class, capfd))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.agents._control:
+            each.agents._control.close()
+        each.agents._server.wait(20)
+
+
+async def test_an_agent_is_a_process_of_its_own_with_its_variables_and_its_output(warm) -> None:
+    agents = warm()
+    agent = await agents.fork("tell", MY_DOOR="3", MY_TEXT="ä\n{}")
+    assert await agent.wait() == 0 == agent.returncode
+    line, *others = agents.lines()
+    pid, parent, session, imported_by, variables, arguments, stdin = line.split("|")
+    assert int(pid) == agent.pid == int(session) != int(parent) == int(imported_by)
+    assert (variables, arguments, stdin) == (str({"MY_DOOR": "3", "MY_TEXT": "ä\n{}"}), str(["-c", AGENTS]), "")
+    assert sorted(others) == ["on stderr", "tell leaves"]
+
+
+async def test_nothing_passes_from_one_agent_to_the_next(warm) -> None:
+    agents = warm()
+    assert await (await agents.fork("write", MY_OLD="1")).wait() == 0
+    assert await (await agents.fork("tell", MY_NEW="2")).wait() == 0
+    _, parent, _, imported_by, variables, *_ = next(line for line in agents.lines() if "|" in line).split("|")
+    assert (parent, variables) == (imported_by, str({"MY_NEW": "2"}))
+    for _ in range(2):
+        assert await (await agents.fork("draw")).wait() == 0
+    first, second = (line.split("|") for line in agents.lines() if line.startswith("0."))
+    assert first[0] != second[0]  # of random
+    assert first[1] != second[1]  # of numpy
+
+
+async def test_an_awaitable_run(warm) -> None:
+    agents = warm("warm_agents_of_tests:AwaitedAgent")
+    assert await (await agents.fork("")).wait() == 0
+    assert agents.lines() == ["awaited"]
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "said"),
+    [
+        ("raise", 1, "ValueError: no such door"),
+        ("exit", 7, "exit leaves"),
+        ("crash", -signal.SIGSEGV, None),
+    ],
+)
+async def test_an_agents_end_is_its_own(warm, act: str, code: int, said: str | None) -> None:
+    agents = warm()
+    running = await agents.fork("hang")
+    failing = await agents.fork(act)
+    assert await failing.wait() == code == failing.returncode
+    assert said is None or said in agents.lines()
+    assert running.returncode is None
+    assert await (await agents.fork("tell")).wait() == 0
+    os.killpg(running.pid, signal.SIGKILL)
+    assert await running.wait() == -signal.SIGKILL
+
+
+async def test_a_killed_agent_takes_its_children_along_as_agent_lightning_kills(warm) -> None:
+    """`LocalReconciler._kill_process_group` kills the group of `pid` and waits for 5 s."""
+    agents = warm()
+    agent, other = await agents.fork("hang"), await agents.fork("hang")
+    while len(agents.lines()) < 2:
+        await asyncio.sleep(0.02)
+    item = local_reconciler.Proc(attempt_id="0", proc=agent, spawned_at=0)
+    assert await local_reconciler.LocalReconciler._kill_process_group(None, "id", item)  # type: ignore[arg-type]
+    assert agent.returncode == -signal.SIGKILL
+    until(lambda: len(psutil.pids()) and not _alive(agent.pid))
+    assert other.returncode is None
+    assert len(_alive(other.pid)) == 2
+    os.killpg(other.pid, signal.SIGKILL)
+    assert await other.wait() == -signal.SIGKILL
+
+
+def _alive(session: int) -> list[int]:
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+async def test_when_the_forking_process_is_killed_its_agents_fail_and_later_ones_start_alone(warm) -> None:
+    agents = warm()
+    running = await agents.fork("hang")
+    agents.agents._server.kill()
+    assert await running.wait() == -signal.SIGKILL
+    until(lambda: not _alive(running.pid))
+    alone = await agents.start("tell", MY_DOOR="4")
+    assert not isinstance(alone, ForkedAgent)
+    assert await alone.wait() == 0
+    (said,) = [line for line in agents.lines() if line.startswith("empo2:")]
+    assert "the process that forks them has ended" in said
+
+
+async def test_a_class_that_cannot_be_imported_says_so_in_one_line(warm) -> None:
+    agents = warm("no_such_module:Agent")
+    agent = await agents.start("tell")
+    assert await agent.wait() == 1  # as without warm agents: with a traceback, of this rollout alone
+    said = [line for line in agents.lines() if line.startswith("empo2:")]
+    assert len(said) == 1
+    assert "agent.class='no_such_module:Agent' cannot be imported: ModuleNotFoundError: No module named" in said[0]
+
+
+ODD = {
+    "reads MY_DOOR while": "import os\nDOOR = os.environ.get('MY_DOOR')",
+    "reads the whole environment": "import os\nALL = dict(os.environ)",
+    "starts threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+    "leaves 1 sockets open": "import socket\nSOCKET = socket.socket()",
+}
+
+
+@pytest.mark.parametrize("why", ODD)
+async def test_what_a_fork_would_break_starts_alone(warm, tmp_path: Path, why: str) -> None:
+    (tmp_path / "odd_agent.py").write_text(
+        f"{ODD[why]}\nimport os\nclass Agent:\n    def run(self):\n        print('door', os.environ['MY_DOOR'])\n"
+    )
+    agents = warm("odd_agent:Agent")
+    for door in "3", "4":
+        agent = await agents.start("", MY_DOOR=door)
+        assert not isinstance(agent, ForkedAgent)
+        assert await agent.wait() == 0
+    *doors, said = agents.lines()
+    assert doors == ["door 3", "door 4"]
+    assert said.startswith("empo2: every agent starts a Python of its own") and why in said
+
+
+async def test_another_class_starts_alone(warm) -> None:
+    agents = warm()
+    alone = await agents.agents.start(
+        *worker_command("warm_agents_of_tests:AwaitedAgent"), env={**os.environ}, stdin=subprocess.DEVNULL
+    )
+    assert not isinstance(alone, ForkedAgent)
+    assert await alone.wait() == 0
+
+
+async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when ``LocalReconciler._spawn_for`` changes how it starts a process."""
+    started, failed = [], []
+
+    async def start(*command: str, **options: object) -> None:
+        started.append((command, options))
+        raise OSError("not started")
+
+    async def patch_status(rollout_id: str, json: dict) -> None:
+        failed.append(json["status"]["error_message"])
+
+    monkeypatch.setattr(local_reconciler, "asyncio", asyncio)
+    start_agents_with(start)
+    config = {"runner_type": "local", "agl_server": {"url": "http://gateway", "key": "k"}}
+    config["local_runner"] = {"maximum_size": 1, "poll_interval": 1}
+    api = SimpleNamespace(patch=patch_status)
+    reconciler = local_reconciler.LocalReconciler(api, OmegaConf.create(config))  # pyright: ignore[reportArgumentType]
+    local = {"agent_class": AGENTS, "env_map": {"MY_DOOR": "input.door"}}
+    rollout = {"rollout_id": "r", "input": {"door": 3}, "config": {"local": local}}
+    status = {"state": "queuing", "created_at": 0, "updated_at": 0}
+    assert not await reconciler._spawn_for(Rollout.model_validate({**rollout, "status": status}))
+    assert failed == ["local subprocess spawn failed: not started"]
+    ((command, options),) = started
+    assert list(command) == worker_command(AGENTS)
+    environment = options.pop("env")
+    assert (environment["AGL_KEY"], environment["MY_DOOR"]) == ("k", "3")
+    assert options == {"stdin": subprocess.DEVNULL, "stdout": None, "stderr": None, "start_new_session": True}

@@ -1,0 +1,98 @@
+"""What the table counts, with a scripted policy in the model's place."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from empo2.agents.coin_collector.house import House
+from empo2.recipe.gateway.tips import render_tips
+from empo2.small_model import episodes
+from empo2.small_model.episodes import Episode, play
+from empo2.small_model.evaluate import measured, share
+from empo2.small_model.make import reflections
+
+#   hall - den - cellar (the coin)
+HOUSE = House(
+    "hall",
+    "cellar",
+    {"hall": {"east": "den"}, "den": {"east": "cellar", "west": "hall"}, "cellar": {"west": "den"}},
+)
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Episode]:
+    """Play one episode whose replies are these, the last one the note; 4 steps at most."""
+
+    def run(*replies: str, notes: tuple[str, ...] = ()) -> Episode:
+        script = iter(replies)
+
+        class Scripted:
+            def __init__(self, *_: object) -> None:
+                pass
+
+            def reply(self, chats: Mapping[int, list], max_tokens: int) -> dict[int, str]:
+                return {name: next(script) for name in chats}
+
+        monkeypatch.setattr(episodes, "Chats", Scripted)
+        (episode,) = play(None, None, [HOUSE], [notes], 4, seed=0, reflection=reflections()[0])
+        return episode
+
+    return run
+
+
+def test_a_found_coin_and_the_true_way_to_it(policy):
+    note = "Coin in the cellar: hall move east, den move east, cellar take coin."
+    episode = policy("move east", "move east", "take coin", note)
+    assert (episode.success, episode.valid, len(episode.turns), episode.tip) == (True, 3, 3, note)
+    assert episode.tip_true
+    assert "was completed" in episode.chat[-1]["content"]
+    assert episode.chat[-2] == {"role": "assistant", "content": "take coin"}
+    assert not policy("move east", "move east", "take coin", note.replace("den move east", "den move west")).tip_true
+
+
+def test_a_failure_and_what_it_saw(policy):
+    actions = ("move north", "take coin", "look", "move east")
+    episode = policy(*actions, "Empty: hall.", notes=("Empty: attic.",))
+    assert (episode.success, episode.valid, len(episode.turns)) == (False, 1, 4)
+    assert episode.tip_true
+    first = f"{render_tips(['Empty: attic.'])}\n\nFind the coin and take it.\n\nYou are in the hall. East: den."
+    assert episode.chat[1]["content"] == first
+    assert episode.chat[3]["content"] == "That does nothing. You are in the hall. East: den."
+    assert episode.chat[-2]["content"] == "move east"  # its result was not shown
+    # The den was not seen, so to call it empty is no honest note, though it is right; nor is a coin that was not found.
+    assert not policy(*actions, "Empty: hall, den.").tip_true
+    assert not policy(*actions, "Coin in the cellar: hall move east, den move east, cellar take coin.").tip_true
+
+
+def test_a_tip_is_what_the_gateway_keeps_of_it(policy):
+    assert policy("a", "b", "c", "d", "Sure! Empty: hall. And so on.").tip == "Empty: hall."
+    assert policy("a", "b", "c", "d", "...").tip == ""
+
+
+def test_the_interval_is_over_houses():
+    """Against numpy's own bootstrap of equal groups: the mean of the houses' means."""
+    values = [
+        (f"house {house}", hit, 1)
+        for house, hits in enumerate([4, 0, 0, 3, 1, 0])
+        for hit in [1] * hits + [0] * (4 - hits)
+    ]
+    cell = share(values)
+    assert cell is not None and (cell.share, cell.count) == (pytest.approx(8 / 24, abs=1e-3), 24)
+    drawn = np.random.default_rng(1).choice(np.array([4, 0, 0, 3, 1, 0]) / 4, (20_000, 6)).mean(axis=1)
+    assert (cell.low, cell.high) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))), abs=0.05)
+    assert share([]) is None
+
+
+def test_what_is_measured(policy):
+    found = policy(
+        "move east", "move east", "take coin", "Coin in the cellar: hall move east, den move east, cellar take coin."
+    )
+    lost = policy("a", "b", "move east", "d", "Empty: hall, cellar.")
+    table = measured([found, lost])
+    assert {name: cell.share for name, cell in table.items() if cell} == {
+        "found": 0.5,
+        "valid": pytest.approx(4 / 7, abs=1e-3),
+        "true after success": 1,
+        "true after failure": 0,
+    }

@@ -1,0 +1,84 @@
+"""The learning experiment: its plan is valid, and its statistics are those computed by hand."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from empo2.recipe.config import load_settings
+
+BENCH = Path(__file__).parents[1] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import learning  # noqa: E402
+import learning_report as report  # noqa: E402
+
+
+def test_the_plan_begins_with_the_first_seed_of_every_arm():
+    trials = learning.read_plan()
+    names = [trial.name for trial in trials]
+    assert names[:3] == ["grpo-1", "empo2-1", "paired-1"]
+    assert [trial.seed for trial in trials] == sorted(trial.seed for trial in trials)
+    assert {"grpo-3", "empo2-3", "paired-3"} <= set(names) and len(set(names)) == len(names)
+
+
+def test_every_arm_has_valid_settings_that_differ():
+    loaded = {trial.name: load_settings("cpu", layer=trial.settings).to_dict() for trial in learning.read_plan()}
+    assert len({str(settings) for settings in loaded.values()}) == len(loaded)
+    assert loaded["grpo-1"]["algorithm"]["name"] == "grpo"
+    assert {settings["tasks"]["args"]["level"] for settings in loaded.values()} == {"hard"}
+    assert loaded["empo2-2"]["algorithm"]["seed"] == 2
+
+
+def test_layers():
+    assert learning.laid_over({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}, "d": 4}) == {"a": {"b": 1, "c": 3}, "d": 4}
+
+
+def test_an_interval_of_three_seeds():
+    # t of 2 degrees of freedom at 97.5 % is 4.303; the values' standard deviation is 0.1.
+    assert report.interval([0.2, 0.3, 0.4]) == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
+    assert math.isnan(report.interval([0.5]))
+    assert report.percent([0.2, 0.3, 0.4]) == "30 % ± 25"
+    assert report.percent([0.5]) == "50 %"
+
+
+def test_curves():
+    rows = [{"step": 0, "x": 0.0}, {"step": 3}, {"step": 6, "x": 0.5}, {"step": 12, "x": 1.0}]
+    steps, values = report.curve(rows, "x")
+    assert steps.tolist() == [0, 6, 12] and values.tolist() == [0, 0.5, 1]
+    assert report.area((steps, values)) == 0.5
+    assert report.area((np.array([0, 10]), np.array([0.2, 0.4]))) == pytest.approx(0.3)
+    assert report.first_reach((steps, values), 0.4) == 6
+    assert math.isnan(report.first_reach((steps, values), 1.1))
+    steps, mean = report.mean_curve([(steps, values), (np.array([0, 12]), np.array([0.2, 0.6]))])
+    assert steps.tolist() == [0, 12] and mean.tolist() == [0.1, 0.8]
+
+
+def test_the_report_is_made_from_results(tmp_path: Path):
+    docs, results = tmp_path / "docs", tmp_path / "results"
+    docs.mkdir()
+    results.mkdir()
+    (docs / "learning.md").write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    for name, ends in (("grpo", (0.1, 0.3)), ("empo2", (0.6, 0.8))):
+        for seed, end in enumerate(ends, 1):
+            lines = [
+                {
+                    "step": step,
+                    "val/train/success_rate": alone,
+                    "val/unseen/success_rate": 0.0,
+                    "cpu_seconds": 60 * step,
+                }
+                | ({report.WITH_MEMORY: noted} if name == "empo2" else {})
+                for step, alone, noted in ((0, 0.0, 0.0), (6, end / 2, 0.9), (12, end, 0.9))
+            ]
+            (results / f"{name}-{seed}.jsonl").write_text("".join(f"{report.json.dumps(line)}\n" for line in lines))
+    report.write_report(learning.PLAN, results, docs)
+    text = (docs / "learning.md").read_text()
+    assert text.startswith("before\n") and text.endswith(f"{report.END}\nafter\n") and "old" not in text
+    table = [line.split(" | ") for line in text.splitlines() if line.startswith(("| GRPO", "| EMPO²"))]
+    assert table[0][:5] == ["| GRPO", "2", "20 % ± 127", "10 % ± 64", "12"]  # t of 1 degree of freedom is 12.7
+    # EMPO² is at 0.35 after 6 steps, above GRPO's 0.2; the distance is 0.55 at most and 0.2 at the end.
+    assert table[1][4] == "6" and table[1][7].startswith("55 %") and ", 20 %" in table[1][7]
+    assert (docs / "learning.png").read_bytes().startswith(b"\x89PNG")
