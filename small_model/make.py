@@ -1,6 +1,8 @@
 """Make the adapter: `make small-model`.
 
-python -m empo2.small_model.make [--rows 2400] [--seed 0] [--output small_model/adapter]
+python -m empo2.small_model.make [--seed 0] [--output small_model/adapter]
+
+Two stages, each with rows of its own: mostly reading notes, then mostly writing them.
 """
 
 import argparse
@@ -8,17 +10,17 @@ import hashlib
 import json
 import os
 import random
-from dataclasses import replace
 from pathlib import Path
 
 from empo2.recipe.config import Reflection, load_settings
 from empo2.recipe.launcher.models import ADAPTER_FILES, CHECKSUMS, SMOLLM2, resolve_model
 from empo2.small_model.houses import MAKE_SEEDS, disguised, walk_all
-from empo2.small_model.rows import rows
+from empo2.small_model.rows import READING, WRITING, rows
 
 ADAPTER = Path(__file__).parent / "adapter"
 WORLD = Path(__file__).parents[1] / "agents/coin_collector/train.yaml"
 HOUSES = 300
+STAGES = ((READING, 2400, 1e-3), (WRITING, 480, 3e-4))  # mix, rows, learning rate
 
 
 def reflections() -> list[Reflection]:
@@ -30,7 +32,6 @@ def reflections() -> list[Reflection]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=2400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=ADAPTER)
     arguments = parser.parse_args()
@@ -41,14 +42,18 @@ def main() -> None:
 
     base = Path(resolve_model(SMOLLM2))
     tokenizer = AutoTokenizer.from_pretrained(base)
-    generator = random.Random(arguments.seed)
     walked = walk_all(MAKE_SEEDS[:HOUSES])
-    houses = [disguised(walked[index % HOUSES], generator) for index in range(arguments.rows)]
-    made = rows(houses, arguments.rows, reflections(), generator)
-    encoded = [encode(row.messages, tokenizer) for row in made]
-    learned, tokens = sum(len(row.learned) for row in encoded), sum(len(row.ids) for row in encoded)
-    print(json.dumps({"rows": len(encoded), "tokens": tokens, "learned": learned}), flush=True)
-    train(base, encoded, replace(Settings(), seed=arguments.seed), arguments.output)
+    start = None
+    for number, (mix, count, learning_rate) in enumerate(STAGES):
+        generator = random.Random(arguments.seed + number)
+        houses = [disguised(walked[index % HOUSES], generator) for index in range(count)]
+        made = rows(houses, count, mix, reflections(), generator)
+        encoded = [encode(row.messages, tokenizer) for row in made]
+        learned, tokens = sum(len(row.learned) for row in encoded), sum(len(row.ids) for row in encoded)
+        print(json.dumps({"rows": len(encoded), "tokens": tokens, "learned": learned}), flush=True)
+        settings = Settings(seed=arguments.seed, learning_rate=learning_rate)
+        train(base, encoded, settings, arguments.output, start)
+        start = arguments.output
     sums = [f"{hashlib.sha256((arguments.output / name).read_bytes()).hexdigest()}  {name}\n" for name in ADAPTER_FILES]
     (arguments.output / CHECKSUMS).write_text("".join(sums))
 

@@ -1,7 +1,7 @@
 """Training rows from scripted play: a whole chat, with notes where the gateway puts them, and what of it is learned."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from empo2.agents.coin_collector.agent import SYSTEM
@@ -62,32 +62,51 @@ def play(house: House, notes: Sequence[Note], max_steps: int, slips: float, gene
     return Played(tuple(turns), tuple(sensible), False)
 
 
-KINDS = {  # what notes a row shows, and how many rows in a hundred do
-    "none": 22,
-    "success": 36,  # true, one of them or more says where the coin is
-    "failure": 24,  # true, none says where the coin is
-    "other house": 7,
-    "false": 6,
-    "mixed": 5,
-}
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """What the rows of a stage of training are made of.
+
+    kinds: what notes a row shows, and how many rows in a hundred do.
+    after_success, after_failure: how often the row ends with a note to be written.
+    """
+
+    kinds: Mapping[str, int]
+    after_success: float
+    after_failure: float
 
 
-def rows(houses: Sequence[House], count: int, reflections: Sequence[Reflection], generator: random.Random) -> list[Row]:
+# "success": true notes, one of them or more says where the coin is; "failure": true, none says it.
+READING = Mix(
+    {"none": 22, "success": 36, "failure": 24, "other house": 7, "false": 6, "mixed": 5},
+    after_success=0.3,
+    after_failure=0.7,
+)
+# A player who read the way in a note can copy it; one who found the coin without notes must remember it.
+WRITING = Mix(
+    {"none": 55, "success": 20, "failure": 15, "other house": 4, "false": 3, "mixed": 3},
+    after_success=0.9,
+    after_failure=0.5,
+)
+
+
+def rows(
+    houses: Sequence[House], count: int, mix: Mix, reflections: Sequence[Reflection], generator: random.Random
+) -> list[Row]:
     """Return `count` rows; `houses` are played in turn, in disguise (see houses.disguised)."""
     return [
-        row(houses[index % len(houses)], houses[(7 * index + 3) % len(houses)], reflections, generator)
+        row(houses[index % len(houses)], houses[(7 * index + 3) % len(houses)], mix, reflections, generator)
         for index in range(count)
     ]
 
 
-def row(house: House, other: House, reflections: Sequence[Reflection], generator: random.Random) -> Row:
-    """Return one row of a kind drawn by KINDS.
+def row(house: House, other: House, mix: Mix, reflections: Sequence[Reflection], generator: random.Random) -> Row:
+    """Return one row.
 
     Args:
         other: the house that notes of the kind "other house" are about.
         reflections: ways to ask for the note; the first one three times in five.
     """
-    (kind,) = generator.choices(list(KINDS), list(KINDS.values()))
+    (kind,) = generator.choices(list(mix.kinds), list(mix.kinds.values()))
     limit = house.distance + 1 + generator.choice((0, 0, 1, 1, 2, 3, 4))
     if kind == "none" and generator.random() < 0.5:
         limit = generator.randint(5, 9)
@@ -97,7 +116,7 @@ def row(house: House, other: House, reflections: Sequence[Reflection], generator
     shown = [(note, note.true_of(house)) for note in notes]
     chat = _chat(played, _blocks(notes, len(played.turns), generator))
     note = None
-    if generator.random() < (0.3 if played.success else 0.7):
+    if generator.random() < (mix.after_success if played.success else mix.after_failure):
         note = note_of(played.turns, played.success)
         asked = reflections[0] if generator.random() < 0.6 else generator.choice(list(reflections))
         ask = question(asked, 100 if played.success else 0, played.success)

@@ -64,23 +64,29 @@ def encode(messages: Sequence[Message], tokenizer: Any) -> Encoded:
     return Encoded(render(len(messages)), learned, weights)
 
 
-def train(base: Path, rows: Sequence[Encoded], settings: Settings, output: Path) -> None:
-    """Train on the rows in order, once each, and write `adapter_model.safetensors` and `adapter_config.json`."""
+def train(base: Path, rows: Sequence[Encoded], settings: Settings, output: Path, start: Path | None = None) -> None:
+    """Train on the rows in order, once each, and write `adapter_model.safetensors` and `adapter_config.json`.
+
+    Args:
+        start: a folder with the LoRA to go on with; None: a fresh one.
+    """
     os.environ["GOMP_SPINCOUNT"] = "0"
     output.mkdir(parents=True, exist_ok=True)
     meeting = output.resolve() / f".meeting-{os.getpid()}"
     try:
-        mp.spawn(_worker, (base, rows, settings, output, meeting), nprocs=WORKERS)  # pyright: ignore[reportPrivateImportUsage]
+        mp.spawn(_worker, (base, rows, settings, output, start, meeting), nprocs=WORKERS)  # pyright: ignore[reportPrivateImportUsage]
     finally:
         meeting.unlink(missing_ok=True)
 
 
-def lora(base: Path, settings: Settings) -> Any:
-    """Return the base model, bf16, with a fresh LoRA."""
-    from peft import LoraConfig, get_peft_model
+def lora(base: Path, settings: Settings, start: Path | None = None) -> Any:
+    """Return the base model, bf16, with a fresh LoRA, or with that of a folder."""
+    from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, attn_implementation="sdpa")
+    if start is not None:
+        return PeftModel.from_pretrained(model, start, is_trainable=True, autocast_adapter_dtype=False)
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
@@ -99,11 +105,19 @@ def reply_loss(model: Any, row: Encoded) -> torch.Tensor:
     return losses @ torch.tensor(row.weights)
 
 
-def _worker(rank: int, base: Path, rows: Sequence[Encoded], settings: Settings, output: Path, meeting: Path) -> None:
+def _worker(
+    rank: int,
+    base: Path,
+    rows: Sequence[Encoded],
+    settings: Settings,
+    output: Path,
+    start: Path | None,
+    meeting: Path,
+) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORKERS)
-    peft_model = lora(base, settings)
+    peft_model = lora(base, settings, start)
     model = peft_model.get_base_model()
     weights = [weight for weight in peft_model.parameters() if weight.requires_grad]
     masters = [weight.detach().float().clone() for weight in weights]  # bf16 would lose small updates

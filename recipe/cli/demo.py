@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_RUNS = Path("runs")
+from empo2.recipe.config import Settings, load_settings, read_layer
+
+_WORLD = Path(__file__).parents[2] / "agents/coin_collector"
 
 
 def demo(
-    directory: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the run's folder is made.")] = DEFAULT_RUNS,
+    directory: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the run's folder is made.")] = Path("runs"),
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="Tell the story of a finished run again.")] = None,
 ) -> None:
     """Train the small model on two houses that it has never seen, and show what its notes are worth.
@@ -18,13 +20,16 @@ def demo(
     """
     from rich.console import Console
 
-    from empo2.recipe.config import load_settings, read_layer
     from empo2.recipe.evaluation.story import tell
     from empo2.recipe.launcher.launch import launch
 
     if run is None:
-        world = Path(__file__).parents[2] / "agents/coin_collector"
-        layer = read_layer(world / "demo.yaml")
-        layer = {**layer, "run": {**layer["run"], "directory": str(directory)}}
-        run = launch(load_settings("cpu", file=world / "train.yaml", layer=layer), "demo", Console())
+        run = launch(demo_settings(directory), "demo", Console())
     print(tell(run))
+
+
+def demo_settings(directory: Path) -> Settings:
+    """Return the demo's settings, whose run is made in a folder of ``directory``."""
+    layer = read_layer(_WORLD / "demo.yaml")
+    run = {**layer["run"], "directory": str(directory)}
+    return load_settings("cpu", file=_WORLD / "train.yaml", layer={**layer, "run": run})

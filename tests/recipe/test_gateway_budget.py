@@ -20,7 +20,7 @@ DEFAULT = load_settings("gpu")
 BUDGET = DEFAULT.memory.episode_tokens
 # Every tip is found for every state.
 LENGTHS = ("max_prompt_tokens", "max_episode_tokens", "max_context_tokens")
-AS_ON_A_GPU = [f"memory.episode_tokens={BUDGET}", "memory.min_similarity=-1"]
+AS_ON_A_GPU = [f"memory.episode_tokens={BUDGET}", "memory.min_similarity=-1", "reflection.max_words=100"]
 AS_ON_A_GPU += [f"model.{name}={getattr(DEFAULT.model, name)}" for name in LENGTHS]
 TASK = "Your task is to find a living thing. First focus on the thing, then move it to the red box in the kitchen."
 ROOMS = ("kitchen", "hallway", "workshop", "greenhouse", "bathroom", "living room", "art studio", "outside", "foundry")

@@ -324,11 +324,11 @@ def test_unusable_rollouts_are_counted(changes: dict[str, Any], reason: str) -> 
 
 # Who failed: what agent-lightning's LocalReconciler says, and how the last model call ended
 
-_ANSWERED = {"event_type": "model_request", "data": {"status": "ok", "http_status": 200}}
+_ANSWERED = {"event_type": "model_request", "timestamp": 1.0, "data": {"status": "ok", "http_status": 200}}
 
 
 def _refused(status: int | None) -> dict[str, Any]:
-    return {"event_type": "model_request", "data": {"status": "error", "http_status": status}}
+    return {"event_type": "model_request", "timestamp": 1.0, "data": {"status": "error", "http_status": status}}
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,12 @@ def configuration(**agentlightning: Any) -> Any:
             "actor_rollout_ref": {
                 "rollout": {"n": 8, "log_prob_micro_batch_size_per_gpu": 2},
                 "ref": {"log_prob_micro_batch_size_per_gpu": None},
-                "actor": {"ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 3},
+                "actor": {
+                    "ppo_mini_batch_size": 2,
+                    "ppo_micro_batch_size_per_gpu": 3,
+                    "use_kl_loss": True,
+                    "entropy_coeff": 0.0,
+                },
             },
         }
     )
@@ -211,7 +216,9 @@ def trainer_of(
         )
         for rollout in rollouts
     }
-    trainer._manager = type("Manager", (), {"results": StepResults(results), "gateway_metrics": {"empo2/calls": 3}})()
+    trainer._manager = type(
+        "Manager", (), {"results": StepResults(results), "gateway_metrics": {"empo2/calls": 3}, "timing": {}}
+    )()
 
     def rollout(self: Any, gen_batch: DataProto, is_train: bool) -> tuple[DataProto, dict[str, Any]]:
         return adapted(rollouts)
