@@ -65,6 +65,35 @@ class BySimilarity:
 
 
 @dataclass(frozen=True)
+class ByAge:
+    """The newest first, as Reflexion keeps its last reflections (arXiv 2303.11366). Attributes as in `ByScore`."""
+
+    k: int
+    min_similarity: float
+
+    def __call__(self, entries: Entries) -> np.ndarray:
+        similar = np.flatnonzero(entries.similarities > self.min_similarity)
+        return _first_of_texts(similar, (), entries.texts, self.k)
+
+
+@dataclass(frozen=True)
+class AtRandom:
+    """Any tips of the scope, whatever their similarity: a control, which tells what choosing tips is worth.
+
+    Attributes:
+        k: most rows to return.
+        generator: random generator of the draws; each text is drawn with the same probability.
+    """
+
+    k: int
+    generator: np.random.Generator
+
+    def __call__(self, entries: Entries) -> np.ndarray:
+        _, rows = np.unique(entries.texts, return_index=True)
+        return self.generator.choice(rows, min(self.k, len(rows)), replace=False)
+
+
+@dataclass(frozen=True)
 class ByValue:
     """MemRL's two phases (arXiv 2601.03192): the most similar are candidates; the most useful of these are shown.
 

@@ -74,6 +74,7 @@ class Algorithm(_Section):
 
 class Model(_Section):
     path: str
+    server: Annotated[str, Field(pattern=r"^https?://")] | None
     temperature: Annotated[float, Field(gt=0)]
     val_temperature: Annotated[float, Field(ge=0)]
     max_prompt_tokens: Positive
@@ -96,7 +97,8 @@ class Tasks(_Section):
 class Memory(_Section):
     from_: Annotated[str | None, Field(alias="from")]
     scope: list[str]
-    retrieval: Literal["score", "similarity", "value"]
+    retrieval: Literal["score", "similarity", "value", "newest", "random"]
+    searched: Literal["every-turn", "first-turn"]
     top_k: Positive
     min_similarity: Annotated[float, Field(ge=-1, lt=1)]
     candidates: Positive
@@ -114,6 +116,7 @@ class Memory(_Section):
 
 class Reflection(_Section):
     prompt: str
+    of: Literal["all", "failures"]
     sees: Literal["chat", "transcript"]
     transcript_characters: Positive
     max_words: Annotated[int, Field(gt=0, le=1000)]
@@ -166,10 +169,13 @@ def load_settings(
     profile: str | None = None,
     overrides: Iterable[str] = (),
     *,
+    world: Mapping[str, Any] | None = None,
     file: Path | None = None,
     layer: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Lay profile, user's YAML file, a nested mapping and ``key=value`` arguments over config.yaml, and check them.
+    """Lay profile, a world's settings, user's YAML file, a nested mapping and ``key=value`` arguments over config.yaml.
+
+    All is checked.
 
     Raises:
         ConfigError: an unknown key (with the nearest right one), a wrong type or value, an unreadable file.
@@ -180,6 +186,7 @@ def load_settings(
         raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
     layers = [
         profiles[profile] if profile is not None else {},
+        world or {},
         read_layer(file) if file is not None else {},
         layer or {},
         *map(_parse_override, overrides),

@@ -42,6 +42,11 @@ def mark_complete(folder: Path) -> None:
     (folder / _COMPLETE).touch()
 
 
+def is_complete(folder: Path) -> bool:
+    """Return True for the folder of a complete checkpoint."""
+    return (folder / _COMPLETE).is_file()
+
+
 def last_checkpoint(directory: Path) -> Path | None:
     """Return the complete checkpoint of the latest step; None if there is none."""
     return next(reversed(_complete_checkpoints(directory)), None)

@@ -61,7 +61,7 @@ class TextGame:
 
     def __init__(self, environment: TextEnvironment, episode: TextEpisode, system: str, state: State) -> None:
         self._environment, self.episode, self._state = environment, episode, state
-        self._steps = self._corrected = 0
+        self._steps = self._corrected = self._invalid = 0
         self.system = system
         self._show(f"{environment.task_description}\n\n{state.observation}")
 
@@ -75,16 +75,18 @@ class TextGame:
             return
         action = self._action(reply)
         self._steps += 1
+        self._invalid += action is None
         if action is not None:
             self._state = self._environment.step(action)
         self._show(NOT_LISTED if action is None else self._state.observation)
 
     def outcome(self, remark: str = "") -> Outcome:
-        """Return the score so far and, in the paper's form, the share of corrected actions."""
+        """Return the score so far and the share of corrected actions (paper's form) or of invalid ones (choice)."""
         steps = f"{self._steps} of {self.episode.max_steps} steps"
         message = f"{self.episode.title}: score {self._state.score:g} after {steps}{remark}"
-        corrected = {"corrected_actions": self._corrected / self._steps} if self._steps else {}
-        return Outcome(self._state.score, message, corrected if self.episode.actions == "paper" else {})
+        counts = {"paper": ("corrected_actions", self._corrected), "choice": ("invalid_actions", self._invalid)}
+        name, count = counts.get(self.episode.actions, ("", 0))
+        return Outcome(self._state.score, message, {name: count / self._steps} if name and self._steps else {})
 
     def _action(self, reply: str) -> str | None:
         """Return the action to execute; None if the reply names none."""

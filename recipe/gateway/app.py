@@ -6,6 +6,7 @@ For rollouts that the trainer tagged (``metadata.empo2``) the middleware shows t
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -29,10 +30,11 @@ from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.middleware import MemoryMiddleware
 from empo2.recipe.gateway.reflector import Reflector
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.tokenizer import PolicyTokenizer
+from empo2.recipe.gateway.tokenizer import tokenizer_of
 
 log = structlog.get_logger()
 
+_CALL_SECONDS = 300  # as agent-lightning's own client
 _MEMORY_ERRORS = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError)
 _COMMIT_SECONDS = 10  # for the visits of a step; most of it is waiting for another process that holds the file
 _CLOSE_SECONDS = 5
@@ -55,12 +57,14 @@ def make_gateway(
     """
     proxy = upstream.proxy_settings(settings.model, model_path)
     # Not agent-lightning's client: reflections would fill its pool of 100 connections, and agents would wait for them.
-    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
+    external = settings.model.server is not None
+    transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else None
+    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), transport=transport, timeout=_CALL_SECONDS)
     services = Services(
         settings=settings,
         memory=memory,
         servers=upstream.ModelServers(proxy, client),
-        tokenizer=PolicyTokenizer(model_path),
+        tokenizer=tokenizer_of(model_path, external=external),
         metrics=StepMetrics(),
     )
     episodes, credit = Episodes(), TipCredit(services)
@@ -76,6 +80,8 @@ def make_gateway(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
         async with upstream_lifespan(app) as state, client:
+            if external:
+                upstream.send_by(app, client)
             sweeping = asyncio.create_task(_sweep(services, episodes))
             try:
                 yield state

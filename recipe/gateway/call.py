@@ -125,8 +125,8 @@ class ModelCall:
         reply = reply_of(response)
         if reply is None:
             return
-        prompt_ids = response.get("prompt_token_ids") or response["choices"][0].get("prompt_token_ids")
-        if not prompt_ids:
+        prompt_ids = response.get("prompt_token_ids") or response["choices"][0].get("prompt_token_ids") or []
+        if not prompt_ids and self._services.settings.model.server is None:
             return
         if isinstance(self._found.request, PromptRequest):
             episode.prompt_tips.replied(body["prompt"], spoken(reply))
@@ -201,7 +201,7 @@ async def _find_tips(services: Services, episode: Episode, body: Body) -> TipSea
     if not episode.tag.memory:
         return TipSearch(state)
     embedding = None
-    if request.takes_tips:
+    if request.takes_tips and not (episode.searches and services.settings.memory.searched == "first-turn"):
         block, embedding = await _search(services, episode, state, request)
         request.put(block)
         if request.newest is block:

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from empo2.memory import (
+    AtRandom,
+    ByAge,
     ByScore,
     BySimilarity,
     ByValue,
@@ -54,16 +56,22 @@ class _NoEmbedder:
 
 def retrieval_policy(settings: Settings) -> Policy:
     """Return the policy that ``memory.retrieval`` names; its draws are seeded by ``algorithm.seed``."""
-    memory = settings.memory
-    if memory.retrieval == "score":
-        return ByScore(memory.top_k, memory.min_similarity)
-    if memory.retrieval == "similarity":
-        return BySimilarity(memory.top_k, memory.min_similarity)
-    return ByValue(
-        memory.top_k,
-        memory.min_similarity,
-        candidates=memory.candidates,
-        weight=memory.value_weight,
-        exploration=memory.exploration,
-        generator=np.random.default_rng(settings.algorithm.seed),
-    )
+    memory, generator = settings.memory, np.random.default_rng(settings.algorithm.seed)
+    match memory.retrieval:
+        case "score":
+            return ByScore(memory.top_k, memory.min_similarity)
+        case "similarity":
+            return BySimilarity(memory.top_k, memory.min_similarity)
+        case "newest":
+            return ByAge(memory.top_k, memory.min_similarity)
+        case "random":
+            return AtRandom(memory.top_k, generator)
+        case "value":
+            return ByValue(
+                memory.top_k,
+                memory.min_similarity,
+                candidates=memory.candidates,
+                weight=memory.value_weight,
+                exploration=memory.exploration,
+                generator=generator,
+            )

@@ -36,7 +36,7 @@ class MemoryMiddleware:
         method, path = scope["method"], scope["path"]
         if method == "POST" and (match := _CALL.fullmatch(path)):
             episode, is_train = self._episodes.of(match[1], match[2]), match[3] == "train"
-            if episode is not None and episode.tag.read_only != is_train:
+            if episode is not None and (is_train or episode.tag.read_only):
                 return await self._call(episode, scope, receive, send)
             if is_train and episode is None and self._services.settings.algorithm.name == "grpo":
                 return await self._call_without_memory(scope, receive, send)

@@ -74,6 +74,8 @@ class Reflector:
 
     async def _reflect(self, episode: Episode, score: float, success: bool) -> None:
         counts, settings = self._services.metrics.counts, self._services.settings.reflection
+        if success and settings.of == "failures":
+            return
         try:
             async with asyncio.timeout(settings.timeout):
                 await episode.settle()

@@ -8,7 +8,7 @@ from empo2.memory import MemoryService
 from empo2.recipe.config import Settings
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.tips import shown_tip
-from empo2.recipe.gateway.tokenizer import PolicyTokenizer
+from empo2.recipe.gateway.tokenizer import TipTokenizer
 from empo2.recipe.gateway.upstream import ModelServers
 
 
@@ -19,7 +19,7 @@ class Services:
     settings: Settings
     memory: MemoryService
     servers: ModelServers
-    tokenizer: PolicyTokenizer
+    tokenizer: TipTokenizer
     metrics: StepMetrics
     _seen: set[str] = field(default_factory=set)
     _shown: Callable[[str], str] = field(init=False)

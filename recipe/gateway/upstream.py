@@ -1,5 +1,6 @@
 """All uses of agent-lightning's server (1.0.2), including its private names."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,32 @@ def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
 def agent_lightning_app(proxy: dict[str, Any], key: str) -> FastAPI:
     """Return agent-lightning's own app; ``key`` is what every caller must present, empty for none."""
     return create_app({"key": key, "default_proxy": proxy})
+
+
+# Fields of the gateway's requests that are vLLM's own; OpenAI's servers refuse a request that has one.
+_NOT_OPENAI = ("return_token_ids", "top_k", "min_p", "repetition_penalty")
+
+
+class OpenAITransport(httpx.AsyncBaseTransport):
+    """Sends requests as any OpenAI-compatible server takes them: with its key, and without vLLM's own fields."""
+
+    def __init__(self, key: str | None) -> None:
+        self._key = key
+        self._transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = {name: value for name, value in json.loads(request.content).items() if name not in _NOT_OPENAI}
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        sent = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=request.extensions)
+        return await self._transport.handle_async_request(sent)
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
+def send_by(app: FastAPI, client: httpx.AsyncClient) -> None:
+    """Let the app send the agents' calls by this client; to be called while the app runs."""
+    app.state.http_client = client
 
 
 def exists(rollout_id: str) -> bool:

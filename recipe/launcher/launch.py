@@ -3,10 +3,7 @@
 import contextlib
 import json
 import os
-import secrets
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,25 +12,27 @@ from rich.console import Console
 
 from empo2.recipe.config import Settings, warnings_of
 from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.launcher.commands import (
+    ADMIN_KEY,
+    KEY,
+    controller_command,
+    empo2_command,
+    environment_without,
+    gateway_command,
+    in_memory,
+    keys_for,
+    wait_for_gateway,
+)
 from empo2.recipe.launcher.models import resolve_model
 from empo2.recipe.launcher.processes import Processes, bind, ending_descendants, running
 from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
 from empo2.recipe.launcher.run_directory import how_to_resume, open_run_directory
 from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
 from empo2.recipe.launcher.workers import Workers
-from empo2.recipe.run_folder import (
-    CHECKPOINTS,
-    MEMORY_FILE,
-    METRICS_FILE,
-    TASKS_FILE,
-    last_checkpoint,
-    step_of,
-)
+from empo2.recipe.run_folder import CHECKPOINTS, METRICS_FILE, TASKS_FILE, last_checkpoint, step_of
 from empo2.recipe.trainer.verl_config import build_verl_config
 
-_GATEWAY_SECONDS = 300  # it loads the embedder first
 _POLL_SECONDS = 0.5
-_ADMIN_KEY = "EMPO2_ADMIN_KEY"
 
 
 def launch(settings: Settings, profile: str | None, console: Console) -> Path:
@@ -49,7 +48,9 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
 
 def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
     started = time.monotonic()
-    _check_gpus(settings)
+    if settings.model.server is not None:
+        raise ConfigError(f"model.server={settings.model.server!r}: training starts its own vLLM; set it to null")
+    check_gpus(settings)
     agent = check_agent(settings)
     tasks = load_tasks(settings)
     model = _resolve_model(settings)
@@ -69,55 +70,29 @@ def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
 
         host, port = listener.getsockname()[:2]
         url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-        key, admin_key = _keys(settings)
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
-        environment = {name: value for name, value in environment.items() if name not in ("EMPO2_KEY", _ADMIN_KEY)}
+        keys = keys_for(settings)
         try:
-            with running(directory, environment) as processes, _in_memory(settings) as file:
+            with running(directory, environment_without()) as processes, in_memory(settings) as file:
                 trainer = _trainer(directory, file, url)
-                processes.start("trainer", trainer, secrets={_ADMIN_KEY: admin_key}, inherit=(file,))
+                processes.start("trainer", trainer, secrets={ADMIN_KEY: keys.admin}, inherit=(file,))
                 processes.start(
                     "gateway",
-                    _gateway(directory, file, listener.fileno()),
-                    secrets={"EMPO2_KEY": key, _ADMIN_KEY: admin_key},
+                    gateway_command(directory, file, listener.fileno()),
+                    secrets={KEY: keys.agent, ADMIN_KEY: keys.admin},
                     inherit=(file, listener.fileno()),
                 )
-                _wait_for_gateway(url, processes)
+                wait_for_gateway(url, processes)
                 # The controller's environment becomes that of the agents, which never see the admin key. Its rollouts
                 # are kept by the gateway: if it ends, those that it was playing fail, and the others are played.
-                processes.start("controller", _controller(settings, url), secrets={"EMPO2_KEY": key}, restartable=True)
-                with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {admin_key}"}, timeout=10) as client:
+                controller = controller_command(settings, url)
+                processes.start("controller", controller, secrets={KEY: keys.agent}, restartable=True)
+                headers = {"Authorization": f"Bearer {keys.admin}"}
+                with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
                     _watch(settings.run.steps, client, directory / METRICS_FILE, processes, console, started)
         except (ProcessError, KeyboardInterrupt):
             console.print(how_to_resume(directory), soft_wrap=True, highlight=False, markup=False)
             raise
     return directory
-
-
-@contextlib.contextmanager
-def _in_memory(settings: Settings) -> Iterator[int]:
-    """Yield the descriptor of a file in RAM with all settings but the keys, which are in the processes' environments.
-
-    The file in the run's folder has no secrets.
-    """
-    values = settings.to_dict()
-    values["gateway"] |= {"key": None, "admin_key": None}
-    file = os.memfd_create("settings")
-    try:
-        os.write(file, json.dumps(values).encode())  # JSON is YAML
-        yield file
-    finally:
-        os.close(file)
-
-
-def _keys(settings: Settings) -> tuple[str, str]:
-    """Return the agents' key and the admin key."""
-    gateway = settings.gateway
-    key = gateway.key or os.environ.get("EMPO2_KEY") or secrets.token_urlsafe(24)
-    admin_key = gateway.admin_key or os.environ.get(_ADMIN_KEY) or secrets.token_urlsafe(24)
-    if key == admin_key:
-        raise ConfigError("gateway.admin_key equals gateway.key, which agents get: give another one")
-    return key, admin_key
 
 
 def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
@@ -146,7 +121,7 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
     run_empo2(config, tasks.train, tasks.val)
 
 
-def _check_gpus(settings: Settings) -> None:
+def check_gpus(settings: Settings) -> None:
     if settings.hardware.device == "gpu":
         import torch
 
@@ -164,51 +139,8 @@ def _resolve_model(settings: Settings) -> str:
         raise ConfigError(f"model.path: {error}") from None
 
 
-def _python_path() -> str:
-    """Return PYTHONPATH with the current folder, which may hold the user's agents; console scripts do not search it."""
-    return os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-
-
 def _trainer(directory: Path, settings: int, url: str) -> list[str]:
-    return [*_empo2("train", settings), "--gateway", url, "--run-directory", str(directory)]
-
-
-def _gateway(directory: Path, settings: int, listener: int) -> list[str]:
-    return [*_empo2("gateway", settings), "--fd", str(listener), "--memory", str(directory / MEMORY_FILE)]
-
-
-def _empo2(verb: str, settings: int) -> list[str]:
-    return [sys.executable, "-m", "empo2.recipe.cli", verb, "--config", f"/dev/fd/{settings}"]
-
-
-def _controller(settings: Settings, url: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "empo2.recipe.controller",
-        settings.agent.class_,
-        "runner_type=local",
-        f"agl_server.url={url}",
-        "agl_server.key=${oc.env:EMPO2_KEY}",  # not on the command line, which every user of the machine can read
-        f"local_runner.maximum_size={settings.agent.concurrency}",
-        "local_runner.poll_interval=0.2",
-        "hydra.output_subdir=null",
-        "hydra.run.dir=.",
-        "hydra/job_logging=none",
-        "hydra/hydra_logging=none",
-    ]
-
-
-def _wait_for_gateway(url: str, processes: Processes) -> None:
-    deadline = time.monotonic() + _GATEWAY_SECONDS
-    while True:
-        processes.check()
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
-                return
-        if time.monotonic() > deadline:
-            raise ProcessError(f"gateway does not answer at {url} after {_GATEWAY_SECONDS} s")
-        time.sleep(0.2)
+    return [*empo2_command("train", settings), "--gateway", url, "--run-directory", str(directory)]
 
 
 def _watch(

@@ -71,7 +71,7 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
         directory.chmod(0o700)
     if checkpoint is None and source is not None:
         copy_memory(source, directory / MEMORY_FILE)
-    _write_settings(settings, directory)
+    write_settings(settings, directory)
     return directory, checkpoint
 
 
@@ -155,7 +155,8 @@ def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
         )
 
 
-def _write_settings(settings: Settings, directory: Path) -> None:
+def write_settings(settings: Settings, directory: Path) -> None:
+    """Write the settings without secrets to the folder's config.yaml."""
     values: dict[str, Any] = redacted(settings.to_dict())  # the run folder may be shared with others
     values["gateway"] |= {"key": None, "admin_key": None}
     _replace(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,30 @@ def load_tasks(settings: Settings) -> Tasks:
     # agent-lightning drops an incomplete batch.
     repeats = -(-settings.algorithm.tasks_per_step // len(train))
     return Tasks(train * repeats, val)
+
+
+def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse rows that the agent's variables, the scope or, for the text games of this package, the world do not fit.
+
+    Args:
+        panel: name of the rows' panel, for the message.
+
+    Raises:
+        ConfigError: names the first row that is refused, and why.
+    """
+    agent = settings.agent
+    episode = getattr(_load(agent.class_, "agent.class"), "episode", None)
+    fields = {value.removeprefix("input.").partition(".")[0] for value in agent.env.values() if value[:6] == "input."}
+    for number, row in enumerate(rows):
+        where = f"--panel {panel}, row {number}"
+        if missing := sorted(fields - set(row)):
+            raise ConfigError(f"{where}: has no field {missing[0]!r}, which agent.env names; it has {sorted(row)}")
+        scope_of(row, settings.memory.scope)
+        if episode is not None:
+            try:
+                episode(**row)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{where}: {error}") from None
 
 
 def _load(name: str, key: str) -> Any:

@@ -13,11 +13,11 @@ from agentlightning.verl.agl_rollout_manager import AglRolloutManager, Completed
 
 from empo2.recipe.config import Algorithm, Settings
 from empo2.recipe.errors import NoUsableRollouts
+from empo2.recipe.failures import FAILED_BY_AGENT
 from empo2.recipe.protocol import TAG, Mode, RolloutTag, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.gigpo import rows_of_turns
 from empo2.recipe.trainer.results import (
-    FAILED_BY_AGENT,
     RolloutResult,
     StepResults,
     agent_metrics,

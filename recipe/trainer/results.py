@@ -1,7 +1,5 @@
 """The results of a step's rollouts: which are trained on, which are dropped, and why."""
 
-import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +8,8 @@ import numpy as np
 from agentlightning.schemas import RolloutState
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
 
+from empo2.recipe.failures import cause_of_failure, numbers_of
 from empo2.recipe.protocol import CALL_EVENT, PANEL, CallEvent, Mode, RolloutTag
-
-FAILED_BY_AGENT, FAILED_BY_SYSTEM = "failed_by_agent", "failed_by_system"
 
 
 @dataclass(frozen=True)
@@ -112,32 +109,17 @@ def panel_of(rollout: CompletedRollout) -> str:
 
 
 def failure(rollout: CompletedRollout) -> str | None:
-    """Return the cause of a rollout's failure, ``FAILED_BY_AGENT`` or ``FAILED_BY_SYSTEM``; None if it did not fail.
-
-    It is the agent's failure, and so the policy's, if the agent's process ended with an error after the model had
-    answered: an exception in the agent, or a chat that outgrew the model's context (HTTP 400). A time-out, a signal, a
-    process that could not be started and a model server that did not answer are the system's failures.
-    """
+    """Return the cause of a rollout's failure (see `cause_of_failure`); None if it did not fail."""
     if rollout.rollout_state == RolloutState.SUCCEEDED:
         return None
-    # agent-lightning 1.0.2, LocalReconciler._finish_proc; a negative code is a signal.
-    exited = re.fullmatch(r"subprocess exited with code [1-9]\d*", rollout.error_message or "")
     calls = [event["data"] for event in rollout.events if event["event_type"] == "model_request"]
-    unanswered = bool(calls) and calls[-1].get("status") == "error" and calls[-1].get("http_status") not in (400, 413)
-    return FAILED_BY_AGENT if exited and rollout.triplets and not unanswered else FAILED_BY_SYSTEM
+    return cause_of_failure(rollout.error_message, calls, answered=bool(rollout.triplets))
 
 
 def agent_metrics(rollout: CompletedRollout) -> dict[str, float]:
     """Return the finite numbers in ``metrics`` of a rollout's last reward event; ignore all else that stands there."""
     rewards = [event["data"] for event in rollout.events if event["event_type"] == "reward"]
-    metrics = rewards[-1].get("metrics") if rewards else None
-    if not isinstance(metrics, dict):
-        return {}
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if type(value) in (int, float) and abs(value) <= sys.float_info.max
-    }
+    return numbers_of(rewards[-1].get("metrics")) if rewards else {}
 
 
 def unusable(rollout: CompletedRollout, *, is_train: bool) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.memory import ByScore, BySimilarity, ByValue, Policy
+from empo2.memory import AtRandom, ByAge, ByScore, BySimilarity, ByValue, Policy
 from empo2.memory.index import ColumnTable, cosine_similarities, unit
 from empo2.memory.novelty import count_similar
 from empo2.memory.retrieval import Entries
@@ -40,6 +40,25 @@ def by_score(similarities, scores, texts, k=10, min_similarity=0.5):
 
 def test_score_orders_and_similarity_only_admits():
     assert by_score([0.6, 0.9, 0.4, 0.7], [3, 1, 9, 2], [0, 1, 2, 3]) == [0, 3, 1]
+
+
+def test_the_newest_come_first_each_text_once():
+    columns = entries([0.6, 0.9, 0.4, 0.7, 0.8, 0.7], [9, 9, 9, 1, 1, 1], texts=[0, 1, 2, 3, 1, 4])
+    assert ByAge(10, 0.5)(columns).tolist() == [5, 4, 3, 0]
+    assert ByAge(2, -1)(columns).tolist() == [5, 4]
+    assert ByAge(3, 0.5)(entries([])).tolist() == []
+
+
+def test_random_tips_are_drawn_from_all_texts_alike():
+    """Three texts, of one, two and four entries: each is drawn in 2/3 of 3,000 draws of two, within five deviations."""
+    columns = entries([0.1] * 7, texts=[5, 6, 6, 7, 7, 7, 7])
+    policy = AtRandom(2, rng(0))
+    drawn = [columns.texts[policy(columns)].tolist() for _ in range(3000)]
+    assert all(len(set(texts)) == 2 for texts in drawn)
+    for text in (5, 6, 7):
+        assert sum(text in texts for texts in drawn) == pytest.approx(2000, abs=5 * (3000 * 2 / 9) ** 0.5)
+    assert sorted(columns.texts[AtRandom(9, rng(0))(columns)].tolist()) == [5, 6, 7]
+    assert AtRandom(2, rng(0))(entries([])).tolist() == []
 
 
 def test_equal_scores_go_by_similarity_then_newest_first():

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.launch import _controller
+from empo2.recipe.launcher.commands import controller_command
 from empo2.recipe.launcher.processes import Processes
 
 from ..processes import mark
@@ -25,7 +25,7 @@ async def test_what_a_killed_controller_had_not_begun_is_played(
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     processes = Processes(tmp_path, {**os.environ, "EMPO2_TEST_MARK": mark, "PYTHONPATH": path})
     settings = load_settings("cpu", ["agent.concurrency=1"])
-    command = _controller(settings, str(gateway.client.base_url).rstrip("/"))
+    command = controller_command(settings, str(gateway.client.base_url).rstrip("/"))
     local = {"agent_class": "toy_agent:ToyAgent", "env_map": {"TOY_DOOR": "3", "TOY_TROUBLE": "input.trouble"}}
     config = {"timeout_seconds": 300, "local": local}
     body = [{"input": {"trouble": trouble}, "config": config} for trouble in ("hang", "none")]

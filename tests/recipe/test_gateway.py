@@ -117,9 +117,10 @@ async def test_validation_with_memory_reads_and_leaves_nothing(gateway: GatewayU
         assert database.execute("SELECT value FROM tips").fetchall() == [(0.0,)]
         assert database.execute("SELECT * FROM plays").fetchall() == []
         assert database.execute("SELECT sum(visits) FROM states").fetchone() == (3,)
-    # A training call on its URL, which no agent makes, is not taken for one of the policy's episodes.
+    # At the temperature of training, as an adaptation with a frozen bank plays it, it leaves nothing either.
     await gateway.call(rollout, ROOMS[0])
-    assert gateway.last().body["messages"] == ROOMS[0]["messages"]
+    assert gateway.last().body["temperature"] == 1
+    assert await gateway.events(rollout, "empo2_call") == []
     episodes = (await gateway.state())["episodes"]
     await gateway.client.delete(f"/api/rollouts/{rollout}")
     assert (await gateway.state())["episodes"] == episodes - 1

@@ -176,7 +176,11 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
     """The real `launch`, whose gateway, controller and trainer are stand-ins that write down what they were given."""
-    for name in ("trainer", "gateway", "controller"):
+    for name, function in (
+        ("trainer", "_trainer"),
+        ("gateway", "gateway_command"),
+        ("controller", "controller_command"),
+    ):
         code = (
             f"import sys; open({str(tmp_path / name)!r}, 'w').write(open(sys.argv[1]).read() if sys.argv[1:] else '')"
         )
@@ -185,8 +189,8 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
         def command(*arguments: object, code: str = code + wait, name: str = name) -> list[str]:
             return [sys.executable, "-c", code, *([] if name == "controller" else [f"/dev/fd/{arguments[1]}"])]
 
-        monkeypatch.setattr(f"empo2.recipe.launcher.launch._{name}", command)
-    monkeypatch.setattr("empo2.recipe.launcher.launch._wait_for_gateway", lambda *_: None)
+        monkeypatch.setattr(f"empo2.recipe.launcher.launch.{function}", command)
+    monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for_gateway", lambda *_: None)
     monkeypatch.setenv("EMPO2_TEST_MARK", mark)
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
     settings = load_settings(
@@ -225,8 +229,8 @@ def test_a_run_that_ends_before_its_time_says_how_to_resume(
     folder = tmp_path / "runs" / "a" / "checkpoints" / "global_step_7"
     make = f"import os; os.makedirs({str(folder)!r}); open({str(folder / 'complete')!r}, 'w')\n" * checkpoint
     end = "import os; os.kill(os.getpid(), 9)"
-    for name, code in ("trainer", "import time; time.sleep(1000)"), ("gateway", make + end):
-        monkeypatch.setattr(f"empo2.recipe.launcher.launch._{name}", lambda *_, code=code: [sys.executable, "-c", code])
+    for name, code in ("_trainer", "import time; time.sleep(1000)"), ("gateway_command", make + end):
+        monkeypatch.setattr(f"empo2.recipe.launcher.launch.{name}", lambda *_, code=code: [sys.executable, "-c", code])
     monkeypatch.setenv("EMPO2_TEST_MARK", mark)
     quiz = Path(__file__).parents[2] / "examples" / "quiz"
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), str(quiz), *sys.path])

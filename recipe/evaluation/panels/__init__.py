@@ -1,0 +1,96 @@
+"""Fixed lists of task rows to evaluate on, as JSON files beside this module, and their reader."""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from empo2.recipe.errors import ConfigError
+
+FOLDER = Path(__file__).parent
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A fixed list of tasks.
+
+    Attributes:
+        name: of its file, without ``.json``.
+        description: where the rows come from, in a sentence.
+        group: fields by whose values the table lists the rows; empty for one line.
+        config: settings of the panel's world (agent, scope, lowest return), laid over a profile.
+        rows: each the input of a rollout.
+    """
+
+    name: str
+    description: str
+    group: tuple[str, ...]
+    config: Mapping[str, Any]
+    rows: tuple[Row, ...]
+
+    @property
+    def checksum(self) -> str:
+        """Return 12 hexadecimal digits that change with any row."""
+        return hashlib.sha256(json.dumps(self.rows, sort_keys=True).encode()).hexdigest()[:12]
+
+    def group_of(self, index: int) -> str:
+        """Return the name of the group that a row belongs to."""
+        return ", ".join(str(self.rows[index][field]) for field in self.group) or "all"
+
+    def groups(self) -> dict[str, list[int]]:
+        """Return the indices of the rows of each group, in the order of the file."""
+        found: dict[str, list[int]] = {}
+        for index in range(len(self.rows)):
+            found.setdefault(self.group_of(index), []).append(index)
+        return found
+
+
+def names() -> list[str]:
+    """Return the names of the panels in this package."""
+    return sorted(file.stem for file in FOLDER.glob("*.json"))
+
+
+def load_panel(name: str, changes: Sequence[str] = (), limit: int | None = None) -> Panel:
+    """Read a panel.
+
+    Args:
+        name: of a panel of this package, or the path of a file like those.
+        changes: ``field=value`` for every row, the value as JSON or plain text.
+        limit: rows kept of each group, from its beginning; None for all.
+
+    Raises:
+        ConfigError: no such panel, a file that is none, or a change of a field that the rows do not have.
+    """
+    file = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
+    if not file.is_file():
+        nearest = difflib.get_close_matches(name, names(), 1, cutoff=0.3) or names()
+        raise ConfigError(f"--panel {name}: there is no such panel; nearest: {', '.join(nearest)}, or a .json file")
+    try:
+        content = json.loads(file.read_text())
+        rows = [content["common"] | row for row in content["rows"]]
+        panel = Panel(file.stem, content["description"], tuple(content["group"]), content["config"], tuple(rows))
+        if not panel.groups():
+            raise ValueError("no rows")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--panel {name}: not a panel ({error!r}); it has description, group, config, common and rows"
+        ) from None
+    changed = dict(_change(text, panel) for text in changes)
+    kept = sorted(index for indices in panel.groups().values() for index in indices[:limit])
+    rows = tuple(panel.rows[index] | changed for index in kept)
+    return Panel(panel.name, panel.description, panel.group, panel.config, rows)
+
+
+def _change(text: str, panel: Panel) -> tuple[str, Any]:
+    field, equals, value = text.partition("=")
+    if not equals or field not in panel.rows[0]:
+        raise ConfigError(f"--row {text}: give FIELD=VALUE; the fields are {', '.join(panel.rows[0])}")
+    try:
+        return field, json.loads(value)
+    except ValueError:
+        return field, value

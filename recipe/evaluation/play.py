@@ -1,0 +1,133 @@
+"""Play episodes through a gateway and its controller, without a trainer."""
+
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import httpx
+from agentlightning.schemas import RolloutState
+
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ProcessError
+from empo2.recipe.evaluation.results import Planned, Result
+from empo2.recipe.failures import FAILED_BY_AGENT, FAILED_BY_SYSTEM, cause_of_failure, numbers_of
+from empo2.recipe.gateway.tips import TIPS_HEADING
+from empo2.recipe.protocol import TAG, RolloutTag, scope_of
+
+_POLL_SECONDS = 0.3
+_HOPELESS = 8  # failures of the system one after another, beyond those of one restart of the controller
+
+Event = dict[str, Any]
+
+
+class Player:
+    """Plays episodes: creates rollouts at the gateway, whose controller starts the agents, and reads what they left.
+
+    Args:
+        client: of the gateway, with its admin key.
+        settings: agent, scope and limits.
+        check: called again and again while episodes are played; raises to stop.
+    """
+
+    def __init__(self, client: httpx.Client, settings: Settings, check: Callable[[], object]) -> None:
+        self._client = client
+        self._settings = settings
+        self._check = check
+        self._seen = 0  # rollouts in agent-lightning's list of those that have ended
+
+    def play(self, episodes: Sequence[Planned]) -> Iterator[Result]:
+        """Yield the result of each episode, as they end. More are in the queue than can run, but never all.
+
+        Raises:
+            ProcessError: nothing but failures of the system; what was yielded before can be kept.
+        """
+        waiting, running = list(reversed(episodes)), dict[str, Planned]()
+        failures, too_many = 0, _HOPELESS + self._settings.agent.concurrency
+        while waiting or running:
+            self._check()
+            while waiting and len(running) < 2 * self._settings.agent.concurrency:
+                episode = waiting.pop()
+                running[self._create(episode)] = episode
+            for rollout_id in self._ended():
+                if (episode := running.pop(rollout_id, None)) is None:
+                    continue
+                result = self._result(rollout_id, episode)
+                self._client.delete(f"/api/rollouts/{rollout_id}").raise_for_status()
+                failures = failures + 1 if result.failed == FAILED_BY_SYSTEM else 0
+                yield result
+                if failures == too_many:
+                    raise ProcessError(
+                        f"the last {failures} episodes failed, for example: {result.error} (see controller.log); "
+                        "results are kept, and the same command goes on from them"
+                    )
+            time.sleep(_POLL_SECONDS)
+
+    def _create(self, episode: Planned) -> str:
+        agent, rollout_id = self._settings.agent, uuid.uuid4().hex
+        request = {
+            "rollout_id": rollout_id,
+            "input": dict(episode.task),
+            "is_train": episode.explore,  # decides the temperature
+            "config": {
+                "timeout_seconds": agent.time_limit,
+                "local": {"agent_class": agent.class_, "env_map": agent.env},
+            },
+            "metadata": self._metadata(episode),
+        }
+        self._client.post("/api/rollouts", json=[request]).raise_for_status()
+        return rollout_id
+
+    def _metadata(self, episode: Planned) -> dict[str, Any]:
+        if episode.memory == "off":
+            return {}
+        tag = RolloutTag(
+            rollout_mode="memory" if "read" in episode.memory else "no-memory",
+            scope=scope_of(episode.task, self._settings.memory.scope),
+            read_only="write" not in episode.memory,
+        )
+        return {TAG: tag.model_dump()}
+
+    def _ended(self) -> list[str]:
+        page = self._client.get("/api/rollouts/terminal", params={"after": self._seen}).raise_for_status().json()
+        self._seen = page["next_after"]
+        return [item["rollout_id"] for item in page["items"]]
+
+    def _result(self, rollout_id: str, episode: Planned) -> Result:
+        rollout = self._client.get(f"/api/rollouts/{rollout_id}").raise_for_status().json()["rollout"]
+        events = self._client.get(f"/api/rollouts/{rollout_id}/events").raise_for_status().json()
+        return result_of(episode, rollout["status"], events)
+
+
+def result_of(episode: Planned, status: dict[str, Any], events: Sequence[Event]) -> Result:
+    """Return an episode's result.
+
+    Args:
+        status: of its rollout, in agent-lightning's terms.
+        events: of its rollout, in order.
+    """
+    calls = [event["data"] for event in events if event["event_type"] == "model_request"]
+    answered = [call for call in calls if call.get("status") == "ok"]
+    rewards = [event["data"] for event in events if event["event_type"] == "reward"]
+    value: Any = rewards[-1].get("value") if rewards else None
+    error = status["error_message"]
+    failed = None
+    if status["state"] != RolloutState.SUCCEEDED:
+        failed = cause_of_failure(error, calls, answered=bool(answered))
+    elif type(value) not in (int, float) or not math.isfinite(value):
+        failed, error = FAILED_BY_AGENT if answered else FAILED_BY_SYSTEM, "the agent reported no reward"
+    usage = [call.get("usage") or {} for call in answered]
+    return Result(
+        part=episode.part,
+        index=episode.index,
+        sample=episode.sample,
+        return_=None if failed else float(value),
+        calls=len(answered),
+        calls_with_tips=sum(TIPS_HEADING in str(call["request"]) for call in answered),
+        metrics=numbers_of(rewards[-1].get("metrics")) if rewards else {},
+        prompt_tokens=sum(each.get("prompt_tokens") or 0 for each in usage),
+        reply_tokens=sum(each.get("completion_tokens") or 0 for each in usage),
+        failed=failed,
+        error=error if failed else None,
+    )

@@ -1,0 +1,172 @@
+"""Episodes to play and their results; ``results.jsonl``, an episode a line, is all the state that a result has."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.failures import FAILED_BY_SYSTEM
+
+RESULTS_FILE = "results.jsonl"
+FACTS_FILE = "evaluation.json"
+
+type MemoryUse = Literal["off", "read", "write", "read and write"]
+"""``read``: the agent is shown tips; ``write``: its episode leaves a tip, and counts for the tips that it was shown."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An episode to play.
+
+    Attributes:
+        part: what it belongs to, such as ``memory off`` or ``seed 0, trial 3, panel``.
+        index: of its row in the panel.
+        sample: number of the repeat, from 0.
+        task: the row.
+        memory: what the gateway does with its memory.
+        explore: True for the temperature of training, False for that of validation.
+    """
+
+    part: str
+    index: int
+    sample: int
+    task: Mapping[str, Any]
+    memory: MemoryUse = "off"
+    explore: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.part, self.index, self.sample
+
+
+@dataclass(frozen=True)
+class Result:
+    """An episode that was played: a line of ``results.jsonl``.
+
+    Attributes:
+        part, index, sample: of the planned episode.
+        return_: the agent's reward, in its own units; None if the episode failed.
+        calls: model calls that were answered.
+        calls_with_tips: those of them that carried tips.
+        metrics: numbers that the agent reported beside its reward.
+        prompt_tokens, reply_tokens: sums over the calls, as far as the server reports them.
+        failed: ``failed_by_agent`` or ``failed_by_system``; None if it did not fail.
+        error: why it failed.
+    """
+
+    part: str
+    index: int
+    sample: int
+    return_: float | None
+    calls: int = 0
+    calls_with_tips: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    failed: str | None = None
+    error: str | None = None
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.part, self.index, self.sample
+
+
+class Results:
+    """The results in a folder, written as they come; locked against other processes until `close`.
+
+    Args:
+        folder: made if absent.
+        facts: what decides the results (model, panel, settings). A folder that has results of other facts is refused.
+
+    Raises:
+        ConfigError: another process writes to the folder, or it holds results of something else; the message names
+            the fact that differs.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self._file = folder / RESULTS_FILE
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise ConfigError(f"--output {folder}: another process is writing to it; wait for it, or stop it") from None
+        file = folder / FACTS_FILE
+        if file.exists():
+            before = json.loads(file.read_text())
+            for name, value in json.loads(json.dumps(facts)).items():
+                if before.get(name) != value:
+                    raise ConfigError(
+                        f"--output {folder}: its results have {name}={_short(before.get(name))}, this command "
+                        f"{name}={_short(value)}; give another --output, or remove that folder"
+                    )
+        else:
+            file.write_text(json.dumps(facts, indent=1))
+        self._found = {result.key: result for result in read_results(folder)} if self._file.exists() else {}
+        self._rewrite()  # drops an incomplete last line, so that the next one starts on a line of its own
+
+    def close(self) -> None:
+        """Let other processes write to the folder."""
+        os.close(self._lock)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._found.values())
+
+    def missing(self, planned: Iterable[Planned]) -> list[Planned]:
+        """Return the episodes that have no result yet, or one that the system's failure spoiled."""
+        return [
+            episode
+            for episode in planned
+            if (result := self._found.get(episode.key)) is None or result.failed == FAILED_BY_SYSTEM
+        ]
+
+    def add(self, result: Result) -> None:
+        """Keep a result; it is on the disk when this returns."""
+        self._found[result.key] = result
+        with self._file.open("a") as stream:
+            stream.write(_line(result))
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def drop(self, part: str) -> None:
+        """Forget the results of a part."""
+        self._found = {key: result for key, result in self._found.items() if result.part != part}
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        temporary = self._file.with_suffix(".tmp")
+        temporary.write_text("".join(map(_line, self._found.values())))
+        temporary.replace(self._file)
+
+
+def kind_of(folder: Path) -> str:
+    """Return what made the folder: ``eval``, ``adapt``, or ``run`` for anything else."""
+    file = folder / FACTS_FILE
+    return json.loads(file.read_text())["kind"] if file.is_file() else "run"
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Return the results in a folder; of several of one episode the last one. An incomplete last line is skipped."""
+    found: dict[tuple[str, int, int], Result] = {}
+    for line in (folder / RESULTS_FILE).read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            values = json.loads(line)
+            result = Result(**{"return_" if name == "return" else name: value for name, value in values.items()})
+            found[result.key] = result
+    return list(found.values())
+
+
+def _line(result: Result) -> str:
+    values = {"return" if name == "return_" else name: value for name, value in asdict(result).items()}
+    return json.dumps({name: value for name, value in values.items() if value is not None or name == "return"}) + "\n"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,55 @@
+"""Find a run's checkpoint, and merge its weights into a Hugging Face folder by verl's own merger."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, is_complete, last_checkpoint
+
+_MERGED = "merged"
+_LINES = 5
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return a checkpoint's folder: the given one, or the last one of a run's folder.
+
+    Raises:
+        ConfigError: there is no complete checkpoint.
+    """
+    if is_complete(path):
+        return path
+    if (path / CONFIG_FILE).is_file():
+        if checkpoint := last_checkpoint(path / CHECKPOINTS):
+            return checkpoint
+        raise ConfigError(f"{path}: the run has no checkpoint; run.save_every makes them")
+    raise ConfigError(f"{path}: not a complete checkpoint, nor a run's folder")
+
+
+def run_of(checkpoint: Path) -> Path:
+    """Return the folder of the run that a checkpoint belongs to."""
+    return checkpoint.absolute().parents[1]
+
+
+def merged(checkpoint: Path) -> Path:
+    """Return the Hugging Face folder of a checkpoint's weights, made once, inside of the checkpoint.
+
+    Raises:
+        ProcessError: verl's merger failed; the message has the end of its output.
+    """
+    target = checkpoint.absolute() / _MERGED
+    if target.is_dir():
+        return target
+    with tempfile.TemporaryDirectory(prefix=".merging-", dir=target.parent) as scratch:
+        made = Path(scratch) / _MERGED
+        command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
+        command += ["--local_dir", str(target.parent / "actor"), "--target_dir", str(made)]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}  # it needs main memory only
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
+        if done.returncode or not (made / "config.json").is_file():
+            lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+            raise ProcessError(f"{checkpoint}: verl cannot merge its weights: {' | '.join(lines[-_LINES:])}")
+        made.rename(target)  # atomic: the folder is complete or absent
+    return target

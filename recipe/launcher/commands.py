@@ -1,0 +1,109 @@
+"""What training and evaluation start alike: gateway and controller, with their settings and keys."""
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.launcher.processes import Processes
+from empo2.recipe.protocol import Keys
+from empo2.recipe.run_folder import MEMORY_FILE
+
+KEY, ADMIN_KEY = "EMPO2_KEY", "EMPO2_ADMIN_KEY"
+_GATEWAY_SECONDS = 300  # it loads the embedder first
+
+
+def keys_for(settings: Settings) -> Keys:
+    """Return the gateway's keys, random where neither settings nor environment give one.
+
+    Raises:
+        ConfigError: they are equal.
+    """
+    gateway = settings.gateway
+    agent = gateway.key or os.environ.get(KEY) or secrets.token_urlsafe(24)
+    admin = gateway.admin_key or os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(24)
+    if agent == admin:
+        raise ConfigError("gateway.admin_key equals gateway.key, which agents get: give another one")
+    return Keys(agent, admin)
+
+
+def environment_without(*names: str) -> dict[str, str]:
+    """Return the environment for all processes: this one's without the gateway's keys and the variables named.
+
+    PYTHONPATH gets the current folder, which may hold the user's agents; console scripts do not search it.
+    """
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    left_out = {KEY, ADMIN_KEY, *names}
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    return {**kept, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+
+
+@contextlib.contextmanager
+def in_memory(settings: Settings) -> Iterator[int]:
+    """Yield the descriptor of a file in RAM with all settings but the keys, which are in the processes' environments.
+
+    The file in the run's folder has no secrets.
+    """
+    values = settings.to_dict()
+    values["gateway"] |= {"key": None, "admin_key": None}
+    file = os.memfd_create("settings")
+    try:
+        os.write(file, json.dumps(values).encode())  # JSON is YAML
+        yield file
+    finally:
+        os.close(file)
+
+
+def empo2_command(verb: str, settings: int) -> list[str]:
+    """Return the command line of a verb that reads its settings from a descriptor."""
+    return [sys.executable, "-m", "empo2.recipe.cli", verb, "--config", f"/dev/fd/{settings}"]
+
+
+def gateway_command(directory: Path, settings: int, listener: int) -> list[str]:
+    """Return the command line of the gateway, which listens at a descriptor and keeps its memory in the folder."""
+    memory = str(directory / MEMORY_FILE)
+    return [*empo2_command("gateway", settings), "--fd", str(listener), "--memory", memory]
+
+
+def controller_command(settings: Settings, url: str) -> list[str]:
+    """Return the command line of the controller of the gateway at ``url``."""
+    return [
+        sys.executable,
+        "-m",
+        "empo2.recipe.controller",
+        settings.agent.class_,
+        "runner_type=local",
+        f"agl_server.url={url}",
+        "agl_server.key=${oc.env:EMPO2_KEY}",  # not on the command line, which every user of the machine can read
+        f"local_runner.maximum_size={settings.agent.concurrency}",
+        "local_runner.poll_interval=0.2",
+        "hydra.output_subdir=null",
+        "hydra.run.dir=.",
+        "hydra/job_logging=none",
+        "hydra/hydra_logging=none",
+    ]
+
+
+def wait_for_gateway(url: str, processes: Processes) -> None:
+    """Return once the gateway answers.
+
+    Raises:
+        ProcessError: a process ended, or there is no answer after five minutes.
+    """
+    deadline = time.monotonic() + _GATEWAY_SECONDS
+    while True:
+        processes.check()
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
+                return
+        if time.monotonic() > deadline:
+            raise ProcessError(f"gateway does not answer at {url} after {_GATEWAY_SECONDS} s")
+        time.sleep(0.2)

@@ -1,0 +1,173 @@
+"""Serve a model to agents without a trainer: vLLM (or a server that runs already), gateway and controller."""
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.launcher.commands import (
+    ADMIN_KEY,
+    KEY,
+    controller_command,
+    environment_without,
+    gateway_command,
+    in_memory,
+    keys_for,
+    wait_for_gateway,
+)
+from empo2.recipe.launcher.processes import Processes, bind, running
+from empo2.recipe.launcher.run_directory import write_settings
+
+_SERVER_KEY = "OPENAI_API_KEY"
+_VLLM_SECONDS = 900  # a 7B model from a cold disk takes minutes
+_GPU_MEMORY = 0.9  # of each GPU: there is no trainer beside vLLM
+
+
+@dataclass(frozen=True)
+class Served:
+    """A gateway with a model and a controller behind it.
+
+    Attributes:
+        client: of the gateway, with its admin key.
+        url, admin_key: of the gateway.
+        check: raises if a process ended or the user interrupted.
+    """
+
+    client: httpx.Client
+    url: str
+    admin_key: str
+    check: Callable[[], object]
+
+
+@contextlib.contextmanager
+def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]:
+    """Start everything that agents need to play with ``model``, and stop it when the block is left.
+
+    Args:
+        settings: with ``model.server`` set, no vLLM is started.
+        directory: existing folder for logs, settings and the gateway's memory.
+        model: the name or folder that vLLM loads, or the server's name for it.
+
+    Raises:
+        Empo2Error: a process ended, or the server does not answer.
+        KeyboardInterrupt: the user interrupted.
+    """
+    if settings.model.server is not None:
+        check_server(settings.model.server, model)
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": model})})
+    write_settings(settings, directory)
+    keys = keys_for(settings)
+    gateway_secrets = {KEY: keys.agent, ADMIN_KEY: keys.admin}
+    if settings.model.server is None:
+        environment = environment_without() | _vllm_environment(settings)
+    else:  # the server's key is for the gateway alone, which sends the agents' calls
+        environment = environment_without(_SERVER_KEY)
+        gateway_secrets |= {_SERVER_KEY: os.environ.get(_SERVER_KEY, "")}
+    with bind(settings.gateway.host, settings.gateway.port) as listener:
+        host, port = listener.getsockname()[:2]
+        url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        with running(directory, environment) as processes, in_memory(settings) as file:
+            endpoint = settings.model.server
+            if endpoint is None:
+                vllm_port = _free_port()
+                endpoint = f"http://127.0.0.1:{vllm_port}/v1"
+                processes.start("vllm", vllm_command(settings, model, vllm_port))
+            gateway = gateway_command(directory, file, listener.fileno())
+            processes.start("gateway", gateway, secrets=gateway_secrets, inherit=(file, listener.fileno()))
+            wait_for_gateway(url, processes)
+            if settings.model.server is None:
+                _wait_for_vllm(endpoint, processes)
+            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys.admin}"}, timeout=60) as client:
+                client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
+                # As in training: agents get the controller's environment, and never see the admin key.
+                controller = controller_command(settings, url)
+                processes.start("controller", controller, secrets={KEY: keys.agent}, restartable=True)
+                yield Served(client, url, keys.admin, processes.check)
+
+
+def check_server(url: str, model: str) -> None:
+    """Check that an OpenAI-compatible server answers and has the model; OPENAI_API_KEY is its key, if it needs one.
+
+    Raises:
+        ConfigError: it does not answer, refuses the key, or does not list the model.
+    """
+    key = os.environ.get(_SERVER_KEY)
+    try:
+        response = httpx.get(
+            f"{url.rstrip('/')}/models", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=30
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"model.server={url!r}: no server answers ({error}); give the address that ends with /v1"
+        ) from None
+    if response.status_code in (401, 403):
+        raise ConfigError(f"model.server={url!r}: refuses the key; set OPENAI_API_KEY")
+    if response.status_code in (404, 405):
+        return  # some servers have no list of models
+    try:
+        names = [entry["id"] for entry in response.raise_for_status().json()["data"]]
+    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"model.server={url!r}: answers {response.status_code} to /models, not a list of models; give the address "
+            "that ends with /v1"
+        ) from None
+    if model not in names:
+        raise ConfigError(f"model.server={url!r}: has no model {model!r}; it has {', '.join(sorted(names)[:10])}")
+
+
+def vllm_command(settings: Settings, model: str, port: int) -> list[str]:
+    """Return the command line of a vLLM server that answers on 127.0.0.1."""
+    hardware = settings.hardware
+    options = {
+        "model": model,
+        "host": "127.0.0.1",
+        "port": port,
+        "max-model-len": settings.model.max_context_tokens,
+        "max-num-seqs": hardware.max_sequences,
+        "generation-config": "vllm",  # not the model's own top_p and the like, which training does not use either
+        "dtype": "bfloat16",
+    }
+    if hardware.device == "cpu":
+        options["max-num-batched-tokens"] = 1024  # vLLM starts with a batch of this size to measure memory
+    else:
+        options["gpu-memory-utilization"] = _GPU_MEMORY
+        options["tensor-parallel-size"] = hardware.tensor_parallel
+        options["data-parallel-size"] = hardware.gpus_per_node // hardware.tensor_parallel
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, "--enforce-eager"]
+
+
+def _vllm_environment(settings: Settings) -> dict[str, str]:
+    if settings.hardware.device == "gpu":
+        return {}
+    os.environ["EMPO2_DEVICE"] = "cpu"
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.hardware.kv_cache))
+    from empo2.recipe.trainer.ray_environment import VARIABLES
+
+    return VARIABLES
+
+
+def _wait_for_vllm(endpoint: str, processes: Processes) -> None:
+    deadline = time.monotonic() + _VLLM_SECONDS
+    while True:
+        processes.check()
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{endpoint}/models", timeout=5).status_code == 200:
+                return
+        if time.monotonic() > deadline:
+            raise ProcessError(f"vLLM does not answer at {endpoint} after {_VLLM_SECONDS} s; see vllm.log")
+        time.sleep(0.5)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

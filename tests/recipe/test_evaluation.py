@@ -1,0 +1,634 @@
+"""Evaluations and adaptations: figures by hand, results that survive interruptions, and whole commands."""
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from empo2.recipe.cli.eval import read_request
+from empo2.recipe.config import load_settings
+from empo2.recipe.errors import ConfigError, Empo2Error
+from empo2.recipe.evaluation import panels
+from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN, Adaptation, Plan, bank_of, remaining
+from empo2.recipe.evaluation.adaptation_report import read_adaptation
+from empo2.recipe.evaluation.compare import compare, read_evaluations
+from empo2.recipe.evaluation.curves import curves, figures
+from empo2.recipe.evaluation.evaluation import MEMORY_OFF, MEMORY_ON, planned_episodes
+from empo2.recipe.evaluation.panels import Panel, load_panel, make
+from empo2.recipe.evaluation.play import result_of
+from empo2.recipe.evaluation.results import Planned, Result, Results, read_results
+from empo2.recipe.evaluation.statistics import area, bootstrap, cumulative_success, forgetting, over_seeds
+from empo2.recipe.evaluation.summary import OVERALL, differences, failures_line, summarize
+from empo2.recipe.launcher.serving import serving
+
+from .harness import ROOMS, is_reflection, running_gateway
+from .model_server import MODEL, ModelServer
+
+HERE = Path(__file__).parent
+PACKAGE = panels.FOLDER.parent
+
+
+def result(index: int, return_: float | None, *, sample: int = 0, part: str = MEMORY_OFF, **more: Any) -> Result:
+    return Result(part, index, sample, return_, **more)
+
+
+# Statistics, by hand
+
+
+def test_interval_of_two_tasks() -> None:
+    """Two tasks of 0 and 100: the mean of a resample is 0, 50 or 100, with probabilities 1/4, 1/2 and 1/4."""
+    assert bootstrap([[0, 100]]) == (50, 0, 100)
+
+
+def test_interval_of_four_tasks() -> None:
+    """Of 0, 0, 0, 100: P(mean >= 75) is 13/256 = 5.1 %, P(mean >= 100) 1/256 = 0.4 %; P(0) = 81/256."""
+    assert bootstrap([[0, 0, 0, 100]]) == (25, 0, 75)
+
+
+def test_interval_is_stratified() -> None:
+    """A group of one task varies by nothing; groups count equally: means of (40 + {0, 50, 100}) / 2."""
+    assert bootstrap([[40], [0, 100]]) == (45, 20, 70)
+
+
+def test_interval_against_all_resamples() -> None:
+    values = np.array([3.0, 8.0, 20.0, 21.0, 55.0])
+    means = np.sort([values[list(chosen)].mean() for chosen in product(range(5), repeat=5)])
+    found = bootstrap([values.tolist()])
+    assert found.mean == pytest.approx(21.4)
+    assert found.low == pytest.approx(np.quantile(means, 0.025), abs=0.5)
+    assert found.high == pytest.approx(np.quantile(means, 0.975), abs=0.5)
+
+
+def test_interval_of_nothing_is_unknown() -> None:
+    assert all(math.isnan(value) for value in bootstrap([[], []]))
+
+
+def test_interval_over_three_seeds() -> None:
+    """Mean 12, s = 2, t(0.975, 2) = 4.3027 of the tables: 12 ± 4.3027 * 2 / sqrt(3)."""
+    found = over_seeds([10, 12, 14])
+    assert found == pytest.approx((12, 12 - 4.9683, 12 + 4.9683), abs=1e-3)
+    assert over_seeds([7]).mean == 7
+    assert math.isnan(over_seeds([7]).low)
+
+
+def test_area_is_that_of_trapezoids() -> None:
+    assert area([0, 10, 20]) == 10
+    assert area([10, 0, 0, 40]) == pytest.approx((5 + 0 + 20) / 3)
+    assert area([5]) == 5
+
+
+# Three tasks in four trials: the second is solved, lost, and solved again; the third is never solved.
+SOLVED = np.array([[0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]], bool)
+
+
+def test_cumulative_success() -> None:
+    assert cumulative_success(SOLVED).tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3, 2 / 3])
+
+
+def test_forgetting_counts_what_was_solved_before() -> None:
+    lost, failing = forgetting(SOLVED)
+    assert lost.tolist() == [0, 1, 0, 2]
+    assert failing.tolist() == [2, 2, 1, 3]
+
+
+# Tables
+
+
+GROUPS = {"a": [0, 1], "b": [2]}
+PLAYED = [
+    result(0, 100, calls=4, metrics={"corrected_actions": 0.5}),
+    result(0, -100, sample=1, calls=2, metrics={"corrected_actions": 0.0}),
+    result(1, 71, calls=6, metrics={"corrected_actions": 0.25}),
+    result(1, None, sample=1, calls=30, failed="failed_by_agent", error="lost"),
+    result(2, 70, calls=8, metrics={"corrected_actions": 1.0}),
+]
+
+
+def test_table_by_hand() -> None:
+    lines = summarize(PLAYED, GROUPS, success_return=100)
+    means = {name: {heading: value.mean for heading, value in line.values.items()} for name, line in lines.items()}
+    # Task 0: (100, -100); task 1: 71, its other sample failed; task 2: 70, which is not above 70.
+    assert means["a"] == {
+        "raw": 35.5,
+        "clipped": 60.5,
+        "success %": 25,
+        "won %": 75,
+        "length": 4.5,
+        "invalid %": 25,
+    }
+    assert means["b"] == {"raw": 70, "clipped": 70, "success %": 0, "won %": 0, "length": 8, "invalid %": 100}
+    assert means[OVERALL]["raw"] == (35.5 + 70) / 2  # groups count equally
+    assert (lines["a"].values["raw"].low, lines["a"].values["raw"].high) == (0, 71)
+    assert [(line.episodes, line.failed) for line in lines.values()] == [
+        (4, {"failed_by_agent": 1}),
+        (1, {}),
+        (5, {"failed_by_agent": 1}),
+    ]
+    assert "1 failed by agent; for example: lost" in failures_line(PLAYED)
+
+
+def test_measures_that_no_episode_reports_are_unknown() -> None:
+    lines = summarize([result(0, 1.0)], {"all": [0]}, success_return=1)
+    assert math.isnan(lines["all"].values["invalid %"].mean)
+    assert list(lines) == ["all"]
+
+
+def test_differences_are_paired_by_task() -> None:
+    before = [result(0, 10), result(0, 30, sample=1), result(1, 50), result(2, 0)]
+    after = [result(0, 40), result(1, 70), result(3, 9)]  # 2 and 3 have no partner
+    lines = differences(before, after, {"a": [0, 1], "b": [2, 3]}, success_return=100)
+    assert lines["a"]["raw"] == (20, 20, 20)  # 40 - 20 and 70 - 50
+    assert math.isnan(lines["b"]["raw"].mean)
+    assert lines[OVERALL]["raw"] == (20, 20, 20)
+    assert list(lines) == ["a", "b", OVERALL]
+
+
+def test_curves_by_hand() -> None:
+    """Two seeds, two trials, two tasks."""
+    trials = [[[result(0, 0), result(1, 100)], [result(0, 100), result(1, 50)]], [[result(0, 0), result(1, 0)]] * 2]
+    found = curves(trials, {"a": [0], "b": [1]}, success_return=100)
+    assert found["raw"].tolist() == [[50, 75], [0, 0]]
+    assert found["cumulative success %"].tolist() == [[50, 100], [0, 0]]
+    assert found["lost"].tolist() == [[0, 1], [0, 0]]
+    assert found["failing"].tolist() == [[1, 1], [2, 2]]
+    assert found["forgetting %"].tolist() == [[0, 100], [0, 0]]
+    first, last, best, under = figures(np.array([[50.0, 75.0, 60.0], [0.0, 10.0, 20.0]]))
+    assert [first.mean, last.mean, best.mean] == [25, 40, 47.5]
+    assert under.mean == ((62.5 + 67.5) / 2 + (5 + 15) / 2) / 2
+
+
+# Panels
+
+
+def test_sizes_and_groups_of_the_panels() -> None:
+    """As the papers and ScienceWorld's split have them: 265 and 89 rows of 18 tasks, 1,684 of 29, goals 0 to 499."""
+    found = {name: load_panel(name) for name in panels.names()}
+    assert set(found) == set(make.PANELS)
+    sizes = {name: (len(panel.rows), len(panel.groups())) for name, panel in found.items()}
+    assert sizes["scienceworld-paper"] == (265, 18)
+    assert sizes["scienceworld-paper-seen"] == (89, 18)
+    assert sizes["scienceworld-l1"] == (1684, 29)
+    assert sizes["textworld-express"] == (80, 4)
+    assert [row["goal"] for row in found["webshop-500"].rows] == list(range(500))
+    assert sizes["webshop-verl-agent"] == (500, 1)
+    for panel in found.values():
+        assert len({json.dumps(row) for row in panel.rows}) == len(panel.rows)
+        load_settings(world=panel.config)
+
+
+def test_panels_are_what_the_script_writes() -> None:
+    """ScienceWorld and WebShop take long to start; TextWorld-Express stands for them."""
+    assert make.text_of(make.textworld_express()) == (panels.FOLDER / "textworld-express.json").read_text()
+
+
+def test_limit_and_changes() -> None:
+    panel = load_panel("scienceworld-paper", ["actions=choice", "max_steps=6"], limit=2)
+    assert len(panel.rows) == 36
+    assert {(row["actions"], row["max_steps"]) for row in panel.rows} == {("choice", 6)}
+    assert panel.checksum != load_panel("scienceworld-paper", limit=2).checksum
+
+
+def toy_panel(folder: Path, *rows: dict[str, Any], **config: Any) -> Path:
+    agent = {
+        "class": "toy_agent:ToyAgent",
+        "env": {"TOY_DOOR": "input.door", "TOY_TROUBLE": "input.trouble"},
+    }
+    content = {
+        "description": "Ten doors.",
+        "group": ["trouble"],
+        "config": {"agent": agent, "memory": {"scope": ["door"]}, "algorithm": {"success_return": 1.0}, **config},
+        "common": {"trouble": "none"},
+        "rows": rows,
+    }
+    content["config"]["algorithm"]["return_tolerance"] = 0.01
+    file = folder / "toy.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("scienceworld", [], r"--panel scienceworld: there is no such panel; nearest: scienceworld-"),
+        ("textworld-express", ["steps=3"], r"--row steps=3: give FIELD=VALUE; the fields are .*max_steps"),
+    ],
+)
+def test_wrong_panels_are_refused(name: str, changes: Sequence[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_panel(name, changes)
+
+
+def test_a_file_that_is_no_panel(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"rows": []}')
+    with pytest.raises(ConfigError, match=r"x\.json: not a panel .*it has description, group, config, common and rows"):
+        load_panel(str(tmp_path / "x.json"))
+
+
+def request(model: str, panel: Path | str, **options: Any) -> Any:
+    given: dict[str, Any] = {name: None for name in ("config", "server", "bank", "rows", "limit")}
+    return read_request(model, str(panel), None, **{**given, "profile": "cpu", "remembers": False, **options})
+
+
+def test_a_panel_of_unknown_tasks_is_refused(tmp_path: Path) -> None:
+    panel = json.loads((panels.FOLDER / "scienceworld-paper.json").read_text())
+    panel["rows"][3]["task"] = "find-unicorn"
+    (tmp_path / "mine.json").write_text(json.dumps(panel))
+    with pytest.raises(ConfigError, match=r"--panel mine, row 3: task 'find-unicorn' is unknown; nearest: find-"):
+        request("any", tmp_path / "mine.json", server="http://127.0.0.1:9/v1")
+
+
+def test_a_field_that_the_agent_needs_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    panel = toy_panel(tmp_path, {"doors": 1})
+    with pytest.raises(ConfigError, match=r"--panel toy, row 0: has no field 'door', which agent\.env names"):
+        request("any", panel, server="http://127.0.0.1:9/v1")
+
+
+def test_missing_models_and_checkpoints_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"MODEL \./nothing: no such directory"):
+        request("./nothing", "scienceworld-paper")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("run: {}\n")
+    with pytest.raises(ConfigError, match=r"run: the run has no checkpoint; run\.save_every makes them"):
+        request(str(run), "scienceworld-paper")
+    with pytest.raises(ConfigError, match=r"--bank .*nothing: there is no memory"):
+        request("any", "scienceworld-paper", server="http://127.0.0.1:9/v1", bank=tmp_path / "nothing")
+
+
+# Results
+
+
+TASK = {"door": 3}
+EPISODES = [Planned("memory off", index, sample, TASK) for index in range(2) for sample in range(2)]
+
+
+def test_results_go_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
+    results = Results(tmp_path, {"model": "m"})
+    results.add(result(0, 1.0))
+    results.add(result(0, None, sample=1, failed="failed_by_system", error="no answer"))
+    results.add(result(1, None, failed="failed_by_agent", error="exited"))
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"part": "memory off", "index": 1, "sam')
+    results.close()
+    again = Results(tmp_path, {"model": "m"})
+    # The system's failure is played again, the policy's is a result.
+    assert [episode.key for episode in again.missing(EPISODES)] == [("memory off", 0, 1), ("memory off", 1, 1)]
+    again.add(result(0, 0.5, sample=1))
+    assert {each.key: each.return_ for each in read_results(tmp_path)} == {
+        ("memory off", 0, 0): 1.0,
+        ("memory off", 0, 1): 0.5,
+        ("memory off", 1, 0): None,
+    }
+
+
+def test_results_of_something_else_are_refused(tmp_path: Path) -> None:
+    Results(tmp_path, {"model": "m", "panel": "p"}).close()
+    with pytest.raises(ConfigError, match=r'its results have model="m", this command model="n"'):
+        Results(tmp_path, {"model": "n", "panel": "p"})
+
+
+def status(state: str, error: str | None = None) -> dict[str, Any]:
+    return {"state": state, "error_message": error}
+
+
+def call(http_status: int = 200, text: str = "") -> dict[str, Any]:
+    usage = {"prompt_tokens": 10, "completion_tokens": 2} if http_status == 200 else None
+    data = {"status": "ok" if http_status < 400 else "error", "http_status": http_status, "usage": usage}
+    return {"event_type": "model_request", "data": data | {"request": {"messages": [{"content": text}]}}}
+
+
+def reward(value: Any, **data: Any) -> dict[str, Any]:
+    return {"event_type": "reward", "data": {"value": value, **data}}
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "events", "expected"),
+    [
+        ("succeeded", None, [call(), call(), reward(3)], (3.0, None)),
+        ("succeeded", None, [call(), reward(1), reward(2)], (2.0, None)),
+        ("succeeded", None, [call()], (None, "failed_by_agent")),
+        ("succeeded", None, [], (None, "failed_by_system")),
+        ("succeeded", None, [call(), reward(float("nan"))], (None, "failed_by_agent")),
+        ("failed", "subprocess exited with code 1", [call(), reward(9)], (None, "failed_by_agent")),
+        ("failed", "subprocess exited with code 1", [call(), call(400)], (None, "failed_by_agent")),
+        ("failed", "subprocess exited with code 1", [call(), call(502)], (None, "failed_by_system")),
+        ("failed", "subprocess exited with code 1", [], (None, "failed_by_system")),
+        ("failed", "local subprocess timed out", [call()], (None, "failed_by_system")),
+    ],
+)
+def test_result_of_a_rollout(state: str, error: str | None, events: list[Any], expected: Any) -> None:
+    found = result_of(EPISODES[0], status(state, error), events)
+    assert (found.return_, found.failed) == expected
+    assert bool(found.error) == bool(found.failed)
+
+
+def test_costs_and_metrics_of_a_rollout() -> None:
+    tips = "Notes from earlier episodes of this task (each may be wrong):\n- Go."
+    events = [call(text=tips), call(), call(500), reward(1, metrics={"corrected_actions": 0.5, "name": "x"})]
+    found = result_of(EPISODES[0], status("succeeded"), events)
+    assert (found.calls, found.calls_with_tips, found.prompt_tokens, found.reply_tokens) == (2, 1, 20, 4)
+    assert found.metrics == {"corrected_actions": 0.5}
+
+
+def test_every_task_is_played_before_any_is_played_again() -> None:
+    panel = Panel("p", "", (), {}, ({"a": 1}, {"a": 2}))
+    planned = planned_episodes(panel, [MEMORY_OFF, MEMORY_ON], samples=2)
+    assert [(each.sample, each.index) for each in planned] == [(0, 0), (0, 1)] * 2 + [(1, 0), (1, 1)] * 2
+    assert {each.memory for each in planned if each.part == MEMORY_ON} == {"read"}
+
+
+# Adaptation
+
+
+class Bank:
+    """Gateway and player in one: an episode returns the number of tips that it sees, and leaves one if it writes."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.tips = 0
+        self.left = stop_after
+        self.seen: list[Planned] = []
+
+    def play(self, episodes: Sequence[Planned]) -> Any:
+        shown = self.tips
+        for episode in episodes:
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left = None if self.left is None else self.left - 1
+            self.seen.append(episode)
+            self.tips += "write" in episode.memory
+            value = float(shown if "read" in episode.memory else 0)
+            yield Result(episode.part, episode.index, episode.sample, value)
+
+    def restore(self, file: Path) -> None:
+        self.tips = int(file.read_text())
+
+    def snapshot(self, file: Path) -> None:
+        file.write_text(str(self.tips))
+
+    def drain(self, seconds: float) -> dict[str, float]:
+        return {}
+
+
+def adaptation(folder: Path, memory: Any = "write", **changes: Any) -> tuple[Bank, Results, Plan]:
+    """Two tasks and one unseen task, three trials after the first, two seeds."""
+    tasks = Panel("tasks", "", (), {}, ({"a": 1}, {"a": 2}))
+    unseen = Panel("unseen", "", (), {}, ({"a": 3},))
+    plan = Plan(tasks, unseen, trials=3, rollouts=2, samples=1, seeds=2, memory=memory)
+    (folder / "start").write_text("5")
+    facts = {
+        "kind": "adapt",
+        "groups": {TASKS: tasks.groups(), UNSEEN: unseen.groups()},
+        "episodes": {TASKS: 4, UNSEEN: 1},
+        "algorithm": {"success_return": 15},
+    }
+    results, bank = Results(folder / "out", facts), Bank(**changes)
+    run: Any = Adaptation(plan, bank, results, bank, folder / "start", 1.0)  # pyright: ignore[reportArgumentType]
+    with contextlib.suppress(KeyboardInterrupt):
+        run.run()
+    results.close()
+    return bank, results, plan
+
+
+def test_trials_write_and_read_and_each_seed_begins_with_the_same_bank(tmp_path: Path) -> None:
+    bank, results, plan = adaptation(tmp_path)
+    assert not remaining(plan, results)
+    assert {each.memory for each in bank.seen if "trial 0" in each.part} == {"write", "off"}
+    assert {(each.memory, each.explore) for each in bank.seen if "trial 0" not in each.part} == {
+        ("read and write", True),
+        ("read", False),
+    }
+    found = read_adaptation(tmp_path / "out").panels
+    # 5 tips at first, four more after each trial: both panels see what the trials before have left.
+    assert found[TASKS]["raw"].tolist() == [[0, 9, 13, 17]] * 2
+    assert found[UNSEEN]["raw"].tolist() == [[0, 9, 13, 17]] * 2
+    assert found[TASKS]["cumulative success %"].tolist() == [[0, 0, 0, 100]] * 2
+    assert bank_of(tmp_path / "out", 1)[0] == 3
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5, 8, 13, 21, 22, 39])
+def test_an_interrupted_adaptation_ends_as_if_it_had_not_been(tmp_path: Path, stop: int) -> None:
+    first, _, _ = adaptation(tmp_path, stop_after=stop)
+    assert len(first.seen) == stop
+    second, results, plan = adaptation(tmp_path)
+    assert not remaining(plan, results)
+    raw = {panel: found["raw"].tolist() for panel, found in read_adaptation(tmp_path / "out").panels.items()}
+    assert raw == {TASKS: [[0, 9, 13, 17]] * 2, UNSEEN: [[0, 9, 13, 17]] * 2}
+    # Of 40 episodes at most the four of the trial that was interrupted are played twice.
+    assert 40 <= stop + len(second.seen) < 44
+
+
+def test_controls_never_write(tmp_path: Path) -> None:
+    (tmp_path / "off").mkdir()
+    (tmp_path / "read").mkdir()
+    off, _, _ = adaptation(tmp_path / "off", "off")
+    assert {each.memory for each in off.seen} == {"off"}
+    assert {each.explore for each in off.seen if TASKS in each.part} == {True}  # the temperature of the others
+    read, _, _ = adaptation(tmp_path / "read", "read", stop_after=7)
+    frozen, _, _ = adaptation(tmp_path / "read", "read")
+    assert {each.memory for each in frozen.seen} == {"read", "off"}
+    assert len(read.seen) + len(frozen.seen) == 40  # nothing is played twice
+    assert read_adaptation(tmp_path / "read" / "out").panels[TASKS]["raw"].tolist() == [[0, 5, 5, 5]] * 2
+
+
+# Comparison
+
+
+def evaluated(folder: Path, rows: str, *returns: float) -> Path:
+    facts = {"kind": "eval", "rows": rows, "groups": {"all": [0, 1]}, "algorithm": {"success_return": 100}}
+    results = Results(folder, facts)
+    for index, value in enumerate(returns):
+        results.add(result(index, value))
+    results.close()
+    return folder
+
+
+def test_report_of_two_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from empo2.recipe.cli import main
+
+    before, after = evaluated(tmp_path / "before", "r", 10, 20), evaluated(tmp_path / "after", "r", 40, 60)
+    assert main(["report", str(before), str(after)]) == 0
+    said = capsys.readouterr().out
+    assert "after  minus  before, task by task" in said
+    assert "+35.0" in said  # (40 - 10 + 60 - 20) / 2
+    assert "+30.0…+40.0" in said
+    assert (tmp_path / "evaluation.png").stat().st_size > 10_000
+    assert read_evaluations(before)[0].part == MEMORY_OFF
+
+
+def test_one_command_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
+    with (
+        contextlib.closing(Results(tmp_path, {})),
+        pytest.raises(ConfigError, match="another process is writing to it"),
+    ):
+        Results(tmp_path, {})
+
+
+def test_only_equal_panels_are_compared(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    folders = [evaluated(tmp_path / "one", "r", 1, 2), evaluated(tmp_path / "two", "s", 1, 2)]
+    with pytest.raises(Empo2Error, match=r"two: was played on other tasks than one"):
+        compare(folders, Console())
+
+
+# Settings of the loop
+
+
+async def test_reflexion_shows_the_newest_tips_of_failures_once(tmp_path: Path, empty_stores: None) -> None:
+    """Three episodes fail and leave tips, one succeeds and leaves none; the next sees the newest two in all turns."""
+    file = PACKAGE / "reflexion.yaml"
+    memory = load_settings(file=file).memory
+    assert (memory.retrieval, memory.searched, memory.top_k) == ("newest", "first-turn", 3)
+    changes = ["memory.retrieval=newest", "memory.searched=first-turn", "memory.top_k=2", "reflection.of=failures"]
+    async with running_gateway(tmp_path, *changes, "memory.min_similarity=-1") as gateway:
+        await gateway.store_tips(ROOMS, "First.", "Second.", "Third.")
+        gateway.tip = "Success."
+        solved = await gateway.create("no-memory")
+        await gateway.play(solved, ROOMS)
+        await gateway.finish(solved, 100.0)
+        assert (await gateway.drain())["empo2/tips_written"] == 0
+        asked = len(gateway.model.requests())
+        await gateway.play(await gateway.create("memory"), ROOMS)
+        shown = [seen.prompt for seen in gateway.model.requests()[asked:]]
+    assert len(shown) == 3
+    for prompt in shown:
+        assert prompt.count("Notes from earlier episodes") == 1
+        assert "- Third.\n- Second.\n" in prompt
+        assert "First." not in prompt
+        assert "Success." not in prompt
+
+
+@pytest.mark.parametrize("name", ["reflexion", "memrl"])
+def test_the_loops_settings_are_accepted(name: str) -> None:
+    load_settings("cpu", file=PACKAGE / f"{name}.yaml")
+
+
+# Whole commands: controller, gateway, agents and a scripted model server
+
+
+def empo2(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "COLUMNS": "120"}
+    command = [sys.executable, "-m", "empo2.recipe.cli", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+
+
+def test_a_server_that_is_down_is_named_in_one_line(tmp_path: Path) -> None:
+    panel = toy_panel(tmp_path, {"door": 3})
+    done = empo2(tmp_path, "eval", "any", "--server", "http://127.0.0.1:9/v1", "--panel", str(panel))
+    assert done.returncode == 2
+    assert done.stderr.startswith("empo2: error: model.server='http://127.0.0.1:9/v1': no server answers")
+    assert done.stderr.count("\n") == 1
+
+
+def test_evaluation_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Six episodes, of which two are played at first; the model says 3, and the door 3 is a success."""
+    panel = toy_panel(tmp_path, {"door": 2}, {"door": 3}, {"door": 5, "trouble": "raise"})
+    model = ModelServer(reply=lambda body: "3")
+    out = tmp_path / "out"
+    with model.serve():
+        command = ["eval", MODEL, "--server", model.url, "--panel", str(panel), "--output", str(out)]
+        first = empo2(tmp_path, *command, "--profile", "cpu", "--samples", "1")
+        assert first.returncode == 0, first.stdout + first.stderr
+        seen = len(model.seen)
+        lines = (out / "results.jsonl").read_text()
+        again = empo2(tmp_path, *command, "--profile", "cpu", "--samples", "2")
+        assert again.returncode == 0, again.stdout + again.stderr
+    assert seen == 3 + 3 + 1
+    assert len(model.seen) == 2 * seen
+    assert "3 of 6 episodes to play" in again.stdout
+    assert (out / "results.jsonl").read_text().startswith(lines)
+    assert {each.key: each.return_ for each in read_results(out)} == {
+        (MEMORY_OFF, index, sample): value for index, value in enumerate((0.9, 1.0, None)) for sample in range(2)
+    }
+    assert all("return_token_ids" not in seen.body for seen in model.seen)
+    assert all(seen.body["temperature"] == 0.4 for seen in model.seen)
+    summary = json.loads((out / "summary.json").read_text())[MEMORY_OFF]
+    assert summary["none"]["values"]["raw"][0] == pytest.approx(0.95)
+    assert summary["raise"]["failed"] == {"failed_by_agent": 2}
+
+
+def test_adaptation_writes_tips_and_reads_them(tmp_path: Path) -> None:
+    panel = toy_panel(tmp_path, {"door": 3})
+    tip = "The lamp is behind door 3."
+
+    def reply(body: dict[str, Any]) -> str:
+        if is_reflection(body):
+            return tip
+        return "3" if tip in str(body["messages"]) else "7"
+
+    model = ModelServer(reply=reply)
+    out = tmp_path / "out"
+    with model.serve():
+        command = ["adapt", MODEL, "--server", model.url, "--panel", str(panel), "--unseen", str(panel)]
+        command += ["--trials", "1", "--seeds", "1", "--rollouts", "2", "--samples", "1", "--output", str(out)]
+        done = empo2(tmp_path, *command, "--profile", "cpu", "memory.min_similarity=-1")
+        assert done.returncode == 0, done.stdout + done.stderr
+        # The bank that came out, read by an evaluation with memory and without.
+        bank = str(bank_of(out, 0)[1])
+        command = ["eval", MODEL, "--server", model.url, "--panel", str(panel), "--memory", "both", "--bank", bank]
+        both = empo2(tmp_path, *command, "--samples", "1", "--profile", "cpu", "memory.min_similarity=-1")
+        assert both.returncode == 0, both.stdout + both.stderr
+    found = read_adaptation(out).panels
+    assert found[TASKS]["raw"].tolist() == found[UNSEEN]["raw"].tolist() == [[pytest.approx(0.6), 1.0]]
+    assert "tips in 100% of the calls" in both.stdout
+    evaluation = next((tmp_path / "runs").glob("eval-*"))
+    assert {each.part: each.return_ for each in read_results(evaluation)} == {
+        MEMORY_OFF: pytest.approx(0.6),
+        MEMORY_ON: 1.0,
+    }
+    import sqlite3
+
+    with sqlite3.connect(evaluation / "memory.sqlite") as database:  # read only: the two episodes left nothing
+        assert database.execute("SELECT count(*) FROM plays").fetchone() == (2,)
+
+
+def test_agents_get_neither_the_admin_key_nor_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real `serving`, whose gateway and controller are stand-ins that write down their environment."""
+    note = "import json, os; json.dump(dict(os.environ), open({file!r}, 'w'))\n"
+    answer = (
+        "import http.server, socket, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_POST(self):\n"
+        "        self.rfile.read(int(self.headers['content-length']))\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "    do_GET = lambda self: (self.send_response(200), self.end_headers())\n"
+        "server = http.server.HTTPServer(('127.0.0.1', 0), Handler, bind_and_activate=False)\n"
+        "server.socket = socket.socket(fileno=int(sys.argv[1]))\n"
+        "server.serve_forever()\n"
+    )
+    files = {name: tmp_path / f"{name}.json" for name in ("gateway", "controller")}
+    gateway = note.format(file=str(files["gateway"])) + answer
+    controller = note.format(file=str(files["controller"])) + "import time; time.sleep(1000)"
+    room = "empo2.recipe.launcher.serving"
+    monkeypatch.setattr(f"{room}.gateway_command", lambda *given: [sys.executable, "-c", gateway, str(given[2])])
+    monkeypatch.setattr(f"{room}.controller_command", lambda *_: [sys.executable, "-c", controller])
+    monkeypatch.setattr(f"{room}.check_server", lambda *_: None)
+    monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-server")
+    monkeypatch.setenv("EMPO2_ADMIN_KEY", "key-of-the-operator")
+    overrides = ["model.server=http://127.0.0.1:9/v1", "gateway.key=key-of-agents", "gateway.port=0"]
+    with serving(load_settings("cpu", overrides), tmp_path, "m") as served:
+        deadline = time.monotonic() + 60
+        while not files["controller"].exists() or not files["controller"].read_text().endswith("}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert served.admin_key == "key-of-the-operator"
+    names = ("EMPO2_KEY", "EMPO2_ADMIN_KEY", "OPENAI_API_KEY")
+    found = {name: [json.loads(file.read_text()).get(key) for key in names] for name, file in files.items()}
+    assert found == {
+        "gateway": ["key-of-agents", "key-of-the-operator", "key-of-the-server"],
+        "controller": ["key-of-agents", None, None],
+    }
+    written = (tmp_path / "config.yaml").read_text()
+    assert not any(secret in written for secret in ("key-of-the-server", "key-of-the-operator", "key-of-agents"))
