@@ -70,7 +70,8 @@ def write_report(plan_file: Path, results: Path, docs: Path) -> None:
     page = docs / "learning.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{table(arms, runs)}\n{END}{after}")
+    picture = "![Success of each arm](learning.png)"
+    page.write_text(f"{before}{BEGIN}\n\n{picture}\n\n{table(arms, runs)}\n{END}{after}")
     draw(arms, runs, docs / "learning.png")
 
 
