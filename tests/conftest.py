@@ -1,8 +1,14 @@
 """The order of `make test`, and the tests that `make test-fast` leaves out beside those marked `stack`."""
 
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell starts background jobs with Ctrl-C ignored, and nohup ignores SIGHUP. What the tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)  # a handler is not inherited
 
 HERE = Path(__file__).parent
 

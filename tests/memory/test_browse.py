@@ -185,6 +185,7 @@ def test_in_a_folder_that_cannot_be_written_to(file: Path) -> None:
     modes = {folder: folder.stat().st_mode for folder in folders}
     for folder in folders:
         folder.chmod(0o755)
+    file.chmod(0o644)  # as its owner may do
     os.setresuid(65534, 65534, 0)
     try:
         assert not os.access(file.parent, os.W_OK)
