@@ -45,6 +45,9 @@ def step_summary(metrics: Metrics) -> str:
                 parts.append(f"{metrics[f'empo2/{key}']:.0f} {key.replace('_', ' ')}")
     if metrics.get("val/return") is not None:
         parts.append(f"validation {metrics['val/return']:.2f}")
+        for key, name in (("train/return", "training tasks"), ("train/memory_return", "with tips")):
+            if metrics.get(f"val/{key}") is not None:
+                parts[-1] += f", {name} {metrics[f'val/{key}']:.2f}"
     return "  ".join(parts)
 
 

@@ -73,6 +73,9 @@ def test_mode_of_a_step(memory, off_policy, mode):
 
 def test_validation_alone_has_no_mode():
     assert step_mode(VALIDATION) is None
+    assert step_summary(VALIDATION) == "validation 8.25"
+    more = {"val/train/return": 50.0, "val/train/memory_return": 75.0}
+    assert step_summary(VALIDATION | more) == "validation 8.25, training tasks 50.00, with tips 75.00"
 
 
 def test_a_line_being_written_is_skipped(tmp_path):
