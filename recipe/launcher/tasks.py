@@ -1,9 +1,11 @@
 """Load the tasks and check the agent that the settings name."""
 
+import contextlib
 import importlib
+import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +43,21 @@ def check_agent(settings: Settings) -> str | None:
         raise ConfigError(f"agent.class={name!r}: {error}") from None
 
 
+@contextlib.contextmanager
+def _quiet_interrupts() -> Iterator[None]:
+    """Drop the traceback that py4j logs when Ctrl-C interrupts a call of a world in Java."""
+
+    def other(record: logging.LogRecord) -> bool:
+        return "KeyboardInterrupt" not in record.getMessage()
+
+    root = logging.getLogger()
+    root.addFilter(other)
+    try:
+        yield
+    finally:
+        root.removeFilter(other)
+
+
 def load_tasks(settings: Settings) -> Tasks:
     """Return the tasks of ``tasks.source``; training tasks are repeated if they are too few for a step.
 
@@ -52,7 +69,8 @@ def load_tasks(settings: Settings) -> Tasks:
     """
     tasks = settings.tasks
     try:
-        train, val = _load(tasks.source, "tasks.source")(**tasks.args)
+        with _quiet_interrupts():
+            train, val = _load(tasks.source, "tasks.source")(**tasks.args)
     except (TypeError, ValueError, KeyError, OSError) as error:
         raise ConfigError(f"tasks.args={tasks.args}: {error}") from None
     if not train or not val:
