@@ -60,7 +60,7 @@ def share(values: Sequence[tuple[str, int, int]]) -> Cell | None:
 
 
 def measured(episodes: Sequence[Episode]) -> dict[str, Cell | None]:
-    """Return how often the coin was found, actions were possible, and tips were true after success and failure."""
+    """Return how often the coin was found, actions were possible, tips were true, and dead ends were called so."""
 
     def over(chosen: Sequence[Episode], hit: Callable[[Episode], int], count: Callable[[Episode], int] = lambda _: 1):
         return share([(_name(episode.house), hit(episode), count(episode)) for episode in chosen])
@@ -71,6 +71,11 @@ def measured(episodes: Sequence[Episode]) -> dict[str, Cell | None]:
         "valid": over(episodes, lambda episode: episode.valid, lambda episode: len(episode.turns)),
         "true after success": over([e for e in episodes if e.tip and e.success], lambda episode: episode.tip_true),
         "true after failure": over(failed, lambda episode: episode.tip_true),
+        "dead ends named": over(
+            failed,
+            lambda episode: len(episode.dead_ends & set(episode.note.dead_ends if episode.note else ())),
+            lambda episode: len(episode.dead_ends),
+        ),
     }
 
 
@@ -158,12 +163,12 @@ def main() -> None:
     houses = first(SEEDS[arguments.seeds], arguments.level, arguments.houses)
     level, reflection = LEVELS[arguments.level], load_settings("cpu", file=WORLD).reflection
     trial = Trial(model, tokenizer, houses, level.max_steps, reflection)
-    trial.alone(repeats=4)
+    trial.alone(repeats=8)
     if not arguments.only_alone:
         trial.chain(rounds=8)
         trial.true(repeats=2)
         trial.strange(repeats=2)
-        for count in (1, 4):
+        for count in (1, 4, 8):
             trial.failures(count, repeats=2)
     if arguments.output:
         cells = {name: measured(episodes) for name, episodes in trial.episodes.items()}

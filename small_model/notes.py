@@ -17,11 +17,14 @@ class Note:
     coin: the room of the coin; "" where it was not found.
     way: from the start to the coin, a room and a direction at a time; empty where the coin is in the first room.
     empty: rooms in which there was no coin, in the order in which they were seen; only where it was not found.
+    dead_ends: those of them that have one door alone. Without them a list of rooms is of little use: the way to the
+        coin leads through rooms that earlier players saw, and only what branches off it is to be avoided.
     """
 
     coin: str = ""
     way: tuple[Move, ...] = ()
     empty: tuple[str, ...] = ()
+    dead_ends: tuple[str, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -40,14 +43,19 @@ class Note:
             return False
         if house.coin in self.empty or not set(self.empty) <= set(house.doors):
             return False
+        if any(len(house.doors[room]) > 1 for room in self.dead_ends):
+            return False
         return not self.found or (self.coin == house.coin and (bool(self.way) or house.start == house.coin))
+
+
+DEAD_END = " (dead end)"
 
 
 def render(note: Note, wording: int = 0) -> str:
     """Return the note in one of WORDINGS; the small model writes the first and reads all."""
     if note.found:
         return _FOUND[wording](note.coin, [f"{room} move {direction}" for room, direction in note.way])
-    return _EMPTY[wording](note.empty)
+    return _EMPTY[wording]([f"{room}{DEAD_END if room in note.dead_ends else ''}" for room in note.empty])
 
 
 def _found(coin: str, way: list[str]) -> str:
@@ -91,7 +99,9 @@ def parse(text: str) -> Note | None:
         way = _way(match[2])
         return None if way is None or match[1] != match[3] else Note(match[1], way)
     if match := _EMPTY_TEXT.match(text):
-        return Note(empty=tuple(match[1].split(", ")))
+        rooms = match[1].split(", ")
+        dead_ends = [room.removesuffix(DEAD_END) for room in rooms if room.endswith(DEAD_END)]
+        return Note(empty=tuple(room.removesuffix(DEAD_END) for room in rooms), dead_ends=tuple(dead_ends))
     return None
 
 
@@ -118,7 +128,8 @@ class Turn:
 def note_of(turns: Sequence[Turn], success: bool) -> Note:
     """Return the note on an episode, true by what was seen in it."""
     if not success:
-        return Note(empty=tuple(dict.fromkeys(turn.room for turn in turns)))
+        exits = {turn.room: turn.exits for turn in turns}
+        return Note(empty=tuple(exits), dead_ends=tuple(room for room in exits if len(exits[room]) == 1))
     moves = [(turn.room, turn.move) for turn in turns if turn.move]
     return Note(turns[-1].room, shortened(moves, turns[-1].room))
 
@@ -139,7 +150,9 @@ def falsified(note: Note, house: House, generator: random.Random) -> Note:
     """Return the note with one thing wrong: a coin where none is, the coin's room as empty, or a turned step."""
     others = sorted(set(house.doors) - {house.coin})
     if not note.found:
-        return replace(note, empty=(*note.empty[1:], house.coin)) if note.empty else note
+        empty = (*note.empty[1:], house.coin)
+        dead_ends = tuple(room for room in note.dead_ends if room in empty)
+        return replace(note, empty=empty, dead_ends=dead_ends) if note.empty else note
     if note.way and generator.random() < 0.5:
         at = generator.randrange(len(note.way))
         room, direction = note.way[at]

@@ -10,8 +10,9 @@ from empo2.small_model.notes import Note, way_to
 class Player:
     """One episode's player, who knows what the notes say and what it has seen, and nothing else of the house.
 
-    It goes to the coin that a note names; else to the nearest room that is neither seen nor ruled out; where there is
-    none, to the nearest that only notes rule out. A note that what was seen contradicts is not believed any more.
+    It goes to the coin that a note names; else to the nearest room not seen in this episode, of two as near to the one
+    that no note lists. Rooms that a note calls dead ends come last. A note that what was seen contradicts is not
+    believed any more.
     """
 
     def __init__(self, notes: Sequence[Note], generator: random.Random) -> None:
@@ -19,11 +20,6 @@ class Player:
         self._generator = generator
         self._start: str | None = None
         self.exits: dict[str, Mapping[str, str]] = {}  # of the rooms seen
-
-    @property
-    def ruled_out(self) -> set[str]:
-        """Rooms that a note, still believed, says to be empty."""
-        return {room for note in self._notes for room in note.empty}
 
     def act(self, room: str, exits: Mapping[str, str], coin: bool) -> str:
         """Return the action for what the turn shows; chance decides between equally good ones."""
@@ -36,12 +32,14 @@ class Player:
         reach = distances(doors, room)
         goals = [note.coin for note in self._notes if note.found and note.coin in reach]
         if not goals:
-            unseen = [other for other in reach if other not in self.exits]
-            goals = [other for other in unseen if other not in self.ruled_out] or unseen
+            goals = [other for other in reach if other not in self.exits]
         if not goals:
             return f"move {self._generator.choice(sorted(exits))}"
-        nearest = min(reach[goal] for goal in goals)
-        goal = self._generator.choice(sorted({goal for goal in goals if reach[goal] == nearest}))
+        listed = {other for note in self._notes for other in note.empty}
+        dead_ends = {other for note in self._notes for other in note.dead_ends}
+        cost = {goal: (goal in dead_ends, reach[goal], goal in listed) for goal in goals}
+        cheapest = min(cost.values())
+        goal = self._generator.choice(sorted({goal for goal in goals if cost[goal] == cheapest}))
         return f"move {way_to(doors, room, goal)[0][1]}"
 
     def _contradicted(self, note: Note) -> bool:

@@ -77,7 +77,7 @@ class Mix:
 
 # "success": true notes, one of them or more says where the coin is; "failure": true, none says it.
 READING = Mix(
-    {"none": 22, "success": 36, "failure": 24, "other house": 7, "false": 6, "mixed": 5},
+    {"none": 20, "success": 32, "failure": 32, "other house": 6, "false": 5, "mixed": 5},
     after_success=0.3,
     after_failure=0.7,
 )

@@ -27,6 +27,7 @@ HOUSE = House(
 )
 TRUE = Note("cellar", (("hall", "east"), ("den", "east")))
 FAILED = Note(empty=("hall", "den"))
+DEAD_END = Note(empty=("hall", "attic", "den"), dead_ends=("attic",))
 
 
 def turns(*actions: str) -> list[Turn]:
@@ -41,11 +42,12 @@ def turns(*actions: str) -> list[Turn]:
 def test_wordings():
     assert render(TRUE) == "Coin in the cellar: hall move east, den move east, cellar take coin."
     assert render(FAILED) == "Empty: hall, den."
+    assert render(DEAD_END) == "Empty: hall, attic (dead end), den."
     assert render(FAILED, 2) == "There was no coin in the hall or the den."
     assert len({render(note, wording) for note in (TRUE, FAILED) for wording in range(WORDINGS)}) == 2 * WORDINGS
 
 
-@pytest.mark.parametrize("note", [TRUE, FAILED, Note("hall")])
+@pytest.mark.parametrize("note", [TRUE, FAILED, DEAD_END, Note("hall")])
 def test_what_is_written_is_read_back(note: Note):
     assert parse(render(note)) == note
 
@@ -64,6 +66,8 @@ def test_other_text_is_no_note(text: str):
         (Note("cellar", (("den", "east"),)), False),  # does not begin at the start
         (Note("cellar", ()), False),
         (FAILED, True),
+        (DEAD_END, True),
+        (Note(empty=("hall", "den"), dead_ends=("den",)), False),  # three doors
         (Note(empty=("hall", "cellar")), False),
         (Note(empty=("hall", "castle")), False),
     ],
@@ -79,9 +83,9 @@ def test_the_note_of_a_success_is_its_way_without_detours():
     assert note_of(found, True) == TRUE
 
 
-def test_the_note_of_a_failure_is_the_rooms_that_were_seen():
+def test_the_note_of_a_failure_is_the_rooms_that_were_seen_and_which_are_dead_ends():
     lost = turns("move south", "move north", "move east", "move south")  # the barn is not shown any more
-    assert note_of(lost, False) == Note(empty=("hall", "shed", "den"))
+    assert note_of(lost, False) == Note(empty=("hall", "shed", "den"), dead_ends=("shed",))
 
 
 def test_loops_are_left_out():
@@ -98,6 +102,7 @@ def test_a_falsified_note_is_false():
     for _ in range(100):
         assert not falsified(TRUE, HOUSE, generator).true_of(HOUSE)
         assert not falsified(FAILED, HOUSE, generator).true_of(HOUSE)
+        assert not falsified(DEAD_END, HOUSE, generator).true_of(HOUSE)
 
 
 def test_a_shortest_way():
@@ -124,6 +129,8 @@ def test_a_player_uses_what_notes_say(seed: int):
     assert played(TRUE, seed=seed) == ["hall", "den", "cellar"]
     ruled_out = Note(empty=("hall", "attic", "shed", "barn"))
     assert played(ruled_out, seed=seed) == ["hall", "den", "cellar"]
+    dead_ends = Note(empty=("attic", "hall", "shed", "barn", "den"), dead_ends=("attic", "shed", "barn"))
+    assert played(dead_ends, seed=seed) == ["hall", "den", "cellar"]
 
 
 @pytest.mark.parametrize("seed", range(10))
