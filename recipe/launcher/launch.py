@@ -21,6 +21,7 @@ from empo2.recipe.launcher.commands import (
     gateway_command,
     in_memory,
     keys_for,
+    url_of,
     wait_for_gateway,
 )
 from empo2.recipe.launcher.models import resolve_model
@@ -68,8 +69,7 @@ def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
             console.print(f"agent  {agent}", soft_wrap=True, highlight=False)
         console.print(f"tasks  {len(tasks.train)} for training, {len(tasks.val)} for validation", highlight=False)
 
-        host, port = listener.getsockname()[:2]
-        url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        url = url_of(listener)
         keys = keys_for(settings)
         try:
             with running(directory, environment_without()) as processes, in_memory(settings) as file:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from empo2.recipe.config import Settings
-from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
     KEY,
@@ -21,9 +20,11 @@ from empo2.recipe.launcher.commands import (
     gateway_command,
     in_memory,
     keys_for,
+    url_of,
+    wait_for_answer,
     wait_for_gateway,
 )
-from empo2.recipe.launcher.processes import Processes, bind, running
+from empo2.recipe.launcher.processes import bind, running
 from empo2.recipe.launcher.run_directory import write_settings
 
 _SERVER_KEY = "OPENAI_API_KEY"
@@ -72,8 +73,7 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
         environment = environment_without(_SERVER_KEY)
         gateway_secrets |= {_SERVER_KEY: os.environ.get(_SERVER_KEY, "")}
     with bind(settings.gateway.host, settings.gateway.port) as listener:
-        host, port = listener.getsockname()[:2]
-        url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        url = url_of(listener)
         with running(directory, environment) as processes, in_memory(settings) as file:
             endpoint = settings.model.server
             if endpoint is None:
@@ -84,7 +84,8 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
             processes.start("gateway", gateway, secrets=gateway_secrets, inherit=(file, listener.fileno()))
             wait_for_gateway(url, processes)
             if settings.model.server is None:
-                _wait_for_vllm(endpoint, processes)
+                failure = f"vLLM (vllm.log) does not answer at {endpoint}"
+                wait_for_answer(f"{endpoint}/models", processes, failure, _VLLM_SECONDS)
             with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys.admin}"}, timeout=60) as client:
                 client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
                 # As in training: agents get the controller's environment, and never see the admin key.
@@ -153,18 +154,6 @@ def _vllm_environment(settings: Settings) -> dict[str, str]:
     from empo2.recipe.trainer.ray_environment import VARIABLES
 
     return VARIABLES
-
-
-def _wait_for_vllm(endpoint: str, processes: Processes) -> None:
-    deadline = time.monotonic() + _VLLM_SECONDS
-    while True:
-        processes.check()
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{endpoint}/models", timeout=5).status_code == 200:
-                return
-        if time.monotonic() > deadline:
-            raise ProcessError(f"vLLM does not answer at {endpoint} after {_VLLM_SECONDS} s; see vllm.log")
-        time.sleep(0.5)
 
 
 def _free_port() -> int:

@@ -88,11 +88,12 @@ def test_what_is_measured(policy):
     found = policy(
         "move east", "move east", "take coin", "Coin in the cellar: hall move east, den move east, cellar take coin."
     )
-    lost = policy("a", "b", "move east", "d", "Empty: hall, cellar.")
+    lost = policy("a", "move east", "move west", "d", "Empty: hall, den (dead end), cellar.")
     table = measured([found, lost])
     assert {name: cell.share for name, cell in table.items() if cell} == {
         "found": 0.5,
-        "valid": pytest.approx(4 / 7, abs=1e-3),
+        "valid": pytest.approx(5 / 7, abs=1e-3),
         "true after success": 1,
         "true after failure": 0,
+        "dead ends named": 0,  # the hall, which has one door
     }
