@@ -56,8 +56,9 @@ def holds(text: str, house: House) -> bool:
         coin, _, rest = text.removeprefix("Coin in the ").removesuffix(".").partition(": ")
         *way, last = rest.split(", ")
         return last == f"{coin} take coin" and walked(house, way) == house.coin == coin
-    empty = text.removeprefix("Empty: ").removesuffix(".").split(", ")
-    return house.coin not in empty and set(empty) <= set(house.doors)
+    listed = [room.partition(" (") for room in text.removeprefix("Empty: ").removesuffix(".").split(", ")]
+    doors = {room: len(house.doors.get(room, ())) for room, _, _ in listed}
+    return house.coin not in doors and all(doors.values()) and all(doors[room] == 1 for room, _, end in listed if end)
 
 
 def test_a_disguise_keeps_the_plan_of_a_house():
