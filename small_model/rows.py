@@ -155,8 +155,8 @@ def _earlier(house: House, limit: int, success: bool, generator: random.Random) 
         played = play(house, [], 12, generator.choice(SLIPS), generator)
         if played.success and generator.random() < 0.5:
             return note_of(played.turns, True)
-        return Note(house.coin, way_to(house.doors, house.start, house.coin))
-    return next(iter(_failures(house, 1, limit, generator)), Note(empty=(house.start,)))
+        return Note(house.coin, way_to(house.doors, house.start, house.coin), found=True)
+    return next(iter(_failures(house, 1, limit, generator)), Note(house.start))
 
 
 def _failures(house: House, count: int, limit: int, generator: random.Random) -> list[Note]:
