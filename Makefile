@@ -15,7 +15,7 @@ setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again
 	@./setup.sh $(profile)
 
 frameworks: setup ## add the frameworks that agents/frameworks plays in (only=langgraph: that one)
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps \
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --compile-bytecode \
 		$(addprefix --requirements ,$(wildcard requirements/frameworks/$(only).txt))
 
 demo: setup ## see the small model explore, write notes and learn, on a CPU
