@@ -1,5 +1,6 @@
 """Training rows from scripted play: a whole chat, with notes where the gateway puts them, and what of it is learned."""
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,10 +94,12 @@ def rows(
     houses: Sequence[House], count: int, mix: Mix, reflections: Sequence[Reflection], generator: random.Random
 ) -> list[Row]:
     """Return `count` rows; `houses` are played in turn, in disguise (see houses.disguised)."""
-    return [
+    drawn = (
         row(houses[index % len(houses)], houses[(7 * index + 3) % len(houses)], mix, reflections, generator)
-        for index in range(count)
-    ]
+        for index in itertools.count()
+    )
+    # A short episode may be without sense throughout.
+    return list(itertools.islice((row for row in drawn if any(message.learned for message in row.messages)), count))
 
 
 def row(house: House, other: House, mix: Mix, reflections: Sequence[Reflection], generator: random.Random) -> Row:

@@ -28,10 +28,10 @@ DOORS = {
 }
 
 
-def some_rows(mix: Mix) -> list[Row]:
+def some_rows(mix: Mix, count: int = 300) -> list[Row]:
     generator = random.Random(0)
-    houses = [disguised(House("kitchen", "shed", DOORS), generator) for _ in range(300)]
-    return rows(houses, 300, mix, reflections(), generator)
+    houses = [disguised(House("kitchen", "shed", DOORS), generator) for _ in range(count)]
+    return rows(houses, count, mix, reflections(), generator)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,10 @@ def test_a_disguise_keeps_the_plan_of_a_house():
 def test_every_kind_is_there_in_its_share(made: list[Row]):
     for kind, percent in READING.kinds.items():
         assert 0.5 * percent < sum(row.kind == kind for row in made) / 3 < 1.7 * percent
+
+
+def test_every_row_teaches_something():
+    assert all(any(message.learned for message in row.messages) for row in some_rows(READING, 2000))
 
 
 def test_the_second_stage_writes_what_no_note_told():
