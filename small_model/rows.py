@@ -84,9 +84,9 @@ READING = Mix(
 )
 # A player who read the way in a note can copy it; one who found the coin without notes must remember it.
 WRITING = Mix(
-    {"none": 55, "success": 20, "failure": 15, "other house": 4, "false": 3, "mixed": 3},
+    {"none": 60, "success": 15, "failure": 15, "other house": 4, "false": 3, "mixed": 3},
     after_success=0.9,
-    after_failure=0.5,
+    after_failure=0.9,
 )
 
 
