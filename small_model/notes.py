@@ -105,16 +105,9 @@ class Turn:
 
 
 def note_of(turns: Sequence[Turn], success: bool) -> Note:
-    """Return the note on an episode, true by what was seen in it.
-
-    That of a failure leads to the last room that was seen, or to the one before it where the last is a dead end.
-    """
+    """Return the note on an episode, true by what was seen in it: the way to the last room that was seen."""
     moves = [(turn.room, turn.move) for turn in turns if turn.move]
-    end = turns[-1].room
-    way = shortened(moves, end)
-    if not success and way and len(turns[-1].exits) == 1:
-        (*way, (end, _)) = way
-    return Note(end, tuple(way), success)
+    return Note(turns[-1].room, shortened(moves, turns[-1].room), success)
 
 
 def shortened(moves: Sequence[Move], goal: str) -> tuple[Move, ...]:
