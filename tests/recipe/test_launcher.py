@@ -70,7 +70,7 @@ def test_a_process_that_ends_is_named_with_its_reason(processes: Processes, code
 
 
 def test_the_trainer_may_be_done(processes: Processes) -> None:
-    processes.start("trainer", [sys.executable, "-c", ""])
+    processes.start("trainer", [sys.executable, "-c", ""], may_end=True)
     until(lambda: processes.done("trainer"))
     processes.check()
 

@@ -1,0 +1,113 @@
+"""Train the trials of a sweep, one after another; each can be interrupted and goes on from its last checkpoint."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from empo2.recipe.errors import ProcessError
+from empo2.recipe.launcher.commands import empo2_command, environment_without, in_memory
+from empo2.recipe.launcher.plan import Trial
+from empo2.recipe.launcher.processes import running
+from empo2.recipe.launcher.progress import NewMetrics, step_summary
+from empo2.recipe.run_folder import METRICS_FILE, read_lines
+
+type Show = Callable[[str], None]
+"""Shows a line of progress."""
+
+_POLL_SECONDS = 1
+_SAMPLE_SECONDS = 2
+
+
+def train_all(trials: Sequence[Trial], folder: Path, show: Show) -> dict[str, str]:
+    """Train all trials that have not ended yet; one that fails does not keep the others from being trained.
+
+    Returns:
+        Why trials failed, by name.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted the sweep; nothing is left running.
+    """
+    failed = {}
+    for number, trial in enumerate(trials, 1):
+        place = f"run {number} of {len(trials)}  {trial.name}"
+        if has_ended(trial, folder):
+            show(f"{place}  has ended before")
+            continue
+        show(f"{place}  begins; its log is {log_of(trial, folder)}")
+        try:
+            train(trial, folder, lambda text, place=place: show(f"{place}  {text}"))
+        except ProcessError as error:
+            failed[trial.name] = str(error)
+            show(f"{place}  failed: {error}")
+    return failed
+
+
+def has_ended(trial: Trial, folder: Path) -> bool:
+    """Return True if the last step of a trial has its metrics."""
+    steps = [row["step"] for row in read_lines(folder / trial.name / METRICS_FILE)]
+    return max(steps, default=-1) >= trial.settings.run.steps
+
+
+def train(trial: Trial, folder: Path, show: Show) -> None:
+    """Train, or go on from the last checkpoint, with a log and a clock beside the run's folder.
+
+    Raises:
+        ProcessError: the training failed; the message says why.
+        KeyboardInterrupt: the user interrupted it; nothing is left running.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    clock = clock_of(trial, folder)
+    before = max((line["cpu_seconds"] for line in read_lines(clock)), default=0.0)
+    new = NewMetrics(folder / trial.name / METRICS_FILE)
+    with in_memory(trial.settings) as file, running(folder, environment_without()) as processes:
+        processes.start(trial.name, empo2_command("train", file), inherit=(file,), may_end=True)
+        counter = CpuSeconds(processes.pid(trial.name))
+        counter.start()
+        done = False
+        while not done:
+            processes.check()
+            done = processes.done(trial.name)
+            with clock.open("a") as times:
+                for metrics in new.read():
+                    show(f"step {metrics['step']}/{trial.settings.run.steps}  {step_summary(metrics)}")
+                    line = {"step": metrics["step"], "cpu_seconds": round(before + counter.total)}
+                    times.write(json.dumps(line) + "\n")
+            time.sleep(0 if done else _POLL_SECONDS)
+    if not has_ended(trial, folder):
+        raise ProcessError(f"{trial.name} ended before its last step; see {log_of(trial, folder)}")
+
+
+def log_of(trial: Trial, folder: Path) -> Path:
+    """Return the file that holds what `empo2 train` printed."""
+    return folder / f"{trial.name}.log"
+
+
+def clock_of(trial: Trial, folder: Path) -> Path:
+    """Return the file with the CPU seconds from the beginning until each step was done, interruptions left out."""
+    return folder / f"{trial.name}.cpu.jsonl"
+
+
+class CpuSeconds(threading.Thread):
+    """Count the CPU seconds of a process and of all that it started, ended processes included."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__(daemon=True)
+        self._root = psutil.Process(process)
+        self._seconds: dict[tuple[int, float], float] = {}
+
+    def run(self) -> None:
+        while self._root.is_running() and self._root.status() != psutil.STATUS_ZOMBIE:
+            for process in (self._root, *self._root.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    self._seconds[process.pid, process.create_time()] = times.user + times.system
+            time.sleep(_SAMPLE_SECONDS)
+
+    @property
+    def total(self) -> float:
+        return sum(self._seconds.copy().values())
