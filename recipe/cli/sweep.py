@@ -20,6 +20,7 @@ FILE is YAML; runs/FILE holds the runs, ARM-SEED, and report.html:
     no-mask: {ablation: no-mask}                      # an arm of recipe/sweeps/ablations.yaml
   grid: {algorithm.learning_rate: [1.0e-6, 2.0e-6]}   # each arm with each value
 
+\b
 examples:
   empo2 sweep recipe/sweeps/ablations.yaml --profile gpu --list
   empo2 sweep recipe/sweeps/ablations.yaml --profile gpu --only empo2-1 --only no-mask-1
@@ -73,5 +74,5 @@ def sweep(
         show_lines([Line(title, [read_run(run) for run in runs]) for title, runs in arms.items()], folder, console)
     if failed:
         raise ProcessError(
-            f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}; the same command tries again"
+            f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}; try again with this command"
         )

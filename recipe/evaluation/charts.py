@@ -59,7 +59,8 @@ def validation_charts(lines: Sequence[Line]) -> list[Chart]:
     charts = []
     for name, unit, scale in (("return", "mean per episode", 1), ("success_rate", "% of episodes", 100)):
         prefixes = {key.removesuffix(name) for key in measured if re.fullmatch(rf"val/(\w+/)?{name}", key)}
-        if len(prefixes - {"val/", f"val/{TRAIN_PANEL}/"}) == 1:
+        panels = prefixes - {"val/", f"val/{TRAIN_PANEL}/"}
+        if len(panels) == 1 and all(line.measured(f"{min(panels)}{name}") for line in lines):
             prefixes -= {"val/"}  # it is that panel
         for prefix in sorted(prefixes):
             panel = prefix.removeprefix("val/").rstrip("/")

@@ -93,7 +93,7 @@ def read_plan(
         directory = load_settings(profile, overrides, file=config, layer=sweep.settings).run.directory
         folder = Path(directory, file.stem)
     trials: dict[str, Trial] = {}
-    for name, title, seeds, layer in _configurations(sweep, file.stem):
+    for name, title, seeds, layer in _configurations(sweep, file):
         for seed in range(1, seeds + 1):
             trial = f"{name}-{seed}"
             run = {"name": trial, "directory": str(folder), "resume": "auto"}
@@ -134,15 +134,16 @@ def _read(file: Path) -> Sweep:
         raise ConfigError(f"{file}: {key}={problem['input']!r}: {problem['msg'].lower()}; {SHAPE}") from None
 
 
-def _configurations(sweep: Sweep, default: str) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
+def _configurations(sweep: Sweep, file: Path) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
     """Yield name, title, number of seeds and settings of each arm in each cell of the grid."""
     cells = [dict(zip(sweep.grid, values, strict=True)) for values in itertools.product(*sweep.grid.values())]
-    for (name, arm), cell in itertools.product((sweep.arms or {default: Arm()}).items(), cells):
+    for (name, arm), cell in itertools.product((sweep.arms or {"": Arm()}).items(), cells):
         layer = lay_over(sweep.settings, ablation(arm.ablation) if arm.ablation else {})
         layer = lay_over(layer, arm.settings)
         for key, value in cell.items():
             layer = lay_over(layer, nested(key, value))
         values = {key.rpartition(".")[2]: value for key, value in cell.items()}
         parts = [name, *(re.sub(r"[^\w.]+", "-", f"{key}-{value}").strip("-") for key, value in values.items())]
-        title = ", ".join([arm.title or name, *(f"{key}={value}" for key, value in values.items())])
-        yield "-".join(parts), title, arm.seeds or sweep.seeds, layer
+        titles = [arm.title or name, *(f"{key}={value}" for key, value in values.items())]
+        found = "-".join(filter(None, parts)) or file.stem
+        yield found, ", ".join(filter(None, titles)) or found, arm.seeds or sweep.seeds, layer

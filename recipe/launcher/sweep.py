@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,12 +19,14 @@ from empo2.recipe.run_folder import METRICS_FILE, read_lines
 
 type Show = Callable[[str], None]
 """Shows a line of progress."""
+type Command = Callable[[int], list[str]]
 
+_EMPO2_TRAIN = partial(empo2_command, "train")
 _POLL_SECONDS = 1
 _SAMPLE_SECONDS = 2
 
 
-def train_all(trials: Sequence[Trial], folder: Path, show: Show) -> dict[str, str]:
+def train_all(trials: Sequence[Trial], folder: Path, show: Show, command: Command = _EMPO2_TRAIN) -> dict[str, str]:
     """Train all trials that have not ended yet; one that fails does not keep the others from being trained.
 
     Returns:
@@ -40,7 +43,7 @@ def train_all(trials: Sequence[Trial], folder: Path, show: Show) -> dict[str, st
             continue
         show(f"{place}  begins; its log is {log_of(trial, folder)}")
         try:
-            train(trial, folder, lambda text, place=place: show(f"{place}  {text}"))
+            train(trial, folder, lambda text, place=place: show(f"{place}  {text}"), command)
         except ProcessError as error:
             failed[trial.name] = str(error)
             show(f"{place}  failed: {error}")
@@ -53,8 +56,11 @@ def has_ended(trial: Trial, folder: Path) -> bool:
     return max(steps, default=-1) >= trial.settings.run.steps
 
 
-def train(trial: Trial, folder: Path, show: Show) -> None:
+def train(trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAIN) -> None:
     """Train, or go on from the last checkpoint, with a log and a clock beside the run's folder.
+
+    Args:
+        command: returns the command line for a descriptor with the settings.
 
     Raises:
         ProcessError: the training failed; the message says why.
@@ -65,19 +71,20 @@ def train(trial: Trial, folder: Path, show: Show) -> None:
     before = max((line["cpu_seconds"] for line in read_lines(clock)), default=0.0)
     new = NewMetrics(folder / trial.name / METRICS_FILE)
     with in_memory(trial.settings) as file, running(folder, environment_without()) as processes:
-        processes.start(trial.name, empo2_command("train", file), inherit=(file,), may_end=True)
+        processes.start(trial.name, command(file), inherit=(file,), may_end=True)
         counter = CpuSeconds(processes.pid(trial.name))
         counter.start()
-        done = False
-        while not done:
-            processes.check()
+        while True:
             done = processes.done(trial.name)
             with clock.open("a") as times:
                 for metrics in new.read():
                     show(f"step {metrics['step']}/{trial.settings.run.steps}  {step_summary(metrics)}")
                     line = {"step": metrics["step"], "cpu_seconds": round(before + counter.total)}
                     times.write(json.dumps(line) + "\n")
-            time.sleep(0 if done else _POLL_SECONDS)
+            if done:
+                break
+            processes.check()
+            time.sleep(_POLL_SECONDS)
     if not has_ended(trial, folder):
         raise ProcessError(f"{trial.name} ended before its last step; see {log_of(trial, folder)}")
 
