@@ -23,7 +23,12 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.protocol import CALL_EVENT, Mode
 from empo2.recipe.trainer.advantages import rollout_advantages
-from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows, use_given_advantages
+from empo2.recipe.trainer.compat.agentlightning import (
+    GIVEN_ADVANTAGES,
+    count_mini_batches_in_rows,
+    use_given_advantages,
+)
+from empo2.recipe.trainer.record import episode_record
 from empo2.recipe.trainer.results import RolloutResult, StepResults, Turn, prepare_for_training
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import training_scores
@@ -106,6 +111,49 @@ def test_flag_of_each_row() -> None:
     scored(batch, results)
     assert batch.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
     assert batch.batch["off_policy"].tolist() == [False, False, True, True]
+
+
+class Words:
+    """A decoder whose tokens are numbers."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(f"{token} " for token in token_ids)
+
+
+def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
+    """Of two groups with an advantage the off-policy one; of its replies the tokens below δ without tips are masked."""
+    returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
+    batch, _ = adapted(played(returns))
+    results = results_of(returns) | results_of({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)
+    results["h-2"] = replace(results["h-2"], tips=(7, 5), task={"room": "den", "api_key": "hush-hush"})
+    scored(batch, results)
+    size = int(batch.batch["response_mask"][2].sum())
+    assert size >= 3  # of h-2's reply, which played() draws
+    old = torch.zeros(4, RESPONSE)
+    old[2, 1] = -9.0
+    batch.batch["old_log_probs"], batch.batch["returns"] = old, batch.batch[GIVEN_ADVANTAGES]  # as after a step
+
+    tip_free = ALGORITHM.model_copy(update={"off_policy_old_log_probs": "tip-free", "mask_threshold": 0.0067})
+    record = episode_record(3, batch, results, tip_free, Words())
+    rest = "".join(f"{token} " for token in range(2, size))
+    assert record["spans"] == [
+        ["read", "100 101 102 ", 3],
+        ["trained", "0 ", 1],
+        ["masked", "1 ", 1],
+        ["trained", rest, size - 2],
+    ]
+    assert (record["step"], record["mode"], record["return"], record["tips"]) == (3, "memory, off-policy", 3.0, [7, 5])
+    assert record["task"] == {"room": "den", "api_key": "(secret, left out)"}
+    assert record["advantage"] == pytest.approx(rollout_advantages(results, ALGORITHM)["h-2"], rel=1e-5)
+    assert (record["mask_known"], record["cut"]) == (True, False)
+
+    with_tips = ALGORITHM.model_copy(update={"off_policy_old_log_probs": "with-tips"})
+    record = episode_record(3, batch, results, with_tips, Words())
+    assert record["mask_known"] is False
+    assert [span[0] for span in record["spans"]] == ["read", "trained"]
+
+    on_policy = results_of(returns)
+    assert episode_record(3, batch, on_policy, tip_free, Words())["mode"] == "no memory"
 
 
 def test_overlong_rows_are_dropped() -> None:
