@@ -259,6 +259,17 @@ def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert NewMetrics(file).read() == []
 
 
+def test_a_continued_run_has_fewer_metrics_before_it_has_new_ones(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3)))
+    new = NewMetrics(file)
+    file.write_text('{"step": 1}\n')
+    assert new.read() == []
+    with file.open("a") as stream:
+        stream.write('{"step": 2}\n{"step": 3}\n')
+    assert new.read() == [{"step": 2}, {"step": 3}]
+
+
 def test_what_is_shown_of_a_step() -> None:
     metrics = {
         "training/return": -12.5,
