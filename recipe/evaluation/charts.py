@@ -39,8 +39,8 @@ def scaled(interval: Interval, chart: Chart) -> Interval:
 
 
 _TRAINING = (
-    Chart("Return, training", "mean per episode", "training/return"),
     Chart("Success, training", "% of episodes", "training/success_rate", scale=100),
+    Chart("Return, training", "mean per episode", "training/return"),
 )
 _FURTHER = (
     Chart("Intrinsic return", "mean per episode", "training/intrinsic_return"),
@@ -57,7 +57,7 @@ def validation_charts(lines: Sequence[Line]) -> list[Chart]:
     """Return the charts of the validations that any line has: of all tasks, and of each panel."""
     measured = {key for line in lines for run in line.runs for row in run.rows for key in row}
     charts = []
-    for name, unit, scale in (("return", "mean per episode", 1), ("success_rate", "% of episodes", 100)):
+    for name, unit, scale in (("success_rate", "% of episodes", 100), ("return", "mean per episode", 1)):
         prefixes = {key.removesuffix(name) for key in measured if re.fullmatch(rf"val/(\w+/)?{name}", key)}
         panels = prefixes - {"val/", f"val/{TRAIN_PANEL}/"}
         if len(panels) == 1 and all(line.measured(f"{min(panels)}{name}") for line in lines):
@@ -148,7 +148,7 @@ def _draw(axes: "Axes", chart: Chart, lines: Sequence[Line], colors: Sequence[st
             if np.isfinite(low).any():
                 axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
             heights += [chart.scale * value for run in line.measured(key or "") for value in run.values()]
-    if chart is _TRAINING[0] and len(lines) == len(lines[0].runs) == 1:
+    if chart is _TRAINING[-1] and len(lines) == len(lines[0].runs) == 1:
         _mark_modes(axes, lines[0], colors[0])
     if chart.key.endswith("success_rate"):
         axes.set_ylim(-3, 103)
