@@ -51,7 +51,7 @@ def sweep(
     from empo2.recipe.evaluation.lines import Line, read_run
     from empo2.recipe.evaluation.report import show_lines
     from empo2.recipe.launcher.plan import read_plan
-    from empo2.recipe.launcher.sweep import has_ended, train_all
+    from empo2.recipe.launcher.sweep import check_settings, has_ended, train_all
 
     os.umask(0o077)  # chats, tips and weights are for their owner only
     folder, trials = read_plan(file, output, profile=profile, config=config, overrides=overrides or ())
@@ -59,19 +59,19 @@ def sweep(
     if unknown := [name for name in only or () if name not in names]:
         raise ConfigError(f"--only {unknown[0]}: {file} has {', '.join(names)}")
     chosen = [trial for trial in trials if not only or trial.name in only]
-    console = Console(soft_wrap=True, highlight=False, markup=False)
     if show:
         for trial in chosen:
-            console.print(f"{trial.name:40} {'has ended' if has_ended(trial, folder) else 'to be trained'}")
+            print(f"{trial.name:40} {'has ended' if has_ended(trial, folder) else 'to be trained'}")
         return
-    console.print(f"sweep  {file}: {len(chosen)} runs in {folder}")
-    failed = train_all(chosen, folder, lambda text: console.print(f"{time.strftime('%H:%M')}  {text}"))
+    check_settings(chosen, folder)
+    print(f"sweep  {file}: {len(chosen)} runs in {folder}", flush=True)
+    failed = train_all(chosen, folder, lambda text: print(f"{time.strftime('%H:%M')}  {text}", flush=True))
     arms: dict[str, list[Path]] = {}
     for trial in trials:
         if has_ended(trial, folder):
             arms.setdefault(trial.title, []).append(folder / trial.name)
     if arms:
-        show_lines([Line(title, [read_run(run) for run in runs]) for title, runs in arms.items()], folder, console)
+        show_lines([Line(title, [read_run(run) for run in runs]) for title, runs in arms.items()], folder, Console())
     if failed:
         raise ProcessError(
             f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}; try again with this command"

@@ -4,7 +4,7 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -111,7 +111,7 @@ def drawing(chart: Chart, lines: Sequence[Line]) -> str:
     """
     plt = _pyplot()
     colors = [f"#{0xFACE00 + number:06x}" for number in range(len(lines))]  # each stands for a variable
-    style = {f"{part}.color": _TEXT for part in ("text", "xtick", "ytick", "grid")}
+    style: dict[Any, Any] = {f"{part}.color": _TEXT for part in ("text", "xtick", "ytick", "grid")}
     style |= {"axes.edgecolor": _TEXT, "axes.labelcolor": _TEXT, "axes.grid": True, "grid.alpha": 0.15}
     style |= {"svg.fonttype": "none", "svg.hashsalt": chart.title, "legend.frameon": False, "legend.fontsize": 8}
     with plt.rc_context(style):

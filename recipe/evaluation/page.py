@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from empo2.memory import MemoryFileError
 from empo2.memory.browse import TipUse, reading, stored_tips, tip_uses
 from empo2.recipe.evaluation.charts import COLORS, Chart, charts_of, drawing, scaled, validation_charts
 from empo2.recipe.evaluation.lines import Line, Run, differences
@@ -79,10 +80,14 @@ def _inside(line: Line) -> dict[str, Any]:
     run = line.runs[0]
     uses: list[TipUse] = []
     texts: dict[int, str] = {}
+    problem = ""
     if (run.folder / MEMORY_FILE).is_file():
-        with reading(run.folder / MEMORY_FILE) as db:
-            uses = tip_uses(db)
-            texts = {tip.id: tip.text for tip in stored_tips(db, order="newest")}
+        try:
+            with reading(run.folder / MEMORY_FILE) as db:
+                uses = tip_uses(db)
+                texts = {tip.id: tip.text for tip in stored_tips(db, order="newest")}
+        except MemoryFileError as error:  # such as one of an older version
+            problem = str(error)
     least = [use for use in reversed(uses) if use.gain < 0][:_TIPS]
     most = [use for use in uses if use.gain > 0][:_TIPS]
     return {
@@ -93,6 +98,7 @@ def _inside(line: Line) -> dict[str, Any]:
             for title, table in (("helped most", most), ("helped least", least))
         ],
         "compared": len(uses),
+        "problem": problem,
         "stored": len(texts),
         "episodes": _episodes(run, texts),
     }

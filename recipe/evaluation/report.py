@@ -75,11 +75,13 @@ def show_lines(lines: Sequence[Line], folder: Path, console: "Console") -> None:
 
 def figures_table(lines: Sequence[Line]) -> "Table":
     """Return a table of the last validations without tips: means over seeds above their intervals."""
+    from rich.text import Text
+
     charts = validation_charts(lines)
     charts = [chart for chart in charts if chart.key.endswith("success_rate")] or charts  # 80 columns hold no more
     table = table_of(["", "seeds", "steps", *(chart.title.lower().replace(", ", ",\n") for chart in charts)])
     for line in lines:
         ends = [(chart, line.end(chart.key)) for chart in charts]
         cells = [interval_text(scaled(end, chart)) if end else "" for chart, end in ends]
-        table.add_row(line.label, str(len(line.runs)), str(line.last_step), *cells)
+        table.add_row(Text(line.label), str(len(line.runs)), str(line.last_step), *cells)
     return table

@@ -9,18 +9,21 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+import yaml
 
-from empo2.recipe.errors import ProcessError
+from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.launcher.commands import empo2_command, environment_without, in_memory
 from empo2.recipe.launcher.plan import Trial
 from empo2.recipe.launcher.processes import running
 from empo2.recipe.launcher.progress import NewMetrics, step_summary
-from empo2.recipe.run_folder import METRICS_FILE, read_lines
+from empo2.recipe.redaction import redacted
+from empo2.recipe.run_folder import CONFIG_FILE, METRICS_FILE, read_lines
 
 type Show = Callable[[str], None]
 """Shows a line of progress."""
 type Command = Callable[[int], list[str]]
 
+_COMPARED = ("algorithm", "model", "agent", "tasks", "memory", "reflection")
 _EMPO2_TRAIN = partial(empo2_command, "train")
 _POLL_SECONDS = 1
 _SAMPLE_SECONDS = 2
@@ -48,6 +51,25 @@ def train_all(trials: Sequence[Trial], folder: Path, show: Show, command: Comman
             failed[trial.name] = str(error)
             show(f"{place}  failed: {error}")
     return failed
+
+
+def check_settings(trials: Sequence[Trial], folder: Path) -> None:
+    """Refuse to go on with runs that began with other settings; how long and where they run may change.
+
+    Raises:
+        ConfigError: names the run, the setting and both values.
+    """
+    for trial in trials:
+        file = folder / trial.name / CONFIG_FILE
+        before = yaml.safe_load(file.read_text()) if file.is_file() else {}
+        now = redacted(trial.settings.to_dict())
+        for section in _COMPARED:
+            for key, value in before.get(section, {}).items():
+                if key in now[section] and now[section][key] != value:
+                    raise ConfigError(
+                        f"{trial.name}: its run in {folder} began with {section}.{key}={value!r}, the sweep now has "
+                        f"{now[section][key]!r}; give another --output, or remove that run"
+                    )
 
 
 def has_ended(trial: Trial, folder: Path) -> bool:

@@ -3,15 +3,13 @@
 import math
 from collections.abc import Mapping
 from itertools import groupby
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from verl import DataProto
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.redaction import redacted
 from empo2.recipe.trainer.results import RolloutResult
-
-type Kind = Literal["read", "trained", "masked"]
 
 _PROMPT_TOKENS, _REST_TOKENS = 1000, 3000  # of a row: the end of its prompt, and the beginning of what follows it
 
@@ -26,8 +24,10 @@ def episode_record(
     """Return a line of ``episodes.jsonl`` without secrets: the first row of one episode that was trained.
 
     It is one with an advantage if there is any, rather off-policy, rather with memory. ``spans`` are
-    ``[kind, text, tokens]``, at most 4,000 tokens in all. Of off-policy rows, ``mask_known`` tells whether masked
-    tokens are told apart: only tip-free old log-probs say, before the first update of the step, what π_θ gives a token.
+    ``[kind, text, tokens]``, at most 4,000 tokens in all; a kind is ``read``, ``trained`` or ``masked``.
+
+    Of off-policy rows, ``mask_known`` tells whether masked tokens are told apart: only tip-free old log-probs say,
+    before the first update of the step, what π_θ gives a token.
 
     Args:
         batch: after the step, with its log-probs and advantages.
@@ -50,7 +50,7 @@ def episode_record(
     masked = trained & False
     if result.mode.off_policy and mask_known and algorithm.mask_threshold > 0:
         masked = trained & (batch.batch["old_log_probs"][row] < math.log(algorithm.mask_threshold))
-    kinds: list[Kind] = ["read"] * len(prompt)
+    kinds = ["read"] * len(prompt)
     kinds += ["masked" if m else "trained" if t else "read" for t, m in zip(trained[rest], masked[rest], strict=True)]
     tokens = [*prompt, *batch.batch["responses"][row][rest].tolist()]
     first, last = max(0, len(prompt) - _PROMPT_TOKENS), len(prompt) + _REST_TOKENS

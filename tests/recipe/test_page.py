@@ -159,6 +159,12 @@ def test_secrets_of_the_environment_are_left_out(page: Path, monkeypatch: pytest
     assert "Go east" not in page.read_text()
 
 
+def test_a_memory_that_cannot_be_read_is_named(page: Path):
+    (page.parent / "grpo" / "memory.sqlite").write_text("no database")
+    write_page(lines_of([page.parent / "grpo"]), page)
+    assert re.search(r"Inside \S+/grpo \S+/grpo/memory.sqlite: ", Reader(page).text)
+
+
 def test_a_drawing_has_the_colors_of_the_page(page: Path):
     lines = lines_of([page.parent / "empo2-1", page.parent / "grpo"])
     chart = charts_of(lines)[0]

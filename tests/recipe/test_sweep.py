@@ -2,16 +2,22 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.plan import ABLATIONS, ablation, read_plan
+from empo2.recipe.launcher.run_directory import write_settings
+from empo2.recipe.launcher.sweep import check_settings, has_ended
+
+from ..processes import until
 
 SWEEPS = ABLATIONS.parent
 
@@ -123,6 +129,8 @@ metrics = folder / "metrics.jsonl"
 done = len(metrics.read_text().splitlines()) if metrics.exists() else 0
 print("begins after", done)
 for step in range(done + 1, run["steps"] + 1):
+    while (folder.parent / "slow").exists() and step == 2:
+        time.sleep(0.1)
     if (folder.parent / "broken").exists() and step == 2 and run["name"].startswith("b-"):
         print("empo2: error: out of luck")
         raise SystemExit(1)
@@ -171,6 +179,35 @@ def test_a_failed_run_does_not_stop_the_sweep_and_goes_on_later(tmp_path: Path):
     assert (tmp_path / "b-1.log").read_text().splitlines()[-1] == "begins after 1"
     clock = [json.loads(line)["step"] for line in (tmp_path / "b-1.cpu.jsonl").read_text().splitlines()]
     assert clock == [1, 2, 3]
+
+
+def test_an_interrupted_sweep_leaves_nothing_running_and_goes_on(tmp_path: Path):
+    file = write(tmp_path, {"settings": {"run": {"steps": 3}}, "arms": {"a": {}}})
+    (tmp_path / "slow").touch()
+    started = subprocess.Popen([sys.executable, "-c", DRIVER, str(file), str(tmp_path)], stderr=subprocess.PIPE)
+    until(lambda: (tmp_path / "a-1" / "metrics.jsonl").exists(), 60)
+    trainers = psutil.Process(started.pid).children(recursive=True)
+    started.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in started.communicate(timeout=60)[1].decode()
+    assert len(trainers) >= 2 and not any(trainer.is_running() for trainer in trainers)
+    (tmp_path / "slow").unlink()
+    assert sweep(file, tmp_path)[-1] == "failed {}"
+    assert (tmp_path / "a-1.log").read_text().splitlines() == ["begins after 0", "begins after 1"]
+
+
+def test_a_run_that_began_with_other_settings_is_refused(tmp_path: Path):
+    def trials(*overrides: str):
+        return read_plan(write(tmp_path, {"arms": {"a": {}}}), tmp_path, profile="cpu", overrides=overrides)[1]
+
+    (trial,) = trials()
+    (tmp_path / "a-1").mkdir()
+    check_settings([trial], tmp_path)  # a run that has not begun
+    write_settings(trial.settings, tmp_path / "a-1")
+    check_settings(trials("run.steps=99", "hardware.kv_cache=1"), tmp_path)
+    with pytest.raises(ConfigError, match=r"a-1: .* began with algorithm\.clip_low=0\.2, the sweep now has 0\.1; give"):
+        check_settings(trials("algorithm.clip_low=0.1"), tmp_path)
+    (tmp_path / "a-1" / "metrics.jsonl").write_text('{"step": 6}\n{"st')
+    assert has_ended(trial, tmp_path) and not has_ended(trials("run.steps=7")[0], tmp_path)
 
 
 def test_the_command_reports_all_runs_and_names_those_that_failed(tmp_path: Path):

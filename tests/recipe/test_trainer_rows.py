@@ -1,6 +1,8 @@
 """Training rows between agent-lightning's adapter and verl's update, and the trainer's overrides without Ray."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -154,6 +156,22 @@ def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
 
     on_policy = results_of(returns)
     assert episode_record(3, batch, on_policy, tip_free, Words())["mode"] == "no memory"
+
+
+def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trainer = trainer_of(in_groups(8), monkeypatch)
+    batch, metrics = trainer._rollout(DataProto(), is_train=True)
+    use_given_advantages()
+    batch = normalised(batch)
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", lambda *_: (metrics, batch))
+    trainer.tokenizer = Words()
+    trainer._train_step({}, False)  # in a script of the user's own, without a run's folder
+    trainer.config.empo2 = {"run_directory": str(tmp_path)}
+    for trainer.global_steps in (7, 8):
+        trainer._train_step({}, False)
+    records = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [7, 8]
+    assert [span[0] for span in records[0]["spans"]] == ["read", "trained"] and records[0]["advantage"] != 0
 
 
 def test_overlong_rows_are_dropped() -> None:
