@@ -94,20 +94,19 @@ def read_plan(
         folder = Path(directory, file.stem)
     trials: dict[str, Trial] = {}
     for name, title, seeds, layer in _configurations(sweep, file):
+        try:
+            settings = load_settings(profile, overrides, file=config, layer=layer)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: arm {name}: {error}") from None
         for seed in range(1, seeds + 1):
             trial = f"{name}-{seed}"
-            run = {"name": trial, "directory": str(folder), "resume": "auto"}
-            own = {"run": run, "algorithm": {"seed": seed}}
-            try:
-                settings = load_settings(profile, overrides, file=config, layer=layer)
-            except ConfigError as error:
-                raise ConfigError(f"{file}: arm {name}: {error}") from None
             if trial in trials:
                 raise ConfigError(
-                    f"{file}: {trial} is the name of two runs; rename an arm, or change values of the grid"
+                    f"{file}: {trial} is the name of two runs; rename an arm, or change the grid's values"
                 )
-            complete = Settings.model_validate(lay_over(settings.to_dict(), own))
-            trials[trial] = Trial(name, title, seed, complete)
+            run = {"name": trial, "directory": str(folder), "resume": "auto"}
+            own = lay_over(settings.to_dict(), {"run": run, "algorithm": {"seed": seed}})
+            trials[trial] = Trial(name, title, seed, Settings.model_validate(own))
     return folder, sorted(trials.values(), key=lambda trial: trial.seed)
 
 
