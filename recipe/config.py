@@ -201,7 +201,7 @@ def load_settings(
             owner, owned = _BELONGS_TO.get(section, (None, None))
             if owner and owner in names and names[owner] != values[section][owner]:
                 values[section][owned] = {}
-        values = _lay_over(values, each)
+        values = lay_over(values, each)
     for name in masked_names(values):
         raise ConfigError(f"{name}={MASK!r}: the file was written without its secrets; give the value as {name}=VALUE")
     try:
@@ -223,8 +223,11 @@ def _yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-def read_layer(file: Path) -> Mapping[str, Any]:
+def read_layer(file: Path, option: str = "--config") -> Mapping[str, Any]:
     """Return the settings of a YAML file, as sections.
+
+    Args:
+        option: that named the file; an error begins with it.
 
     Raises:
         ConfigError: the file cannot be read, or is not a mapping.
@@ -232,11 +235,11 @@ def read_layer(file: Path) -> Mapping[str, Any]:
     try:
         content = _yaml(file.read_text())
     except OSError as error:
-        raise ConfigError(f"--config {file}: {error.strerror}") from None
+        raise ConfigError(f"{option} {file}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeError) as error:
-        raise ConfigError(f"--config {file}: not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{option} {file}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"--config {file}: must be a mapping of sections, such as 'algorithm: {{seed: 1}}'")
+        raise ConfigError(f"{option} {file}: must be a mapping of sections, such as 'algorithm: {{seed: 1}}'")
     return content
 
 
@@ -245,22 +248,27 @@ def _parse_override(argument: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{argument!r}: settings are given as key=value, such as algorithm.seed=1")
     try:
-        nested = _yaml(text)
+        return nested(key, _yaml(text))
     except yaml.YAMLError:
         raise ConfigError(
             f"{argument!r}: the value is not YAML; put quotes around text with special characters"
         ) from None
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Return a dotted key with its value as nested mappings."""
     for part in reversed(key.split(".")):
-        nested = {part: nested}
-    return nested
+        value = {part: value}
+    return value
 
 
-def _lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+def lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings merged; the layer's values win."""
     # Not OmegaConf.merge: it would read "${" in a prompt or a command line as an interpolation.
     merged = dict(base)
     for key, value in layer.items():
         both = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
-        merged[key] = _lay_over(base[key], value) if both else value
+        merged[key] = lay_over(base[key], value) if both else value
     return merged
 
 

@@ -257,7 +257,7 @@ def test_a_killed_run_went_on_with_weights_and_memory_of_one_step(run: Path) -> 
 
 
 def test_run_folder_and_output(run: Path) -> None:
-    for name in ("config.yaml", "trainer.log", "gateway.log", "controller.log", "curves.png"):
+    for name in ("config.yaml", "trainer.log", "gateway.log", "controller.log", "curves.png", "report.html"):
         assert (run / name).stat().st_size > 0, name
     output = (run.parent.parent / "output").read_text()
     assert "resume after step 1" in output and "step 1/3" not in output and "step 3/3" in output

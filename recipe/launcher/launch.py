@@ -74,7 +74,7 @@ def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
         try:
             with running(directory, environment_without()) as processes, in_memory(settings) as file:
                 trainer = _trainer(directory, file, url)
-                processes.start("trainer", trainer, secrets={ADMIN_KEY: keys.admin}, inherit=(file,))
+                processes.start("trainer", trainer, secrets={ADMIN_KEY: keys.admin}, inherit=(file,), may_end=True)
                 processes.start(
                     "gateway",
                     gateway_command(directory, file, listener.fileno()),

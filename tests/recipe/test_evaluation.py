@@ -85,6 +85,8 @@ def test_area_is_that_of_trapezoids() -> None:
     assert area([0, 10, 20]) == 10
     assert area([10, 0, 0, 40]) == pytest.approx((5 + 0 + 20) / 3)
     assert area([5]) == 5
+    assert area([0, 0.5, 1], [0, 6, 12]) == 0.5
+    assert area([0, 10, 40], [0, 1, 4]) == (5 + 75) / 4
 
 
 # Three tasks in four trials: the second is solved, lost, and solved again; the third is never solved.
