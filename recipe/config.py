@@ -55,6 +55,7 @@ class Algorithm(_Section):
     mask_threshold: Probability
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
     intrinsic_coefficient: Annotated[float, Field(ge=0)]
+    novelty: Literal["count", "rnd"]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
     return_scale: Annotated[float, Field(gt=0)]
     success_return: float
