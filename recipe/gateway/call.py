@@ -17,6 +17,7 @@ from empo2.recipe.gateway import sampling, upstream
 from empo2.recipe.gateway.episode import Episode, Turn
 from empo2.recipe.gateway.injection import Block, PromptRequest, Request
 from empo2.recipe.gateway.logs import described
+from empo2.recipe.gateway.relevance import relevant_tips
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.state import chat_state, prompt_state
 from empo2.recipe.gateway.tips import TIPS_HEADING, render_tips, tip_line
@@ -230,6 +231,8 @@ async def _search(
         metrics.embedding_seconds += time.perf_counter() - started
         async with asyncio.timeout(settings.search_deadline / 1000):
             tips = await memory.search(episode.tag.scope, embedding, exclude=carried)
+        if settings.judged:
+            tips = await relevant_tips(services, episode.rollout_id, state, tips)
     except TimeoutError:
         metrics.counts["memory_late"] += 1
         return Block(), embedding

@@ -68,6 +68,7 @@ def retrieval_policy(settings: Settings) -> Policy:
         case "random":
             return AtRandom(memory.top_k, generator)
         case "value":
+            statistics = memory.similarity_statistics
             return ByValue(
                 memory.top_k,
                 memory.min_similarity,
@@ -75,4 +76,5 @@ def retrieval_policy(settings: Settings) -> Policy:
                 weight=memory.value_weight,
                 exploration=memory.exploration,
                 generator=generator,
+                statistics=(statistics[0], statistics[1]) if statistics else None,
             )

@@ -9,8 +9,10 @@ Equal versions of the worlds give equal files. WebShop's rows name their catalog
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from empo2.recipe.config import read_layer
 from empo2.recipe.evaluation.panels import FOLDER, Row
 
 _SCIENCEWORLD = "empo2.agents.scienceworld.agent:ScienceWorldAgent"
@@ -96,6 +98,14 @@ def textworld_express() -> dict[str, Any]:
     )
 
 
+def coin_hard() -> dict[str, Any]:
+    return _coin("unseen", "CoinCollector's level hard: its 16 unseen houses.")
+
+
+def coin_hard_seen() -> dict[str, Any]:
+    return _coin("train", "CoinCollector's level hard: the 16 houses that are trained on.")
+
+
 PANELS: dict[str, Callable[[], dict[str, Any]]] = {
     "scienceworld-paper": scienceworld_paper,
     "scienceworld-paper-seen": scienceworld_paper_seen,
@@ -105,6 +115,8 @@ PANELS: dict[str, Callable[[], dict[str, Any]]] = {
     "webshop-500": webshop_500,
     "webshop-verl-agent": webshop_verl_agent,
     "textworld-express": textworld_express,
+    "coin-hard": coin_hard,
+    "coin-hard-seen": coin_hard_seen,
 }
 
 
@@ -138,6 +150,16 @@ def _shop() -> dict[str, Any]:
 
     env = Episode.env_map() | {"WEBSHOP_MAX_TOKENS": "512"}  # per reply [paper]
     return {"agent": {"class": _WEBSHOP, "env": env}, "memory": {"scope": ["catalogue"]}}
+
+
+def _coin(part: str, description: str) -> dict[str, Any]:
+    from empo2.agents import coin_collector
+    from empo2.agents.coin_collector.tasks import load
+
+    train, unseen = load("hard")
+    settings = read_layer(Path(coin_collector.__file__).with_name("train.yaml"))
+    config = {section: settings[section] for section in ("algorithm", "agent", "memory", "reflection")}
+    return _panel(description, [], config, train if part == "train" else unseen)
 
 
 def _panel(description: str, group: list[str], config: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
