@@ -199,7 +199,7 @@ def test_sizes_and_groups_of_the_panels() -> None:
 
 def test_panels_are_what_the_script_writes() -> None:
     """But for ScienceWorld and WebShop, which take long to start."""
-    for name in ("textworld-express", "coin-hard", "coin-hard-seen"):
+    for name in ("textworld-express", *(name for name in make.PANELS if name.startswith("coin"))):
         assert make.text_of(make.PANELS[name]()) == (panels.FOLDER / f"{name}.json").read_text()
 
 
@@ -208,6 +208,16 @@ def test_limit_and_changes() -> None:
     assert len(panel.rows) == 36
     assert {(row["actions"], row["max_steps"]) for row in panel.rows} == {("choice", 6)}
     assert panel.checksum != load_panel("scienceworld-paper", limit=2).checksum
+
+
+def test_one_group_of_a_panel() -> None:
+    panel = load_panel("scienceworld-paper-seen", limit=4, only=["use-thermometer"])
+    assert {row["task"] for row in panel.rows} == {"use-thermometer"}
+    assert [row["variation"] for row in panel.rows] == [0, 1, 2, 3]
+    with pytest.raises(
+        ConfigError, match=r"--only thermometer: panel scienceworld-paper-seen has no such .* use-therm"
+    ):
+        load_panel("scienceworld-paper-seen", only=["thermometer"])
 
 
 def toy_panel(folder: Path, *rows: dict[str, Any], **config: Any) -> Path:
@@ -247,7 +257,7 @@ def test_a_file_that_is_no_panel(tmp_path: Path) -> None:
 
 
 def request(model: str, panel: Path | str, **options: Any) -> Any:
-    given: dict[str, Any] = {name: None for name in ("config", "server", "bank", "rows", "limit")}
+    given: dict[str, Any] = {name: None for name in ("config", "server", "bank", "rows", "limit", "only")}
     return read_request(model, str(panel), None, **{**given, "profile": "cpu", "remembers": False, **options})
 
 

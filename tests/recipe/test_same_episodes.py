@@ -117,7 +117,8 @@ def evaluate(run: Path, url: str) -> tuple[list[str], dict[tuple[int, bool], flo
     """The same of an evaluation of the run's checkpoint, with memory and without."""
     content = {"description": "", "group": [], "config": {}, "common": {}, "rows": TASKS}
     (run / "panel.json").write_text(json.dumps(content))
-    given: dict[str, Any] = {"profile": None, "config": None, "server": None, "bank": None, "rows": None, "limit": None}
+    names = ("profile", "config", "server", "bank", "rows", "limit", "only")
+    given: dict[str, Any] = dict.fromkeys(names)
     request = read_request(str(run), str(run / "panel.json"), None, **given, remembers=True)
     asked: list[dict[str, Any]] = []
 

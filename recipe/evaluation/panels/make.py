@@ -9,6 +9,7 @@ Equal versions of the worlds give equal files. WebShop's rows name their catalog
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +99,16 @@ def textworld_express() -> dict[str, Any]:
     )
 
 
-def coin_hard() -> dict[str, Any]:
-    return _coin("unseen", "CoinCollector's level hard: its 16 unseen houses.")
+def coin(level: str, part: str) -> dict[str, Any]:
+    from empo2.agents import coin_collector
+    from empo2.agents.coin_collector.tasks import load
 
-
-def coin_hard_seen() -> dict[str, Any]:
-    return _coin("train", "CoinCollector's level hard: the 16 houses that are trained on.")
+    train, unseen = load(level)
+    settings = read_layer(Path(coin_collector.__file__).with_name("train.yaml"))
+    config = {section: settings[section] for section in ("algorithm", "agent", "memory", "reflection")}
+    rows = {"unseen": unseen, "train": train}[part]
+    houses = {"unseen": "16 houses that are never trained on", "train": "16 houses that are trained on"}[part]
+    return _panel(f"CoinCollector, level {level}: the {houses}.", [], config, rows)
 
 
 PANELS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -115,8 +120,10 @@ PANELS: dict[str, Callable[[], dict[str, Any]]] = {
     "webshop-500": webshop_500,
     "webshop-verl-agent": webshop_verl_agent,
     "textworld-express": textworld_express,
-    "coin-hard": coin_hard,
-    "coin-hard-seen": coin_hard_seen,
+    "coin-medium": partial(coin, "medium", "unseen"),
+    "coin-medium-seen": partial(coin, "medium", "train"),
+    "coin-hard": partial(coin, "hard", "unseen"),
+    "coin-hard-seen": partial(coin, "hard", "train"),
 }
 
 
@@ -150,16 +157,6 @@ def _shop() -> dict[str, Any]:
 
     env = Episode.env_map() | {"WEBSHOP_MAX_TOKENS": "512"}  # per reply [paper]
     return {"agent": {"class": _WEBSHOP, "env": env}, "memory": {"scope": ["catalogue"]}}
-
-
-def _coin(part: str, description: str) -> dict[str, Any]:
-    from empo2.agents import coin_collector
-    from empo2.agents.coin_collector.tasks import load
-
-    train, unseen = load("hard")
-    settings = read_layer(Path(coin_collector.__file__).with_name("train.yaml"))
-    config = {section: settings[section] for section in ("algorithm", "agent", "memory", "reflection")}
-    return _panel(description, [], config, train if part == "train" else unseen)
 
 
 def _panel(description: str, group: list[str], config: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
