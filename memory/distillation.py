@@ -75,12 +75,18 @@ class RandomNetworkDistillation:
         Args:
             episodes: keys [visits, dimension] of each episode, in its order.
         """
-        keys = np.concatenate(episodes)
-        if not self._updates:
-            self._inputs.add(keys)
+        keys, first = np.concatenate(episodes), not self._updates
+        if not first:
+            self._add_returns(episodes)  # of the errors that were rewarded
+        self._inputs.add(keys)
+        self._learn(keys)
+        if first:  # nothing was rewarded, and an untrained network's errors would outweigh all later ones
+            self._add_returns(episodes)
+
+    def _add_returns(self, episodes: Sequence[np.ndarray]) -> None:
         self._returns.add(np.concatenate([_discounted(self._errors(episode)) for episode in episodes]))
-        if self._updates:
-            self._inputs.add(keys)
+
+    def _learn(self, keys: np.ndarray) -> None:
         generator = np.random.default_rng((self._seed, self._updates))
         self._updates += 1
         inputs = self._normalized(keys)

@@ -41,18 +41,23 @@ def test_rewards_are_those_of_a_torch_version() -> None:
         layers = [torch.relu(x @ w1 + b1) @ w2 + b2 for w1, b1, w2, b2 in (target, predictor)]
         return ((layers[0] - layers[1]) ** 2).mean(dim=1)
 
+    def add_returns(episodes: list[np.ndarray]) -> None:
+        for episode in episodes:
+            found = errors(episode, past).tolist()
+            returns.extend(sum(0.99 ** (t - s) * found[s] for s in range(t + 1)) for t in range(len(found)))
+
     past, returns, probe = np.empty((0, 6)), [], states(4)
     for number, episodes in enumerate(STEPS):
         keys = np.concatenate(episodes)
-        before = past if number else keys  # the first step normalizes itself
-        for episode in episodes:
-            found = errors(episode, before).tolist()
-            returns += [sum(0.99 ** (t - s) * found[s] for s in range(t + 1)) for t in range(len(found))]
+        if number:
+            add_returns(episodes)
         past = np.concatenate([past, keys])
         for _ in range(4):
             adam.zero_grad()
             errors(keys, past).mean().backward()
             adam.step()
+        if not number:
+            add_returns(episodes)
         ours.update(episodes)
         expected = errors(probe, past).detach().numpy() / np.std(returns)
         assert [ours.reward(key) for key in probe] == pytest.approx(expected, rel=1e-4)
