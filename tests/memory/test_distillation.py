@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from empo2.memory import ByScore, MemoryService
+from empo2.memory import ByScore, MemoryService, Novelty
 from empo2.memory.distillation import Moments, RandomNetworkDistillation
 
 from .test_service import Compass
@@ -115,8 +115,8 @@ async def serving(file: Path, seed: int | None = 5):
         await service.close()
 
 
-async def visits(service: MemoryService, episode: str, *names: str) -> list[tuple[int, float]]:
-    return [tuple(await service.visit("a", episode, name, await service.embed(name, urgent=False))) for name in names]
+async def visits(service: MemoryService, episode: str, *names: str) -> list[Novelty]:
+    return [await service.visit("a", episode, name, await service.embed(name, urgent=False)) for name in names]
 
 
 async def test_the_service_rewards_by_the_last_commit_in_any_order(tmp_path: Path) -> None:

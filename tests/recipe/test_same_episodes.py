@@ -100,9 +100,9 @@ def validate(settings: Settings, url: str, folder: Path) -> tuple[list[str], dic
     doors: dict[str, int] = {}
     build = manager._build_completed_rollout
 
-    def remembered(enqueued: Any, rollout: Any) -> Any:
-        doors[enqueued.rollout_id] = rollout.input["door"]
-        return build(enqueued, rollout)
+    def remembered(enqueued_rollout: Any, rollout: Any) -> Any:
+        doors[enqueued_rollout.rollout_id] = rollout.input["door"]
+        return build(enqueued_rollout, rollout)
 
     manager._build_completed_rollout = remembered
     columns = {name: [task[name] for task in TASKS] for name in TASKS[0]}
