@@ -38,7 +38,7 @@ SETTINGS = [
     "memory.top_k=10",
     "agent.class=toy_agent:ToyAgent",
     "agent.env={TOY_DOOR: input.door, TOY_TROUBLE: input.trouble}",
-    "agent.time_limit=90",
+    "agent.time_limit=300",
     "memory.scope=[door]",
     "memory.embedder=words",  # the stand-in of the harness
     "memory.min_similarity=-1",
@@ -142,6 +142,7 @@ def checkpoint_of(gateway: GatewayUnderTest, settings: Settings, run: Path) -> N
     mark_complete(folder)
 
 
+@pytest.mark.timeout(600)
 async def test_evaluation_and_validation_play_the_same(
     quiet: None, empty_stores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
