@@ -55,6 +55,7 @@ class Algorithm(_Section):
     mask_threshold: Probability
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
     intrinsic_coefficient: Annotated[float, Field(ge=0)]
+    novelty: Literal["count", "rnd"]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
     return_scale: Annotated[float, Field(gt=0)]
     success_return: float
@@ -99,10 +100,12 @@ class Memory(_Section):
     scope: list[str]
     retrieval: Literal["score", "similarity", "value", "newest", "random"]
     searched: Literal["every-turn", "first-turn"]
+    judged: bool
     top_k: Positive
     min_similarity: Annotated[float, Field(ge=-1, lt=1)]
     candidates: Positive
     value_weight: Probability
+    similarity_statistics: Annotated[list[float], Field(min_length=2, max_length=2)] | None
     value_learning_rate: Annotated[float, Field(gt=0, le=1)]
     exploration: Probability
     episode_tokens: Positive
@@ -117,6 +120,7 @@ class Memory(_Section):
 class Reflection(_Section):
     prompt: str
     of: Literal["all", "failures"]
+    form: Literal["sentence", "transcript"]
     sees: Literal["chat", "transcript"]
     transcript_characters: Positive
     max_words: Annotated[int, Field(gt=0, le=1000)]
@@ -318,6 +322,10 @@ def _check_together(settings: Settings) -> None:
     if memory.retrieval == "value" and memory.candidates < memory.top_k:
         raise ConfigError(
             f"memory.candidates={memory.candidates}: must be at least top_k={memory.top_k}, which are shown of them"
+        )
+    if memory.similarity_statistics and memory.similarity_statistics[1] <= 0:
+        raise ConfigError(
+            f"memory.similarity_statistics={memory.similarity_statistics}: the second is a standard deviation, above 0"
         )
     if algorithm.name == "empo2":
         for key, tokens in (

@@ -33,6 +33,7 @@ class StepMetrics:
             "calls",
             "tips_written",
             "tips_refused",
+            "tips_judged_irrelevant",
             "reflections_failed",
             "memory_failures",
             "memory_late",

@@ -9,8 +9,11 @@ Equal versions of the worlds give equal files. WebShop's rows name their catalog
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from empo2.recipe.config import read_layer
 from empo2.recipe.evaluation.panels import FOLDER, Row
 
 _SCIENCEWORLD = "empo2.agents.scienceworld.agent:ScienceWorldAgent"
@@ -96,6 +99,18 @@ def textworld_express() -> dict[str, Any]:
     )
 
 
+def coin(level: str, part: str) -> dict[str, Any]:
+    from empo2.agents import coin_collector
+    from empo2.agents.coin_collector.tasks import load
+
+    train, unseen = load(level)
+    settings = read_layer(Path(coin_collector.__file__).with_name("train.yaml"))
+    config = {section: settings[section] for section in ("algorithm", "agent", "memory", "reflection")}
+    rows = {"unseen": unseen, "train": train}[part]
+    houses = {"unseen": "16 houses that are never trained on", "train": "16 houses that are trained on"}[part]
+    return _panel(f"CoinCollector, level {level}: the {houses}.", [], config, rows)
+
+
 PANELS: dict[str, Callable[[], dict[str, Any]]] = {
     "scienceworld-paper": scienceworld_paper,
     "scienceworld-paper-seen": scienceworld_paper_seen,
@@ -105,6 +120,10 @@ PANELS: dict[str, Callable[[], dict[str, Any]]] = {
     "webshop-500": webshop_500,
     "webshop-verl-agent": webshop_verl_agent,
     "textworld-express": textworld_express,
+    "coin-medium": partial(coin, "medium", "unseen"),
+    "coin-medium-seen": partial(coin, "medium", "train"),
+    "coin-hard": partial(coin, "hard", "unseen"),
+    "coin-hard-seen": partial(coin, "hard", "train"),
 }
 
 
