@@ -23,6 +23,8 @@ from empo2.recipe.config import Settings
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.access import KeyCheck
 from empo2.recipe.gateway.credit import TipCredit
+from empo2.recipe.gateway.dialects.models import model_routes
+from empo2.recipe.gateway.dialects.translator import Translator
 from empo2.recipe.gateway.episode import Episodes
 from empo2.recipe.gateway.guard import RequestGuard
 from empo2.recipe.gateway.logs import described
@@ -70,10 +72,13 @@ def make_gateway(
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
     app = upstream.agent_lightning_app(proxy, keys.admin)
+    app.include_router(model_routes(model_path))
     app.include_router(_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
     # The one added last is asked first.
     app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector)
-    app.add_middleware(RequestGuard, max_bytes=int(settings.gateway.max_request * 2**20))
+    max_bytes = int(settings.gateway.max_request * 2**20)
+    app.add_middleware(Translator, max_bytes=max_bytes)
+    app.add_middleware(RequestGuard, max_bytes=max_bytes)
     app.add_middleware(KeyCheck, keys=keys)
     upstream_lifespan = app.router.lifespan_context
 
