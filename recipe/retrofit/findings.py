@@ -13,15 +13,10 @@ from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row
 from empo2.recipe.retrofit.recorder import Call, Trace
 
 _PROXIED = ("chat/completions", "completions")
+_DIALECTS = ("responses", "messages", "v1/messages")
 _REFUSED = {
-    "stream": "asked for streaming, which agent-lightning refuses: set stream=False in the openai package, "
-    "streaming=False in langchain-openai, stream_outputs=False in smolagents, model_client_stream=False in autogen; "
-    "Runner.run, not run_streamed, in openai-agents; agent.run, not run_stream, in pydantic-ai",
-    "responses": "went to /responses, which agent-lightning does not proxy: call client.chat.completions.create in the "
-    "openai package; use OpenAIChatCompletionsModel in openai-agents, use_responses_api=False in langchain-openai, "
-    "OpenAIChatModel in pydantic-ai",
-    "embeddings": "went to /embeddings, which agent-lightning does not proxy: give the embedding client a server of "
-    "its own, not the model's address",
+    "embeddings": "went to /embeddings, which the policy does not have: name a server that does with "
+    "gateway.other_server, or give the embedding client its address",
     "key": "came without the key: send AGL_KEY (OPENAI_API_KEY for a command) as the API key",
 }
 
@@ -81,7 +76,7 @@ def _rows(calls: list[Call]) -> Iterator[Finding]:
             "the last call with a prompt is trained",
         )
     breaks = [reason for before, call in pairwise(kept) if (reason := reason_for_new_row(before, call))]
-    calls_made = f"{_count(len(calls), 'model call')}, not streamed"
+    calls_made = _count(len(calls), "model call") + _manner(calls)
     if not breaks:
         whole = ", each with the whole chat so far" if len(kept) > 1 else ""
         yield Finding("ok", f"{calls_made}{whole}: the episode is one training row")
@@ -94,6 +89,14 @@ def _rows(calls: list[Call]) -> Iterator[Finding]:
     for kind, times in Counter(reason.partition(":")[0] for reason in breaks).most_common():
         first = next(reason for reason in breaks if reason.startswith(kind))
         yield Finding("note", first if times == 1 else f"{first} ({times} times)")
+
+
+def _manner(calls: list[Call]) -> str:
+    """Return how the calls were made, where that is not the usual way."""
+    paths = sorted({f"/{call.asked.removeprefix('v1/')}" for call in calls if call.asked in _DIALECTS})
+    streamed = sum(call.streamed for call in calls)
+    where = f" to {' and '.join(paths)}" if paths else ""
+    return where + (", streamed" if streamed == len(calls) else f", {streamed} of them streamed" if streamed else "")
 
 
 def _uses(calls: list[Call]) -> Iterator[Finding]:
@@ -158,12 +161,11 @@ def _refused(calls: list[Call], level: Literal["note", "wrong"]) -> Iterator[Fin
 def _why(call: Call) -> str:
     if call.status == 401:
         return _REFUSED["key"]
-    if call.path in ("responses", "embeddings"):
+    if call.path in _REFUSED:
         return _REFUSED[call.path]
-    if call.body.get("stream"):
-        return _REFUSED["stream"]
-    if call.path not in _PROXIED:
-        return f"went to /{call.path}, answered {call.status}: agent-lightning proxies {' and '.join(_PROXIED)} only"
+    if call.path not in _PROXIED and call.asked not in _DIALECTS:
+        served = ", ".join(f"/{path}" for path in (*_PROXIED, *_DIALECTS))
+        return f"went to /{call.path}, answered {call.status}: the gateway has {served}"
     return f"to {call.path} was answered {call.status}: {json.dumps(call.answer)[:200]}"
 
 

@@ -172,7 +172,6 @@ ACCEPTED = {
     "both, as text": b'{"prompt": "once", "messages": [{"role": "user", "content": "hi"}]}',
 }
 REFUSED = {
-    "streaming": b'{"stream": true, "messages": [{"role": "user", "content": "hi"}]}',
     "too long": b'{"max_tokens": 100000, "messages": [{"role": "user", "content": "hi"}]}',
 }
 

@@ -24,5 +24,5 @@ def model_routes(name: str) -> APIRouter:
 
 def _model(name: str) -> Body:
     openai = {"object": "model", "created": 0, "owned_by": "empo2"}
-    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
     return {"id": name, **openai, **anthropic}

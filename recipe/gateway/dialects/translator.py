@@ -42,8 +42,8 @@ class Translator:
         if match is None:
             return await self._app(scope, receive, send)
         begin, rollout_id, kind = match[1], match[2], match[3].removeprefix("v1/")
-        raw = (await receive())["body"]
-        receive = replayed(raw, receive)
+        raw, rest = (await receive())["body"], receive
+        receive = replayed(raw, rest)
         completions = kind.endswith("completions")
         if completions and b'"stream"' not in raw:  # most calls: their body is not read once more
             return await self._app(scope, receive, send)
@@ -55,15 +55,15 @@ class Translator:
             if dialect.path == "chat/completions":
                 check_call(dialect.body, chat=True)
         except ValueError as error:
-            return await _refused(kind, 400, str(error))(scope, receive, send)
+            return await _refused(kind, 400, str(error))(scope, rest, send)
         except (TypeError, AttributeError):  # lists in the place of objects, and the like
             problem = f"the request is not one of /{kind}; see its reference"
-            return await _refused(kind, 400, problem)(scope, receive, send)
+            return await _refused(kind, 400, problem)(scope, rest, send)
         content = json.dumps(dialect.body).encode()
         if len(content) > self._max_bytes:
-            problem = f"the chat has more than gateway.max_request={self._max_bytes / 2**20:g} MiB"
-            return await _refused(kind, 413, problem)(scope, receive, send)
-        await self._translated(dialect, begin + dialect.path, content)(scope, receive, send)
+            problem = f"the chat has more than gateway.max_request={self._max_bytes / 2**20:.3g} MiB"
+            return await _refused(kind, 413, problem)(scope, rest, send)
+        await self._translated(dialect, begin + dialect.path, content)(scope, rest, send)
 
     def _dialect(self, kind: str, rollout_id: str, body: Body) -> Dialect:
         match kind:
