@@ -117,7 +117,11 @@ COMMAND = ("--command", f"{sys.executable} play.py")
     ("code", "exit_code", "says"),
     [
         (WHOLE + "reward(0.5)", 0, ["4 model calls, each with the whole chat", "reported: 0.5", "done"]),
-        (TOOLS + "reward(1)", 0, ["tools are offered: look", "3 model calls, each with the whole chat"]),
+        (
+            TOOLS + "reward(1)",
+            0,
+            ["tools are offered: look", "with the parser hermes", "3 model calls, each with the whole chat"],
+        ),
         (LAST + "reward(1)", 0, ["4 training rows", "only the last turn is sent", "(3 times)"]),
         (TRUNCATED + "reward(1)", 0, ["3 training rows", "history is truncated: message 2 (user: 'Count.') is gone"]),
         (FALLS_BACK + WHOLE + "reward(1)", 0, ["note   1 call went to /embeddings, which the policy does not have"]),
@@ -159,6 +163,18 @@ def test_an_agent_that_hangs(init):
     code, printed = init(*COMMAND, "--time-limit", "8", code="chat(messages)\ntime.sleep(1000)")
     assert code == 1
     assert "did not end within 8 s, and was killed after 1 model call" in printed
+
+
+def test_training_does_not_start_if_the_model_cannot_call_the_agents_tools(init, tmp_path, capfd):
+    assert init(*COMMAND, code=TOOLS + "reward(1)")[0] == 0
+    model = tmp_path / "mute"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert main(["train", "--profile", "cpu", "--config", "empo2.yaml", f"model.path={model}"]) == 2
+    printed = capfd.readouterr()
+    assert f"model.path='{model}': the agent offers look; the chat template of {model} has no tools" in printed.err
+    assert not (tmp_path / "runs").exists()
 
 
 CLASS = """

@@ -26,12 +26,14 @@ def train(
     """Start gateway, controller and trainer, and train."""
     from rich.console import Console
 
+    from empo2.recipe.cli.tool_check import check_tools
     from empo2.recipe.launcher.launch import launch, train_only
     from empo2.recipe.launcher.run_directory import open_run_directory
 
     os.umask(0o077)  # chats, tips and weights are for their owner only
     settings = settings_of(profile, config, overrides, key, admin_key)
     if gateway is None:
+        check_tools(settings)
         show_report([launch(settings, profile, Console())])
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from empo2.recipe.config import Settings, warnings_of
 from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.gateway.trained_calls import choice_of
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
     KEY,
@@ -28,6 +29,7 @@ from empo2.recipe.launcher.processes import Processes, bind, ending_descendants,
 from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
 from empo2.recipe.launcher.run_directory import how_to_resume, open_run_directory
 from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
+from empo2.recipe.launcher.tool_calls import tool_support
 from empo2.recipe.launcher.workers import Workers
 from empo2.recipe.run_folder import CHECKPOINTS, METRICS_FILE, TASKS_FILE, last_checkpoint, step_of
 from empo2.recipe.trainer.verl_config import build_verl_config
@@ -52,6 +54,7 @@ def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
         raise ConfigError(f"model.server={settings.model.server!r}: training starts its own vLLM; set it to null")
     check_gpus(settings)
     agent = check_agent(settings)
+    choice_of(settings.gateway.trained_calls)  # refuses what cannot be imported
     tasks = load_tasks(settings)
     model = _resolve_model(settings)
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
@@ -116,6 +119,7 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
         run_directory=directory,
         gateway_url=url,
         gateway_key=key,
+        tool_parser=tool_support(settings.model, model).parser,
         resume_from=last_checkpoint(directory / CHECKPOINTS),
     )
     run_empo2(config, tasks.train, tasks.val)

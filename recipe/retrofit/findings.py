@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -99,9 +99,14 @@ def _manner(calls: list[Call]) -> str:
     return where + (", streamed" if streamed == len(calls) else f", {streamed} of them streamed" if streamed else "")
 
 
+def offered_tools(calls: Iterable[Call]) -> set[str]:
+    """Return the names of the tools that the calls offer to the model."""
+    tools = (tool for call in calls if "messages" in call.body for tool in call.body.get("tools") or [])
+    return {tool["function"]["name"] for tool in tools}
+
+
 def _uses(calls: list[Call]) -> Iterator[Finding]:
-    tools = {tool["function"]["name"] for call in calls for tool in call.body.get("tools") or []}
-    if tools:
+    if tools := offered_tools(calls):
         yield Finding("ok", f"tools are offered: {', '.join(sorted(tools))}")
     if most := max((call.body.get("n") or 1) for call in calls) - 1:
         yield Finding("note", f"n={most + 1} choices are asked for: only the first of each call is trained")

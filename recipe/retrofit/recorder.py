@@ -37,6 +37,7 @@ _RECORD = "empo2.call"  # in the ASGI scope: the `Call` of a request
 _EVENTS = re.compile(r"/api/rollouts/[^/]+/attempt/[^/]+/events")
 # Long enough for parallel calls to overlap.
 _REPLY_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass
@@ -79,13 +80,16 @@ class Trace:
     last_line: str = ""
 
 
-def record(settings: Settings, task: Body, replies: Sequence[str], time_limit: float) -> Trace:
+def record(
+    settings: Settings, task: Body, replies: Sequence[str], time_limit: float, *, first_call_only: bool = False
+) -> Trace:
     """Run the agent of ``settings`` once on ``task``, as agent-lightning's local controller does.
 
     Args:
         replies: the model's replies, in order; the last one is repeated. If tools are offered, each is first called
             once, with arguments made from its schema.
         time_limit: seconds; then the agent and its descendants are killed.
+        first_call_only: kill them once a call has been answered.
 
     Raises:
         ConfigError: ``agent.env`` names a field that the task does not have.
@@ -104,7 +108,8 @@ def record(settings: Settings, task: Body, replies: Sequence[str], time_limit: f
                 "AGL_OPENAI_BASE_URL": f"{url}/proxy/{attempt}/mode/train/openai/v1",
                 "AGL_EVENT_URL": f"{url}/api/{attempt.replace('rollout/', 'rollouts/', 1)}/events",
             }
-            _run(settings.agent.class_, {**os.environ, **addresses, **variables}, time_limit, trace)
+            environment = {**os.environ, **addresses, **variables}
+            _run(settings.agent.class_, environment, time_limit, trace, first_call_only=first_call_only)
             events = client.get(f"/api/rollouts/{rollout}/events").raise_for_status().json()
             trace.events = [(event["event_type"], event["data"]) for event in events]
             client.delete(f"/api/rollouts/{rollout}")
@@ -112,7 +117,10 @@ def record(settings: Settings, task: Body, replies: Sequence[str], time_limit: f
     return trace
 
 
-def _run(agent_class: str, environment: dict[str, str], time_limit: float, trace: Trace) -> None:
+def _run(
+    agent_class: str, environment: dict[str, str], time_limit: float, trace: Trace, *, first_call_only: bool
+) -> None:
+    end = time.monotonic() + time_limit
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             guarded(worker_command(agent_class)),
@@ -122,8 +130,12 @@ def _run(agent_class: str, environment: dict[str, str], time_limit: float, trace
             env=environment,
             start_new_session=True,
         )
-        with process, contextlib.suppress(subprocess.TimeoutExpired):  # ends when its pipe is closed
-            trace.exit_code = process.wait(time_limit)
+        with process:  # ends when its pipe is closed
+            while trace.exit_code is None and time.monotonic() < end:
+                if first_call_only and any(call.status for call in trace.calls):
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    trace.exit_code = process.wait(_POLL_SECONDS)
         output.seek(0)
         lines = output.read().decode(errors="replace").split("\n")
     trace.last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
