@@ -120,7 +120,7 @@ COMMAND = ("--command", f"{sys.executable} play.py")
         (
             TOOLS + "reward(1)",
             0,
-            ["tools are offered: look", "with the parser hermes", "3 model calls, each with the whole chat"],
+            ["tools are offered: look", "the parser hermes", "3 model calls, each with the whole"],
         ),
         (LAST + "reward(1)", 0, ["4 training rows", "only the last turn is sent", "(3 times)"]),
         (TRUNCATED + "reward(1)", 0, ["3 training rows", "history is truncated: message 2 (user: 'Count.') is gone"]),
@@ -175,6 +175,28 @@ def test_training_does_not_start_if_the_model_cannot_call_the_agents_tools(init,
     printed = capfd.readouterr()
     assert f"model.path='{model}': the agent offers look; the chat template of {model} has no tools" in printed.err
     assert not (tmp_path / "runs").exists()
+
+
+JUDGE = """
+chat(messages)
+ask("/chat/completions", messages=[user("Good?")], model="judge")
+ask("/embeddings", input="x")
+reward(1)
+"""
+
+
+def test_calls_that_are_not_trained_are_named(init, tmp_path):
+    code, printed = init(*COMMAND, code=JUDGE.replace('ask("/embeddings", input="x")\n', ""))
+    assert code == 0, printed
+    assert "note   calls name the models judge, x, and all are trained: gateway.trained_calls can choose" in printed
+    chosen = "gateway:\n  trained_calls: [{model: x}]\n  other_server: http://127.0.0.1:1/v1\n"
+    (tmp_path / "empo2.yaml").write_text((tmp_path / "empo2.yaml").read_text() + chosen)
+    (tmp_path / "play.py").write_text(PRELUDE + JUDGE)
+    sys.modules.pop("my_tasks")
+    code, printed = init("--config", "empo2.yaml")
+    assert code == 0, printed
+    assert "ok     1 model call: the episode is one training row" in printed
+    assert "ok     2 calls pass to gateway.other_server, and are not trained: /chat/completions, /embeddings" in printed
 
 
 CLASS = """

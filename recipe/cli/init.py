@@ -88,7 +88,7 @@ def init(
     print(f"run    {name} on {json.dumps(task, ensure_ascii=False)[:200]}", flush=True)
     with ending_descendants():
         trace = record(settings, task, reply or ["1"], time_limit)
-    findings = examine(trace, time_limit)
+    findings = examine(trace, time_limit, other_server=settings.gateway.other_server is not None)
     if offered_tools(trace.calls):
         settings = load_settings("cpu", file=file)
         support, model = model_support(settings), f"model.path={settings.model.path} (profile cpu)"

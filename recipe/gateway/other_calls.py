@@ -14,7 +14,7 @@ from empo2.recipe.gateway.trained_calls import Choice
 from empo2.recipe.gateway.upstream import ModelServers, NoServersError
 
 _CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/[^/]+/mode/[^/]+/openai/v1/(?:v1/)?(.+)")
-_CHOSEN = ("chat/completions", "completions", "responses", "messages")
+CHOSEN = ("chat/completions", "completions", "responses", "messages")
 # Not passed on: the agents' key, and what belongs to the connection.
 _OWN_HEADERS = ("authorization", "x-api-key", "host", "content-length", "connection", "transfer-encoding")
 _ANSWER_HEADERS = ("content-type", "retry-after")
@@ -24,7 +24,7 @@ class OtherCalls:
     """ASGI middleware; expects requests that `RequestGuard` has let through.
 
     Args:
-        trained: tells which calls pass to the app.
+        trained: tells which calls pass to the app; None for all.
         servers: the policy's, which answer the others if there is no other server.
         other: address of that server (``gateway.other_server``); it alone answers ``/embeddings``.
         client: for the other server.
@@ -35,7 +35,7 @@ class OtherCalls:
         self,
         app: ASGIApp,
         *,
-        trained: Choice,
+        trained: Choice | None,
         servers: ModelServers,
         other: str | None,
         client: httpx.AsyncClient,
@@ -50,12 +50,13 @@ class OtherCalls:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match = _CALL.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if match is None or match[2] not in (*_CHOSEN, "embeddings"):
+        chosen = () if self._trained is None else CHOSEN
+        if match is None or match[2] not in (*chosen, "embeddings"):
             return await self._app(scope, receive, send)
         rollout_id, path = match[1], match[2]
         raw, rest = (await receive())["body"], receive
         headers = dict(Headers(scope=scope))
-        if path != "embeddings":
+        if self._trained is not None and path != "embeddings":
             try:
                 if self._trained(path, headers, parse(raw)):
                     return await self._app(scope, replayed(raw, rest), send)

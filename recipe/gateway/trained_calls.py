@@ -14,8 +14,8 @@ from empo2.recipe.errors import ConfigError
 Choice = Callable[[str, Mapping[str, str], dict[str, Any]], bool]
 
 
-def choice_of(rules: Sequence[CallRule] | str) -> Choice:
-    """Return the function that tells whether a call is trained.
+def choice_of(rules: Sequence[CallRule] | str) -> Choice | None:
+    """Return the function that tells whether a call is trained; None if all are.
 
     Args:
         rules: ``module:function``; or rules, one of which must fit; none for all calls.
@@ -25,7 +25,7 @@ def choice_of(rules: Sequence[CallRule] | str) -> Choice:
     """
     if isinstance(rules, str):
         return _function(rules)
-    return lambda path, headers, body: not rules or any(_fits(rule, path, headers, body) for rule in rules)
+    return (lambda path, headers, body: any(_fits(rule, path, headers, body) for rule in rules)) if rules else None
 
 
 def _fits(rule: CallRule, path: str, headers: Mapping[str, str], body: dict[str, Any]) -> bool:

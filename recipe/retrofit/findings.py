@@ -33,18 +33,19 @@ class Finding:
     text: str
 
 
-def examine(trace: Trace, time_limit: float) -> list[Finding]:
+def examine(trace: Trace, time_limit: float, *, other_server: bool = False) -> list[Finding]:
     """Return all findings about an episode, the wrong ones first.
 
     Args:
         time_limit: seconds that the agent was given.
+        other_server: True if calls that are not trained have a server of their own.
     """
-    proxied = [call for call in trace.calls if call.path in _PROXIED and call.status == 200]
+    proxied = [call for call in trace.calls if call.path in _PROXIED and call.status == 200 and call.trained]
     rewards = [data.get("value") for kind, data in trace.events if kind == "reward"]
     did_without = bool(proxied and rewards and trace.exit_code == 0)
     found = [
         *_refused(trace.calls, "note" if did_without else "wrong"),
-        *_calls(trace, proxied),
+        *_calls(trace, proxied, other_server=other_server),
         *_reward(trace, rewards),
         *_ending(trace, time_limit),
     ]
@@ -52,7 +53,7 @@ def examine(trace: Trace, time_limit: float) -> list[Finding]:
     return sorted(found, key=lambda finding: order.index(finding.level))
 
 
-def _calls(trace: Trace, proxied: list[Call]) -> Iterator[Finding]:
+def _calls(trace: Trace, proxied: list[Call], *, other_server: bool) -> Iterator[Finding]:
     if not trace.calls:
         yield Finding(
             "wrong",
@@ -61,9 +62,15 @@ def _calls(trace: Trace, proxied: list[Call]) -> Iterator[Finding]:
         )
     elif trace.exit_code == 0 and not any(call.status for call in trace.calls):
         yield Finding("wrong", "the agent gave up on every model call before it was answered: give it more time")
+    elif not proxied and any(not call.trained for call in trace.calls):
+        yield Finding("wrong", "no call is trained: gateway.trained_calls leaves out all that the agent makes")
     if proxied:
         yield from _rows(proxied)
         yield from _uses(proxied)
+    if others := [call for call in trace.calls if not call.trained]:
+        paths = ", ".join(sorted({f"/{call.asked}" for call in others}))
+        where = "pass to gateway.other_server, and are" if other_server else "are answered by the policy, but"
+        yield Finding("ok", f"{_count(len(others), 'call')} {where} not trained: {paths}")
 
 
 def _rows(calls: list[Call]) -> Iterator[Finding]:
@@ -108,6 +115,10 @@ def offered_tools(calls: Iterable[Call]) -> set[str]:
 def _uses(calls: list[Call]) -> Iterator[Finding]:
     if tools := offered_tools(calls):
         yield Finding("ok", f"tools are offered: {', '.join(sorted(tools))}")
+    names = sorted({str(call.body["model"]) for call in calls if call.body.get("model")})
+    if len(names) > 1:
+        named = f"calls name the models {', '.join(names)}, and all are trained"
+        yield Finding("note", f"{named}: gateway.trained_calls can choose, such as [{{model: {names[0]}}}]")
     if most := max((call.body.get("n") or 1) for call in calls) - 1:
         yield Finding("note", f"n={most + 1} choices are asked for: only the first of each call is trained")
     closed = sum("messages" in call.body and newest_turn(call.body["messages"]) is None for call in calls)

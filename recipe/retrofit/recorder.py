@@ -22,12 +22,14 @@ import uvicorn
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID
 from agentlightning.server.app import create_app
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 from empo2.agents.process_guard import guarded
-from empo2.recipe.config import Settings
+from empo2.recipe.config import Gateway, Settings
 from empo2.recipe.gateway.dialects.models import model_routes
 from empo2.recipe.gateway.dialects.translator import Translator
 from empo2.recipe.gateway.guard import RequestGuard
+from empo2.recipe.gateway.trained_calls import choice_of
 from empo2.recipe.retrofit.scripted_model import Body, answer_choice
 from empo2.recipe.retrofit.upstream import agent_variables, worker_command
 
@@ -35,6 +37,12 @@ _MODEL = "policy"
 _CALL = re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/openai/v1/(.*)")
 _RECORD = "empo2.call"  # in the ASGI scope: the `Call` of a request
 _EVENTS = re.compile(r"/api/rollouts/[^/]+/attempt/[^/]+/events")
+_EMBEDDING = {
+    "object": "list",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.0] * 8}],
+    "model": _MODEL,
+    "usage": {"prompt_tokens": 1, "total_tokens": 1},
+}
 # Long enough for parallel calls to overlap.
 _REPLY_SECONDS = 0.2
 _POLL_SECONDS = 0.2
@@ -50,6 +58,7 @@ class Call:
         parallel: True if it came while another request was still open.
         asked: the path that the agent asked for, such as ``responses``; "" for ``path``.
         streamed: True if the agent asked for a stream.
+        trained: False if it passes to another server than the policy's, or is not to be trained.
         status: HTTP status; 0 if the agent did not wait for the answer.
     """
 
@@ -60,6 +69,7 @@ class Call:
     answer: Body = field(default_factory=dict)
     asked: str = ""
     streamed: bool = False
+    trained: bool = True
 
 
 @dataclass
@@ -97,7 +107,7 @@ def record(
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     variables = agent_variables(task, settings.agent.env)
     trace, key = Trace(), secrets.token_urlsafe(16)
-    with _serving(_gateway(trace, key, replies, int(settings.gateway.max_request * 2**20))) as url:
+    with _serving(_gateway(trace, key, replies, settings.gateway)) as url:
         headers = {"Authorization": f"Bearer {key}"}
         with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
             client.post("/api/models", json=[{"model": _MODEL, "endpoint": f"{url}/model"}]).raise_for_status()
@@ -141,8 +151,9 @@ def _run(
     trace.last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _gateway(trace: Trace, key: str, replies: Sequence[str], max_bytes: int) -> FastAPI:
+def _gateway(trace: Trace, key: str, replies: Sequence[str], settings: Gateway) -> FastAPI:
     """Return agent-lightning's app behind our gateway's translation; its model server is a route of the same app."""
+    max_bytes, trained = int(settings.max_request * 2**20), choice_of(settings.trained_calls)
     temperatures = {mode: {"temperature": 1.0} for mode in ("train", "val")}
     app = create_app({"key": key, "default_proxy": {"model_name": _MODEL, **temperatures}})
     app.include_router(model_routes(_MODEL))
@@ -172,6 +183,11 @@ def _gateway(trace: Trace, key: str, replies: Sequence[str], max_bytes: int) -> 
         asked, body = match[1] if match else "", _json_object(await request.body())
         call = Call(asked, body, parallel=bool(open_calls), asked=asked, streamed=bool(body.get("stream")))
         if match:
+            if asked == "embeddings" and settings.other_server is not None:
+                call.status, call.trained = 200, False
+                trace.calls.append(call)
+                return JSONResponse(_EMBEDDING)
+            call.trained = trained is None or trained(asked.removeprefix("v1/"), request.headers, body)
             request.scope[_RECORD] = call
             trace.calls.append(call)
             open_calls.add(id(call))
