@@ -66,7 +66,7 @@ async def run(gateway: GatewayUnderTest, program: str, way: str, rollout: str) -
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, errors = await asyncio.wait_for(process.communicate(), 120)
+    out, errors = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 0, errors.decode()[-3000:]
     return out.decode().strip()
 
