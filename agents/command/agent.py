@@ -34,8 +34,8 @@ class CommandAgent:
     for the environment variable NAME; words ``NAME=value`` at the front set variables, as in a shell. The command finds
 
     - the task in the variables of ``agent.env``;
-    - the model in ``OPENAI_BASE_URL``, ``OPENAI_API_BASE``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``, and for Anthropic's
-      clients in ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``;
+    - the model in ``OPENAI_BASE_URL``, ``OPENAI_API_BASE``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``, and for clients of
+      Anthropic's in ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``;
     - agent-lightning's own ``AGL_OPENAI_BASE_URL``, ``AGL_EVENT_URL`` and ``AGL_KEY``.
 
     The reward is the last line of the file named by ``EMPO2_REWARD_FILE``; else, with ``AGENT_REWARD=stdout``, the last
