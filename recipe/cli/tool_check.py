@@ -2,6 +2,7 @@
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.launcher.tasks import Tasks
 from empo2.recipe.launcher.tool_calls import ToolSupport, tool_support
 
 _SECONDS = 60
@@ -22,7 +23,7 @@ def model_support(settings: Settings) -> ToolSupport:
     return tool_support(settings.model, path)
 
 
-def check_tools(settings: Settings) -> None:
+def check_tools(settings: Settings, tasks: Tasks, model: str) -> None:
     """Refuse a model without readable tool calls for an agent that needs them.
 
     Only for such a model the agent is started, with its first task and a scripted model, until its first call.
@@ -30,15 +31,12 @@ def check_tools(settings: Settings) -> None:
     Raises:
         ConfigError: the agent's first call offers tools, and vLLM would refuse it.
     """
-    support = model_support(settings)
+    support = tool_support(settings.model, model)
     if not support.problem:
         return
-    from empo2.recipe.launcher.processes import ending_descendants
-    from empo2.recipe.launcher.tasks import load_tasks
     from empo2.recipe.retrofit.findings import offered_tools
     from empo2.recipe.retrofit.recorder import record
 
-    with ending_descendants():
-        trace = record(settings, load_tasks(settings).train[0], ["1"], _SECONDS, first_call_only=True)
+    trace = record(settings, tasks.train[0], ["1"], _SECONDS, first_call_only=True)
     if tools := offered_tools(trace.calls[:1]):
         raise ConfigError(f"model.path={settings.model.path!r}: the agent offers {', '.join(tools)}; {support.problem}")

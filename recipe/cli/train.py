@@ -33,8 +33,7 @@ def train(
     os.umask(0o077)  # chats, tips and weights are for their owner only
     settings = settings_of(profile, config, overrides, key, admin_key)
     if gateway is None:
-        check_tools(settings)
-        show_report([launch(settings, profile, Console())])
+        show_report([launch(settings, profile, Console(), check=check_tools)])
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         train_only(

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -37,18 +38,24 @@ from empo2.recipe.trainer.verl_config import build_verl_config
 _POLL_SECONDS = 0.5
 
 
-def launch(settings: Settings, profile: str | None, console: Console) -> Path:
+Check = Callable[[Settings, Tasks, str], None]
+
+
+def launch(settings: Settings, profile: str | None, console: Console, *, check: Check | None = None) -> Path:
     """Train with all processes on this machine; return the run's folder.
+
+    Args:
+        check: one more check before anything starts, of settings, tasks and the model's folder or name.
 
     Raises:
         Empo2Error: a check failed or a process ended; nothing is left running.
         KeyboardInterrupt: the user interrupted the run; nothing is left running.
     """
     with ending_descendants():  # such as a world that lists its tasks
-        return _launch(settings, profile, console)
+        return _launch(settings, profile, console, check)
 
 
-def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
+def _launch(settings: Settings, profile: str | None, console: Console, check: Check | None) -> Path:
     started = time.monotonic()
     if settings.model.server is not None:
         raise ConfigError(f"model.server={settings.model.server!r}: training starts its own vLLM; set it to null")
@@ -59,6 +66,8 @@ def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
     model = _resolve_model(settings)
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
+    if check is not None:
+        check(settings, tasks, model)
     for warning in warnings_of(settings):
         console.print(f"warning  {warning}", soft_wrap=True, highlight=False, markup=False)
     with bind(settings.gateway.host, settings.gateway.port) as listener:

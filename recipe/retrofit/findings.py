@@ -177,8 +177,8 @@ def _refused(calls: list[Call], level: Literal["note", "wrong"]) -> Iterator[Fin
 def _why(call: Call) -> str:
     if call.status == 401:
         return _REFUSED["key"]
-    if call.path in _REFUSED:
-        return _REFUSED[call.path]
+    if call.path == "embeddings":
+        return _REFUSED["embeddings"]
     if call.path not in _PROXIED and call.asked not in _DIALECTS:
         served = ", ".join(f"/{path}" for path in (*_PROXIED, *_DIALECTS))
         return f"went to /{call.path}, answered {call.status}: the gateway has {served}"
