@@ -61,9 +61,9 @@ def event_stream(events: Iterable[str]) -> Response:
 
 
 def event(data: Body, name: str | None = None) -> str:
-    """Return one server-sent event."""
+    """Return one server-sent event, in ASCII: some clients take U+2028 and the like for the end of a line."""
     named = f"event: {name}\n" if name else ""
-    return f"{named}data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"{named}data: {json.dumps(data)}\n\n"
 
 
 def new_id(prefix: str) -> str:

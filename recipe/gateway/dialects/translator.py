@@ -56,7 +56,7 @@ class Translator:
                 check_call(dialect.body, chat=True)
         except ValueError as error:
             return await _refused(kind, 400, str(error))(scope, rest, send)
-        except (TypeError, AttributeError):  # lists in the place of objects, and the like
+        except (LookupError, TypeError, AttributeError):  # lists in the place of objects, and the like
             problem = f"the request is not one of /{kind}; see its reference"
             return await _refused(kind, 400, problem)(scope, rest, send)
         content = json.dumps(dialect.body).encode()
