@@ -519,14 +519,13 @@ async def test_a_response_is_continued_within_its_rollout_only(gateway: GatewayU
 
 async def test_a_chat_that_grows_behind_its_id_has_the_limit_of_all_chats(tmp_path):
     async with running_gateway(tmp_path, "gateway.max_request=0.01") as gateway:
-        rollout, previous, statuses = await gateway.create("no-memory"), None, []
+        rollout, previous, answers = await gateway.create("no-memory"), None, []
         for _ in range(3):
             asked = {"input": "x " * 2000, "previous_response_id": previous}
-            answer = await post(gateway, rollout, "responses", asked)
-            statuses.append(answer.status_code)
-            previous = answer.json().get("id", previous)
-        assert statuses == [200, 200, 413]
-        assert "gateway.max_request=0.01" in answer.json()["error"]["message"]
+            answers.append(await post(gateway, rollout, "responses", asked))
+            previous = answers[-1].json().get("id", previous)
+        assert [answer.status_code for answer in answers] == [200, 200, 413]
+        assert "gateway.max_request=0.01" in answers[-1].json()["error"]["message"]
 
 
 REFUSED: dict[str, tuple[str, Body, str]] = {
