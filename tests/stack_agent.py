@@ -136,8 +136,9 @@ class SpeakingAgent:
                     messages.append(message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
                     said += message.content or ""
                 case "responses":
-                    request = {"model": "any", "input": text, "max_output_tokens": 24, "previous_response_id": last}
-                    with client.responses.stream(**request, tools=[{"type": "function", **function}]) as stream:
+                    functions = [{"type": "function", **function}]
+                    request = {"model": "any", "input": text, "max_output_tokens": 24, "tools": functions}
+                    with client.responses.stream(**request, previous_response_id=last) as stream:
                         response = stream.get_final_response()
                     said, last = said + response.output_text, response.id
                 case _:

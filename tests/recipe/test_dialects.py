@@ -421,7 +421,7 @@ def test_what_a_message_may_hold():
         "chat_template_kwargs": {"style": "terse"},
     }
     call = AnthropicCall(asked)
-    message, seen = json.loads(call.answer(THOUGHT).body), call.body
+    message, seen = json.loads(bytes(call.answer(THOUGHT).body)), call.body
     assert message["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": ""},
         {"type": "text", "text": "go"},
@@ -470,7 +470,7 @@ def test_what_the_items_of_a_response_may_be():
         "prompt_cache_key": "k",
     }
     call = ResponsesCall(asked, Conversation())
-    response, seen = json.loads(call.answer(THOUGHT).body), call.body
+    response, seen = json.loads(bytes(call.answer(THOUGHT).body)), call.body
     assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
     assert response["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
     for name in ("instructions", "text", "reasoning", "tools", "tool_choice", "parallel_tool_calls", "temperature"):
