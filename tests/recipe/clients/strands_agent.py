@@ -19,7 +19,8 @@ def model():
         return AnthropicModel(model_id="any", max_tokens=64)
     from strands.models.openai import OpenAIModel
 
-    return OpenAIModel({"base_url": os.environ["OPENAI_BASE_URL"]}, model_id="any", params={"max_tokens": 64})
+    address = {"base_url": os.environ["OPENAI_BASE_URL"]}
+    return OpenAIModel(client_args=address, model_id="any", params={"max_tokens": 64})
 
 
 player = Agent(model(), tools=[look], system_prompt="You play a game.", callback_handler=None)
