@@ -20,7 +20,7 @@ def model():
         case "responses":
             from agno.models.openai import OpenAIResponses
 
-            return OpenAIResponses(id="any")
+            return OpenAIResponses(id="any", max_output_tokens=64)
         case _:
             from agno.models.openai import OpenAIChat
 
