@@ -17,6 +17,8 @@ setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again
 frameworks: setup ## add the frameworks that agents/frameworks plays in (only=langgraph: that one)
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --compile-bytecode \
 		$(addprefix --requirements ,$(wildcard requirements/frameworks/$(only).txt))
+	@! command -v npm >/dev/null || npm ci --silent --no-audit --no-fund --prefix tests/recipe/clients || \
+		echo "frameworks: without the clients in JavaScript, whose tests are skipped"
 
 browser: setup ## add a browser (Qt's Chromium, 400 MB), in which the tests open a report
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --requirements requirements/browser.txt

@@ -76,6 +76,7 @@ class Algorithm(_Section):
 class Model(_Section):
     path: str
     server: Annotated[str, Field(pattern=r"^https?://")] | None
+    tool_parser: str
     temperature: Annotated[float, Field(gt=0)]
     val_temperature: Annotated[float, Field(ge=0)]
     max_prompt_tokens: Positive
@@ -129,11 +130,21 @@ class Reflection(_Section):
     timeout: Annotated[float, Field(gt=0)]
 
 
+class CallRule(_Section):
+    """A rule of ``gateway.trained_calls``: a call fits if all patterns that are given do (those of a shell)."""
+
+    path: str | None = None
+    header: str | None = None
+    model: str | None = None
+
+
 class Gateway(_Section):
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
     key: str | None
     admin_key: str | None
+    trained_calls: list[CallRule] | Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    other_server: Annotated[str, Field(pattern=r"^https?://")] | None
     max_request: Annotated[float, Field(gt=0)]
     rollout_lifetime: Positive
 

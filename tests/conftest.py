@@ -17,6 +17,7 @@ SLOW = (
     "agents/test_command.py::test_at_the_time_limit_the_whole_tree_is_ended",
     "memory/test_embedder.py",
     "memory/test_kill.py",
+    "recipe/test_clients.py",
     "recipe/test_compat.py",
     "recipe/test_evaluation.py::test_a_server_that_is_down_is_named_in_one_line",
     "recipe/test_evaluation.py::test_adaptation_writes_tips_and_reads_them",

@@ -64,9 +64,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "algorithm.return_tolerance=0",  # two rollouts a group, three actions each: few differ by more
         f"algorithm.tasks_per_step={TASKS_PER_STEP}",
         f"algorithm.rollouts_per_task={ROLLOUTS_PER_TASK}",
-        # Tools are offered to a model whose template knows none: its words are taken for its actions.
-        "verl.actor_rollout_ref.rollout.engine_kwargs.vllm.enable_auto_tool_choice=true",
-        "verl.actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser=hermes",
     ]
     command = [*CLI, "train", "--profile", "cpu", *arguments]
     first = run / "checkpoints" / "global_step_1"

@@ -65,9 +65,10 @@ def init(
     model is loaded: replies come from a script. Exit code 0: the agent can be trained; 1: it cannot (the findings say
     why); 2: wrong settings.
     """
+    from empo2.recipe.cli.tool_check import model_support
     from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
-    from empo2.recipe.retrofit.findings import examine
+    from empo2.recipe.retrofit.findings import Finding, examine, offered_tools
     from empo2.recipe.retrofit.recorder import record
     from empo2.recipe.retrofit.starter import COMMAND_AGENT, parse_variables, write_config, write_tasks
 
@@ -87,7 +88,12 @@ def init(
     print(f"run    {name} on {json.dumps(task, ensure_ascii=False)[:200]}", flush=True)
     with ending_descendants():
         trace = record(settings, task, reply or ["1"], time_limit)
-    findings = examine(trace, time_limit)
+    findings = examine(trace, time_limit, other_server=settings.gateway.other_server is not None)
+    if offered_tools(trace.calls):
+        settings = load_settings("cpu", file=file)
+        support, model = model_support(settings), f"model.path={settings.model.path} (profile cpu)"
+        read = f"{model} can call tools: vLLM reads its calls with the parser {support.parser}"
+        findings.append(Finding("wrong", support.problem) if support.problem else Finding("ok", read))
     for finding in findings:
         print(f"{finding.level:6} {finding.text}")
     wrong = sum(finding.level == "wrong" for finding in findings)

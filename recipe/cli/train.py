@@ -30,6 +30,7 @@ def train(
     """Start gateway, controller and trainer, and train."""
     from rich.console import Console
 
+    from empo2.recipe.cli.tool_check import check_tools
     from empo2.recipe.launcher import plan
     from empo2.recipe.launcher.launch import launch, train_only
     from empo2.recipe.launcher.run_directory import open_run_directory
@@ -39,7 +40,7 @@ def train(
         profile, config, overrides, key, admin_key, layer=plan.ablation(ablation) if ablation is not None else {}
     )
     if gateway is None:
-        show_report([launch(settings, profile, Console())])
+        show_report([launch(settings, profile, Console(), check=check_tools)])
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         train_only(

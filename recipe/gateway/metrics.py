@@ -41,6 +41,7 @@ class StepMetrics:
             "tokenize_failures",
             "sampling_overridden",
             "constrained_calls",
+            "untrained_calls",
         )
         metrics: dict[str, float] = {name: counts[name] for name in totals}
         metrics |= {name: count for name, count in counts.items() if name.startswith("tips_refused/")}

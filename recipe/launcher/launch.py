@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from empo2.recipe.config import Settings, warnings_of
 from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.gateway.trained_calls import choice_of
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
     KEY,
@@ -29,6 +31,7 @@ from empo2.recipe.launcher.processes import Processes, bind, ending_descendants,
 from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
 from empo2.recipe.launcher.run_directory import how_to_resume, open_run_directory
 from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
+from empo2.recipe.launcher.tool_calls import tool_support
 from empo2.recipe.launcher.workers import Workers
 from empo2.recipe.run_folder import CHECKPOINTS, METRICS_FILE, TASKS_FILE, last_checkpoint, step_of
 from empo2.recipe.trainer.verl_config import build_verl_config
@@ -36,27 +39,36 @@ from empo2.recipe.trainer.verl_config import build_verl_config
 _POLL_SECONDS = 0.5
 
 
-def launch(settings: Settings, profile: str | None, console: Console) -> Path:
+Check = Callable[[Settings, Tasks, str], None]
+
+
+def launch(settings: Settings, profile: str | None, console: Console, *, check: Check | None = None) -> Path:
     """Train with all processes on this machine; return the run's folder.
+
+    Args:
+        check: one more check before anything starts, of settings, tasks and the model's folder or name.
 
     Raises:
         Empo2Error: a check failed or a process ended; nothing is left running.
         KeyboardInterrupt: the user interrupted the run; nothing is left running.
     """
     with ending_descendants():  # such as a world that lists its tasks
-        return _launch(settings, profile, console)
+        return _launch(settings, profile, console, check)
 
 
-def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
+def _launch(settings: Settings, profile: str | None, console: Console, check: Check | None) -> Path:
     started = time.monotonic()
     if settings.model.server is not None:
         raise ConfigError(f"model.server={settings.model.server!r}: training starts its own vLLM; set it to null")
     check_gpus(settings)
     agent = check_agent(settings)
+    choice_of(settings.gateway.trained_calls)  # refuses what cannot be imported
     tasks = load_tasks(settings)
     model = _resolve_model(settings)
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
+    if check is not None:
+        check(settings, tasks, model)
     for warning in warnings_of(settings):
         console.print(f"warning  {warning}", soft_wrap=True, highlight=False, markup=False)
     with bind(settings.gateway.host, settings.gateway.port) as listener:
@@ -116,6 +128,7 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
         run_directory=directory,
         gateway_url=url,
         gateway_key=key,
+        tool_parser=tool_support(settings.model, model).parser,
         resume_from=last_checkpoint(directory / CHECKPOINTS),
     )
     run_empo2(config, tasks.train, tasks.val)

@@ -172,7 +172,6 @@ ACCEPTED = {
     "both, as text": b'{"prompt": "once", "messages": [{"role": "user", "content": "hi"}]}',
 }
 REFUSED = {
-    "streaming": b'{"stream": true, "messages": [{"role": "user", "content": "hi"}]}',
     "too long": b'{"max_tokens": 100000, "messages": [{"role": "user", "content": "hi"}]}',
 }
 
@@ -662,7 +661,13 @@ async def test_metrics_are_exact_and_of_one_step(gateway: GatewayUnderTest):
         "tips_per_episode": 2,
         "context_ended": 0,
     }
-    expected |= {"sampling_overridden": 0, "constrained_calls": 0, "memory_late": 0, "rollouts_expired": 0}
+    expected |= {
+        "sampling_overridden": 0,
+        "constrained_calls": 0,
+        "untrained_calls": 0,
+        "memory_late": 0,
+        "rollouts_expired": 0,
+    }
     assert metrics == {f"empo2/{name}": value for name, value in expected.items()}
     again = await gateway.drain()
     assert {name for name, value in again.items() if value} == {"empo2/memory_size"}
