@@ -49,7 +49,7 @@ def render(note: Note, wording: int = 0) -> str:
 def _plain(end: str, way: list[str], found: bool) -> str:
     if found:
         return f"Coin in the {end}: {', '.join([*way, f'{end} take coin'])}."
-    return f"No coin as far as the {end}{': ' if way else ''}{', '.join(way)}."
+    return f"No coin as far as the {end}: {', '.join([*way, f'{end} no coin'])}."
 
 
 def _go(end: str, way: list[str], found: bool) -> str:
@@ -70,18 +70,15 @@ WORDINGS = len(_WORDINGS)
 
 _STEP = re.compile(r"\A(.+) move (north|east|south|west)\Z")
 _FOUND_TEXT = re.compile(r"\ACoin in the ([^:;,]+): (?:(.+), )?([^:;,]+) take coin\.?\Z")
-_FAILED_TEXT = re.compile(r"\ANo coin as far as the ([^:;,.]+)(?:: ([^.]+))?\.?\Z")
+_FAILED_TEXT = re.compile(r"\ANo coin as far as the ([^:;,]+): (?:(.+), )?([^:;,]+) no coin\.?\Z")
 
 
 def parse(text: str) -> Note | None:
     """Return what a note in the first wording says; None for any other text."""
-    match = _FOUND_TEXT.match(text)
-    if match and match[1] != match[3]:
-        return None
-    found = match is not None
-    match = match or _FAILED_TEXT.match(text)
-    way = match and _way(match[2])
-    return None if match is None or way is None else Note(match[1], way, found)
+    found = _FOUND_TEXT.match(text)
+    match = found or _FAILED_TEXT.match(text)
+    way = _way(match[2]) if match and match[1] == match[3] else None
+    return None if match is None or way is None else Note(match[1], way, found is not None)
 
 
 def _way(text: str | None) -> tuple[Move, ...] | None:

@@ -53,7 +53,7 @@ def test_a_found_coin_and_the_true_way_to_it(policy):
 
 def test_a_failure_and_what_it_saw(policy):
     actions = ("move north", "take coin", "look", "move east")
-    episode = policy(*actions, "No coin as far as the hall.", notes=("No coin as far as the attic.",))
+    episode = policy(*actions, "No coin as far as the hall: hall no coin.", notes=("No coin as far as the attic.",))
     assert (episode.success, episode.valid, len(episode.turns)) == (False, 1, 4)
     assert episode.tip_true
     shown = render_tips(["No coin as far as the attic."])
@@ -62,7 +62,7 @@ def test_a_failure_and_what_it_saw(policy):
     assert episode.chat[3]["content"] == "That does nothing. You are in the hall. East: den."
     assert episode.chat[-2]["content"] == "move east"  # its result was not shown
     # The den was not seen, so to call it empty is no honest note, though it is right; nor is a coin that was not found.
-    assert not policy(*actions, "No coin as far as the den: hall move east.").tip_true
+    assert not policy(*actions, "No coin as far as the den: hall move east, den no coin.").tip_true
     assert not policy(*actions, "Coin in the cellar: hall move east, den move east, cellar take coin.").tip_true
 
 
@@ -89,7 +89,7 @@ def test_what_is_measured(policy):
     found = policy(
         "move east", "move east", "take coin", "Coin in the cellar: hall move east, den move east, cellar take coin."
     )
-    lost = policy("a", "move east", "move west", "d", "No coin as far as the den: hall move west.")
+    lost = policy("a", "move east", "move west", "d", "No coin as far as the den: hall move west, den no coin.")
     table = measured([found, lost])
     assert {name: cell.share for name, cell in table.items() if cell} == {
         "found": 0.5,

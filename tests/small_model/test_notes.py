@@ -41,8 +41,8 @@ def turns(*actions: str) -> list[Turn]:
 
 def test_wordings():
     assert render(TRUE) == "Coin in the cellar: hall move east, den move east, cellar take coin."
-    assert render(FAILED) == "No coin as far as the den: hall move east."
-    assert render(NOWHERE) == "No coin as far as the hall."
+    assert render(FAILED) == "No coin as far as the den: hall move east, den no coin."
+    assert render(NOWHERE) == "No coin as far as the hall: hall no coin."
     assert render(FAILED, 2) == "I came this far: in the hall move east, in the den no coin."
     assert (
         len({render(note, wording) for note in (TRUE, FAILED, NOWHERE) for wording in range(WORDINGS)}) == 3 * WORDINGS
@@ -62,7 +62,8 @@ def test_what_is_written_is_read_back(note: Note):
         "Coin in the den: hall move up, den take coin.",
         "Coin in the den: hall move east, attic take coin.",
         "No coin as far as the den: hall",
-        "No coin as far as the ",
+        "No coin as far as the den: hall move east.",
+        "No coin as far as the den: hall move east, attic no coin.",
     ],
 )
 def test_other_text_is_no_note(text: str):

@@ -57,9 +57,9 @@ def holds(text: str, house: House) -> bool:
         *way, last = rest.split(", ")
         return last == f"{coin} take coin" and walked(house, way) == house.coin == coin
     end, _, rest = text.removeprefix("No coin as far as the ").removesuffix(".").partition(": ")
-    way = rest.split(", ") if rest else []
+    *way, last = rest.split(", ")
     seen = [walked(house, way[:steps]) for steps in range(len(way) + 1)]
-    return seen[-1] == end and house.coin not in seen
+    return last == f"{end} no coin" and seen[-1] == end and house.coin not in seen
 
 
 def test_a_disguise_keeps_the_plan_of_a_house():
