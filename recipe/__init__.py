@@ -30,15 +30,20 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
     from empo2.recipe.trainer.gateway_client import GatewayClient
+    from empo2.recipe.trainer.verl_config import check_tasks, check_tip_tokens, read_settings
 
+    settings = read_settings(config)
+    check_tasks(settings, config, train_dataset, val_dataset)
     ours = config.get("empo2") or {}
     gateway = GatewayClient(config.agentlightning.agl_base_url, config.agentlightning.agl_key)
-    gateway.check(
+    state = gateway.check(
         model=config.actor_rollout_ref.model.path,
         temperature=config.actor_rollout_ref.rollout.temperature,
         # The gateway forces the validation temperature; the configuration's value is only compared with it.
         val_temperature=ours.get("model", {}).get("val_temperature"),
+        returns=(settings.algorithm.failure_return, settings.algorithm.success_return),
     )
+    check_tip_tokens(config, state.episode_tokens)
     if device := ours.get("hardware", {}).get("device"):
         os.environ["EMPO2_DEVICE"] = device
 
@@ -48,4 +53,4 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     start_ray(config)
     from empo2.recipe.trainer.entrypoint import train
 
-    train(config, gateway, train_dataset, val_dataset)
+    train(config, settings, gateway, train_dataset, val_dataset)

@@ -59,6 +59,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         f"PLAYED: {directory / 'played'}}}",
         "tasks.source=stack_agent:every_kind",
         "memory.scope=[world]",
+        "algorithm.success_return=100",
+        "algorithm.failure_return=-100",
         f"algorithm.seed={SEED}",
         "algorithm.learning_rate=1e-4",
         "algorithm.return_tolerance=0",  # two rollouts a group, three actions each: few differ by more
@@ -313,7 +315,6 @@ def script_overrides(url: str, model: str, trouble: str, folder: Path) -> list[s
         "+ray_kwargs.ray_init._node_ip_address=127.0.0.1",
         "+empo2.algorithm.memory_probability=1.0",
         "+empo2.algorithm.off_policy_probability=1.0",
-        "+empo2.algorithm.return_scale=1.0",
         "hydra.run.dir=.",
         "hydra.output_subdir=null",
     ]

@@ -83,7 +83,7 @@ def init(
     settings = load_settings(file=file)
     check_agent(settings)
     task = load_tasks(settings).train[0]
-    name = settings.agent.env.get("AGENT_COMMAND", settings.agent.class_)
+    name = settings.agent.env.get("AGENT_COMMAND", settings.agent.name)
     print(f"run    {name} on {json.dumps(task, ensure_ascii=False)[:200]}", flush=True)
     with ending_descendants():
         trace = record(settings, task, reply or ["1"], time_limit)

@@ -108,7 +108,7 @@ async def _sweep(services: Services, episodes: Episodes) -> None:
 def _routes(
     services: Services, episodes: Episodes, reflector: Reflector, credit: TipCredit, model_path: str, folder: Path
 ) -> APIRouter:
-    router, memory, model = APIRouter(tags=["empo2"]), services.memory, services.settings.model
+    router, memory, settings = APIRouter(tags=["empo2"]), services.memory, services.settings
 
     @router.get(protocol.STATE)
     async def state() -> protocol.GatewayState:
@@ -117,8 +117,11 @@ def _routes(
             memory_size=memory.size,
             episodes=len(episodes),
             reflections=len(reflector),
-            temperature=model.temperature,
-            val_temperature=model.val_temperature,
+            temperature=settings.model.temperature,
+            val_temperature=settings.model.val_temperature,
+            success_return=settings.algorithm.success_return,
+            failure_return=settings.algorithm.failure_return,
+            episode_tokens=settings.memory.episode_tokens,
         )
 
     @router.post(protocol.settle_route("{rollout_id}"))

@@ -29,7 +29,9 @@ from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
 from empo2.recipe.launcher.run_directory import how_to_resume, open_run_directory
 from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
 from empo2.recipe.launcher.workers import Workers
+from empo2.recipe.protocol import scope_of
 from empo2.recipe.run_folder import CHECKPOINTS, METRICS_FILE, TASKS_FILE, last_checkpoint, step_of
+from empo2.recipe.scopes import recurrence_warning
 from empo2.recipe.trainer.verl_config import build_verl_config
 
 _POLL_SECONDS = 0.5
@@ -56,7 +58,8 @@ def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
     model = _resolve_model(settings)
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
-    for warning in warnings_of(settings):
+    scopes = [scope_of(task, settings.memory.scope) for task in tasks.train]
+    for warning in filter(None, [*warnings_of(settings), recurrence_warning(scopes, settings, settings.run.steps)]):
         console.print(f"warning  {warning}", soft_wrap=True, highlight=False, markup=False)
     with bind(settings.gateway.host, settings.gateway.port) as listener:
         directory, resumed = open_run_directory(settings, profile)

@@ -29,9 +29,9 @@ def check_agent(settings: Settings) -> str | None:
         The line that the class's ``check()`` returns; None if it has no ``check()`` or returns none.
 
     Raises:
-        ConfigError: the class cannot be imported, has no ``run()``, or its ``check()`` fails.
+        ConfigError: there is none, it cannot be imported, has no ``run()``, or its ``check()`` fails.
     """
-    name = settings.agent.class_
+    name = settings.agent.name
     loaded = _load(name, "agent.class")
     if not hasattr(loaded, "run"):
         raise ConfigError(
@@ -68,6 +68,8 @@ def load_tasks(settings: Settings) -> Tasks:
         ConfigError: the function cannot be imported, refuses its arguments, or gives no tasks or tasks without a scope.
     """
     tasks = settings.tasks
+    if tasks.source is None:
+        raise ConfigError("tasks.source=None: give the tasks, module:function, or --profile for ScienceWorld's")
     try:
         with _quiet_interrupts():
             train, val = _load(tasks.source, "tasks.source")(**tasks.args)
@@ -95,7 +97,7 @@ def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]
         ConfigError: names the first row that is refused, and why.
     """
     agent = settings.agent
-    episode = getattr(_load(agent.class_, "agent.class"), "episode", None)
+    episode = getattr(_load(agent.name, "agent.class"), "episode", None)
     fields = {value.removeprefix("input.").partition(".")[0] for value in agent.env.values() if value[:6] == "input."}
     for number, row in enumerate(rows):
         where = f"--panel {panel}, row {number}"

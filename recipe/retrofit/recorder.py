@@ -95,7 +95,7 @@ def record(settings: Settings, task: Body, replies: Sequence[str], time_limit: f
                 "AGL_OPENAI_BASE_URL": f"{url}/proxy/{attempt}/mode/train/openai/v1",
                 "AGL_EVENT_URL": f"{url}/api/{attempt.replace('rollout/', 'rollouts/', 1)}/events",
             }
-            _run(settings.agent.class_, {**os.environ, **addresses, **variables}, time_limit, trace)
+            _run(settings.agent.name, {**os.environ, **addresses, **variables}, time_limit, trace)
             events = client.get(f"/api/rollouts/{rollout}/events").raise_for_status().json()
             trace.events = [(event["event_type"], event["data"]) for event in events]
             client.delete(f"/api/rollouts/{rollout}")

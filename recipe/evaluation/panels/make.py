@@ -91,7 +91,7 @@ def textworld_express() -> dict[str, Any]:
     return _panel(
         "TextWorld-Express: the first 20 seeds of the test fold of four games, with their default parameters.",
         ["game"],
-        {"agent": {"class": _TEXTWORLD, "env": Episode.env_map()}, "memory": {"scope": ["game", "seed"]}},
+        _world(_TEXTWORLD, Episode.env_map(), ["game", "seed"], failure_return=-100.0),
         test,
     )
 
@@ -117,7 +117,7 @@ def _scienceworld(names: str | Sequence[str], **options: Any) -> tuple[list[Row]
 def _science() -> dict[str, Any]:
     from empo2.agents.scienceworld.tasks import ENV_MAP
 
-    return {"agent": {"class": _SCIENCEWORLD, "env": ENV_MAP}, "memory": {"scope": ["task", "variation"]}}
+    return _world(_SCIENCEWORLD, ENV_MAP, ["task", "variation"], failure_return=-100.0)
 
 
 def _rlvmr_tasks() -> list[str]:
@@ -137,7 +137,12 @@ def _shop() -> dict[str, Any]:
     from empo2.agents.webshop.tasks import Episode
 
     env = Episode.env_map() | {"WEBSHOP_MAX_TOKENS": "512"}  # per reply [paper]
-    return {"agent": {"class": _WEBSHOP, "env": env}, "memory": {"scope": ["catalogue"]}}
+    return _world(_WEBSHOP, env, ["catalogue"], failure_return=0.0)
+
+
+def _world(agent: str, env: dict[str, str], scope: list[str], failure_return: float) -> dict[str, Any]:
+    returns = {"success_return": 100.0, "failure_return": failure_return, "return_scale": 0.01}
+    return {"agent": {"class": agent, "env": env}, "algorithm": returns, "memory": {"scope": scope}}
 
 
 def _panel(description: str, group: list[str], config: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
