@@ -330,15 +330,10 @@ def _lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, An
 def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     unknown = problem["type"] == "extra_forbidden"
-    message = (
-        f"there is no such setting{_nearest(key)}" if unknown else _lower(problem["msg"].removeprefix("Value error, "))
-    )
+    said = problem["msg"].removeprefix("Value error, ")
+    message = f"there is no such setting{_nearest(key)}" if unknown else said[0].lower() + said[1:]
     value = redacted({str(problem["loc"][-1]): problem["input"]}).popitem()[1]
     return f"{key}={value!r}: {message}"
-
-
-def _lower(message: str) -> str:
-    return message[0].lower() + message[1:]
 
 
 def _nearest(key: str) -> str:

@@ -46,6 +46,6 @@ def recurrence_warning(scopes: Sequence[str], settings: Settings, steps: int) ->
         return ""
     return (
         f"memory.scope={memory.scope}: only {share:.0%} of the memory rollouts can ever find a tip, since "
-        f"{len(set(scopes))} scopes seldom come twice in {steps} steps of {algorithm.tasks_per_step} tasks; give fields "
-        "whose values recur, or all-tasks"
+        f"{len(set(scopes))} scopes seldom come twice in {steps} steps of {algorithm.tasks_per_step} tasks; give "
+        "fields whose values recur, or all-tasks"
     )

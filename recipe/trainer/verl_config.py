@@ -77,8 +77,8 @@ def read_settings(config: DictConfig) -> Settings:
     for key in map(str, config):
         if key.startswith("+"):
             raise ConfigError(
-                f"{key}: the + belongs to Hydra's command line; OmegaConf.from_dotlist takes it for a part of the name, "
-                f"which nothing reads. Write {key.lstrip('+')}.KEY=VALUE"
+                f"{key}: the + belongs to Hydra's command line; OmegaConf.from_dotlist takes it for a part of the "
+                f"name, which nothing reads. Write {key.lstrip('+')}.KEY=VALUE"
             )
     layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
     layer.pop("run_directory", None)
@@ -130,9 +130,9 @@ def check_tip_tokens(config: DictConfig, episode_tokens: int | None) -> None:
     limit = config.agentlightning.trace_aggregator.trajectory_max_prompt_length
     if episode_tokens is not None and episode_tokens > limit // 2:
         print(
-            f"WARNING: the gateway shows up to memory.episode_tokens={episode_tokens} tokens of tips, of which a training "
-            f"row holds agentlightning.trace_aggregator.trajectory_max_prompt_length={limit} with the agent's own first "
-            f"prompt; longer ones are not trained. Raise it, or start empo2 gateway with memory.episode_tokens={limit // 4}",
+            f"WARNING: the gateway shows up to memory.episode_tokens={episode_tokens} tokens of tips; with the agent's "
+            f"own text a first prompt may exceed agentlightning.trace_aggregator.trajectory_max_prompt_length={limit}, "
+            f"and is not trained. Raise it, or start empo2 gateway with memory.episode_tokens={max(limit // 4, 1)}",
             flush=True,
         )
 
