@@ -1,5 +1,6 @@
 """EMPO² for agent-lightning 1.x: gateway memory, reflection and the hybrid objective."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -35,22 +36,23 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     settings = read_settings(config)
     check_tasks(settings, config, train_dataset, val_dataset)
     ours = config.get("empo2") or {}
-    gateway = GatewayClient(config.agentlightning.agl_base_url, config.agentlightning.agl_key)
-    state = gateway.check(
-        model=config.actor_rollout_ref.model.path,
-        temperature=config.actor_rollout_ref.rollout.temperature,
-        # The gateway forces the validation temperature; the configuration's value is only compared with it.
-        val_temperature=ours.get("model", {}).get("val_temperature"),
-        returns=(settings.algorithm.failure_return, settings.algorithm.success_return),
-    )
-    check_tip_tokens(config, state.episode_tokens)
-    if device := ours.get("hardware", {}).get("device"):
-        os.environ["EMPO2_DEVICE"] = device
+    url, key = config.agentlightning.agl_base_url, config.agentlightning.agl_key
+    with contextlib.closing(GatewayClient(url, key)) as gateway:
+        state = gateway.check(
+            model=config.actor_rollout_ref.model.path,
+            temperature=config.actor_rollout_ref.rollout.temperature,
+            # The gateway forces the validation temperature; the configuration's value is only compared with it.
+            val_temperature=ours.get("model", {}).get("val_temperature"),
+            returns=(settings.algorithm.failure_return, settings.algorithm.success_return),
+        )
+        check_tip_tokens(config, state.episode_tokens)
+        if device := ours.get("hardware", {}).get("device"):
+            os.environ["EMPO2_DEVICE"] = device
 
-    # verl takes many seconds to import: the gateway and the command line do not need it, and Ray should start first.
-    from empo2.recipe.trainer.ray_environment import start_ray
+        # verl takes many seconds to import: gateway and command line do not need it, and Ray should start first.
+        from empo2.recipe.trainer.ray_environment import start_ray
 
-    start_ray(config)
-    from empo2.recipe.trainer.entrypoint import train
+        start_ray(config)
+        from empo2.recipe.trainer.entrypoint import train
 
-    train(config, settings, gateway, train_dataset, val_dataset)
+        train(config, settings, gateway, train_dataset, val_dataset)

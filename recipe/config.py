@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.redaction import MASK, masked_names, redacted
@@ -24,6 +24,12 @@ NotNegative = Annotated[int, Field(ge=0)]
 def _checked_scope(value: Any) -> Any:
     if value != ALL_TASKS and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
         raise ValueError(f"must be {ALL_TASKS}, or a list of the tasks' fields, such as [task, variation]")
+    return value
+
+
+def _checked_source(value: str) -> str:
+    if not re.fullmatch(r"hub:[\w.-]+(/[\w.-]+)?|.+\.(jsonl|parquet)|[\w.]+:\w+", value):
+        raise ValueError("must be module:function, a .jsonl or .parquet file, or hub:NAME")
     return value
 
 
@@ -134,7 +140,7 @@ class Agent(_Section):
 
 
 class Tasks(_Section):
-    source: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None
+    source: Annotated[str, AfterValidator(_checked_source)] | None
     args: dict[str, Any]
 
 

@@ -15,6 +15,7 @@ from .errors import ConfigError
 
 TAG = "empo2"  # key of the tag in a rollout's metadata
 PANEL = "panel"  # field of a validation task: the name of the set that it is reported with
+MADE_UP = "made_up"  # field of the tasks that `empo2 init` makes up, which are not for training
 TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those that the policy is not trained on
 CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's ``model_request`` events
 

@@ -1,21 +1,25 @@
 """``empo2 init``: write a starter configuration for an agent, and check it by running the agent once."""
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from empo2.recipe.config import load_settings
+from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
 
 EXAMPLES = """\b
 examples:
-  empo2 init --agent my_agent:MyAgent
+  empo2 init --agent my_agent:MyAgent --tasks questions.jsonl
   empo2 init --command 'python play.py --question {QUESTION}' --env QUESTION=input.question
-  empo2 init --command './play' --tasks my_tasks:load --env AGENT_REWARD=stdout
+  empo2 init --command './play' --tasks my_tasks:load --env AGENT_REWARD=stdout --rewards -1 1
   empo2 init --config empo2.yaml      # check again; nothing is written
 """
+_OUTPUT_LINES = 12
 
 
 def init(
@@ -31,8 +35,9 @@ def init(
     tasks: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="Where the tasks come from.  [default: my_tasks.py, written if there is none]",
+            metavar="SOURCE",
+            help="The tasks: MODULE:FUNCTION, FILE.jsonl, FILE.parquet, or hub:NAME of a data set on the Hugging Face "
+            "hub.  [default: my_tasks.py, written with made-up tasks if there is none]",
         ),
     ] = None,
     env: Annotated[
@@ -43,6 +48,10 @@ def init(
             "[default: TASK_FIELD for every field]",
         ),
     ] = None,
+    rewards: Annotated[tuple[float, float], typer.Option(metavar="WORST BEST", help="The range of the rewards.")] = (
+        0.0,
+        1.0,
+    ),
     output: Annotated[Path, typer.Option(metavar="FILE", help="The configuration to write.")] = Path("empo2.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite what exists.")] = False,
     reply: Annotated[
@@ -53,44 +62,148 @@ def init(
             "[default: 1]",
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Play with this model, which vLLM loads, instead of scripted replies."),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="An OpenAI-compatible server, .../v1, that has --model already."),
+    ] = None,
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="Of the agent's run.")] = 60,
 ) -> None:
-    """Write a starter configuration for an agent, and check it.
+    """Check an agent by running it once, and write a starter configuration for it.
 
     An agent class has a run() method; it reads the model's address from AGL_OPENAI_BASE_URL and the key from AGL_KEY.
     A command reads them from OPENAI_BASE_URL and OPENAI_API_KEY. The reward is posted to AGL_EVENT_URL; a command can
     write it to the file named by EMPO2_REWARD_FILE instead, or print it as its last line (AGENT_REWARD=stdout).
 
     The agent plays the first training task against agent-lightning's own gateway, and the findings are printed. No
-    model is loaded: replies come from a script. Exit code 0: the agent can be trained; 1: it cannot (the findings say
-    why); 2: wrong settings.
+    model is loaded, unless --model names one: replies come from a script. Files are written if the agent can be
+    trained. Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
     from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
+    from empo2.recipe.retrofit import starter
     from empo2.recipe.retrofit.findings import examine
     from empo2.recipe.retrofit.recorder import record
-    from empo2.recipe.retrofit.starter import COMMAND_AGENT, parse_variables, write_config, write_tasks
 
     if [agent, command, config].count(None) != 2:
         raise ConfigError("give one of --agent, --command and --config; see empo2 init --help")
-    if config is None:
-        variables = parse_variables(env or [])
-        source = tasks or write_tasks(variables)
-        layer = {"agent": {"class": agent or COMMAND_AGENT}, "tasks": {"source": source}, "memory": {"scope": []}}
-        task = load_tasks(load_settings(layer=layer)).train[0]
-        write_config(output, agent=agent, command=command, source=source, task=task, variables=variables, force=force)
-    file = config or output
-    settings = load_settings(file=file)
+    if server is not None and model is None:
+        raise ConfigError(f"--server {server}: give --model, the server's name of it")
+    drafts: dict[Path, str] = {}
+    if config is not None:
+        settings = load_settings(file=config)
+        rows = load_tasks(settings, made_up=True).train
+    else:
+        variables = starter.parse_variables(env or [])
+        source = tasks or "my_tasks:load"
+        if tasks is None and not starter.MY_TASKS.exists():
+            rows = starter.make_up_tasks(variables)
+            drafts[starter.MY_TASKS] = starter.tasks_module(rows)
+        else:
+            rows = load_tasks(load_settings(layer={"tasks": {"source": source}}), made_up=True).train
+        trial = load_settings("cpu", layer={"tasks": {"source": source}})  # the run that is proposed below
+        chosen, *others = starter.scope_choices(rows, trial.algorithm.tasks_per_step, trial.run.steps)
+        layer: dict[str, Any] = {
+            "agent": {
+                "class": agent or starter.COMMAND_AGENT,
+                "env": starter.all_variables(variables, command, rows[0]),
+                "time_limit": 300,
+            },
+            "tasks": {"source": source},
+            "memory": {"scope": chosen.fields},
+            "algorithm": {"failure_return": rewards[0], "success_return": rewards[1]},
+        }
+        settings = load_settings(layer=layer)
+        drafts[output] = starter.config_text(
+            output,
+            agent=settings.agent.name,
+            source=source,
+            variables=settings.agent.env,
+            scope=chosen.fields,
+            rewards=rewards,
+        )
+        if not force:
+            starter.refuse_to_overwrite(output, drafts[output])
+        if not output.absolute().parent.is_dir():
+            raise ConfigError(f"{output}: No such file or directory")
     check_agent(settings)
-    task = load_tasks(settings).train[0]
-    name = settings.agent.env.get("AGENT_COMMAND", settings.agent.name)
-    print(f"run    {name} on {json.dumps(task, ensure_ascii=False)[:200]}", flush=True)
-    with ending_descendants():
-        trace = record(settings, task, reply or ["1"], time_limit)
-    findings = examine(trace, time_limit)
+    name = _name_of(settings, rows[0])
+    print(f"run    {name} on {json.dumps(rows[0], ensure_ascii=False)[:200]}", flush=True)
+    with ending_descendants(), _server_of(model, server) as chosen_server:
+        trace = record(settings, rows[0], reply or ["1"], time_limit, chosen_server)
+    algorithm = settings.algorithm
+    findings = examine(trace, time_limit, (algorithm.failure_return, algorithm.success_return))
     for finding in findings:
         print(f"{finding.level:6} {finding.text}")
-    wrong = sum(finding.level == "wrong" for finding in findings)
-    if wrong:
-        raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: empo2 init --config {file}")
-    print(f"done   it can be trained: empo2 train --profile cpu --config {file}")
+    if trace.exit_code != 0:
+        for line in trace.output.strip().splitlines()[-_OUTPUT_LINES:]:
+            print(f"       | {line}")
+    if wrong := sum(finding.level == "wrong" for finding in findings):
+        again = f"empo2 init --config {config}" if config else "the same command; no file was written"
+        raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: {again}")
+    if config is None:
+        print(_scope_line(chosen, others, trial, len(rows)))
+        for file, text in drafts.items():
+            starter.write(file, text)
+    if any(row.get(starter.MADE_UP) for row in rows):
+        print("note   the tasks are made up: put yours into my_tasks.py, or give tasks.source=FILE.jsonl, then train")
+    print(f"done   it can be trained: empo2 train --profile cpu --config {config or output}")
+
+
+def _name_of(settings: Settings, task: dict[str, Any]) -> str:
+    """Return the command line, or the class.
+
+    Raises:
+        ConfigError: the command line names a program or a variable that does not exist.
+    """
+    line = settings.agent.env.get("AGENT_COMMAND")
+    if line is None:
+        return settings.agent.name
+    from empo2.agents.command.agent import parse
+    from empo2.recipe.retrofit.upstream import agent_variables
+
+    try:
+        model = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_MODEL"), "x")
+        own = dict.fromkeys(("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL", "AGL_KEY", "EMPO2_REWARD_FILE"), "x")
+        parse(line, {**os.environ, **model, **own, **agent_variables(task, settings.agent.env)})
+    except ValueError as error:
+        raise ConfigError(f"--command: {str(error).removeprefix('AGENT_COMMAND=')}") from None
+    return line
+
+
+def _scope_line(chosen: Any, others: Any, trial: Settings, tasks: int) -> str:
+    """Return one line on ``memory.scope``: what was chosen, and how often the others would recur."""
+
+    def said(choice: Any) -> str:
+        fields = choice.fields if isinstance(choice.fields, str) else f"[{', '.join(choice.fields)}]"
+        return f"{fields} {choice.share:.0%}"
+
+    return (
+        f"scope  {said(chosen)} of the memory rollouts can find tips, of {tasks} tasks in {trial.run.steps} steps of "
+        f"{trial.algorithm.tasks_per_step}; others: {', '.join(map(said, others))}"
+    )
+
+
+@contextlib.contextmanager
+def _server_of(model: str | None, server: str | None) -> Iterator[tuple[str, str] | None]:
+    """Yield address and name of the model that replies; None for the script."""
+    if model is None:
+        yield None
+        return
+    from empo2.recipe.launcher.models import resolve_model
+    from empo2.recipe.launcher.serving import check_server, vllm_server
+
+    if server is not None:
+        check_server(server, model)
+        yield server, model
+        return
+    try:
+        path = str(resolve_model(model))
+    except OSError as error:
+        raise ConfigError(f"--model {model}: {error}") from None
+    print(f"model  {path} is being loaded by vLLM", flush=True)
+    with vllm_server(path) as url:
+        yield url, path

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from empo2.recipe.config import Settings
+from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
@@ -91,6 +92,21 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
                 controller = controller_command(settings, url)
                 processes.start("controller", controller, secrets={KEY: keys.agent}, restartable=True)
                 yield Served(client, url, keys.admin, processes.check)
+
+
+@contextlib.contextmanager
+def vllm_server(model: str) -> Iterator[str]:
+    """Start vLLM alone, on the machine's GPU or its CPU; yield its address, and stop it when the block is left."""
+    from empo2.recipe.trainer.ray_environment import device
+
+    own = load_settings("cpu" if device() == "cpu" else "gpu-1")
+    with tempfile.TemporaryDirectory(prefix="vllm-") as logs:
+        port = _free_port()
+        endpoint = f"http://127.0.0.1:{port}/v1"
+        with running(Path(logs), environment_without() | _vllm_environment(own)) as processes:
+            processes.start("vllm", vllm_command(own, model, port))
+            _wait_for_vllm(endpoint, processes)
+            yield endpoint
 
 
 def check_server(url: str, model: str) -> None:

@@ -33,6 +33,7 @@ _CALL = re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/openai/v1/(.*
 _EVENTS = re.compile(r"/api/rollouts/[^/]+/attempt/[^/]+/events")
 # Long enough for parallel calls to overlap.
 _REPLY_SECONDS = 0.2
+_OUTPUT_CHARACTERS = 20_000
 
 
 @dataclass
@@ -60,23 +61,30 @@ class Trace:
         events: type and data of each, in order.
         refused_events: status and answer of each.
         exit_code: None after the time limit.
-        last_line: last line that the agent wrote to stdout or stderr.
+        output: what the agent wrote to stdout and stderr, its end.
     """
 
     calls: list[Call] = field(default_factory=list)
     events: list[tuple[str, Body]] = field(default_factory=list)
     refused_events: list[tuple[int, str]] = field(default_factory=list)
     exit_code: int | None = None
-    last_line: str = ""
+    output: str = ""
 
 
-def record(settings: Settings, task: Body, replies: Sequence[str], time_limit: float) -> Trace:
+def record(
+    settings: Settings,
+    task: Body,
+    replies: Sequence[str],
+    time_limit: float,
+    server: tuple[str, str] | None = None,
+) -> Trace:
     """Run the agent of ``settings`` once on ``task``, as agent-lightning's local controller does.
 
     Args:
         replies: the model's replies, in order; the last one is repeated. If tools are offered, each is first called
             once, with arguments made from its schema.
         time_limit: seconds; then the agent and its descendants are killed.
+        server: address of an OpenAI-compatible server, and its name of the model, which then replies instead.
 
     Raises:
         ConfigError: ``agent.env`` names a field that the task does not have.
@@ -84,10 +92,13 @@ def record(settings: Settings, task: Body, replies: Sequence[str], time_limit: f
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     variables = agent_variables(task, settings.agent.env)
     trace, key = Trace(), secrets.token_urlsafe(16)
-    with _serving(_gateway(trace, key, replies)) as url:
+    endpoint, model = server or (None, _MODEL)
+    with _serving(_gateway(trace, key, replies, model)) as url:
         headers = {"Authorization": f"Bearer {key}"}
         with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
-            client.post("/api/models", json=[{"model": _MODEL, "endpoint": f"{url}/model"}]).raise_for_status()
+            client.post(
+                "/api/models", json=[{"model": model, "endpoint": endpoint or f"{url}/model"}]
+            ).raise_for_status()
             rollout = client.post("/api/rollouts", json=[{"input": task}]).raise_for_status().json()[0]["rollout_id"]
             attempt = f"rollout/{rollout}/attempt/{DEFAULT_ATTEMPT_ID}"
             addresses = {
@@ -116,14 +127,13 @@ def _run(agent_class: str, environment: dict[str, str], time_limit: float, trace
         with process, contextlib.suppress(subprocess.TimeoutExpired):  # ends when its pipe is closed
             trace.exit_code = process.wait(time_limit)
         output.seek(0)
-        lines = output.read().decode(errors="replace").split("\n")
-    trace.last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        trace.output = output.read().decode(errors="replace")[-_OUTPUT_CHARACTERS:]
 
 
-def _gateway(trace: Trace, key: str, replies: Sequence[str]) -> FastAPI:
-    """Return agent-lightning's app; its model server is a route of the same app."""
+def _gateway(trace: Trace, key: str, replies: Sequence[str], model_name: str) -> FastAPI:
+    """Return agent-lightning's app; the scripted model is a route of the same app."""
     temperatures = {mode: {"temperature": 1.0} for mode in ("train", "val")}
-    app = create_app({"key": key, "default_proxy": {"model_name": _MODEL, **temperatures}})
+    app = create_app({"key": key, "default_proxy": {"model_name": model_name, **temperatures}})
     script, open_calls = chain(replies, repeat(replies[-1])), set()
 
     @app.middleware("http")
