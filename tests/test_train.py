@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import secrets
 import sqlite3
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 
 from empo2.recipe.config import load_settings
@@ -328,7 +330,7 @@ def services(tmp_path: Path) -> Iterator[tuple[str, str, dict[str, str]]]:
     with bind("127.0.0.1", 0) as listener, contextlib.ExitStack() as stack:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         for command in (
-            [*CLI, "gateway", "--profile", "cpu", "--fd", str(listener.fileno())],
+            [*CLI, "gateway", "--profile", "cpu", "tasks.source=null", "--fd", str(listener.fileno())],
             [
                 str(Path(sys.executable).with_name("agl-controller")),
                 "runner_type=local",
@@ -371,6 +373,37 @@ def test_agent_lightning_script_with_one_changed_import(
         assert numbers["empo2/off_policy_rows"] >= 16 - numbers["empo2/rollouts_dropped"] >= 4
         assert 0 <= numbers["empo2/masked_token_fraction"] < 1
     assert "empo2/dropped/failed" in done.stdout  # a fifth of 32 episodes raises
+
+
+def test_script_as_of_agent_lightnings_gsm8k_example(tmp_path: Path, services: tuple[str, str, dict[str, str]]) -> None:
+    """Tasks from parquet, settings as OmegaConf's list, one import changed: two steps, of which the second shows tips."""
+    url, model, environment = services
+    rows = [{"question": f"Which number comes after {n}?", "answer": f"The next. #### {n + 1}"} for n in range(1, 5)]
+    Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    overrides = [
+        word.removeprefix("+")
+        for word in script_overrides(url, model, "never", tmp_path)
+        if not word.startswith(("hydra.", "agentlightning.agl_base_url", "+agentlightning.local.env_map.GAME_NUMBER"))
+    ]
+    file = ["--train-file", "rows.parquet", "--val-file", "rows.parquet", "--agl-base-url", url]
+    done = subprocess.run(
+        [
+            *[sys.executable, str(Path(__file__).with_name("gsm8k_script.py")), *file, *overrides],
+            "agentlightning.local.env_map.GAME_NUMBER=input.answer",
+            "actor_rollout_ref.model.use_remove_padding=false",
+            "empo2.algorithm.off_policy_probability=0.0",
+        ],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    steps = [line for line in done.stdout.splitlines() if line.startswith("step:")]
+    tips = [float(re.search(r"empo2/tips_injected:(?:np.float64\()?([\d.]+)", line)[1]) for line in steps]  # pyright: ignore
+    assert len(tips) == 2 and tips[0] == 0 < tips[1]
 
 
 def test_agent_that_always_fails_ends_the_run_with_one_clear_line(tmp_path: Path) -> None:

@@ -179,11 +179,11 @@ def _scope_line(chosen: Any, others: Any, trial: Settings, tasks: int) -> str:
 
     def said(choice: Any) -> str:
         fields = choice.fields if isinstance(choice.fields, str) else f"[{', '.join(choice.fields)}]"
-        return f"{fields} {choice.share:.0%}"
+        return f"{fields}: {choice.share:.0%}"
 
     return (
-        f"scope  {said(chosen)} of the memory rollouts can find tips, of {tasks} tasks in {trial.run.steps} steps of "
-        f"{trial.algorithm.tasks_per_step}; others: {', '.join(map(said, others))}"
+        f"scope  {said(chosen)} of the memory rollouts can find tips, in {trial.run.steps} steps of "
+        f"{trial.algorithm.tasks_per_step} of the {tasks} tasks. {', '.join(map(said, others))}"
     )
 
 
