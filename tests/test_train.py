@@ -376,7 +376,7 @@ def test_agent_lightning_script_with_one_changed_import(
 
 
 def test_script_as_of_agent_lightnings_gsm8k_example(tmp_path: Path, services: tuple[str, str, dict[str, str]]) -> None:
-    """Tasks from parquet, settings as OmegaConf's list, one import changed: two steps, of which the second shows tips."""
+    """Tasks from parquet, settings as OmegaConf takes them, one import changed; the second step shows tips."""
     url, model, environment = services
     rows = [{"question": f"Which number comes after {n}?", "answer": f"The next. #### {n + 1}"} for n in range(1, 5)]
     Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
@@ -402,7 +402,7 @@ def test_script_as_of_agent_lightnings_gsm8k_example(tmp_path: Path, services: t
     )
     assert done.returncode == 0, done.stdout[-5000:]
     steps = [line for line in done.stdout.splitlines() if line.startswith("step:")]
-    tips = [float(re.search(r"empo2/tips_injected:(?:np.float64\()?([\d.]+)", line)[1]) for line in steps]  # pyright: ignore
+    tips = [float(re.search(r"empo2/tips_injected_per_call:(?:np.float64\()?([\d.]+)", line)[1]) for line in steps]  # pyright: ignore
     assert len(tips) == 2 and tips[0] == 0 < tips[1]
 
 
