@@ -27,6 +27,17 @@ def _checked_scope(value: Any) -> Any:
     return value
 
 
+def _checked_state(value: str) -> str:
+    if value.startswith("regex:"):
+        try:
+            re.compile(value.removeprefix("regex:"))
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+    elif value not in ("beginning", "end") and not re.fullmatch(r"[\w.]+:\w+", value):
+        raise ValueError("must be beginning, end, regex:PATTERN, or module:function")
+    return value
+
+
 def _checked_source(value: str) -> str:
     if not re.fullmatch(r"hub:[\w.-]+(/[\w.-]+)?|.+\.(jsonl|parquet)|[\w.]+:\w+", value):
         raise ValueError("must be module:function, a .jsonl or .parquet file, or hub:NAME")
@@ -147,6 +158,8 @@ class Tasks(_Section):
 class Memory(_Section):
     from_: Annotated[str | None, Field(alias="from")]
     scope: Scope
+    state: Annotated[str, AfterValidator(_checked_state)]
+    state_characters: Positive
     retrieval: Literal["score", "similarity", "value", "newest", "random"]
     searched: Literal["every-turn", "first-turn"]
     top_k: Positive

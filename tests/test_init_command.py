@@ -11,11 +11,13 @@ import yaml
 from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.gateway.state import StateReader
 from empo2.recipe.launcher.tasks import load_tasks
 from empo2.recipe.retrofit.findings import cause, examine
 from empo2.recipe.retrofit.recorder import Body, Call, Trace
 from empo2.recipe.retrofit.scripted_model import sample
 from empo2.recipe.retrofit.starter import scope_choices
+from empo2.recipe.retrofit.states import describe_states
 
 from .recipe.model_server import MODEL, ModelServer
 
@@ -398,3 +400,24 @@ def test_help_teaches(capsys):
     printed = capsys.readouterr().out
     for word in ("empo2 init --agent my_agent:MyAgent", "AGL_OPENAI_BASE_URL", "EMPO2_REWARD_FILE", "Exit code 0"):
         assert word in printed
+
+
+def test_states_and_tips_are_shown_as_they_will_be():
+    reader = StateReader(load_settings().memory)
+    calls = [call("Count."), call("Count.", said("1"), "On. 0"), call("Count.", said("1"), "On. 0", said("2"), "On. 1")]
+    state, tips = describe_states(calls, reader)
+    assert state == ("state", "'Count.', 'On. 0', 'On. 1'")
+    assert tips[0] == "tips" and tips[1].startswith("stand before the newest message, here of the first call:\n")
+    assert tips[1].splitlines()[-3:] == ["- (what the policy wrote about an earlier episode)", "", "Count."]
+
+
+def test_states_that_cannot_be_told_apart():
+    """A transcript in one message: of 100 characters a turn, then longer than what is embedded."""
+    turns = [f"Turn {number}: ".ljust(100, "x") for number in range(30)]
+    short, long = ([call("\n".join(turns[:count])) for count in counts] for counts in ((2, 3), (20, 21)))
+    first, end = StateReader(load_settings().memory), load_settings(layer={"memory": {"state": "end"}}).memory
+    assert "1 of 1 states begin with the whole state before them" in dict(describe_states(short, first))["note"]
+    assert "1 of 1 turns have the state of the turn before" in dict(describe_states(long, first))["note"]
+    assert "note" not in dict(describe_states(long, StateReader(end)))
+    again = [call("a room"), call("a room", said("look"), "a room")]
+    assert "note" not in dict(describe_states(again, first))  # the same state, truly

@@ -82,11 +82,13 @@ def init(
     model is loaded, unless --model names one: replies come from a script. Files are written if the agent can be
     trained. Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
+    from empo2.recipe.gateway.state import StateReader
     from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
     from empo2.recipe.retrofit import starter
     from empo2.recipe.retrofit.findings import examine
     from empo2.recipe.retrofit.recorder import record
+    from empo2.recipe.retrofit.states import describe_states
 
     if [agent, command, config].count(None) != 2:
         raise ConfigError("give one of --agent, --command and --config; see empo2 init --help")
@@ -130,6 +132,7 @@ def init(
         if not output.absolute().parent.is_dir():
             raise ConfigError(f"{output}: No such file or directory")
     check_agent(settings)
+    reader = StateReader(settings.memory)
     name = _name_of(settings, rows[0])
     print(f"run    {name} on {json.dumps(rows[0], ensure_ascii=False)[:200]}", flush=True)
     with ending_descendants(), _server_of(model, server) as chosen_server:
@@ -144,6 +147,8 @@ def init(
     if wrong := sum(finding.level == "wrong" for finding in findings):
         again = f"empo2 init --config {config}" if config else "the same command; no file was written"
         raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: {again}")
+    for label, text in describe_states([call for call in trace.calls if call.status == 200], reader):
+        print(f"{label:6} {text}".replace("\n", "\n       | "))
     if config is None:
         print(_scope_line(chosen, others, trial, len(rows)))
         for file, text in drafts.items():

@@ -30,6 +30,7 @@ from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.middleware import MemoryMiddleware
 from empo2.recipe.gateway.reflector import Reflector
 from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.state import StateReader
 from empo2.recipe.gateway.tokenizer import tokenizer_of
 
 log = structlog.get_logger()
@@ -66,6 +67,7 @@ def make_gateway(
         servers=upstream.ModelServers(proxy, client),
         tokenizer=tokenizer_of(model_path, external=external),
         metrics=StepMetrics(),
+        state=StateReader(settings.memory),
     )
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from empo2.recipe.config import Settings, warnings_of
 from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.gateway.state import StateReader
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
     KEY,
@@ -55,6 +56,7 @@ def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
     check_gpus(settings)
     agent = check_agent(settings)
     tasks = load_tasks(settings)
+    StateReader(settings.memory)  # refuses a function that cannot be imported
     model = _resolve_model(settings)
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
