@@ -31,7 +31,7 @@ def share_with_tips(scopes: Sequence[str], tasks_per_step: int, steps: int, seed
 
 
 def recurrence_warning(scopes: Sequence[str], settings: Settings, steps: int) -> str:
-    """Return one line if fewer than half of the memory rollouts can ever find a tip; "" otherwise.
+    """Return one line if fewer than half of the memory rollouts can find tips of earlier steps; "" otherwise.
 
     Nothing is said of a single step, of a run without memory rollouts, and of one that begins with another's memory.
 
@@ -45,7 +45,7 @@ def recurrence_warning(scopes: Sequence[str], settings: Settings, steps: int) ->
     if share >= 0.5:
         return ""
     return (
-        f"memory.scope={memory.scope}: only {share:.0%} of the memory rollouts can ever find a tip, since "
+        f"memory.scope={memory.scope}: only {share:.0%} of the memory rollouts can find tips of earlier steps, since "
         f"{len(set(scopes))} scopes seldom come twice in {steps} steps of {algorithm.tasks_per_step} tasks; give "
         "fields whose values recur, or all-tasks"
     )

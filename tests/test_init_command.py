@@ -372,7 +372,7 @@ def test_a_file_of_tasks_and_a_model_that_a_server_has(init, tmp_path):
     assert code == 0, printed
     assert [seen.body["messages"] for seen in model.seen] == [[{"role": "user", "content": "What is 1?"}]]
     assert (
-        "scope  all-tasks: 83% of the memory rollouts can find tips, in 6 steps of 2 of the 18 tasks. [question, answ"
+        "scope  all-tasks: 83% of the memory rollouts can find tips of earlier steps, in 6 steps of 2 of the 18"
         in printed
     )
     assert "made up" not in printed

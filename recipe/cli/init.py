@@ -148,7 +148,10 @@ def init(
         again = f"empo2 init --config {config}" if config else "the same command; no file was written"
         raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: {again}")
     for label, text in describe_states([call for call in trace.calls if call.status == 200], reader):
-        print(f"{label:6} {text}".replace("\n", "\n       | "))
+        first, *more = text.splitlines()
+        print(f"{label:6} {first}")
+        for line in more:
+            print(f"       | {line}".rstrip())
     if config is None:
         print(_scope_line(chosen, others, trial, len(rows)))
         for file, text in drafts.items():
@@ -187,7 +190,7 @@ def _scope_line(chosen: Any, others: Any, trial: Settings, tasks: int) -> str:
         return f"{fields}: {choice.share:.0%}"
 
     return (
-        f"scope  {said(chosen)} of the memory rollouts can find tips, in {trial.run.steps} steps of "
+        f"scope  {said(chosen)} of the memory rollouts can find tips of earlier steps, in {trial.run.steps} steps of "
         f"{trial.algorithm.tasks_per_step} of the {tasks} tasks. {', '.join(map(said, others))}"
     )
 

@@ -52,7 +52,7 @@ class Scope:
     Attributes:
         fields: what to write as ``memory.scope``.
         scopes: how many different ones the training tasks have.
-        share: of the memory rollouts that can find a tip.
+        share: of the memory rollouts that can find tips of earlier steps.
     """
 
     fields: str | list[str]
@@ -97,8 +97,8 @@ def all_variables(variables: Mapping[str, str], command: str | None, task: Mappi
 def scope_choices(tasks: Sequence[Mapping[str, Any]], tasks_per_step: int, steps: int) -> list[Scope]:
     """Return the scope to take, and the others: all tasks share, each task for itself, equal values of one field.
 
-    The scope of the paper, each task for itself, is taken if at least half of the memory rollouts can find a tip;
-    otherwise all tasks share. A single field is never taken: it may be the answer.
+    The scope of the paper, each task for itself, is taken if at least half of the memory rollouts can then find tips of
+    earlier steps; otherwise all tasks share. A single field is never taken: it may be the answer.
 
     Args:
         tasks: for training.

@@ -35,7 +35,7 @@ def test_warning() -> None:
     by_question = load_settings("cpu", [*settings, "tasks.source=my:load", "memory.scope=[question]"])
     warning = recurrence_warning(questions, by_question, 6)
     assert warning.startswith(
-        "memory.scope=['question']: only 0% of the memory rollouts can ever find a tip, since 41 "
+        "memory.scope=['question']: only 0% of the memory rollouts can find tips of earlier steps, since 41 "
     )
     assert recurrence_warning(questions, by_question, 1) == ""  # a trial of one step
     assert recurrence_warning(questions[:2], by_question, 6) == ""
