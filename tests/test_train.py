@@ -406,6 +406,26 @@ def test_script_as_of_agent_lightnings_gsm8k_example(tmp_path: Path, services: t
     assert len(tips) == 2 and tips[1] > 0
 
 
+def test_init_plays_an_episode_with_a_real_model(tmp_path: Path) -> None:
+    quiz = Path(__file__).parents[1] / "examples" / "quiz"
+    line = f"{sys.executable} {quiz / 'quiz.py'} {{QUESTION}} {{ANSWER}}"
+    env = [word for name in ("question", "answer") for word in ("--env", f"{name.upper()}=input.{name}")]
+    done = subprocess.run(
+        [
+            *[*CLI, "init", "--command", line, "--tasks", str(quiz / "questions.jsonl"), *env],
+            *["--env", "AGENT_REWARD=stdout", "--model", "smollm2-135m-instruct", "--time-limit", "300"],
+        ],
+        cwd=tmp_path,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is being loaded by vLLM" in done.stdout and "the reward was reported" in done.stdout
+    assert (tmp_path / "empo2.yaml").is_file()
+
+
 def test_agent_that_always_fails_ends_the_run_with_one_clear_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [
