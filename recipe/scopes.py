@@ -24,7 +24,7 @@ def share_with_tips(scopes: Sequence[str], tasks_per_step: int, steps: int, seed
         place = step % steps_per_epoch * tasks_per_step
         if place == 0:
             order = generator.permutation(len(scopes))
-        played = [scopes[task] for task in order[place : place + tasks_per_step]]
+        played = [scopes[int(task)] for task in order[place : place + tasks_per_step]]
         found += sum(scope in known for scope in played)
         known.update(played)
     return found / (steps * tasks_per_step)

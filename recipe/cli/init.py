@@ -95,6 +95,7 @@ def init(
     if server is not None and model is None:
         raise ConfigError(f"--server {server}: give --model, the server's name of it")
     drafts: dict[Path, str] = {}
+    about_scope = ""
     if config is not None:
         settings = load_settings(file=config)
         rows = load_tasks(settings, made_up=True).train
@@ -118,6 +119,7 @@ def init(
             "memory": {"scope": chosen.fields},
             "algorithm": {"failure_return": rewards[0], "success_return": rewards[1]},
         }
+        about_scope = _scope_line(chosen, others, trial, len(rows))
         settings = load_settings(layer=layer)
         drafts[output] = starter.config_text(
             output,
@@ -152,10 +154,10 @@ def init(
         print(f"{label:6} {first}")
         for line in more:
             print(f"       | {line}".rstrip())
-    if config is None:
-        print(_scope_line(chosen, others, trial, len(rows)))
-        for file, text in drafts.items():
-            starter.write(file, text)
+    if about_scope:
+        print(about_scope)
+    for file, text in drafts.items():
+        starter.write(file, text)
     if any(row.get(starter.MADE_UP) for row in rows):
         print("note   the tasks are made up: put yours into my_tasks.py, or give tasks.source=FILE.jsonl, then train")
     print(f"done   it can be trained: empo2 train --profile cpu --config {config or output}")
