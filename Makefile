@@ -6,7 +6,7 @@ profile ?= cpu
 only ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks demo small-model test test-fast check soak lock clean
+.PHONY: help setup frameworks browser demo small-model test test-fast check soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,8 +15,13 @@ setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again
 	@./setup.sh $(profile)
 
 frameworks: setup ## add the frameworks that agents/frameworks plays in (only=langgraph: that one)
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps \
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --compile-bytecode \
 		$(addprefix --requirements ,$(wildcard requirements/frameworks/$(only).txt))
+	@! command -v npm >/dev/null || npm ci --silent --no-audit --no-fund --prefix tests/recipe/clients || \
+		echo "frameworks: without the clients in JavaScript, whose tests are skipped"
+
+browser: setup ## add a browser (Qt's Chromium, 400 MB), in which the tests open a report
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --requirements requirements/browser.txt
 
 demo: setup ## see the small model explore, write notes and learn, on a CPU
 	$(BIN)/empo2 demo
@@ -52,6 +57,7 @@ LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12
 lock: setup ## resolve requirements/*.in anew into the pinned lists
 	$(LOCK) --excludes excludes-cpu.txt cpu.in --output-file cpu.txt
 	$(LOCK) gpu.in --output-file gpu.txt
+	$(LOCK) browser.in --output-file browser.txt
 	for name in $(basename $(notdir $(wildcard requirements/frameworks/*.in))); do \
 		($(LOCK) --overrides overrides-frameworks.txt --constraints cpu.txt frameworks/$$name.in | \
 			grep -vxFf cpu.txt > frameworks/$$name.txt) || exit; \

@@ -61,7 +61,9 @@ install_packages() {
     uv_install --requirements "$list" 2>&1 | { grep --line-buffered -vE '^ (\+|Downloaded)' || true; }
 }
 
-uv_install() { VIRTUAL_ENV=$venv "$venv/bin/uv" pip install --no-deps "$@"; }
+# Compiled at once: training starts some ten processes that import torch, and without bytecode each compiles it anew
+# where PYTHONDONTWRITEBYTECODE is set, as in many containers.
+uv_install() { VIRTUAL_ENV=$venv "$venv/bin/uv" pip install --no-deps --compile-bytecode "$@"; }
 
 [[ -f $list ]] || fail "no such profile: '$profile'; use cpu or gpu"
 packages_key="$list $(sha256sum <"$list") $venv" # scripts in a venv hold its absolute path

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import yaml
-from scipy.stats import t
+
+from empo2.recipe.evaluation.statistics import area, over_seeds
 
 KEPT = ("step", "training/success_rate", "training/return", "training/intrinsic", "val/", "empo2/", "timing_s/step")
 ALONE, WITH_MEMORY, UNSEEN = "val/train/success_rate", "val/train/memory_success_rate", "val/unseen/success_rate"
@@ -22,19 +23,6 @@ def curve(rows: Sequence[Mapping[str, float]], metric: str, against: str = "step
     """Return a metric of one run against its steps, or against another metric."""
     points = [(row[against], row[metric]) for row in rows if metric in row]
     return np.array([x for x, _ in points]), np.array([y for _, y in points])
-
-
-def interval(values: Sequence[float]) -> float:
-    """Return half the 95 % interval of the mean by Student's t; nan for fewer than two values."""
-    if len(values) < 2:
-        return math.nan
-    return float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
-
-
-def area(points: Curve) -> float:
-    """Return the mean height of a curve over its steps, by trapezoids."""
-    steps, values = points
-    return float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
 
 
 def first_reach(points: Curve, height: float) -> float:
@@ -92,7 +80,7 @@ def table(arms: Mapping[str, Any], runs: Mapping[str, Sequence[Any]]) -> str:
             arms[name]["title"],
             str(len(found)),
             percent([values[-1] for _, values in alone]),
-            percent([area(points) for points in alone]),
+            percent([area(values.tolist(), steps.tolist()) for steps, values in alone]),
             "-" if math.isnan(reach) else f"{reach:.0f}",
             percent([curve(rows, UNSEEN)[1][-1] for rows in found]),
             percent([curve(rows, WITH_MEMORY)[1][-1] for rows in found]) if distances else "-",
@@ -110,8 +98,8 @@ def distance(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
 
 def percent(values: Sequence[float]) -> str:
     """Return the mean in percent, with its interval if there are several values."""
-    half = interval(values)
-    return f"{100 * np.mean(values):.0f} %" + ("" if math.isnan(half) else f" ± {100 * half:.0f}")
+    found = over_seeds(values)
+    return f"{100 * found.mean:.0f} %" + ("" if math.isnan(found.high) else f" ± {100 * (found.high - found.mean):.0f}")
 
 
 def draw(arms: Mapping[str, Any], runs: Mapping[str, Sequence[Any]], target: Path) -> None:

@@ -6,7 +6,7 @@ Knows neither the recipe nor agent-lightning nor verl; importing it loads no tor
 from empo2.memory.batching import BatchingEmbedder
 from empo2.memory.embedder import Embedder, EmbedderError, SentenceEmbedder, embedder_name
 from empo2.memory.file import MemoryFileError, copy_memory
-from empo2.memory.novelty import Visit
+from empo2.memory.novelty import Novelty, Visit
 from empo2.memory.retrieval import AtRandom, ByAge, ByScore, BySimilarity, ByValue, Policy
 from empo2.memory.service import MemoryService
 from empo2.memory.store import MemoryStore
@@ -25,6 +25,7 @@ __all__ = [
     "MemoryFileError",
     "MemoryService",
     "MemoryStore",
+    "Novelty",
     "Policy",
     "SentenceEmbedder",
     "Step",

@@ -70,6 +70,18 @@ class Play(NamedTuple):
     created: float
 
 
+class TipUse(NamedTuple):
+    """A tip and the mean returns of its scope's plays that it was shown in, and of those that it was not."""
+
+    tip: StoredTip
+    shown_return: float
+    other_return: float
+
+    @property
+    def gain(self) -> float:
+        return self.shown_return - self.other_return
+
+
 @dataclass(frozen=True)
 class Conditions:
     """Conditions that a tip must meet, all of them. None and False are no condition.
@@ -153,6 +165,25 @@ def stored_tips(
 def episode_steps(db: sqlite3.Connection, tip: StoredTip) -> list[tuple[str, str]]:
     """Return state and action of each step of the episode that a tip was written after."""
     return db.execute("SELECT state, action FROM entries WHERE tip_id = ? ORDER BY step", (tip.id,)).fetchall()
+
+
+def tip_uses(db: sqlite3.Connection, *, least: int = 2) -> list[TipUse]:
+    """Return the tips with the plays that they were shown in, by descending gain; ties are most shown first.
+
+    A gain is no effect: plays get better with time, and later ones are shown other tips.
+
+    Args:
+        least: plays that a tip was shown in, and plays that it was not, below which it is left out.
+    """
+    rows = db.execute(
+        "SELECT tip_id, avg(score), (total - sum(score)) / (number - count(*)) FROM credits JOIN plays USING (episode)"
+        " JOIN (SELECT scope, sum(score) AS total, count(*) AS number FROM plays GROUP BY scope) USING (scope)"
+        " GROUP BY tip_id HAVING count(*) >= :least AND number - count(*) >= :least",
+        {"least": least},
+    )
+    returns = {tip: means for tip, *means in rows}
+    uses = [TipUse(tip, *returns[tip.id]) for tip in stored_tips(db, order="used") if tip.id in returns]
+    return sorted(uses, key=lambda use: -use.gain)
 
 
 def find_tips(db: sqlite3.Connection, scopes: Collection[str], key: np.ndarray, policy: Policy) -> list[FoundTip]:

@@ -99,7 +99,8 @@ class ByValue:
 
     Candidates have a cosine of at least `min_similarity`, each text once, by its most similar entry (the newest of
     equals). Over them, rank = (1 - weight) z(similarity) + weight z(Q), z with the population's standard deviation
-    and 0 where that is 0. Ties are broken by similarity, then newest first.
+    and 0 where that is 0. Ties are broken by similarity, then newest first. The paper takes both z over the
+    candidates, the authors' code z(similarity) by a mean and a deviation fixed for their encoder and data.
 
     Attributes:
         k: most rows to return (MemRL's k2).
@@ -108,6 +109,7 @@ class ByValue:
         weight: weight of the learned value (λ): 0 is similarity alone, 1 the learned value alone.
         exploration: probability that the k are drawn at random from the candidates; they are returned best first too.
         generator: random generator of these draws.
+        statistics: mean and deviation of cosines for z(similarity); None for those of the candidates.
     """
 
     k: int
@@ -116,12 +118,18 @@ class ByValue:
     weight: float
     exploration: float
     generator: np.random.Generator
+    statistics: tuple[float, float] | None = None
 
     def __call__(self, entries: Entries) -> np.ndarray:
         similar = np.flatnonzero(entries.similarities >= self.min_similarity)
         rows = _first_of_texts(similar, (entries.similarities,), entries.texts, self.candidates)
         similarities = entries.similarities[rows].astype(np.float64)
-        rank = (1 - self.weight) * _z_scores(similarities) + self.weight * _z_scores(entries.values[rows])
+        if self.statistics is None:
+            similar_z = _z_scores(similarities)
+        else:
+            mean, deviation = self.statistics
+            similar_z = (similarities - mean) / deviation
+        rank = (1 - self.weight) * similar_z + self.weight * _z_scores(entries.values[rows])
         ranked = rows[np.lexsort((rows, similarities, rank))[::-1]]
         if self.generator.random() < self.exploration:
             drawn = self.generator.choice(len(ranked), min(self.k, len(ranked)), replace=False)

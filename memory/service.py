@@ -10,9 +10,10 @@ from typing import TypeVar
 import numpy as np
 
 from empo2.memory.batching import BatchingEmbedder
+from empo2.memory.distillation import RandomNetworkDistillation
 from empo2.memory.embedder import Embedder
 from empo2.memory.index import cosine_similarities
-from empo2.memory.novelty import Visit, count_similar
+from empo2.memory.novelty import Novelty, Visit, count_similar
 from empo2.memory.retrieval import Policy
 from empo2.memory.store import MemoryStore
 from empo2.memory.tips import Step, Tip
@@ -34,6 +35,8 @@ class MemoryService:
         novelty_similarity: cosine above which two states count as similar.
         value_learning_rate: of the learned values of shown tips.
         embedder_threads: texts embedded at once for callers that wait.
+        distillation_seed: makes random network distillation the intrinsic reward, in the place of 1/n; the networks
+            are of this seed, unless the file has some.
 
     Raises:
         MemoryFileError: the file cannot be opened (see `MemoryStore`).
@@ -51,6 +54,7 @@ class MemoryService:
         novelty_similarity: float,
         value_learning_rate: float,
         embedder_threads: int = 1,
+        distillation_seed: int | None = None,
     ) -> None:
         self._policy = policy
         self._novelty_similarity = novelty_similarity
@@ -59,10 +63,22 @@ class MemoryService:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memory")
         try:
             self._store, self._size = self._thread.submit(_open, file, embedder, capacity).result()
+            self._dimension, self._seed = embedder.dimension, distillation_seed
+            self._distillation = self._thread.submit(self._load_distillation, self._store).result()
         except BaseException:
             self._thread.shutdown()
             raise
         self._embedder = BatchingEmbedder(embedder, threads=embedder_threads)
+
+    def _load_distillation(self, store: MemoryStore) -> RandomNetworkDistillation | None:
+        if self._seed is None:
+            return None
+        content = store.networks()
+        return (
+            RandomNetworkDistillation.load(content)
+            if content
+            else RandomNetworkDistillation(self._dimension, self._seed)
+        )
 
     async def _in_thread(self, work: Callable[[MemoryStore], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._store)
@@ -75,20 +91,23 @@ class MemoryService:
         """Return the scope's best tips for a state by the policy, without those whose text is in ``exclude``."""
         return await self._in_thread(lambda store: store.search(scope, embedding, self._policy, exclude=exclude))
 
-    async def visit(self, scope: str, episode: str, state: str, embedding: np.ndarray) -> int:
-        """Count an episode's visit to a state and return n >= 1, for the intrinsic reward 1/n.
+    async def visit(self, scope: str, episode: str, state: str, embedding: np.ndarray) -> Novelty:
+        """Count an episode's visit to a state; return n >= 1 and the intrinsic reward.
 
         n is the sum of the committed visits to similar states, the episode's own since the last commit, and this one.
-        Visits of other episodes count after the next `commit_visits`.
+        Visits of other episodes count after the next `commit_visits`, and random network distillation learns then.
         """
         threshold = self._novelty_similarity
         own = self._visits[episode]
         keys = np.stack([visit.key for visit in own]) if own else np.empty((0, len(embedding)), np.float32)
         before = count_similar(cosine_similarities(keys, embedding), np.ones(len(own), np.int64), threshold=threshold)
         own.append(Visit(scope, state, embedding))
-        return (
-            before + 1 + await self._in_thread(lambda store: store.count_visits(scope, embedding, threshold=threshold))
-        )
+
+        def look_up(store: MemoryStore) -> Novelty:
+            visits = before + 1 + store.count_visits(scope, embedding, threshold=threshold)
+            return Novelty(visits, 1 / visits if self._distillation is None else self._distillation.reward(embedding))
+
+        return await self._in_thread(look_up)
 
     async def commit_visits(self) -> None:
         """Store the visits since the last commit in one transaction, also those of failed episodes.
@@ -97,8 +116,17 @@ class MemoryService:
         """
         visits, self._visits = self._visits, defaultdict(list)
         flat = [visit for own in visits.values() for visit in own]
+
+        def commit(store: MemoryStore) -> None:
+            store.add_visits(flat, threshold=self._novelty_similarity)
+            if self._distillation is not None:
+                # What is learned must not depend on the order in which episodes arrived.
+                episodes = sorted(visits.values(), key=lambda own: [(visit.scope, visit.state) for visit in own])
+                self._distillation.update([np.stack([visit.key for visit in own]) for own in episodes])
+                store.keep_networks(self._distillation.dump())
+
         if flat:
-            await self._in_thread(lambda store: store.add_visits(flat, threshold=self._novelty_similarity))
+            await self._in_thread(commit)
 
     async def add_episode(
         self, scope: str, episode: str, tip: str, score: float, success: bool, steps: Sequence[Step]
@@ -154,6 +182,7 @@ class MemoryService:
 
         def restore(store: MemoryStore) -> int:
             store.restore(path)
+            self._distillation = self._load_distillation(store)
             return store.size()
 
         self._size = await self._in_thread(restore)

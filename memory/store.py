@@ -216,6 +216,16 @@ class MemoryStore:
             raise ValueError(f"state {state!r} has {visits} visits; a visited state has at least 1")
         self._states.add_state(scope, state, unit(key, self._dimension), visits)
 
+    def networks(self) -> bytes | None:
+        """Return what `keep_networks` was given last; None if nothing was."""
+        row = self._db.execute("SELECT content FROM networks").fetchone()
+        return row[0] if row else None
+
+    def keep_networks(self, content: bytes) -> None:
+        """Keep the networks of random network distillation in the file."""
+        with self._db:
+            self._db.execute("INSERT OR REPLACE INTO networks VALUES (1, ?)", (content,))
+
     def remove_tips(self, ids: Collection[int]) -> int:
         """Remove tips and their entries; return the number of tips removed. Their credits stay."""
         with self._db:

@@ -89,6 +89,7 @@ class Algorithm(_Section):
     failure_return: float
     return_scale: Annotated[float, Field(gt=0)] | None
     intrinsic_coefficient: Annotated[float, Field(ge=0)]
+    novelty: Literal["count", "rnd"]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
     failed_rollout_return: float | None
     return_tolerance: Annotated[float, Field(ge=0)]
@@ -125,6 +126,7 @@ class Algorithm(_Section):
 class Model(_Section):
     path: str
     server: Annotated[str, Field(pattern=r"^https?://")] | None
+    tool_parser: str
     temperature: Annotated[float, Field(gt=0)]
     val_temperature: Annotated[float, Field(ge=0)]
     max_prompt_tokens: Positive
@@ -162,10 +164,12 @@ class Memory(_Section):
     state_characters: Positive
     retrieval: Literal["score", "similarity", "value", "newest", "random"]
     searched: Literal["every-turn", "first-turn"]
+    judged: bool
     top_k: Positive
     min_similarity: Annotated[float, Field(ge=-1, lt=1)]
     candidates: Positive
     value_weight: Probability
+    similarity_statistics: Annotated[list[float], Field(min_length=2, max_length=2)] | None
     value_learning_rate: Annotated[float, Field(gt=0, le=1)]
     exploration: Probability
     episode_tokens: Positive
@@ -180,6 +184,7 @@ class Memory(_Section):
 class Reflection(_Section):
     prompt: str
     of: Literal["all", "failures"]
+    form: Literal["sentence", "transcript"]
     sees: Literal["chat", "transcript"]
     transcript_characters: Positive
     max_words: Annotated[int, Field(gt=0, le=1000)]
@@ -188,11 +193,21 @@ class Reflection(_Section):
     timeout: Annotated[float, Field(gt=0)]
 
 
+class CallRule(_Section):
+    """A rule of ``gateway.trained_calls``: a call fits if all patterns that are given do (those of a shell)."""
+
+    path: str | None = None
+    header: str | None = None
+    model: str | None = None
+
+
 class Gateway(_Section):
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
     key: str | None
     admin_key: str | None
+    trained_calls: list[CallRule] | Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    other_server: Annotated[str, Field(pattern=r"^https?://")] | None
     max_request: Annotated[float, Field(gt=0)]
     rollout_lifetime: Positive
 
@@ -265,7 +280,7 @@ def load_settings(
                     f"{section}={names!r}: is a section; set one of its keys, such as {section}.{example}"
                 )
         _discard(values, each)
-        values = _lay_over(values, each)
+        values = lay_over(values, each)
     for name in masked_names(values):
         raise ConfigError(f"{name}={MASK!r}: the file was written without its secrets; give the value as {name}=VALUE")
     try:
@@ -305,8 +320,11 @@ def _yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-def read_layer(file: Path) -> Mapping[str, Any]:
+def read_layer(file: Path, option: str = "--config") -> Mapping[str, Any]:
     """Return the settings of a YAML file, as sections.
+
+    Args:
+        option: that named the file; an error begins with it.
 
     Raises:
         ConfigError: the file cannot be read, or is not a mapping.
@@ -314,11 +332,11 @@ def read_layer(file: Path) -> Mapping[str, Any]:
     try:
         content = _yaml(file.read_text())
     except OSError as error:
-        raise ConfigError(f"--config {file}: {error.strerror}") from None
+        raise ConfigError(f"{option} {file}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeError) as error:
-        raise ConfigError(f"--config {file}: not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{option} {file}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"--config {file}: must be a mapping of sections, such as 'algorithm: {{seed: 1}}'")
+        raise ConfigError(f"{option} {file}: must be a mapping of sections, such as 'algorithm: {{seed: 1}}'")
     return content
 
 
@@ -327,22 +345,27 @@ def _parse_override(argument: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{argument!r}: settings are given as key=value, such as algorithm.seed=1")
     try:
-        nested = _yaml(text)
+        return nested(key, _yaml(text))
     except yaml.YAMLError:
         raise ConfigError(
             f"{argument!r}: the value is not YAML; put quotes around text with special characters"
         ) from None
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Return a dotted key with its value as nested mappings."""
     for part in reversed(key.split(".")):
-        nested = {part: nested}
-    return nested
+        value = {part: value}
+    return value
 
 
-def _lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+def lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings merged; the layer's values win."""
     # Not OmegaConf.merge: it would read "${" in a prompt or a command line as an interpolation.
     merged = dict(base)
     for key, value in layer.items():
         both = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
-        merged[key] = _lay_over(base[key], value) if both else value
+        merged[key] = lay_over(base[key], value) if both else value
     return merged
 
 
@@ -403,6 +426,10 @@ def _check_together(settings: Settings) -> None:
     if memory.retrieval == "value" and memory.candidates < memory.top_k:
         raise ConfigError(
             f"memory.candidates={memory.candidates}: must be at least top_k={memory.top_k}, which are shown of them"
+        )
+    if memory.similarity_statistics and memory.similarity_statistics[1] <= 0:
+        raise ConfigError(
+            f"memory.similarity_statistics={memory.similarity_statistics}: the second is a standard deviation, above 0"
         )
     if algorithm.name == "empo2":
         for key, tokens in (

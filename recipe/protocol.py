@@ -112,7 +112,7 @@ class CallEvent(_Message):
         anchor: the state of the call for GiGPO, from the agent's own messages; None if it is not asked for.
         visits: visits to similar states: those before the step, the rollout's own so far, and this one; None if the
             memory failed.
-        intrinsic_reward: 1 / visits.
+        intrinsic_reward: 1 / visits, or that of ``algorithm.novelty``; 0 if the memory failed.
     """
 
     prompt_token_ids: list[int]

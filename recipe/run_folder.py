@@ -1,18 +1,55 @@
-"""The files of a run's folder, the mode of a step by its metrics, and checkpoints (weights and memory of one step)."""
+"""The files of a run's folder, its metrics, and checkpoints (weights and memory of one step)."""
 
+import contextlib
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from empo2.recipe.errors import Empo2Error
+
+type Row = dict[str, float]
+"""One step's metrics by name, ``step`` among them; metrics that were not measured, or not finite, are absent."""
+
 MEMORY_FILE = "memory.sqlite"
 METRICS_FILE = "metrics.jsonl"
+EPISODES_FILE = "episodes.jsonl"  # one trained episode of each step
 CONFIG_FILE = "config.yaml"
 TASKS_FILE = "tasks.json"
 CHECKPOINTS = "checkpoints"
 
 _COMPLETE = "complete"  # an empty file, written last, so that an incomplete checkpoint lacks it
 _STEP = "global_step_"  # verl's
+
+
+def read_metrics(run: Path) -> list[Row]:
+    """Return the rows of ``run/metrics.jsonl`` by ascending step.
+
+    Lines of the same step are merged; the newest value wins. An incomplete line, left by a run that is being written
+    or was killed, is skipped.
+
+    Raises:
+        Empo2Error: there is no such file, or no complete line in it.
+    """
+    file = run / METRICS_FILE
+    if not file.is_file():
+        raise Empo2Error(f"{run}: no metrics.jsonl; give the folder of a run, such as runs/demo")
+    steps: dict[int, Row] = {}
+    for row in read_lines(file):
+        steps.setdefault(row["step"], {}).update({key: value for key, value in row.items() if value is not None})
+    if not steps:
+        raise Empo2Error(f"{file}: no step yet; look again when the first step, or the validation before it, is done")
+    return [steps[step] for step in sorted(steps)]
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return what the lines of a JSON Lines file hold; incomplete lines are skipped, and an absent file is empty."""
+    found = []
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
 
 
 def step_mode(metrics: Mapping[str, Any]) -> str | None:

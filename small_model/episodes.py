@@ -35,17 +35,12 @@ class Episode:
         return {turn.room for turn in self.turns}
 
     @property
-    def dead_ends(self) -> set[str]:
-        """Rooms seen that have one door alone."""
-        return {turn.room for turn in self.turns if len(turn.exits) == 1}
-
-    @property
     def tip_true(self) -> bool:
         """Whether all that the tip says holds in the house, and it claims to have seen no more than was seen."""
         note = self.note
         if note is None or not note.true_of(self.house) or note.found != self.success:
             return False
-        return set(note.empty) <= self.seen
+        return {note.end, *(room for room, _ in note.way)} <= self.seen
 
 
 def play(

@@ -10,9 +10,8 @@ from empo2.small_model.notes import Note, way_to
 class Player:
     """One episode's player, who knows what the notes say and what it has seen, and nothing else of the house.
 
-    It goes to the coin that a note names; else to the nearest room not seen in this episode, of two as near to the one
-    that no note lists. Rooms that a note calls dead ends come last. A note that what was seen contradicts is not
-    believed any more.
+    It goes to the coin that a note names; else on as a note of a failure says, through a door that this episode has not
+    used; else to the nearest room not seen yet. A note that what was seen contradicts is not believed any more.
     """
 
     def __init__(self, notes: Sequence[Note], generator: random.Random) -> None:
@@ -30,30 +29,36 @@ class Player:
         self._notes = [note for note in self._notes if not self._contradicted(note)]
         doors = self._doors()
         reach = distances(doors, room)
-        goals = [note.coin for note in self._notes if note.found and note.coin in reach]
+        goals = [note.end for note in self._notes if note.found and note.end in reach]
         if not goals:
+            # As often as notes name it: what most players found to lead on is the likeliest.
+            named = [
+                direction
+                for note in self._notes
+                for here, direction, behind in note.edges()
+                if here == room and behind not in self.exits
+            ]
+            if named:
+                return f"move {self._generator.choice(named)}"
             goals = [other for other in reach if other not in self.exits]
         if not goals:
             return f"move {self._generator.choice(sorted(exits))}"
-        listed = {other for note in self._notes for other in note.empty}
-        dead_ends = {other for note in self._notes for other in note.dead_ends}
-        cost = {goal: (goal in dead_ends, reach[goal], goal in listed) for goal in goals}
-        cheapest = min(cost.values())
-        goal = self._generator.choice(sorted({goal for goal in goals if cost[goal] == cheapest}))
+        nearest = min(reach[goal] for goal in goals)
+        goal = self._generator.choice(sorted({goal for goal in goals if reach[goal] == nearest}))
         return f"move {way_to(doors, room, goal)[0][1]}"
 
     def _contradicted(self, note: Note) -> bool:
         seen = self.exits
         if note.way and note.way[0][0] != self._start:
             return True
-        if note.found and note.coin in seen:
+        if note.found and note.end in seen:
             return True
         return any(room in seen and seen[room].get(direction) != behind for room, direction, behind in note.edges())
 
     def _doors(self) -> Doors:
         doors: dict[str, dict[str, str]] = {room: dict(exits) for room, exits in self.exits.items()}
         for note in self._notes:
-            for room, direction, behind in note.edges():
+            for room, direction, behind in note.edges() if note.found else ():
                 if room not in self.exits:
                     doors.setdefault(room, {})[direction] = behind
         return doors

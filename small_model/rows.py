@@ -1,5 +1,6 @@
 """Training rows from scripted play: a whole chat, with notes where the gateway puts them, and what of it is learned."""
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,9 +84,9 @@ READING = Mix(
 )
 # A player who read the way in a note can copy it; one who found the coin without notes must remember it.
 WRITING = Mix(
-    {"none": 55, "success": 20, "failure": 15, "other house": 4, "false": 3, "mixed": 3},
+    {"none": 60, "success": 15, "failure": 15, "other house": 4, "false": 3, "mixed": 3},
     after_success=0.9,
-    after_failure=0.5,
+    after_failure=0.9,
 )
 
 
@@ -93,10 +94,12 @@ def rows(
     houses: Sequence[House], count: int, mix: Mix, reflections: Sequence[Reflection], generator: random.Random
 ) -> list[Row]:
     """Return `count` rows; `houses` are played in turn, in disguise (see houses.disguised)."""
-    return [
+    drawn = (
         row(houses[index % len(houses)], houses[(7 * index + 3) % len(houses)], mix, reflections, generator)
-        for index in range(count)
-    ]
+        for index in itertools.count()
+    )
+    # A short episode may be without sense throughout.
+    return list(itertools.islice((row for row in drawn if any(message.learned for message in row.messages)), count))
 
 
 def row(house: House, other: House, mix: Mix, reflections: Sequence[Reflection], generator: random.Random) -> Row:
@@ -155,8 +158,8 @@ def _earlier(house: House, limit: int, success: bool, generator: random.Random) 
         played = play(house, [], 12, generator.choice(SLIPS), generator)
         if played.success and generator.random() < 0.5:
             return note_of(played.turns, True)
-        return Note(house.coin, way_to(house.doors, house.start, house.coin))
-    return next(iter(_failures(house, 1, limit, generator)), Note(empty=(house.start,)))
+        return Note(house.coin, way_to(house.doors, house.start, house.coin), found=True)
+    return next(iter(_failures(house, 1, limit, generator)), Note(house.start))
 
 
 def _failures(house: House, count: int, limit: int, generator: random.Random) -> list[Note]:

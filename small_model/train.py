@@ -16,7 +16,7 @@ from empo2.small_model.rows import Message
 
 WORKERS = 2  # two processes of one thread each are faster than one of two, and do not spin on a busy machine
 ACTION_WEIGHT = 4.0  # of an action's tokens in the loss; a note's have 1
-WRITTEN = ("Coin in ", "Empty: ")  # how a note begins
+WRITTEN = ("Coin in ", "No coin as far as ")  # how a note begins
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 

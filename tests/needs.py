@@ -5,10 +5,10 @@ import importlib.metadata
 import pytest
 
 
-def need(*packages: str) -> None:
+def need(*packages: str, by: str = "make frameworks") -> None:
     """Skip the test, saying how to install them, unless all are there."""
     for package in packages:
         try:
             importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            pytest.skip(f"needs {package}: make frameworks")
+            pytest.skip(f"needs {package}: {by}")

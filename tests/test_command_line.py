@@ -48,6 +48,7 @@ def run_cli(*arguments: str, directory: Path, **variables: str) -> subprocess.Co
         (["--profile", "gpu-1"], ["hardware.gpus_per_node=1", "--profile cpu"]),
         (["--profile", "tpu"], ["profile 'tpu'", "cpu"]),
         (["nonsense"], ["nonsense", "key=value"]),
+        (["--ablation", "no-musk"], ["ablation 'no-musk'", "did you mean no-mask?"]),
         (["--confg", "x"], ["No such option: --confg", "--config", "see empo2 train --help"]),
         (["algorithm.seed=x", "--key", "a", "run.steps=y"], ["algorithm.seed='x'", "run.steps='y'"]),
     ],

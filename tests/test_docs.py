@@ -1,4 +1,5 @@
 """README, docs/ and CONTRIBUTING: their commands, settings, links and code exist as they are written."""
+# ruff: noqa: RUF001 (the signs of the pages)
 
 import os
 import re
@@ -13,6 +14,8 @@ import pytest
 import yaml
 
 from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.evaluation.panels import load_panel
+from empo2.recipe.protocol import scope_of
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -122,6 +125,64 @@ def test_settings_of_commands_are_accepted(page: Path) -> None:
             (file,) = {place / file for place in PLACES if (place / file).is_file()} or {None}
             assert file is not None, f"{options['--config']}: no such file"
         load_settings(options.get("--profile"), settings, file=file)
+
+
+@each_page
+def test_panels_and_settings_of_evaluations_are_accepted(page: Path) -> None:
+    """As far as they can be checked without the model."""
+    panels_of = {"eval": ["scienceworld-paper"], "adapt": ["scienceworld-paper-seen"]}
+    for verb, *words in filter(None, commands(page, "empo2")):
+        if verb not in panels_of or ("--panel" not in words and "--config" not in words):
+            continue
+        options: dict[str, list[str]] = {}
+        for name, word in pairwise(words):
+            if name.startswith("--"):
+                options.setdefault(name, []).append(word)
+        names = options.get("--panel", panels_of[verb]) + options.get("--unseen", [])
+        limit = int(options["--limit"][0]) if "--limit" in options else None
+        panels = [load_panel(name, options.get("--row", []), limit, options.get("--only", [])) for name in names]
+        (file,) = options.get("--config", [None])
+        settings = load_settings(
+            options.get("--profile", [None])[0],
+            [word for word in words if re.match(r"[a-z_]+\.[\w.]+=", word)],
+            world=panels[0].config,
+            file=None if file is None else ROOT / file,
+            layer={"model": {"server": options.get("--server", [None])[0]}},
+        )
+        for panel in panels:
+            scope_of(panel.rows[0], settings.memory.scope)
+
+
+def test_costs_follow_from_settings_and_panels() -> None:
+    settings = load_settings("gpu")
+    run, algorithm, tokens = settings.run, settings.algorithm, settings.reflection.max_tokens
+    episodes = run.steps * algorithm.tasks_per_step * algorithm.rollouts_per_task
+    test, seen = load_panel("scienceworld-paper"), load_panel("scienceworld-paper-seen")
+    steps = {panel.name: sum(row["max_steps"] for row in panel.rows) for panel in (test, seen)}
+    longest = {row["task"]: row["max_steps"] for row in seen.rows}
+    row = 833 + 30 * 40
+    expected = {
+        f"{episodes:,}",
+        f"{episodes * 30:,}",
+        f"{(episodes * 30 * 32 + episodes * tokens) / 1e6:.1f} million",
+        f"{row:,}",
+        f"{episodes * row / 1e6:.1f} million",
+        f"{episodes * (30 * 833 + 40 * sum(range(30))) / 1e6:.0f} million",
+        f"at most {settings.memory.episode_tokens:,} an episode",
+        f"| {(1 + run.steps // run.validate_every) * 20} |",
+        f"{len(test.rows)} tasks × 4 = {len(test.rows) * 4:,}; {steps[test.name] * 4:,} calls",
+        f"{len(longest)} × {episodes:,} = {len(longest) * episodes:,}; {episodes * sum(longest.values()):,} calls",
+        f"{len(seen.rows)} tasks × 11 trials × 3\nseeds = {len(seen.rows) * 33:,} episodes",
+        f"at most {steps[seen.name] * 33:,} calls",
+        f"{len(test.rows)} × 4 × 2 = {len(test.rows) * 8:,} episodes",
+        f"{len(test.rows)} × 33 = {len(test.rows) * 33:,}",
+        f"{episodes:,} episodes × 15 steps = {episodes * 15:,} calls",
+    }
+    for task in ("lifespan-shortest-lived", "test-conductivity", "chemistry-mix-paint-secondary-color"):
+        writing, unseen = (len(load_panel(panel.name, only=[task]).rows) for panel in (seen, test))
+        expected.add(f"({writing} × 8 + {unseen} × 4) × 33 = {(writing * 8 + unseen * 4) * 33:,}")
+    text = (ROOT / "docs" / "experiments.md").read_text()
+    assert {each for each in expected if each not in text} == set()
 
 
 @each_page

@@ -25,6 +25,7 @@ TRAINER_SIDE = {
     "recipe/trainer/gigpo.py",
     "recipe/trainer/manager.py",
     "recipe/trainer/objective.py",
+    "recipe/trainer/record.py",
     "recipe/trainer/results.py",
     "recipe/trainer/rows.py",
     "recipe/trainer/timing.py",

@@ -60,12 +60,45 @@ for turn in range(3):
         messages.append(user("On."))
 """
 FALLS_BACK = """
-for path in ("/embeddings", "/responses"):
-    try:
-        ask(path, input="x")
-    except urllib.error.HTTPError:
-        pass
+try:
+    ask("/embeddings", input="x")
+except urllib.error.HTTPError:
+    pass
 """
+STREAM = """
+def stream(path, **body):
+    headers = {"Content-Type": "application/json", "x-api-key": os.environ["AGL_KEY"]}
+    body = {"model": "x", "stream": True, **body}
+    url = os.environ["AGL_OPENAI_BASE_URL"] + path
+    answer = urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))
+    lines = answer.read().decode().split("\\n")
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+"""
+STREAMED = (
+    STREAM
+    + """
+for turn in range(4):
+    chunks = stream("/chat/completions", messages=messages)
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    messages += [{"role": "assistant", "content": text}, user(f"On. {turn}")]
+"""
+)
+RESPONSES = """
+last = None
+for turn in range(4):
+    said = ask("/responses", input=f"On. {turn}", instructions="You count.", previous_response_id=last)
+    last = said["id"]
+"""
+CLAUDE = (
+    STREAM
+    + """
+messages = messages[1:]
+for turn in range(4):
+    events = stream("/v1/messages", messages=messages, system="You count.", max_tokens=9)
+    text = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
+    messages += [{"role": "assistant", "content": [{"type": "text", "text": text}]}, user(f"On. {turn}")]
+"""
+)
 
 
 @pytest.fixture
@@ -91,21 +124,23 @@ COMMAND = ("--command", f"{sys.executable} play.py")
 @pytest.mark.parametrize(
     ("code", "exit_code", "says"),
     [
-        (WHOLE + "reward(0.5)", 0, ["4 model calls, not streamed, each with the whole chat", "reported: 0.5", "done"]),
-        (TOOLS + "reward(1)", 0, ["tools are offered: look", "3 model calls, not streamed, each with the whole chat"]),
+        (WHOLE + "reward(0.5)", 0, ["4 model calls, each with the whole chat", "reported: 0.5", "done"]),
+        (
+            TOOLS + "reward(1)",
+            0,
+            ["tools are offered: look", "the parser hermes", "3 model calls, each with the whole"],
+        ),
         (LAST + "reward(1)", 0, ["4 training rows", "only the last turn is sent", "(3 times)"]),
         (TRUNCATED + "reward(1)", 0, ["3 training rows", "history is truncated: message 2 (user: 'Count.') is gone"]),
+        (FALLS_BACK + WHOLE + "reward(1)", 0, ["note   1 call went to /embeddings, which the policy does not have"]),
+        (STREAMED + "reward(1)", 0, ["4 model calls, streamed, each with the whole chat so far: the episode is one"]),
+        (RESPONSES + "reward(1)", 0, ["4 model calls to /responses, each with the whole chat so far: the episode is"]),
+        (CLAUDE + "reward(1)", 0, ["4 model calls to /messages, streamed, each with the whole chat so far: the"]),
         (
-            FALLS_BACK + WHOLE + "reward(1)",
-            0,
-            ["note   1 call went to /embeddings", "note   1 call went to /responses"],
-        ),
-        (
-            "chat(messages, stream=True)",
+            "ask('/responses', input='x', background=True)",
             1,
-            ["wrong  1 call asked for streaming", "streaming=False in langchain-openai"],
+            ["wrong  1 call to responses was answered 400", "OpenAI's"],
         ),
-        ("ask('/responses', input='x')", 1, ["wrong  1 call went to /responses", "OpenAIChatCompletionsModel"]),
         (WHOLE, 1, ["wrong  the agent failed", "ended without a reward: write a number to the file"]),
         ("chat(messages)\nraise KeyError('the door')", 1, ["wrong  the agent failed: KeyError: 'the door'\n"]),
         ("os.environ['QUESTION']", 1, ["1 + 1", "wrong  the agent failed: KeyError: 'QUESTION'; if it is a variable"]),
@@ -119,8 +154,10 @@ COMMAND = ("--command", f"{sys.executable} play.py")
         "last turn",
         "truncated",
         "falls back",
-        "stream",
+        "streamed",
         "responses",
+        "messages",
+        "background",
         "no reward",
         "crash",
         "variable",
@@ -141,6 +178,40 @@ def test_an_agent_that_hangs(init):
     assert code == 1
     assert "did not end within 8 s, and was killed after 1 model call" in printed
     assert "       | waiting\n" in printed
+
+
+def test_training_does_not_start_if_the_model_cannot_call_the_agents_tools(init, tmp_path, capfd):
+    (tmp_path / "questions.jsonl").write_text("".join(f'{{"question": "{number}"}}\n' for number in range(20)))
+    assert init(*COMMAND, "--tasks", "questions.jsonl", code=TOOLS + "reward(1)")[0] == 0
+    model = tmp_path / "mute"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert main(["train", "--profile", "cpu", "--config", "empo2.yaml", f"model.path={model}"]) == 2
+    printed = capfd.readouterr()
+    assert f"model.path='{model}': the agent offers look; the chat template of {model} has no tools" in printed.err
+    assert not (tmp_path / "runs").exists()
+
+
+JUDGE = """
+chat(messages)
+ask("/chat/completions", messages=[user("Good?")], model="judge")
+ask("/embeddings", input="x")
+reward(1)
+"""
+
+
+def test_calls_that_are_not_trained_are_named(init, tmp_path):
+    code, printed = init(*COMMAND, code=JUDGE.replace('ask("/embeddings", input="x")\n', ""))
+    assert code == 0, printed
+    assert "note   calls name the models judge, x, and all are trained: gateway.trained_calls can choose" in printed
+    chosen = "gateway:\n  trained_calls: [{model: x}]\n  other_server: http://127.0.0.1:1/v1\n"
+    (tmp_path / "empo2.yaml").write_text((tmp_path / "empo2.yaml").read_text() + chosen)
+    (tmp_path / "play.py").write_text(PRELUDE + JUDGE)
+    code, printed = init("--config", "empo2.yaml")
+    assert code == 0, printed
+    assert "ok     1 model call: the episode is one training row" in printed
+    assert "ok     2 calls pass to gateway.other_server, and are not trained: /chat/completions, /embeddings" in printed
 
 
 CLASS = """

@@ -24,7 +24,7 @@ from empo2.recipe.cli.memory_tables import value_lines
 
 PLANT0, PLANT1 = (json.dumps({"task": "find-plant", "variation": number}) for number in (0, 1))
 ODD = "no JSON \x1b[31m at all"
-VERBS = ("show", "search", "stats", "export", "import", "prune")
+VERBS = ("show", "search", "stats", "values", "similarities", "export", "import", "prune")
 
 
 class Words:
@@ -477,3 +477,24 @@ def test_looking_loads_no_model(run: Path) -> None:
         [sys.executable, "-c", code, "memory", "show", str(run)], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "False" and done.stderr == ""
+
+
+def test_values_and_similarities_of_a_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "memory.sqlite"
+    with closing(MemoryStore(file, embedder="words", dimension=2)) as store:
+        for number, key in enumerate(([1, 0], [0.6, 0.8])):
+            steps = [Step(f"state {number}", np.array(key, np.float32), "go")]
+            store.add_episode("a", f"e{number}", tip=f"tip {number}", score=0, success=False, steps=steps)
+        for number, score in enumerate((100, 0, 100)):
+            play = {"score": score, "success": score == 100, "reward": score / 100, "learning_rate": 0.3}
+            store.record_play("a", f"p{number}", searches=1, hits=1, shown={1: 1}, **play)
+    assert main(["memory", "similarities", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "2 first states, 1 pairs" in said
+    assert "memory.min_similarity=0.600 memory.similarity_statistics='[0.600, 0.000]'" in said
+    assert main(["memory", "values", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"0\.00 … 0\.03 +1 +0\.00 +100%", said)
+    assert "of the 3 uses" in said
+    assert main(["memory", "values", str(file), "--learning-rate", "0.5"]) == 2
+    assert "learned with another rate or scale" in capsys.readouterr().err

@@ -68,9 +68,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "algorithm.return_tolerance=0",  # two rollouts a group, three actions each: few differ by more
         f"algorithm.tasks_per_step={TASKS_PER_STEP}",
         f"algorithm.rollouts_per_task={ROLLOUTS_PER_TASK}",
-        # Tools are offered to a model whose template knows none: its words are taken for its actions.
-        "verl.actor_rollout_ref.rollout.engine_kwargs.vllm.enable_auto_tool_choice=true",
-        "verl.actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser=hermes",
     ]
     command = [*CLI, "train", "--profile", "cpu", *arguments]
     first = run / "checkpoints" / "global_step_1"
@@ -261,7 +258,7 @@ def test_a_killed_run_went_on_with_weights_and_memory_of_one_step(run: Path) -> 
 
 
 def test_run_folder_and_output(run: Path) -> None:
-    for name in ("config.yaml", "trainer.log", "gateway.log", "controller.log", "curves.png"):
+    for name in ("config.yaml", "trainer.log", "gateway.log", "controller.log", "curves.png", "report.html"):
         assert (run / name).stat().st_size > 0, name
     output = (run.parent.parent / "output").read_text()
     assert "resume after step 1" in output and "step 1/3" not in output and "step 3/3" in output

@@ -34,7 +34,8 @@ class CommandAgent:
     for the environment variable NAME; words ``NAME=value`` at the front set variables, as in a shell. The command finds
 
     - the task in the variables of ``agent.env``;
-    - the model in ``OPENAI_BASE_URL``, ``OPENAI_API_BASE``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``;
+    - the model in ``OPENAI_BASE_URL``, ``OPENAI_API_BASE``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``, and for clients of
+      Anthropic's in ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``;
     - agent-lightning's own ``AGL_OPENAI_BASE_URL``, ``AGL_EVENT_URL`` and ``AGL_KEY``.
 
     The reward is the last line of the file named by ``EMPO2_REWARD_FILE``; else, with ``AGENT_REWARD=stdout``, the last
@@ -51,7 +52,9 @@ class CommandAgent:
             raise ValueError(f"AGENT_REWARD={source!r}: must be file (the default; also for posted events) or stdout")
         rollout = Rollout.from_env(environ)
         environ |= dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), rollout.base_url)
-        environ |= {"OPENAI_API_KEY": rollout.key or "none", "OPENAI_MODEL": MODEL}
+        environ["ANTHROPIC_BASE_URL"] = rollout.base_url.removesuffix("/v1")  # its clients add /v1
+        environ |= dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), rollout.key or "none")
+        environ["OPENAI_MODEL"] = MODEL
         with tempfile.TemporaryDirectory(prefix="reward-") as scratch:
             file = Path(scratch, "reward")
             environ["EMPO2_REWARD_FILE"] = str(file)

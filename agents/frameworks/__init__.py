@@ -8,9 +8,5 @@ take the same variables as `empo2.agents.scienceworld.agent:ScienceWorldAgent`, 
 
 `make frameworks` installs all of them, `make frameworks only=langgraph` one.
 
-Tools need a model whose chat template supports them, and a vLLM server that parses its calls. verl passes its
-`engine_kwargs` to vLLM's command line, so for Qwen2.5 and similar models set
-
-    verl.actor_rollout_ref.rollout.engine_kwargs.vllm.enable_auto_tool_choice=true
-    verl.actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser=hermes
+Tools need a model whose chat template has them, and whose calls vLLM can parse (`model.tool_parser`).
 """

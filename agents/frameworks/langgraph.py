@@ -1,7 +1,6 @@
 """langgraph: a graph in which the model (langchain-openai's ChatOpenAI) and the world take turns.
 
-Each prompt extends the previous one, so an episode is one training row. The graph is run with `invoke`:
-agent-lightning does not proxy streaming, neither of the graph nor of the model (`streaming=True`).
+Each prompt extends the previous one, so an episode is one training row.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """openai-agents, whose import name is `agents`: the environment's step is a tool.
 
-Only its OpenAIChatCompletionsModel can be trained: agent-lightning does not proxy its default, the /responses API.
-An episode is one training row as long as the chat template renders each call as the model wrote it. A call that the
-model wrote differently, or that the parser repaired, starts a new row.
+It speaks chat completions here; its default, the /responses API, is trained as well. An episode is one
+training row as long as the chat template renders each call as the model wrote it. A call that the model wrote
+differently, or that the parser repaired, starts a new row.
 
 This checkout has a folder of the same name. It has no `__init__.py`, so that the package takes precedence.
 """

@@ -11,6 +11,7 @@ from empo2.recipe.cli.eval import (
     Bank,
     Limit,
     Model,
+    Only,
     Output,
     PanelName,
     Rows,
@@ -53,14 +54,15 @@ def adapt(
     empty: Annotated[bool, typer.Option("--empty", help="Begin with an empty bank, not the checkpoint's.")] = False,
     row: Rows = None,
     limit: Limit = None,
+    only: Only = None,
     output: Output = None,
     profile: Profile = None,
     config: Config = None,
 ) -> None:
     """Adapt to tasks by tips alone: trials in which tips are written and used, with frozen weights.
 
-    The same command goes on where it was interrupted. --row and --limit change both panels. The bank of each seed stays
-    in the folder of the results.
+    The same command goes on where it was interrupted. --row, --limit and --only change both panels. The bank of each
+    seed stays in the folder of the results.
     """
     from rich.console import Console
 
@@ -87,12 +89,13 @@ def adapt(
         bank=bank,
         rows=row,
         limit=limit,
+        only=only,
         remembers=memory != "off",
         empty=empty,
     )
     if memory == "read" and request.bank is None:
         raise ConfigError(f"--memory read: {model} has no memory; give one by --bank")
-    other = load_panel(unseen, row or (), limit) if unseen is not None else None
+    other = load_panel(unseen, row or (), limit, only or ()) if unseen is not None else None
     if other is not None:
         check_rows(request.settings, other.name, other.rows)
     plan = Plan(request.panel, other, trials, rollouts, samples, seeds, memory)

@@ -23,6 +23,7 @@ EXAMPLES = """\b
 examples:
   empo2 eval runs/demo --panel scienceworld-paper --memory both
   empo2 eval Qwen/Qwen2.5-7B-Instruct --panel scienceworld-l1 --limit 5
+  empo2 eval runs/conductivity --panel scienceworld-paper --only test-conductivity
   empo2 eval my-model --server http://127.0.0.1:8000/v1 --panel textworld-express
   empo2 eval runs/demo --panel scienceworld-paper --limit 1 --row actions=choice --row max_steps=6
 
@@ -51,6 +52,10 @@ Rows = Annotated[
     typer.Option(metavar="FIELD=VALUE", help="Change a field of every row; may be given more than once."),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first tasks of each group of the panel.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GROUP", help="Only this group of the panel, such as a task; may be given more than once."),
+]
 Output = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Of the results.  [default: runs/eval-MODEL-PANEL]")
 ]
@@ -83,6 +88,7 @@ def read_request(
     bank: Path | None,
     rows: list[str] | None,
     limit: int | None,
+    only: list[str] | None,
     remembers: bool,
     empty: bool = False,
 ) -> Request:
@@ -100,7 +106,7 @@ def read_request(
     from empo2.recipe.launcher.subject import find_bank, find_subject
     from empo2.recipe.launcher.tasks import check_rows
 
-    chosen = load_panel(panel, rows or (), limit)
+    chosen = load_panel(panel, rows or (), limit, only or ())
     subject = find_subject(model, server)
     if config is not None and subject.settings_file is not None:
         raise ConfigError(f"--config {config}: {model} has its run's settings; change some of them by key=value")
@@ -143,6 +149,7 @@ def evaluate(
     bank: Bank = None,
     row: Rows = None,
     limit: Limit = None,
+    only: Only = None,
     output: Output = None,
     profile: Profile = None,
     config: Config = None,
@@ -172,6 +179,7 @@ def evaluate(
         bank=bank,
         rows=row,
         limit=limit,
+        only=only,
         remembers=memory != "off",
     )
     parts = {"off": [MEMORY_OFF], "on": [MEMORY_ON], "both": [MEMORY_OFF, MEMORY_ON]}[memory]

@@ -82,11 +82,12 @@ def init(
     model is loaded, unless --model names one: replies come from a script. Files are written if the agent can be
     trained. Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
+    from empo2.recipe.cli.tool_check import model_support
     from empo2.recipe.gateway.state import StateReader
     from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
     from empo2.recipe.retrofit import starter
-    from empo2.recipe.retrofit.findings import examine
+    from empo2.recipe.retrofit.findings import Finding, examine, offered_tools
     from empo2.recipe.retrofit.recorder import record
     from empo2.recipe.retrofit.states import describe_states
 
@@ -95,6 +96,7 @@ def init(
     if server is not None and model is None:
         raise ConfigError(f"--server {server}: give --model, the server's name of it")
     drafts: dict[Path, str] = {}
+    layer: dict[str, Any] = {}
     about_scope = ""
     if config is not None:
         settings = load_settings(file=config)
@@ -109,7 +111,7 @@ def init(
             rows = load_tasks(load_settings(layer={"tasks": {"source": source}}), made_up=True).train
         trial = load_settings("cpu", layer={"tasks": {"source": source}})  # the run that is proposed below
         chosen, *others = starter.scope_choices(rows, trial.algorithm.tasks_per_step, trial.run.steps)
-        layer: dict[str, Any] = {
+        layer = {
             "agent": {
                 "class": agent or starter.COMMAND_AGENT,
                 "env": starter.all_variables(variables, command, rows[0]),
@@ -139,8 +141,13 @@ def init(
     print(f"run    {name} on {json.dumps(rows[0], ensure_ascii=False)[:200]}", flush=True)
     with ending_descendants(), _server_of(model, server) as chosen_server:
         trace = record(settings, rows[0], reply or ["1"], time_limit, chosen_server)
-    algorithm = settings.algorithm
-    findings = examine(trace, time_limit, (algorithm.failure_return, algorithm.success_return))
+    returns = settings.algorithm.failure_return, settings.algorithm.success_return
+    findings = examine(trace, time_limit, returns, other_server=settings.gateway.other_server is not None)
+    if offered_tools(trace.calls):
+        trained = load_settings("cpu", file=config, layer=layer)
+        support, trained_model = model_support(trained), f"model.path={trained.model.path} (profile cpu)"
+        read = f"{trained_model} can call tools: vLLM reads its calls with the parser {support.parser}"
+        findings.append(Finding("wrong", support.problem) if support.problem else Finding("ok", read))
     for finding in findings:
         print(f"{finding.level:6} {finding.text}")
     if trace.exit_code != 0:

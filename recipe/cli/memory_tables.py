@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from empo2.memory.browse import Play, ScopeCounts, StoredTip
+from empo2.memory.predictions import Bin
 
 _NOTE = "Q: learned value. shown: episodes that the tip was shown in."
 _SCOPES = 20  # rows of the table of scopes
@@ -118,6 +119,17 @@ def value_lines(values: np.ndarray) -> list[str]:
             lines.append(f"{low:>8.2f}  {'█' * math.ceil(_BAR * count / counts.max())} {count:,}")
         lines.append(f"{edges[-1]:>8.2f}")
     return lines
+
+
+def bins_table(bins: Sequence[Bin]) -> Table:
+    """Return a table of the uses of tips by the value that they had before."""
+    table = _table()
+    for heading in ("Q before the episode", "uses", "mean Q", "success"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in bins:
+        interval = f"{each.low:.2f} … {each.high:.2f}"
+        table.add_row(interval, f"{each.uses:,}", f"{each.value:.2f}", f"{each.success:.0%}")
+    return table
 
 
 def _table(**options: Any) -> Table:

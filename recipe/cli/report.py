@@ -16,15 +16,22 @@ def report(
 ) -> None:
     """Print tables and draw curves of runs, evaluations or adaptations.
 
-    Of several runs or adaptations, one picture shows all curves. Of several evaluations, the differences from the first
-    are printed: task by task, with 95 % intervals.
+    Of runs, report.html shows curves, figures, settings that differ, the tips that helped most and least, and episodes
+    as they were trained: one file that needs no network. Runs that differ only in their seed are one line with a band,
+    the 95 % interval. It is in the run's folder, or beside the first of several.
+
+    Of several adaptations, one picture shows all curves. Of several evaluations, the differences from the first are
+    printed: task by task, with 95 % intervals.
     """
+    import os
+
     from rich.console import Console
 
     from empo2.recipe.evaluation.adaptation_report import show_adaptations
     from empo2.recipe.evaluation.compare import compare
     from empo2.recipe.evaluation.results import kind_of
 
+    os.umask(0o077)  # chats and tips are for their owner only
     kinds = {folder: kind_of(folder) for folder in folders}
     if len(set(kinds.values())) > 1:
         told = ", ".join(f"{folder} is of a {kind}" for folder, kind in kinds.items())
@@ -39,9 +46,12 @@ def report(
 
 
 def show_report(runs: list[Path]) -> None:
-    """Print each run's table, and the path of the picture that shows the curves of all runs."""
-    from empo2.recipe.evaluation.report import draw_curves, print_table
+    """Print each run's table, then what `show_lines` does."""
+    from rich.console import Console
+
+    from empo2.recipe.evaluation.lines import lines_of
+    from empo2.recipe.evaluation.report import print_table, show_lines
 
     for run in runs:
         print_table(run)
-    print(f"curves  {draw_curves(*runs)}")
+    show_lines(lines_of(runs), runs[0] if len(runs) == 1 else runs[0].resolve().parent, Console())

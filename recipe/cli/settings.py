@@ -1,12 +1,13 @@
 """The options of every verb that needs a run's settings."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.config import Settings, lay_over, load_settings
 from empo2.recipe.protocol import Keys
 
 HELP = """\b
@@ -27,14 +28,19 @@ def settings_of(
     overrides: list[str] | None,
     key: str | None,
     admin_key: str | None,
+    layer: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Lay the options of a command over config.yaml.
+
+    Args:
+        layer: settings that lie over the file of ``config``.
 
     Raises:
         ConfigError: as ``load_settings``.
     """
     given = {name: value for name, value in (("key", key), ("admin_key", admin_key)) if value}
-    return load_settings(profile, overrides or (), file=config, layer={"gateway": given} if given else None)
+    layer = lay_over(layer or {}, {"gateway": given} if given else {})
+    return load_settings(profile, overrides or (), file=config, layer=layer)
 
 
 def keys_of(settings: Settings) -> Keys:

@@ -17,6 +17,10 @@ def train(
     config: Config = None,
     key: Key = None,
     admin_key: AdminKey = None,
+    ablation: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="An arm of recipe/sweeps/ablations.yaml, such as no-mask; the third layer."),
+    ] = None,
     gateway: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Train against a gateway that runs already, and start nothing else."),
@@ -26,13 +30,17 @@ def train(
     """Start gateway, controller and trainer, and train."""
     from rich.console import Console
 
+    from empo2.recipe.cli.tool_check import check_tools
+    from empo2.recipe.launcher import plan
     from empo2.recipe.launcher.launch import launch, train_only
     from empo2.recipe.launcher.run_directory import open_run_directory
 
     os.umask(0o077)  # chats, tips and weights are for their owner only
-    settings = settings_of(profile, config, overrides, key, admin_key)
+    settings = settings_of(
+        profile, config, overrides, key, admin_key, layer=plan.ablation(ablation) if ablation is not None else {}
+    )
     if gateway is None:
-        show_report([launch(settings, profile, Console())])
+        show_report([launch(settings, profile, Console(), check=check_tools)])
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         train_only(

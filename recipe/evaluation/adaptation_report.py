@@ -70,6 +70,8 @@ def show_adaptations(folders: Sequence[Path], console: "Console") -> Path:
             console.print(f"\n{each.name}, {panel}", style="bold", soft_wrap=True, highlight=False, markup=False)
             console.print(trials_table(found))
             console.print(figures_table(found))
+            if said := forgetting_line(found):
+                console.print(said, soft_wrap=True, highlight=False)
         if said := failures_line(each.results):
             console.print(said, soft_wrap=True, highlight=False, markup=False)
     return _draw(adapted, folders[0].resolve().parent if len(folders) > 1 else folders[0])
@@ -90,6 +92,15 @@ def figures_table(found: Curves) -> "Table":
     for name in _DRAWN:
         table.add_row(name, *map(interval_text, figures(found[name])))
     return table
+
+
+def forgetting_line(found: Curves) -> str:
+    """Return one line with MemRL's forgetting rate, lost / failing, over the trials after the first; "" without any."""
+    lost, failing, rate = (found[name][:, 1:] for name in ("lost", "failing", "forgetting %"))
+    if not failing.sum():
+        return ""
+    mean = np.nanmean(rate)  # a trial in which nothing fails has none
+    return f"forgetting {mean:.1f} %, mean over trials and seeds: {lost.sum():.0f} lost of {failing.sum():.0f} failing"
 
 
 def _draw(adapted: Sequence[Adapted], folder: Path) -> Path:

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from empo2.memory.browse import StoredTip, episode_steps, reading, stored_tips
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.report import Row, read_metrics
-from empo2.recipe.run_folder import MEMORY_FILE
+from empo2.recipe.run_folder import MEMORY_FILE, Row, read_metrics
 
 ALONE, WITH_NOTES = "val/train/success_rate", "val/train/memory_success_rate"
 PICTURE = "story.png"

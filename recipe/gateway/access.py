@@ -15,6 +15,7 @@ from empo2.recipe.protocol import Keys
 
 _OF_AGENTS = (
     ("POST", re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/(train|val)/openai/v1/.+")),
+    ("GET", re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/(train|val)/openai/v1/(v1/)?models(/.+)?")),
     ("POST", re.compile(r"/api/rollouts/[^/]+/attempt/[^/]+/events")),
     # The controller's. It hands its key to the agents, so they can ask this, too.
     ("GET", re.compile(r"/api/rollouts")),

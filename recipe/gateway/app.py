@@ -23,15 +23,19 @@ from empo2.recipe.config import Settings
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.access import KeyCheck
 from empo2.recipe.gateway.credit import TipCredit
+from empo2.recipe.gateway.dialects.models import model_routes
+from empo2.recipe.gateway.dialects.translator import Translator
 from empo2.recipe.gateway.episode import Episodes
 from empo2.recipe.gateway.guard import RequestGuard
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.middleware import MemoryMiddleware
+from empo2.recipe.gateway.other_calls import OtherCalls
 from empo2.recipe.gateway.reflector import Reflector
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.state import StateReader
 from empo2.recipe.gateway.tokenizer import tokenizer_of
+from empo2.recipe.gateway.trained_calls import choice_of
 
 log = structlog.get_logger()
 
@@ -55,6 +59,7 @@ def make_gateway(
 
     Raises:
         OSError: the model's tokenizer cannot be read.
+        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported.
     """
     proxy = upstream.proxy_settings(settings.model, model_path)
     # Not agent-lightning's client: reflections would fill its pool of 100 connections, and agents would wait for them.
@@ -72,16 +77,28 @@ def make_gateway(
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
     app = upstream.agent_lightning_app(proxy, keys.admin)
+    app.include_router(model_routes(model_path))
     app.include_router(_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
     # The one added last is asked first.
     app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector)
-    app.add_middleware(RequestGuard, max_bytes=int(settings.gateway.max_request * 2**20))
+    max_bytes = int(settings.gateway.max_request * 2**20)
+    app.add_middleware(Translator, max_bytes=max_bytes)
+    others = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=_CALL_SECONDS)
+    app.add_middleware(
+        OtherCalls,
+        trained=choice_of(settings.gateway.trained_calls),
+        servers=services.servers,
+        other=settings.gateway.other_server,
+        client=others,
+        counts=services.metrics.counts,
+    )
+    app.add_middleware(RequestGuard, max_bytes=max_bytes)
     app.add_middleware(KeyCheck, keys=keys)
     upstream_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with upstream_lifespan(app) as state, client:
+        async with upstream_lifespan(app) as state, client, others:
             if external:
                 upstream.send_by(app, client)
             sweeping = asyncio.create_task(_sweep(services, episodes))

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import structlog
 
-from empo2.memory import Tip
+from empo2.memory import Novelty, Tip
 from empo2.recipe.gateway import sampling, upstream
 from empo2.recipe.gateway.episode import Episode, Turn
 from empo2.recipe.gateway.injection import Block, PromptRequest, Request
 from empo2.recipe.gateway.logs import described
+from empo2.recipe.gateway.relevance import relevant_tips
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips import TIPS_HEADING, render_tips, tip_line
 from empo2.recipe.messages import anchor_of, reply_of, spoken
@@ -142,15 +143,15 @@ class ModelCall:
     async def _record(self, turn: Turn, prompt_ids: list[int]) -> None:
         episode = self._episode
         async with episode.recording:
-            visits = await self._visit(turn)
+            novelty = await self._visit(turn)
             event = CallEvent(
                 prompt_token_ids=prompt_ids,
                 tip_free_prompt_token_ids=await self._tip_free_ids() if self._tip_free else prompt_ids,
                 tip_ids=self._tip_ids,
                 scope=episode.tag.scope,
                 anchor=self._anchor(),
-                visits=visits,
-                intrinsic_reward=1 / visits if visits else 0.0,
+                visits=novelty.visits if novelty else None,
+                intrinsic_reward=novelty.reward if novelty else 0.0,
             )
             data = event.model_dump(exclude_none=True)
             if not upstream.record(episode.rollout_id, episode.attempt_id, CALL_EVENT, data):
@@ -161,7 +162,7 @@ class ModelCall:
             return None
         return anchor_of(self._body.get("messages") or [])
 
-    async def _visit(self, turn: Turn) -> int | None:
+    async def _visit(self, turn: Turn) -> Novelty | None:
         """Count the visit to the call's state; return None if it has no state or the memory failed."""
         if not turn.state:
             return None
@@ -229,6 +230,8 @@ async def _search(
         metrics.embedding_seconds += time.perf_counter() - started
         async with asyncio.timeout(settings.search_deadline / 1000):
             tips = await memory.search(episode.tag.scope, embedding, exclude=carried)
+        if settings.judged:
+            tips = await relevant_tips(services, episode.rollout_id, state, tips)
     except TimeoutError:
         metrics.counts["memory_late"] += 1
         return Block(), embedding

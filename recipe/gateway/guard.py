@@ -38,15 +38,15 @@ class RequestGuard:
         if len(body) > self._max_bytes:
             limit = f"{self._max_bytes / 2**20:g}"
             problem = f"the request has more than gateway.max_request={limit} MiB; send less, or raise that setting"
-            return await _refusal(413, problem, bool(call))(scope, receive, send)
+            return await refusal(413, problem, call=bool(call))(scope, receive, send)
         try:
             value = parse(body) if body or call else None
             if call:
-                _check_call(value, chat=call[1] == "chat/completions")
+                check_call(value, chat=call[1] == "chat/completions")
             elif _EVENTS.fullmatch(scope["path"]):
                 _check_event(value)
         except ValueError as error:
-            return await _refusal(400, str(error), bool(call))(scope, receive, send)
+            return await refusal(400, str(error), call=bool(call))(scope, receive, send)
         await self._app(scope, replayed(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
@@ -93,13 +93,18 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def _refusal(status: int, problem: str, call: bool) -> JSONResponse:
+def refusal(status: int, problem: str, *, call: bool) -> JSONResponse:
+    """Return an error in OpenAI's form for a model call, in agent-lightning's for any other request."""
     error = {"message": problem, "type": "invalid_request_error", "param": None, "code": None}
     return JSONResponse({"error": error} if call else {"detail": problem}, status)
 
 
-def _check_call(body: Any, *, chat: bool) -> None:
-    """Raise ValueError unless the body is an object and a chat's messages have a known shape."""
+def check_call(body: Any, *, chat: bool) -> None:
+    """Check a model call.
+
+    Raises:
+        ValueError: the body is no object, or a chat's messages have no known shape.
+    """
     if not isinstance(body, dict):
         raise ValueError("the request's body must be a JSON object")
     if not chat:

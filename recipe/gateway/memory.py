@@ -42,6 +42,7 @@ def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None
         novelty_similarity=settings.algorithm.novelty_similarity,
         value_learning_rate=memory.value_learning_rate,
         embedder_threads=memory.embedder_threads,
+        distillation_seed=settings.algorithm.seed if settings.algorithm.novelty == "rnd" else None,
     )
 
 
@@ -67,6 +68,7 @@ def retrieval_policy(settings: Settings) -> Policy:
         case "random":
             return AtRandom(memory.top_k, generator)
         case "value":
+            statistics = memory.similarity_statistics
             return ByValue(
                 memory.top_k,
                 memory.min_similarity,
@@ -74,4 +76,5 @@ def retrieval_policy(settings: Settings) -> Policy:
                 weight=memory.value_weight,
                 exploration=memory.exploration,
                 generator=generator,
+                statistics=(statistics[0], statistics[1]) if statistics else None,
             )

@@ -33,6 +33,7 @@ class StepMetrics:
             "calls",
             "tips_written",
             "tips_refused",
+            "tips_judged_irrelevant",
             "reflections_failed",
             "memory_failures",
             "memory_late",
@@ -40,6 +41,7 @@ class StepMetrics:
             "tokenize_failures",
             "sampling_overridden",
             "constrained_calls",
+            "untrained_calls",
         )
         metrics: dict[str, float] = {name: counts[name] for name in totals}
         metrics |= {name: count for name, count in counts.items() if name.startswith("tips_refused/")}

@@ -11,7 +11,7 @@ from empo2.recipe.gateway.credit import TipCredit
 from empo2.recipe.gateway.episode import Episode
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.tips import refusal, tip_of
+from empo2.recipe.gateway.tips import refusal, shown_tip, tip_of
 from empo2.recipe.messages import Message, reply_of, spoken, text_of
 
 log = structlog.get_logger()
@@ -80,8 +80,12 @@ class Reflector:
             async with asyncio.timeout(settings.timeout):
                 await episode.settle()
                 ask = question(settings, score, success)
-                tip = await self._ask_for_tip(episode, ask)
-            if reason := refusal(tip, [text_of(ask["content"])]):
+                if settings.form == "transcript":
+                    tip, reason = self._transcript(episode, score, success), None
+                else:
+                    tip = await self._ask_for_tip(episode, ask)
+                    reason = refusal(tip, [text_of(ask["content"])])
+            if reason:
                 counts["tips_refused"] += 1
                 counts[f"tips_refused/{reason}"] += 1
                 return
@@ -97,6 +101,12 @@ class Reflector:
         except (Exception, asyncio.CancelledError) as error:
             log.error("no tip", rollout_id=episode.rollout_id, error=described(error))
             counts["reflections_failed"] += 1
+
+    def _transcript(self, episode: Episode, score: float, success: bool) -> str:
+        """Return the episode as one line, without the tips that it was shown."""
+        turns = " ".join(f"Observation: {turn.state} Action: {spoken(turn.reply)}" for turn in episode.turns)
+        text = f"{_outcome(success).capitalize()}, score {score:g}. {turns}"
+        return shown_tip(text, self._services.tokenizer.special_tokens, self._services.settings.reflection.max_words)
 
     async def _ask_for_tip(self, episode: Episode, ask: Message) -> str:
         settings, last = self._services.settings.reflection, episode.turns[-1]
@@ -124,9 +134,12 @@ class Reflector:
 
 def question(settings: Reflection, score: float, success: bool) -> Message:
     """Return the user message that asks for the tip."""
-    outcome = "the task was completed" if success else "the task was not completed"
-    prompt = settings.prompt.format(score=f"{score:g}", outcome=outcome, words=settings.max_words)
+    prompt = settings.prompt.format(score=f"{score:g}", outcome=_outcome(success), words=settings.max_words)
     return {"role": "user", "content": prompt}
+
+
+def _outcome(success: bool) -> str:
+    return "the task was completed" if success else "the task was not completed"
 
 
 def reflection_chats(

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID, TERMINAL_STATES, RolloutState
 from agentlightning.server.app import create_app
+from agentlightning.server.proxy import NoServersError as NoServersError
 from agentlightning.server.proxy import ProxyRouter
 from agentlightning.server.routes.events import record_event
 from agentlightning.server.store import _events, _rollouts
@@ -131,7 +132,21 @@ class ModelServers:
             NoServersError: no server is registered.
             httpx.HTTPError: no answer within ``timeout`` seconds.
         """
-        server = self._router.select_server(self._router.model_name, rollout_id)
-        base = server.endpoint.rstrip("/")
+        base, model = self._address(rollout_id)
         url = base.removesuffix("/v1") + path if path == "/tokenize" else base + path
-        return await self._client.post(url, json={**body, "model": server.model}, timeout=timeout)
+        return await self._client.post(url, json={**body, "model": model}, timeout=timeout)
+
+    async def stream(self, rollout_id: str, path: str, body: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
+        """Send a request, and return its answer before it has been read; the caller closes it.
+
+        Raises:
+            As `post`.
+        """
+        base, model = self._address(rollout_id)
+        headers = {name: value for name, value in headers.items() if name != "content-type"}
+        request = self._client.build_request("POST", base + path, json={**body, "model": model}, headers=headers)
+        return await self._client.send(request, stream=True)
+
+    def _address(self, rollout_id: str) -> tuple[str, str]:
+        server = self._router.select_server(self._router.model_name, rollout_id)
+        return server.endpoint.rstrip("/"), server.model

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -98,12 +99,27 @@ def wait_for_gateway(url: str, processes: Processes) -> None:
     Raises:
         ProcessError: a process ended, or there is no answer after five minutes.
     """
-    deadline = time.monotonic() + _GATEWAY_SECONDS
+    wait_for_answer(f"{url}/healthz", processes, f"gateway does not answer at {url}", _GATEWAY_SECONDS)
+
+
+def wait_for_answer(url: str, processes: Processes, failure: str, seconds: float) -> None:
+    """Return once a server answers with status 200.
+
+    Raises:
+        ProcessError: a process ended, or there is no such answer in time.
+    """
+    deadline = time.monotonic() + seconds
     while True:
         processes.check()
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
+            if httpx.get(url, timeout=5).status_code == 200:
                 return
         if time.monotonic() > deadline:
-            raise ProcessError(f"gateway does not answer at {url} after {_GATEWAY_SECONDS} s")
+            raise ProcessError(f"{failure} after {seconds} s")
         time.sleep(0.2)
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address at which processes of this machine reach a listener."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from empo2.recipe.config import Settings, warnings_of
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.gateway.state import StateReader
+from empo2.recipe.gateway.trained_calls import choice_of
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
     KEY,
@@ -22,6 +24,7 @@ from empo2.recipe.launcher.commands import (
     gateway_command,
     in_memory,
     keys_for,
+    url_of,
     wait_for_gateway,
 )
 from empo2.recipe.launcher.models import resolve_model
@@ -29,6 +32,7 @@ from empo2.recipe.launcher.processes import Processes, bind, ending_descendants,
 from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
 from empo2.recipe.launcher.run_directory import how_to_resume, open_run_directory
 from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
+from empo2.recipe.launcher.tool_calls import tool_support
 from empo2.recipe.launcher.workers import Workers
 from empo2.recipe.protocol import scope_of
 from empo2.recipe.run_folder import CHECKPOINTS, METRICS_FILE, TASKS_FILE, last_checkpoint, step_of
@@ -38,29 +42,38 @@ from empo2.recipe.trainer.verl_config import build_verl_config
 _POLL_SECONDS = 0.5
 
 
-def launch(settings: Settings, profile: str | None, console: Console) -> Path:
+Check = Callable[[Settings, Tasks, str], None]
+
+
+def launch(settings: Settings, profile: str | None, console: Console, *, check: Check | None = None) -> Path:
     """Train with all processes on this machine; return the run's folder.
+
+    Args:
+        check: one more check before anything starts, of settings, tasks and the model's folder or name.
 
     Raises:
         Empo2Error: a check failed or a process ended; nothing is left running.
         KeyboardInterrupt: the user interrupted the run; nothing is left running.
     """
     with ending_descendants():  # such as a world that lists its tasks
-        return _launch(settings, profile, console)
+        return _launch(settings, profile, console, check)
 
 
-def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
+def _launch(settings: Settings, profile: str | None, console: Console, check: Check | None) -> Path:
     started = time.monotonic()
     if settings.model.server is not None:
         raise ConfigError(f"model.server={settings.model.server!r}: training starts its own vLLM; set it to null")
     check_gpus(settings)
     agent = check_agent(settings)
+    choice_of(settings.gateway.trained_calls)  # refuses what cannot be imported
     tasks = load_tasks(settings)
     StateReader(settings.memory)  # refuses a function that cannot be imported
     model = _resolve_model(settings)
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
     scopes = [scope_of(task, settings.memory.scope) for task in tasks.train]
+    if check is not None:
+        check(settings, tasks, model)
     for warning in filter(None, [*warnings_of(settings), recurrence_warning(scopes, settings, settings.run.steps)]):
         console.print(f"warning  {warning}", soft_wrap=True, highlight=False, markup=False)
     with bind(settings.gateway.host, settings.gateway.port) as listener:
@@ -73,13 +86,12 @@ def _launch(settings: Settings, profile: str | None, console: Console) -> Path:
             console.print(f"agent  {agent}", soft_wrap=True, highlight=False)
         console.print(f"tasks  {len(tasks.train)} for training, {len(tasks.val)} for validation", highlight=False)
 
-        host, port = listener.getsockname()[:2]
-        url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        url = url_of(listener)
         keys = keys_for(settings)
         try:
             with running(directory, environment_without()) as processes, in_memory(settings) as file:
                 trainer = _trainer(directory, file, url)
-                processes.start("trainer", trainer, secrets={ADMIN_KEY: keys.admin}, inherit=(file,))
+                processes.start("trainer", trainer, secrets={ADMIN_KEY: keys.admin}, inherit=(file,), may_end=True)
                 processes.start(
                     "gateway",
                     gateway_command(directory, file, listener.fileno()),
@@ -121,6 +133,7 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
         run_directory=directory,
         gateway_url=url,
         gateway_key=key,
+        tool_parser=tool_support(settings.model, model).parser,
         resume_from=last_checkpoint(directory / CHECKPOINTS),
     )
     run_empo2(config, tasks.train, tasks.val)

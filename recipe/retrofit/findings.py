@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -15,16 +15,10 @@ from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row
 from empo2.recipe.retrofit.recorder import Call, Trace
 
 _PROXIED = ("chat/completions", "completions")
+_DIALECTS = ("responses", "messages", "v1/messages")
 _REFUSED = {
-    "stream": "asked for streaming, which agent-lightning refuses: set stream=False in the openai package and in "
-    "OpenAIModel of strands, streaming=False in langchain-openai and in FunctionAgent of llama-index, "
-    "stream_outputs=False in smolagents, model_client_stream=False in autogen; Runner.run, not run_streamed, in "
-    "openai-agents; agent.run, not run_stream, in pydantic-ai; generateText, not streamText, in Vercel's AI SDK",
-    "responses": "went to /responses, which agent-lightning does not proxy: call client.chat.completions.create in the "
-    "openai package; use OpenAIChatCompletionsModel in openai-agents, use_responses_api=False in langchain-openai, "
-    "OpenAIChatModel or the name openai-chat:MODEL in pydantic-ai, openai.chat(MODEL) in Vercel's AI SDK",
-    "embeddings": "went to /embeddings, which agent-lightning does not proxy: give the embedding client a server of "
-    "its own, not the model's address",
+    "embeddings": "went to /embeddings, which the policy does not have: name a server that does with "
+    "gateway.other_server, or give the embedding client its address",
     "key": "came without the key: send AGL_KEY (OPENAI_API_KEY for a command) as the API key",
 }
 
@@ -41,27 +35,34 @@ class Finding:
     text: str
 
 
-def examine(trace: Trace, time_limit: float, returns: tuple[float, float] = (-math.inf, math.inf)) -> list[Finding]:
+def examine(
+    trace: Trace,
+    time_limit: float,
+    returns: tuple[float, float] = (-math.inf, math.inf),
+    *,
+    other_server: bool = False,
+) -> list[Finding]:
     """Return all findings about an episode, the wrong ones first, the cause of the others before them.
 
     Args:
         time_limit: seconds that the agent was given.
         returns: the worst and the best.
+        other_server: True if calls that are not trained have a server of their own.
     """
-    proxied = [call for call in trace.calls if call.path in _PROXIED and call.status == 200]
+    proxied = [call for call in trace.calls if call.path in _PROXIED and call.status == 200 and call.trained]
     rewards = [data.get("value") for kind, data in trace.events if kind == "reward"]
     did_without = bool(proxied and rewards and trace.exit_code == 0)
     found = [
         *_refused(trace.calls, "note" if did_without else "wrong"),
         *_ending(trace, time_limit),
-        *_calls(trace, proxied),
+        *_calls(trace, proxied, other_server=other_server),
         *_reward(trace, rewards, returns),
     ]
     order = ("wrong", "ok", "note")
     return sorted(found, key=lambda finding: order.index(finding.level))
 
 
-def _calls(trace: Trace, proxied: list[Call]) -> Iterator[Finding]:
+def _calls(trace: Trace, proxied: list[Call], *, other_server: bool) -> Iterator[Finding]:
     if not trace.calls and not trace.exit_code:  # an agent that failed has a cause of its own
         yield Finding(
             "wrong",
@@ -70,9 +71,15 @@ def _calls(trace: Trace, proxied: list[Call]) -> Iterator[Finding]:
         )
     elif trace.exit_code == 0 and not any(call.status for call in trace.calls):
         yield Finding("wrong", "the agent gave up on every model call before it was answered: give it more time")
+    elif not proxied and any(not call.trained for call in trace.calls):
+        yield Finding("wrong", "no call is trained: gateway.trained_calls leaves out all that the agent makes")
     if proxied:
         yield from _rows(proxied)
         yield from _uses(proxied)
+    if others := [call for call in trace.calls if not call.trained]:
+        paths = ", ".join(sorted({f"/{call.asked}" for call in others}))
+        where = "pass to gateway.other_server, and are" if other_server else "are answered by the policy, but"
+        yield Finding("ok", f"{_count(len(others), 'call')} {where} not trained: {paths}")
 
 
 def _rows(calls: list[Call]) -> Iterator[Finding]:
@@ -85,7 +92,7 @@ def _rows(calls: list[Call]) -> Iterator[Finding]:
             "the last call with a prompt is trained",
         )
     breaks = [reason for before, call in pairwise(kept) if (reason := reason_for_new_row(before, call))]
-    calls_made = f"{_count(len(calls), 'model call')}, not streamed"
+    calls_made = _count(len(calls), "model call") + _manner(calls)
     if not breaks:
         whole = ", each with the whole chat so far" if len(kept) > 1 else ""
         yield Finding("ok", f"{calls_made}{whole}: the episode is one training row")
@@ -100,10 +107,27 @@ def _rows(calls: list[Call]) -> Iterator[Finding]:
         yield Finding("note", first if times == 1 else f"{first} ({times} times)")
 
 
+def _manner(calls: list[Call]) -> str:
+    """Return how the calls were made, where that is not the usual way."""
+    paths = sorted({f"/{call.asked.removeprefix('v1/')}" for call in calls if call.asked in _DIALECTS})
+    streamed = sum(call.streamed for call in calls)
+    where = f" to {' and '.join(paths)}" if paths else ""
+    return where + (", streamed" if streamed == len(calls) else f", {streamed} of them streamed" if streamed else "")
+
+
+def offered_tools(calls: Iterable[Call]) -> set[str]:
+    """Return the names of the tools that the calls offer to the model."""
+    tools = (tool for call in calls if "messages" in call.body for tool in call.body.get("tools") or [])
+    return {tool["function"]["name"] for tool in tools}
+
+
 def _uses(calls: list[Call]) -> Iterator[Finding]:
-    tools = {tool["function"]["name"] for call in calls for tool in call.body.get("tools") or []}
-    if tools:
+    if tools := offered_tools(calls):
         yield Finding("ok", f"tools are offered: {', '.join(sorted(tools))}")
+    names = sorted({str(call.body["model"]) for call in calls if call.body.get("model")})
+    if len(names) > 1:
+        named = f"calls name the models {', '.join(names)}, and all are trained"
+        yield Finding("note", f"{named}: gateway.trained_calls can choose, such as [{{model: {names[0]}}}]")
     if most := max((call.body.get("n") or 1) for call in calls) - 1:
         yield Finding("note", f"n={most + 1} choices are asked for: only the first of each call is trained")
     if without := sum(not {"max_tokens", "max_completion_tokens"} & call.body.keys() for call in calls):
@@ -212,12 +236,11 @@ def _refused(calls: list[Call], level: Literal["note", "wrong"]) -> Iterator[Fin
 def _why(call: Call) -> str:
     if call.status == 401:
         return _REFUSED["key"]
-    if call.path in ("responses", "embeddings"):
-        return _REFUSED[call.path]
-    if call.body.get("stream"):
-        return _REFUSED["stream"]
-    if call.path not in _PROXIED:
-        return f"went to /{call.path}, answered {call.status}: agent-lightning proxies {' and '.join(_PROXIED)} only"
+    if call.path == "embeddings":
+        return _REFUSED["embeddings"]
+    if call.path not in _PROXIED and call.asked not in _DIALECTS:
+        served = ", ".join(f"/{path}" for path in (*_PROXIED, *_DIALECTS))
+        return f"went to /{call.path}, answered {call.status}: the gateway has {served}"
     return f"to {call.path} was answered {call.status}: {json.dumps(call.answer)[:200]}"
 
 

@@ -25,6 +25,7 @@ from empo2.recipe.trainer.results import (
     mode_of,
     panel_of,
     prepare_for_training,
+    tips_of,
     unusable,
 )
 from empo2.recipe.trainer.timing import rollout_times, timed
@@ -206,6 +207,8 @@ class Empo2RolloutManager(AglRolloutManager):
             rows=rows_of_turns(rollout) if self._settings.algorithm.advantage == "gigpo" else (),
             reply_tokens=sum(len(triplet.response["token_ids"]) for triplet in trained.triplets),
             agent_metrics=agent_metrics(rollout),
+            task=rollout.input or {},
+            tips=tips_of(rollout),
         )
         return trained
 

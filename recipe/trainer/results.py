@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from agentlightning.schemas import RolloutState
@@ -41,6 +42,8 @@ class RolloutResult:
         turn_rewards: 1/n of each turn of the episode, trained or not.
         rows: the turns of each of its training rows; empty unless GiGPO needs them.
         agent_metrics: numbers by name that the agent reported beside its reward.
+        task: its input.
+        tips: ids of the tips that it was shown, in their order.
     """
 
     group: str
@@ -52,6 +55,8 @@ class RolloutResult:
     turn_rewards: Sequence[float] = ()
     rows: Sequence[Sequence[Turn]] = ()
     agent_metrics: Mapping[str, float] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    tips: Sequence[int] = ()
 
 
 @dataclass
@@ -120,6 +125,12 @@ def agent_metrics(rollout: CompletedRollout) -> dict[str, float]:
     """Return the finite numbers in ``metrics`` of a rollout's last reward event; ignore all else that stands there."""
     rewards = [event["data"] for event in rollout.events if event["event_type"] == "reward"]
     return numbers_of(rewards[-1].get("metrics")) if rewards else {}
+
+
+def tips_of(rollout: CompletedRollout) -> list[int]:
+    """Return the ids of the tips that a rollout was shown, in their order."""
+    calls = [CallEvent.model_validate(event["data"]) for event in rollout.events if event["event_type"] == CALL_EVENT]
+    return list(dict.fromkeys(tip for call in calls for tip in call.tip_ids))
 
 
 def unusable(rollout: CompletedRollout, *, is_train: bool) -> str | None:

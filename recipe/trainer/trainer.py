@@ -1,6 +1,7 @@
 """agent-lightning's trainer with EMPO²'s draws, rows and objective."""
 
 # pyright: reportPrivateImportUsage=false
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
-from empo2.recipe.run_folder import MEMORY_FILE, checkpoint_folder, mark_complete, remove_old_checkpoints
+from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, checkpoint_folder, mark_complete, remove_old_checkpoints
 from empo2.recipe.trainer.advantages import groups_without_gradient, rollout_advantages, tip_gain
 from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows, mini_batches_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
@@ -29,6 +30,7 @@ from empo2.recipe.trainer.gigpo import (
 )
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import hybrid_loss
+from empo2.recipe.trainer.record import episode_record
 from empo2.recipe.trainer.results import StepResults
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import range_warning, tolerance_warning, training_scores
@@ -166,6 +168,11 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         # The mean of the sampled log-probs estimates the entropy without a pass over the vocabulary.
         mask = batch.batch["response_mask"]
         metrics["actor/entropy"] = -float((batch.batch["rollout_log_probs"] * mask).sum() / mask.sum())
+        if directory := self.config.get("empo2", {}).get("run_directory"):
+            algorithm = self._settings.algorithm
+            record = episode_record(self.global_steps, batch, self._results.kept, algorithm, self.tokenizer)
+            with Path(directory, EPISODES_FILE).open("a") as file:
+                file.write(json.dumps(record) + "\n")
         return metrics, batch
 
     def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:

@@ -23,11 +23,13 @@ def build_verl_config(
     run_directory: Path,
     gateway_url: str,
     gateway_key: str,
+    tool_parser: str | None = None,
     resume_from: Path | None = None,
 ) -> DictConfig:
     """Return agent-lightning's configuration with this run's values, and EMPO²'s own settings under ``empo2``.
 
     Args:
+        tool_parser: that vLLM reads the model's tool calls with; None for none.
         resume_from: a checkpoint of the run; its step is not validated again.
 
     Raises:
@@ -42,6 +44,9 @@ def build_verl_config(
     layers = [_common(settings, model_path, run_directory, gateway_url, gateway_key)]
     if settings.hardware.device == "cpu":
         layers.append(_cpu(settings))
+    if tool_parser is not None:
+        options = {"enable_auto_tool_choice": True, "tool_call_parser": tool_parser}
+        layers.append({"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": options}}}})
     if resume_from is not None:
         layers.append(
             {"trainer": {"resume_mode": "resume_path", "resume_from_path": str(resume_from), "val_before_train": False}}

@@ -21,6 +21,7 @@ from empo2.memory.browse import (
     scope_counts,
     scopes,
     stored_tips,
+    tip_uses,
 )
 
 from .visits import visit
@@ -231,3 +232,25 @@ def test_what_is_no_memory_is_named(file: Path, kind: str, words: str) -> None:
     with pytest.raises(MemoryFileError, match=words) as caught, reading(path) as db:
         stored_tips(db, order="best")
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_uses_of_tips_are_compared_within_their_scope(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path / "memory.sqlite")) as store:
+        for episode in ("one", "two", "three"):
+            add(store, episode, EAST)
+        add(store, "other", EAST, scope="b")
+        play(store, "p", 1, score=90)
+        play(store, "q", 1, 2, score=70)
+        play(store, "r", 2, 3, score=20)
+        play(store, "s", score=10)
+        play(store, "t", score=30)
+        for episode in "uv":
+            play(store, episode, 4, scope="b", score=1000)  # always shown: nothing to compare with
+    with reading(tmp_path / "memory.sqlite") as db:
+        found = [(use.tip.text, use.shown_return, use.other_return, use.gain) for use in tip_uses(db)]
+        assert found == [
+            ("tip of one", 80, pytest.approx(20), pytest.approx(60)),
+            ("tip of two", 45, pytest.approx(130 / 3), pytest.approx(5 / 3)),
+        ]
+        assert [use.tip.text for use in tip_uses(db, least=1)] == ["tip of one", "tip of two", "tip of three"]
+        assert [use.tip.id for use in tip_uses(db, least=3)] == []

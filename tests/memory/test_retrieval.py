@@ -34,6 +34,18 @@ def by_value(k=3, min_similarity=0.5, candidates=5, weight=0.5, exploration=0.0,
     return ByValue(k, min_similarity, candidates, weight, exploration, rng(seed))
 
 
+def test_value_with_fixed_statistics_of_the_similarities():
+    """Candidates of nearly equal similarity: their own deviation, 0.01, is not blown up to 1.
+
+    z(Q) is -1, 1 for both; z(similarity) is 1, -1 over the candidates, and 0.1, -0.1 by a deviation of 0.1.
+    """
+    columns = entries([0.72, 0.70], values=[0.0, 1.0])
+    assert by_value(weight=0.4)(columns).tolist() == [0, 1]  # 0.6 - 0.4 > 0.4 - 0.6
+    fixed = replace(by_value(weight=0.4), statistics=(0.71, 0.1))
+    assert fixed(columns).tolist() == [1, 0]  # 0.4 - 0.06 > 0.06 - 0.4
+    assert replace(fixed, weight=0.05)(columns).tolist() == [0, 1]  # 0.095 - 0.05 > 0.05 - 0.095
+
+
 def by_score(similarities, scores, texts, k=10, min_similarity=0.5):
     return ByScore(k, min_similarity)(entries(similarities, scores, texts=texts)).tolist()
 

@@ -42,7 +42,7 @@ async def serving(folder: Path) -> AsyncIterator[MemoryService]:
 
 
 async def visit(service: MemoryService, episode: str, state: str, scope: str = "a") -> int:
-    return await service.visit(scope, episode, state, await service.embed(state, urgent=False))
+    return (await service.visit(scope, episode, state, await service.embed(state, urgent=False))).visits
 
 
 def alike(one: str, other: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from empo2.recipe.config import DEFAULTS, Settings, load_settings
+from empo2.recipe.config import DEFAULTS, Settings, lay_over, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.trainer.verl_config import build_verl_config, read_settings
 
@@ -345,3 +345,8 @@ def test_unknown_option_of_verl(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^verl\.{key}=1: ") as caught:
         composed("cpu", f"verl.{key}=1")
     assert "\n" not in str(caught.value)
+
+
+def test_layers_of_nested_settings() -> None:
+    assert lay_over({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}, "d": 4}) == {"a": {"b": 1, "c": 3}, "d": 4}
+    assert lay_over({"a": {"b": 1}}, {"a": 2}) == {"a": 2}

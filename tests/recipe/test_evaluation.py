@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.evaluation import panels
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN, Adaptation, Plan, bank_of, remaining
-from empo2.recipe.evaluation.adaptation_report import read_adaptation
+from empo2.recipe.evaluation.adaptation_report import forgetting_line, read_adaptation
 from empo2.recipe.evaluation.compare import compare, read_evaluations
 from empo2.recipe.evaluation.curves import curves, figures
 from empo2.recipe.evaluation.evaluation import MEMORY_OFF, MEMORY_ON, planned_episodes
@@ -85,6 +85,8 @@ def test_area_is_that_of_trapezoids() -> None:
     assert area([0, 10, 20]) == 10
     assert area([10, 0, 0, 40]) == pytest.approx((5 + 0 + 20) / 3)
     assert area([5]) == 5
+    assert area([0, 0.5, 1], [0, 6, 12]) == 0.5
+    assert area([0, 10, 40], [0, 1, 4]) == (5 + 75) / 4
 
 
 # Three tasks in four trials: the second is solved, lost, and solved again; the third is never solved.
@@ -93,6 +95,14 @@ SOLVED = np.array([[0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]], bool)
 
 def test_cumulative_success() -> None:
     assert cumulative_success(SOLVED).tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3, 2 / 3])
+
+
+def test_cumulative_success_without_memory_is_pass_at_k() -> None:
+    """Its mean over all orders of four attempts is 1 - C(n - c, k) / C(n, k) (Chen et al. 2021), for each task."""
+    n, solved = len(SOLVED), SOLVED.sum(axis=0).tolist()
+    expected = [np.mean([1 - math.comb(n - c, k) / math.comb(n, k) for c in solved]) for k in range(1, n + 1)]
+    orders = [cumulative_success(SOLVED[list(order)]) for order in permutations(range(n))]
+    assert np.mean(orders, axis=0) == pytest.approx(expected)
 
 
 def test_forgetting_counts_what_was_solved_before() -> None:
@@ -162,6 +172,8 @@ def test_curves_by_hand() -> None:
     assert found["lost"].tolist() == [[0, 1], [0, 0]]
     assert found["failing"].tolist() == [[1, 1], [2, 2]]
     assert found["forgetting %"].tolist() == [[0, 100], [0, 0]]
+    assert forgetting_line(found) == "forgetting 50.0 %, mean over trials and seeds: 1 lost of 3 failing"
+    assert not forgetting_line(curves([[[result(0, 0)], [result(0, 100)]]], {"a": [0]}, success_return=100))
     first, last, best, under = figures(np.array([[50.0, 75.0, 60.0], [0.0, 10.0, 20.0]]))
     assert [first.mean, last.mean, best.mean] == [25, 40, 47.5]
     assert under.mean == ((62.5 + 67.5) / 2 + (5 + 15) / 2) / 2
@@ -180,6 +192,7 @@ def test_sizes_and_groups_of_the_panels() -> None:
     assert sizes["scienceworld-l1"] == (1684, 29)
     assert sizes["textworld-express"] == (80, 4)
     assert [row["goal"] for row in found["webshop-500"].rows] == list(range(500))
+    assert sizes["coin-hard"] == sizes["coin-hard-seen"] == (16, 1)
     assert sizes["webshop-verl-agent"] == (500, 1)
     for panel in found.values():
         assert len({json.dumps(row) for row in panel.rows}) == len(panel.rows)
@@ -187,8 +200,9 @@ def test_sizes_and_groups_of_the_panels() -> None:
 
 
 def test_panels_are_what_the_script_writes() -> None:
-    """ScienceWorld and WebShop take long to start; TextWorld-Express stands for them."""
-    assert make.text_of(make.textworld_express()) == (panels.FOLDER / "textworld-express.json").read_text()
+    """But for ScienceWorld and WebShop, which take long to start."""
+    for name in ("textworld-express", *(name for name in make.PANELS if name.startswith("coin"))):
+        assert make.text_of(make.PANELS[name]()) == (panels.FOLDER / f"{name}.json").read_text()
 
 
 def test_limit_and_changes() -> None:
@@ -196,6 +210,16 @@ def test_limit_and_changes() -> None:
     assert len(panel.rows) == 36
     assert {(row["actions"], row["max_steps"]) for row in panel.rows} == {("choice", 6)}
     assert panel.checksum != load_panel("scienceworld-paper", limit=2).checksum
+
+
+def test_one_group_of_a_panel() -> None:
+    panel = load_panel("scienceworld-paper-seen", limit=4, only=["use-thermometer"])
+    assert {row["task"] for row in panel.rows} == {"use-thermometer"}
+    assert [row["variation"] for row in panel.rows] == [0, 1, 2, 3]
+    with pytest.raises(
+        ConfigError, match=r"--only thermometer: panel scienceworld-paper-seen has no such .* use-therm"
+    ):
+        load_panel("scienceworld-paper-seen", only=["thermometer"])
 
 
 def toy_panel(folder: Path, *rows: dict[str, Any], **config: Any) -> Path:
@@ -235,7 +259,7 @@ def test_a_file_that_is_no_panel(tmp_path: Path) -> None:
 
 
 def request(model: str, panel: Path | str, **options: Any) -> Any:
-    given: dict[str, Any] = {name: None for name in ("config", "server", "bank", "rows", "limit")}
+    given: dict[str, Any] = {name: None for name in ("config", "server", "bank", "rows", "limit", "only")}
     return read_request(model, str(panel), None, **{**given, "profile": "cpu", "remembers": False, **options})
 
 
@@ -509,7 +533,64 @@ async def test_reflexion_shows_the_newest_tips_of_failures_once(tmp_path: Path, 
         assert "Success." not in prompt
 
 
-@pytest.mark.parametrize("name", ["reflexion", "memrl"])
+async def test_rag_stores_transcripts_without_asking_and_without_tips(tmp_path: Path, empty_stores: None) -> None:
+    """The second episode is shown the first one's transcript, and its own has only its own observations."""
+    changes = ["reflection.form=transcript", "reflection.max_words=60", "memory.searched=first-turn"]
+    async with running_gateway(tmp_path, *changes, "memory.min_similarity=-1") as gateway:
+        for score in (100.0, 7.5):
+            rollout = await gateway.create("memory")
+            await gateway.play(rollout, ROOMS)
+            await gateway.finish(rollout, score)
+            assert (await gateway.drain())["empo2/tips_written"] == 1
+        tips, _ = await gateway.snapshot()
+        prompts = [seen.prompt for seen in gateway.model.requests()]
+    steps = (
+        "Observation: a dark room with a lamp Action: go 0 Observation: the lamp is lit Action: go 1 "
+        "Observation: a door opens Action: go 2"
+    )
+    assert [text for _, text, _ in tips] == [
+        f"The task was completed, score 100. {steps}",
+        f"The task was not completed, score 7.5. {steps}",
+    ]
+    assert len(prompts) == 6  # the agents' calls alone
+    assert [f"- The task was completed, score 100. {steps}\n" in prompt for prompt in prompts] == [False] * 3 + [
+        True
+    ] * 3
+
+
+async def test_self_rag_shows_what_the_model_calls_helpful(tmp_path: Path, empty_stores: None) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        if "Answer yes or no." not in str(body["messages"]):
+            return gateway.reply(body)
+        return " **Yes**, it does." if "Second" in str(body["messages"]) else "No."
+
+    changes = ["memory.judged=true", "memory.searched=first-turn", "memory.min_similarity=-1"]
+    async with running_gateway(tmp_path, *changes) as gateway:
+        await gateway.store_tips(ROOMS, "First.", "Second.", "Third.")
+        asked, gateway.model.reply = len(gateway.model.requests()), answer
+        await gateway.play(await gateway.create("memory"), ROOMS)
+        seen = gateway.model.requests()[asked:]
+        metrics = await gateway.drain()
+    judged, calls = seen[:3], seen[3:]
+    assert metrics["empo2/tips_judged_irrelevant"] == 2
+    assert [each.body["temperature"] for each in judged] == [0] * 3
+    assert all("a dark room with a lamp" in each.prompt for each in judged)
+    assert len(calls) == 3
+    for each in calls:
+        assert "- Second.\n" in each.prompt
+        assert "First." not in each.prompt and "Third." not in each.prompt
+
+
+async def test_tips_that_cannot_be_judged_are_not_shown(tmp_path: Path, empty_stores: None) -> None:
+    async with running_gateway(tmp_path, "memory.judged=true", "memory.min_similarity=-1") as gateway:
+        await gateway.store_tips(ROOMS, "First.")
+        gateway.model.fault = lambda path, body: 500 if "Answer yes or no." in str(body["messages"]) else None
+        await gateway.play(await gateway.create("memory"), ROOMS[:1])
+        assert "First." not in gateway.last().prompt
+        assert (await gateway.drain())["empo2/memory_failures"] == 1
+
+
+@pytest.mark.parametrize("name", ["reflexion", "memrl", "rag", "self-rag", "memp"])
 def test_the_loops_settings_are_accepted(name: str) -> None:
     load_settings("cpu", file=PACKAGE / f"{name}.yaml")
 

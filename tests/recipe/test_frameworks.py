@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 import warnings
@@ -16,7 +15,6 @@ from agentlightning.schemas import Rollout
 
 from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
 from empo2.recipe.config import load_settings
-from empo2.recipe.trainer.verl_config import build_verl_config
 
 from ..needs import need
 from .framework_player import STEPS
@@ -377,17 +375,6 @@ def test_the_launcher_finds_openai_agents_from_the_checkout():
         text=True,
     )
     assert done.stdout.startswith("ScienceWorld with Java at "), done.stderr
-
-
-def test_vllm_can_be_told_of_tools_as_documented():
-    """verl makes vLLM's command line of engine_kwargs (vllm_async_server.vLLMHttpServer.launch_server, 0.8.0)."""
-    settings = re.findall(r"verl\.\S+=\S+", (ROOT / "agents" / "frameworks" / "__init__.py").read_text())
-    config = build_verl_config(
-        load_settings("cpu", settings), model_path="x", run_directory=Path(), gateway_url="", gateway_key=""
-    )
-    engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
-    assert (engine.enable_auto_tool_choice, engine.tool_call_parser) == (True, "hermes")
-    assert engine.distributed_executor_backend == "uni"
 
 
 def test_lists_add_to_both_profiles_and_change_nothing():

@@ -71,7 +71,7 @@ def test_a_process_that_ends_is_named_with_its_reason(processes: Processes, code
 
 
 def test_the_trainer_may_be_done(processes: Processes) -> None:
-    processes.start("trainer", [sys.executable, "-c", ""])
+    processes.start("trainer", [sys.executable, "-c", ""], may_end=True)
     until(lambda: processes.done("trainer"))
     processes.check()
 
@@ -255,6 +255,17 @@ def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert new.read() == [{"step": 3}]
     assert new.read() == []
     assert NewMetrics(file).read() == []
+
+
+def test_a_continued_run_has_fewer_metrics_before_it_has_new_ones(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3)))
+    new = NewMetrics(file)
+    file.write_text('{"step": 1}\n')
+    assert new.read() == []
+    with file.open("a") as stream:
+        stream.write('{"step": 2}\n{"step": 3}\n')
+    assert new.read() == [{"step": 2}, {"step": 3}]
 
 
 def test_what_is_shown_of_a_step() -> None:

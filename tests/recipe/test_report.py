@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.report import draw_curves, print_table, read_metrics
+from empo2.recipe.evaluation.lines import lines_of
+from empo2.recipe.evaluation.report import print_table, show_lines
 from empo2.recipe.launcher.progress import step_summary
-from empo2.recipe.run_folder import step_mode
+from empo2.recipe.run_folder import read_metrics, step_mode
 
 VALIDATION = {"step": 0, "val/return": 8.25, "val/success_rate": 0.0}
 
@@ -94,25 +95,36 @@ def test_a_value_that_was_not_finite_is_absent(tmp_path):
     assert "actor/entropy" not in row
 
 
+def shown(folder: Path, *runs: Path) -> str:
+    output = io.StringIO()
+    show_lines(lines_of(runs), folder, Console(width=80, file=output))
+    return output.getvalue()
+
+
 @pytest.mark.parametrize("rows", [ROWS, [VALIDATION], [{"step": 0, "val/n_rollouts": 0}]])
 def test_curves_of_one_run(tmp_path, rows):
-    curves = draw_curves(make_run(tmp_path / "demo", rows))
-    assert curves == tmp_path / "demo" / "curves.png"
-    assert curves.read_bytes().startswith(b"\x89PNG")
+    run = make_run(tmp_path / "demo", rows)
+    assert shown(run, run) == f"curves  {run / 'curves.png'}\nreport  {run / 'report.html'}\n"
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_several_runs_are_compared_in_one_picture(tmp_path):
-    picture = draw_curves(make_run(tmp_path / "empo2", ROWS), make_run(tmp_path / "grpo", ROWS))
-    assert picture == tmp_path / "comparison.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
+def test_several_runs_are_compared_in_one_picture_and_one_table(tmp_path):
+    runs = [make_run(tmp_path / "empo2", ROWS), make_run(tmp_path / "grpo$_", [{"step": 0, "val/success_rate": 0.5}])]
+    lines = shown(tmp_path, *runs).splitlines()
+    assert [line.split() for line in lines if line.startswith(("empo2", "grpo"))] == [
+        ["empo2", "1", "3", "0.00"],
+        ["grpo$_", "1", "0", "50.0"],
+    ]
+    assert lines[-2:] == [f"curves  {tmp_path / 'comparison.png'}", f"report  {tmp_path / 'report.html'}"]
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_no_run_there(tmp_path):
     with pytest.raises(Empo2Error, match=r"no metrics\.jsonl; give the folder of a run"):
-        draw_curves(tmp_path)
+        lines_of([tmp_path])
 
 
 @pytest.mark.parametrize("content", ["", '{"step": 0, "val'])
 def test_nothing_measured_yet(tmp_path, content):
     with pytest.raises(Empo2Error, match="no step yet"):
-        draw_curves(make_run(tmp_path / "demo", [], ending=content))
+        lines_of([make_run(tmp_path / "demo", [], ending=content)])

@@ -54,11 +54,11 @@ def test_the_whole_story(tmp_path: Path):
         Step("You are in the hall.", key, "move east"),
         Step("You are in the den.\nYou see a coin.", key, "take coin"),
     ]
-    store.add_episode("s", "one", tip="Empty: hall.", score=0.0, success=False, steps=way[:1])
+    store.add_episode("s", "one", tip="No coin as far as the hall.", score=0.0, success=False, steps=way[:1])
     store.add_episode("s", "two", tip="Coin in the den.", score=100.0, success=True, steps=way)
     store.close()
     told = tell(tmp_path).splitlines()
-    assert told[:2] == ["tip (after a success)  Coin in the den.", "tip (after a failure)  Empty: hall."]
+    assert told[:2] == ["tip (after a success)  Coin in the den.", "tip (after a failure)  No coin as far as the hall."]
     assert told[3:8] == [
         "the episode of the first tip",
         "  You are in the hall.",

@@ -1,6 +1,8 @@
 """Training rows between agent-lightning's adapter and verl's update, and the trainer's overrides without Ray."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -23,7 +25,12 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.protocol import CALL_EVENT, Mode
 from empo2.recipe.trainer.advantages import rollout_advantages
-from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows, use_given_advantages
+from empo2.recipe.trainer.compat.agentlightning import (
+    GIVEN_ADVANTAGES,
+    count_mini_batches_in_rows,
+    use_given_advantages,
+)
+from empo2.recipe.trainer.record import episode_record
 from empo2.recipe.trainer.results import RolloutResult, StepResults, Turn, prepare_for_training
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import training_scores
@@ -106,6 +113,65 @@ def test_flag_of_each_row() -> None:
     scored(batch, results)
     assert batch.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
     assert batch.batch["off_policy"].tolist() == [False, False, True, True]
+
+
+class Words:
+    """A decoder whose tokens are numbers."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(f"{token} " for token in token_ids)
+
+
+def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
+    """Of two groups with an advantage the off-policy one; of its replies the tokens below δ without tips are masked."""
+    returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
+    batch, _ = adapted(played(returns))
+    results = results_of(returns) | results_of({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)
+    results["h-2"] = replace(results["h-2"], tips=(7, 5), task={"room": "den", "api_key": "hush-hush"})
+    scored(batch, results)
+    size = int(batch.batch["response_mask"][2].sum())
+    assert size >= 3  # of h-2's reply, which played() draws
+    old = torch.zeros(4, RESPONSE)
+    old[2, 1] = -9.0
+    batch.batch["old_log_probs"], batch.batch["returns"] = old, batch.batch[GIVEN_ADVANTAGES]  # as after a step
+
+    tip_free = ALGORITHM.model_copy(update={"off_policy_old_log_probs": "tip-free", "mask_threshold": 0.0067})
+    record = episode_record(3, batch, results, tip_free, Words())
+    rest = "".join(f"{token} " for token in range(2, size))
+    assert record["spans"] == [
+        ["read", "100 101 102 ", 3],
+        ["trained", "0 ", 1],
+        ["masked", "1 ", 1],
+        ["trained", rest, size - 2],
+    ]
+    assert (record["step"], record["mode"], record["return"], record["tips"]) == (3, "memory, off-policy", 3.0, [7, 5])
+    assert record["task"] == {"room": "den", "api_key": "(secret, left out)"}
+    assert record["advantage"] == pytest.approx(rollout_advantages(results, ALGORITHM)["h-2"], rel=1e-5)
+    assert (record["mask_known"], record["cut"]) == (True, False)
+
+    with_tips = ALGORITHM.model_copy(update={"off_policy_old_log_probs": "with-tips"})
+    record = episode_record(3, batch, results, with_tips, Words())
+    assert record["mask_known"] is False
+    assert [span[0] for span in record["spans"]] == ["read", "trained"]
+
+    on_policy = results_of(returns)
+    assert episode_record(3, batch, on_policy, tip_free, Words())["mode"] == "no memory"
+
+
+def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trainer = trainer_of(in_groups(8), monkeypatch)
+    batch, metrics = trainer._rollout(DataProto(), is_train=True)
+    use_given_advantages()
+    batch = normalised(batch)
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", lambda *_: (metrics, batch))
+    trainer.tokenizer = Words()
+    trainer._train_step({}, False)  # in a script of the user's own, without a run's folder
+    trainer.config.empo2 = {"run_directory": str(tmp_path)}
+    for trainer.global_steps in (7, 8):
+        trainer._train_step({}, False)
+    records = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [7, 8]
+    assert [span[0] for span in records[0]["spans"]] == ["read", "trained"] and records[0]["advantage"] != 0
 
 
 def test_overlong_rows_are_dropped() -> None:

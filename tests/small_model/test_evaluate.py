@@ -53,20 +53,21 @@ def test_a_found_coin_and_the_true_way_to_it(policy):
 
 def test_a_failure_and_what_it_saw(policy):
     actions = ("move north", "take coin", "look", "move east")
-    episode = policy(*actions, "Empty: hall.", notes=("Empty: attic.",))
+    episode = policy(*actions, "No coin as far as the hall.", notes=("No coin as far as the attic.",))
     assert (episode.success, episode.valid, len(episode.turns)) == (False, 1, 4)
     assert episode.tip_true
-    first = f"{render_tips(['Empty: attic.'])}\n\nFind the coin and take it.\n\nYou are in the hall. East: den."
+    shown = render_tips(["No coin as far as the attic."])
+    first = f"{shown}\n\nFind the coin and take it.\n\nYou are in the hall. East: den."
     assert episode.chat[1]["content"] == first
     assert episode.chat[3]["content"] == "That does nothing. You are in the hall. East: den."
     assert episode.chat[-2]["content"] == "move east"  # its result was not shown
     # The den was not seen, so to call it empty is no honest note, though it is right; nor is a coin that was not found.
-    assert not policy(*actions, "Empty: hall, den.").tip_true
+    assert not policy(*actions, "No coin as far as the den: hall move east.").tip_true
     assert not policy(*actions, "Coin in the cellar: hall move east, den move east, cellar take coin.").tip_true
 
 
 def test_a_tip_is_what_the_gateway_keeps_of_it(policy):
-    assert policy("a", "b", "c", "d", "Sure! Empty: hall. And so on.").tip == "Empty: hall."
+    assert policy("a", "b", "c", "d", "Sure! No coin here. And so on.").tip == "No coin here."
     assert policy("a", "b", "c", "d", "...").tip == ""
 
 
@@ -88,11 +89,11 @@ def test_what_is_measured(policy):
     found = policy(
         "move east", "move east", "take coin", "Coin in the cellar: hall move east, den move east, cellar take coin."
     )
-    lost = policy("a", "b", "move east", "d", "Empty: hall, cellar.")
+    lost = policy("a", "move east", "move west", "d", "No coin as far as the den: hall move west.")
     table = measured([found, lost])
     assert {name: cell.share for name, cell in table.items() if cell} == {
         "found": 0.5,
-        "valid": pytest.approx(4 / 7, abs=1e-3),
+        "valid": pytest.approx(5 / 7, abs=1e-3),
         "true after success": 1,
         "true after failure": 0,
     }

@@ -28,10 +28,10 @@ DOORS = {
 }
 
 
-def some_rows(mix: Mix) -> list[Row]:
+def some_rows(mix: Mix, count: int = 300) -> list[Row]:
     generator = random.Random(0)
-    houses = [disguised(House("kitchen", "shed", DOORS), generator) for _ in range(300)]
-    return rows(houses, 300, mix, reflections(), generator)
+    houses = [disguised(House("kitchen", "shed", DOORS), generator) for _ in range(count)]
+    return rows(houses, count, mix, reflections(), generator)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,10 @@ def holds(text: str, house: House) -> bool:
         coin, _, rest = text.removeprefix("Coin in the ").removesuffix(".").partition(": ")
         *way, last = rest.split(", ")
         return last == f"{coin} take coin" and walked(house, way) == house.coin == coin
-    empty = text.removeprefix("Empty: ").removesuffix(".").split(", ")
-    return house.coin not in empty and set(empty) <= set(house.doors)
+    end, _, rest = text.removeprefix("No coin as far as the ").removesuffix(".").partition(": ")
+    way = rest.split(", ") if rest else []
+    seen = [walked(house, way[:steps]) for steps in range(len(way) + 1)]
+    return seen[-1] == end and house.coin not in seen
 
 
 def test_a_disguise_keeps_the_plan_of_a_house():
@@ -75,6 +77,10 @@ def test_a_disguise_keeps_the_plan_of_a_house():
 def test_every_kind_is_there_in_its_share(made: list[Row]):
     for kind, percent in READING.kinds.items():
         assert 0.5 * percent < sum(row.kind == kind for row in made) / 3 < 1.7 * percent
+
+
+def test_every_row_teaches_something():
+    assert all(any(message.learned for message in row.messages) for row in some_rows(READING, 2000))
 
 
 def test_the_second_stage_writes_what_no_note_told():
@@ -103,8 +109,9 @@ def test_notes_are_true_or_false_as_labelled(made: list[Row]):
 def test_notes_of_another_house_are_mostly_false(made: list[Row]):
     """Only a note that names no room but the first, which has the same name in both, is true of both."""
     others = [row.notes for row in made if row.kind == "other house"]
-    for note, true in (pair for notes in others for pair in notes):
-        assert not true or (not note.found and len(note.empty) == 1)
+    starts = [row.house.start for row in made if row.kind == "other house"]
+    for start, note, true in ((start, *pair) for start, notes in zip(starts, others, strict=True) for pair in notes):
+        assert not true or note.end == start
     assert sum(all(true for _, true in notes) for notes in others) < len(others) / 5
 
 
@@ -117,7 +124,7 @@ def test_what_a_row_teaches_to_write_is_true_of_its_own_episode(made: list[Row])
         assert parse(text) == row.note
         assert row.note.found == row.success
         shown = " ".join(message.content for message in row.messages[:-2] if message.role == "user")
-        assert all(f"You are in the {room}." in shown for room in row.note.empty)
+        assert all(f"You are in the {room}." in shown for room in (row.note.end, *(room for room, _ in row.note.way)))
 
 
 def test_a_chat_is_an_episode_of_the_game(made: list[Row]):
@@ -157,15 +164,15 @@ def test_the_loss_is_on_replies_and_the_end_of_their_turns(tokenizer):
         Message("user", "You are in the attic."),
         Message("assistant", "move up"),
         Message("user", "Write one note."),
-        Message("assistant", "Empty: den, attic.", learned=True),
+        Message("assistant", "No coin as far as the den.", learned=True),
     ]
     encoded = encode(chat, tokenizer)
     assert (
         tokenizer.decode([encoded.ids[at] for at in encoded.learned])
-        == "move west<|im_end|>Empty: den, attic.<|im_end|>"
+        == "move west<|im_end|>No coin as far as the den.<|im_end|>"
     )
     assert tokenizer.decode(encoded.ids).count("<|im_start|>") == len(chat)
-    action, note = len(tokenizer("move west").input_ids) + 1, len(tokenizer("Empty: den, attic.").input_ids) + 1
+    action, note = len(tokenizer("move west").input_ids) + 1, len(tokenizer("No coin as far as the den.").input_ids) + 1
     assert encoded.weights == [ACTION_WEIGHT] * action + [1] * note
 
 

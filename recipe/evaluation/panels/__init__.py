@@ -55,16 +55,17 @@ def names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.json"))
 
 
-def load_panel(name: str, changes: Sequence[str] = (), limit: int | None = None) -> Panel:
+def load_panel(name: str, changes: Sequence[str] = (), limit: int | None = None, only: Sequence[str] = ()) -> Panel:
     """Read a panel.
 
     Args:
         name: of a panel of this package, or the path of a file like those.
         changes: ``field=value`` for every row, the value as JSON or plain text.
         limit: rows kept of each group, from its beginning; None for all.
+        only: groups that are kept; none for all.
 
     Raises:
-        ConfigError: no such panel, a file that is none, or a change of a field that the rows do not have.
+        ConfigError: no such panel or group, a file that is none, or a change of a field that the rows do not have.
     """
     file = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     if not file.is_file():
@@ -81,7 +82,12 @@ def load_panel(name: str, changes: Sequence[str] = (), limit: int | None = None)
             f"--panel {name}: not a panel ({error!r}); it has description, group, config, common and rows"
         ) from None
     changed = dict(_change(text, panel) for text in changes)
-    kept = sorted(index for indices in panel.groups().values() for index in indices[:limit])
+    groups = panel.groups()
+    for group in only:
+        if group not in groups:
+            nearest = difflib.get_close_matches(group, groups, 3, cutoff=0.3) or groups
+            raise ConfigError(f"--only {group}: panel {panel.name} has no such group; nearest: {', '.join(nearest)}")
+    kept = sorted(index for group in dict.fromkeys(only or groups) for index in groups[group][:limit])
     rows = tuple(panel.rows[index] | changed for index in kept)
     return Panel(panel.name, panel.description, panel.group, panel.config, rows)
 

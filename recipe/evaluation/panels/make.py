@@ -9,8 +9,11 @@ Equal versions of the worlds give equal files. WebShop's rows name their catalog
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from empo2.recipe.config import read_layer
 from empo2.recipe.evaluation.panels import FOLDER, Row
 
 _SCIENCEWORLD = "empo2.agents.scienceworld.agent:ScienceWorldAgent"
@@ -96,6 +99,19 @@ def textworld_express() -> dict[str, Any]:
     )
 
 
+def coin(level: str, part: str) -> dict[str, Any]:
+    from empo2.agents import coin_collector
+    from empo2.agents.coin_collector.tasks import load
+
+    train, unseen = load(level)
+    settings = read_layer(Path(coin_collector.__file__).with_name("train.yaml"))
+    config = {section: settings[section] for section in ("algorithm", "agent", "memory", "reflection")}
+    config["algorithm"] = {**settings["algorithm"], **_returns(failure=0.0)}
+    rows = {"unseen": unseen, "train": train}[part]
+    houses = {"unseen": "16 houses that are never trained on", "train": "16 houses that are trained on"}[part]
+    return _panel(f"CoinCollector, level {level}: the {houses}.", [], config, rows)
+
+
 PANELS: dict[str, Callable[[], dict[str, Any]]] = {
     "scienceworld-paper": scienceworld_paper,
     "scienceworld-paper-seen": scienceworld_paper_seen,
@@ -105,6 +121,10 @@ PANELS: dict[str, Callable[[], dict[str, Any]]] = {
     "webshop-500": webshop_500,
     "webshop-verl-agent": webshop_verl_agent,
     "textworld-express": textworld_express,
+    "coin-medium": partial(coin, "medium", "unseen"),
+    "coin-medium-seen": partial(coin, "medium", "train"),
+    "coin-hard": partial(coin, "hard", "unseen"),
+    "coin-hard-seen": partial(coin, "hard", "train"),
 }
 
 
@@ -141,8 +161,16 @@ def _shop() -> dict[str, Any]:
 
 
 def _world(agent: str, env: dict[str, str], scope: list[str], failure_return: float) -> dict[str, Any]:
-    returns = {"success_return": 100.0, "failure_return": failure_return, "return_scale": 0.01}
-    return {"agent": {"class": agent, "env": env}, "algorithm": returns, "memory": {"scope": scope}}
+    return {
+        "agent": {"class": agent, "env": env},
+        "algorithm": _returns(failure_return),
+        "memory": {"scope": scope},
+    }
+
+
+def _returns(failure: float) -> dict[str, float]:
+    """Return the range of a world's returns, whole, since a profile's world may lie below."""
+    return {"success_return": 100.0, "failure_return": failure, "return_scale": 0.01}
 
 
 def _panel(description: str, group: list[str], config: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:

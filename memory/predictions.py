@@ -1,0 +1,109 @@
+"""How well learned values predict success: each use of a tip with the value that it had before (MemRL's check of Q)."""
+
+import sqlite3
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from empo2.memory.file import MemoryFileError
+
+_ROUNDING = 1e-6
+
+
+class Use(NamedTuple):
+    """A tip in an episode that was shown it: its learned value before, and whether the episode succeeded."""
+
+    value: float
+    success: bool
+
+
+class Bin(NamedTuple):
+    """The uses whose values lie in an interval.
+
+    Attributes:
+        low, high: its bounds.
+        uses: their number.
+        value: their mean value.
+        success: their share of successes.
+    """
+
+    low: float
+    high: float
+    uses: int
+    value: float
+    success: float
+
+
+def uses_of_tips(
+    db: sqlite3.Connection, scopes: Collection[str], learning_rate: float, reward: Callable[[float], float]
+) -> list[Use]:
+    """Return every use of a tip in these scopes, by learning the values again, play by play.
+
+    The value is the one before the episode: that after it has learned from the very success that it is to predict.
+
+    Args:
+        learning_rate: of the values.
+        reward: from an episode's score to what the values learn from.
+
+    Raises:
+        MemoryFileError: this does not end in the stored values: they were learned otherwise.
+    """
+    values: dict[int, float] = {}
+    uses = []
+    for tip, scope, score, success in db.execute(
+        "SELECT tip_id, scope, score, success FROM plays JOIN credits ON credits.episode = plays.episode"
+        " ORDER BY plays.rowid, tip_id"
+    ):
+        before = values.get(tip, 0.0)
+        values[tip] = before + learning_rate * (reward(score) - before)
+        if success is not None and scope in scopes:
+            uses.append(Use(before, bool(success)))
+    for tip, stored in db.execute("SELECT id, value FROM tips"):
+        if abs(values.get(tip, 0.0) - stored) > _ROUNDING:
+            raise MemoryFileError(
+                f"tip {tip} has the value {stored:.4g}, but its uses make it {values.get(tip, 0.0):.4g}: the values"
+                " were learned with another rate or scale, in paired groups, or in part before an import"
+            )
+    return uses
+
+
+def value_bins(uses: Sequence[Use], count: int = 10) -> list[Bin]:
+    """Return the uses in intervals of equal width between the lowest and the highest value; empty ones are left out."""
+    values = np.array([use.value for use in uses])
+    success = np.array([use.success for use in uses], float)
+    edges = np.linspace(values.min(), values.max(), count + 1)
+    places = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, count - 1)
+    return [
+        Bin(
+            float(edges[place]),
+            float(edges[place + 1]),
+            int((places == place).sum()),
+            float(values[places == place].mean()),
+            float(success[places == place].mean()),
+        )
+        for place in np.unique(places).tolist()
+    ]
+
+
+def correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return Pearson's r; NaN if it is not defined."""
+    first, second = np.array(pairs, float).T
+    if len(pairs) < 2 or not np.ptp(first) or not np.ptp(second):
+        return float("nan")
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def failures_among_best(db: sqlite3.Connection, scopes: Collection[str], share: float = 0.1) -> float:
+    """Return which share of the tips with the highest values comes from failed episodes; NaN without tips.
+
+    Args:
+        share: of the tips; those with a value equal to the last one's are among them.
+    """
+    rows = db.execute("SELECT scope, value, success FROM tips WHERE success IS NOT NULL")
+    known = [(value, success) for scope, value, success in rows if scope in scopes]
+    if not known:
+        return float("nan")
+    ranked = sorted((value for value, _ in known), reverse=True)
+    least = ranked[max(1, round(share * len(ranked))) - 1]
+    return float(np.mean([not success for value, success in known if value >= least]))

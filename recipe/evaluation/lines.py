@@ -1,0 +1,110 @@
+"""Training runs as the lines of a report: runs that differ only in their seed are one line, with an interval."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from empo2.recipe.evaluation.statistics import Interval, area, over_seeds
+from empo2.recipe.run_folder import CONFIG_FILE, Row, read_metrics
+
+# How long a run is, how often it is validated and where it stands is not what is compared.
+_NOT_COMPARED = ("run", "gateway", "algorithm.seed")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, the rows of its metrics, and its settings by dotted key, empty if the folder has none."""
+
+    folder: Path
+    rows: Sequence[Row]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the report: runs with the same settings, one for each seed."""
+
+    label: str
+    runs: Sequence[Run]
+
+    @property
+    def last_step(self) -> int:
+        """Return the last step that all its runs have done."""
+        return min(int(run.rows[-1]["step"]) for run in self.runs)
+
+    def measured(self, key: str) -> list[dict[float, float]]:
+        """Return a metric by step, for each run that has it."""
+        found = [{row["step"]: row[key] for row in run.rows if key in row} for run in self.runs]
+        return [values for values in found if values]
+
+    def curve(self, key: str) -> tuple[list[float], list[Interval]]:
+        """Return a metric's mean over seeds, with its interval, at each step at which all of them have it."""
+        found = self.measured(key)
+        steps = sorted(set[float]().union(*found).intersection(*found))
+        return steps, [over_seeds([values[step] for values in found]) for step in steps]
+
+    def end(self, key: str) -> Interval | None:
+        """Return the mean over seeds of a metric's last value; None if no run has it."""
+        found = self.measured(key)
+        return over_seeds([values[max(values)] for values in found]) if found else None
+
+    def area(self, key: str) -> Interval | None:
+        """Return the mean over seeds of the area under a metric's curve, divided by its width."""
+        found = [sorted(values.items()) for values in self.measured(key)]
+        areas = [area([value for _, value in points], [step for step, _ in points]) for points in found]
+        return over_seeds(areas) if areas else None
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        Empo2Error: as `read_metrics`.
+    """
+    file = folder / CONFIG_FILE
+    settings = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    return Run(folder, read_metrics(folder), dict(_flat(settings)))
+
+
+def lines_of(folders: Sequence[Path]) -> list[Line]:
+    """Return the runs as lines, in the order of the first of each; a line is named after its folders.
+
+    Raises:
+        Empo2Error: as `read_metrics`.
+    """
+    groups: dict[str, list[Run]] = {}
+    for folder in folders:
+        run = read_run(folder)
+        compared = {key: value for key, value in run.settings.items() if not _is_left_out(key)}
+        groups.setdefault(repr(compared) if compared else str(folder), []).append(run)
+    return [Line(_label(runs), runs) for runs in groups.values()]
+
+
+def differences(lines: Sequence[Line]) -> dict[str, list[str]]:
+    """Return the settings in which lines differ: the value of each line, by dotted key; "" where it has none."""
+    keys = {key: None for line in lines for key in line.runs[0].settings if not _is_left_out(key)}
+    values = {key: [str(line.runs[0].settings.get(key, "")) for line in lines] for key in keys}
+    return {key: found for key, found in values.items() if len(set(found)) > 1}
+
+
+def _label(runs: Sequence[Run]) -> str:
+    """Return what the names of the folders begin with alike, such as ``empo2`` for empo2-1 and empo2-2."""
+    names = [run.folder.resolve().name for run in runs]
+    alike = [letters[0] for letters in itertools.takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False))]
+    return "".join(alike).rstrip("-_.") if len(names) > 1 and alike else names[0]
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def _is_left_out(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in _NOT_COMPARED)

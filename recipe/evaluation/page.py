@@ -1,0 +1,142 @@
+"""Write one HTML page about training runs: curves, figures, tips and episodes. It needs no script and no network.
+
+Tips and episodes are text of a policy, which may hold anything: the template escapes all text, and a content security
+policy forbids scripts and requests in any case.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from empo2.memory import MemoryFileError
+from empo2.memory.browse import TipUse, reading, stored_tips, tip_uses
+from empo2.recipe.evaluation.charts import COLORS, Chart, charts_of, drawing, scaled, validation_charts
+from empo2.recipe.evaluation.lines import Line, Run, differences
+from empo2.recipe.evaluation.statistics import Interval
+from empo2.recipe.redaction import redacted
+from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, read_lines
+
+_TIPS = 5  # that helped most, and as many that helped least
+_EPISODES = 5  # of a run, at equal distances
+_RUNS = 8  # whose tips and episodes are shown: one of each line
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def write_page(lines: Sequence[Line], target: Path) -> Path:
+    """Write the page; all that it shows is in the file.
+
+    Returns:
+        The file.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["interval"] = _interval_text
+    environment.filters["clean"] = lambda text: _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    validated = validation_charts(lines)
+    texts = redacted(  # a page may be shown to others
+        {
+            "lines": [_facts(line, validated) for line in lines],
+            "differences": differences(lines),
+            "runs": [_inside(line) for line in lines[:_RUNS]],
+        }
+    )
+    charts = [{"title": chart.title, "unit": chart.unit, "svg": drawing(chart, lines)} for chart in charts_of(lines)]
+    page = environment.get_template("report.html").render(
+        **texts, charts=charts, colors=COLORS, headings=[chart.title for chart in validated]
+    )
+    target.write_text(page)
+    return target
+
+
+def _facts(line: Line, charts: Sequence[Chart]) -> dict[str, Any]:
+    first = line.runs[0].settings
+    figures = {
+        chart.title: [interval and scaled(interval, chart) for interval in (line.end(chart.key), line.area(chart.key))]
+        for chart in charts
+    }
+    return {
+        "label": line.label,
+        "figures": figures,
+        "seeds": [run.settings.get("algorithm.seed", "") for run in line.runs],
+        "algorithm": first.get("algorithm.name", ""),
+        "model": first.get("model.path", ""),
+        "step": line.last_step,
+        "folders": [str(run.folder) for run in line.runs],
+    }
+
+
+def _inside(line: Line) -> dict[str, Any]:
+    """Return the tips and the episodes of a line's first run, as plain values."""
+    run = line.runs[0]
+    uses: list[TipUse] = []
+    texts: dict[int, str] = {}
+    problem = ""
+    if (run.folder / MEMORY_FILE).is_file():
+        try:
+            with reading(run.folder / MEMORY_FILE) as db:
+                uses = tip_uses(db)
+                texts = {tip.id: tip.text for tip in stored_tips(db, order="newest")}
+        except MemoryFileError as error:  # such as one of an older version
+            problem = str(error)
+    least = [use for use in reversed(uses) if use.gain < 0][:_TIPS]
+    most = [use for use in uses if use.gain > 0][:_TIPS]
+    return {
+        "label": line.label,
+        "folder": str(run.folder),
+        "tables": [
+            {"title": title, "rows": [_tip(use) for use in table]}
+            for title, table in (("helped most", most), ("helped least", least))
+        ],
+        "compared": len(uses),
+        "problem": problem,
+        "stored": len(texts),
+        "episodes": _episodes(run, texts),
+    }
+
+
+def _tip(use: TipUse) -> dict[str, Any]:
+    tip = use.tip
+    outcome = {None: "", True: "after a success", False: "after a failure"}[tip.success]
+    return {"gain": use.gain, "with": use.shown_return, "without": use.other_return} | {
+        "text": tip.text,
+        "shown": tip.shown,
+        "value": tip.value,
+        "outcome": outcome,
+        "scope": tip.scope,
+    }
+
+
+def _episodes(run: Run, texts: dict[int, str]) -> list[dict[str, Any]]:
+    """Return some of the run's recorded episodes, with the texts of the tips that they were shown."""
+    records = read_lines(run.folder / EPISODES_FILE)
+    chosen = sorted({round(number * (len(records) - 1) / (_EPISODES - 1)) for number in range(_EPISODES)})
+    return [
+        {
+            **record,
+            "task": json.dumps(record["task"], ensure_ascii=False),
+            "tips": [texts.get(tip, f"tip {tip}, which is no longer stored") for tip in record["tips"]],
+            "counts": {kind: sum(span[2] for span in spans) for kind, spans in _by_kind(record["spans"])},
+        }
+        for record in (records[number] for number in chosen if records)
+    ]
+
+
+def _by_kind(spans: Sequence[Sequence[Any]]):
+    return groupby(sorted(spans, key=lambda span: span[0]), key=lambda span: span[0])
+
+
+def _interval_text(interval: Interval | Sequence[float] | None) -> str:
+    if interval is None:
+        return ""
+    mean, low, high = interval
+    return f"{mean:.4g}" if low != low else f"{mean:.4g} ± {high - mean:.3g}"

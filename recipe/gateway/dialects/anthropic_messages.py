@@ -1,0 +1,264 @@
+"""Anthropic's ``/v1/messages``, streamed or not."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from empo2.recipe.gateway.dialects.dialect import (
+    Body,
+    content_of,
+    event,
+    event_stream,
+    image_part,
+    new_id,
+    problem_in,
+    reasoning_of,
+)
+from empo2.recipe.messages import Message
+
+# Fields of Anthropic's own that say nothing about the reply of a model that is not Anthropic's, or are translated. All
+# others (temperature, top_p, top_k, and vLLM's own) mean the same in a chat completion.
+_OWN = (
+    "messages",
+    "system",
+    "tools",
+    "tool_choice",
+    "stop_sequences",
+    "stream",
+    "metadata",
+    "thinking",
+    "service_tier",
+    "context_management",
+    "output_config",
+    "cache_control",
+    "inference_geo",
+)
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class AnthropicCall:
+    """A call of ``/v1/messages``; see `Dialect`.
+
+    Raises:
+        ValueError: it asks for what no chat completion has, such as tools that Anthropic's servers run.
+    """
+
+    path = "chat/completions"
+
+    def __init__(self, body: Body) -> None:
+        for name in ("mcp_servers", "container"):
+            if body.get(name):
+                raise ValueError(f"{name}: needs Anthropic's own servers; leave it out")
+        self._stream = bool(body.get("stream"))
+        self.body = {name: value for name, value in body.items() if name not in _OWN}
+        self.body["messages"] = _chat(body)
+        if self.body["messages"][-1]["role"] == "assistant":  # the reply continues it
+            self.body |= {"continue_final_message": True, "add_generation_prompt": False}
+        if body.get("stop_sequences"):
+            self.body["stop"] = body["stop_sequences"]
+        if body.get("tools"):
+            self.body["tools"] = [_tool(tool, number) for number, tool in enumerate(body["tools"])]
+        if choice := body.get("tool_choice"):
+            self.body["tool_choice"] = _tool_choice(choice)
+            if choice.get("disable_parallel_tool_use"):
+                self.body["parallel_tool_calls"] = False
+
+    def answer(self, completion: Body) -> Response:
+        message = _reply(completion)
+        return event_stream(_events(message)) if self._stream else JSONResponse(message)
+
+    @staticmethod
+    def refusal(status: int, answer: bytes) -> Response:
+        error = {"type": _ERRORS.get(status, "api_error"), "message": problem_in(answer)}
+        return JSONResponse({"type": "error", "error": error}, status)
+
+
+def _chat(body: Body) -> list[Message]:
+    chat: list[Message] = []
+    if system := body.get("system"):
+        text = system if isinstance(system, str) else "".join(_text(block, "system") for block in system)
+        chat.append({"role": "system", "content": text})
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("messages: must be a list of at least one message")
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant", "system"):
+            raise ValueError(f"{where}.role: must be user, assistant or system")
+        blocks = _blocks(message.get("content"), where)
+        if role == "assistant":
+            chat.append(_said(blocks, where))
+        elif role == "system":
+            chat.append({"role": "system", "content": "".join(_text(block, where) for block in blocks)})
+        else:
+            chat += _heard(blocks, where)
+    return chat
+
+
+def _blocks(content: Any, where: str) -> Sequence[Body]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if isinstance(content, list) and all(isinstance(block, dict) for block in content):
+        return content
+    raise ValueError(f"{where}.content: must be a string or a list of blocks")
+
+
+def _said(blocks: Sequence[Body], where: str) -> Message:
+    texts, thoughts, calls = [], [], []
+    for block in blocks:
+        match block.get("type"):
+            case "thinking":
+                thoughts.append(str(block.get("thinking") or ""))
+            case "redacted_thinking":
+                pass
+            case "tool_use":
+                arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+                function = {"name": str(block.get("name")), "arguments": arguments}
+                calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+            case _:
+                texts.append(_text(block, where))
+    message: Message = {"role": "assistant", "content": "".join(texts) or (None if calls else "")}
+    if thoughts:
+        message["reasoning"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _heard(blocks: Sequence[Body], where: str) -> Iterator[Message]:
+    """Yield the results of tools, each a message of its own, then what the user says."""
+    parts: list[Body] = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            inner = [_part(each, where) for each in _blocks(block.get("content") or "", where)]
+            texts = [part["text"] for part in inner if part["type"] == "text"]
+            yield {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": "\n".join(texts)}
+            parts += [part for part in inner if part["type"] != "text"]  # a tool's message has no images
+        else:
+            parts.append(_part(block, where))
+    if parts:
+        yield {"role": "user", "content": content_of(parts)}
+
+
+def _part(block: Body, where: str) -> Body:
+    if block.get("type") != "image":
+        return {"type": "text", "text": _text(block, where)}
+    match block.get("source"):
+        case {"type": "url", "url": str(url)}:
+            return image_part(url)
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            return image_part(f"data:{kind};base64,{data}")
+        case _:
+            raise ValueError(f"{where}: an image's source must be a url, or base64 with a media_type")
+
+
+def _text(block: Any, where: str) -> str:
+    if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
+        return block["text"]
+    kind = block.get("type") if isinstance(block, dict) else None
+    raise ValueError(f"{where}: a block of type {kind!r} cannot be given to the model; send text, images or tool calls")
+
+
+def _tool(tool: Any, number: int) -> Body:
+    if not isinstance(tool, dict) or tool.get("type", "custom") != "custom" or "name" not in tool:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        raise ValueError(f"tools[{number}]: {kind!r} needs Anthropic's own servers; give tools with an input_schema")
+    schema = tool.get("input_schema") or {"type": "object", "properties": {}}
+    described = {"description": tool["description"]} if tool.get("description") else {}
+    # In the order of OpenAI's clients: chat templates write tools as they come.
+    return {"type": "function", "function": {"name": tool["name"], **described, "parameters": schema}}
+
+
+def _tool_choice(choice: Any) -> str | Body:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind not in _CHOICES:
+        raise ValueError(f"tool_choice.type={kind!r}: must be auto, any, tool or none")
+    return _CHOICES[kind]
+
+
+def _reply(completion: Body) -> Body:
+    choice = completion["choices"][0]
+    message, stopped = choice["message"], choice.get("stop_reason")
+    content: list[Body] = []
+    if reasoning := reasoning_of(message):
+        content.append({"type": "thinking", "thinking": reasoning, "signature": ""})
+    calls = message.get("tool_calls") or []
+    if message.get("content") or not calls:
+        content.append({"type": "text", "text": message.get("content") or ""})
+    content += [
+        {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": call["function"]["name"],
+            "input": _arguments(call["function"]["arguments"]),
+        }
+        for call in calls
+    ]
+    reason = _STOP_REASONS.get(choice.get("finish_reason"), "end_turn")
+    if reason == "end_turn":
+        reason = "tool_use" if calls else "stop_sequence" if isinstance(stopped, str) else reason
+    usage = completion.get("usage") or {}
+    return {
+        "id": new_id("msg"),
+        "type": "message",
+        "role": "assistant",
+        "model": completion["model"],
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": stopped if reason == "stop_sequence" else None,
+        "usage": {
+            "input_tokens": usage.get("prompt_tokens", 0),
+            "output_tokens": usage.get("completion_tokens", 0),
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        },
+    }
+
+
+def _arguments(text: Any) -> Body:
+    """Return a tool call's arguments; those that are no object become one, for the tool to refuse."""
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError):
+        value = text
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _events(message: Body) -> Iterator[str]:
+    usage = message["usage"]
+    start = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
+    yield _event("message_start", message={**start, "usage": {**usage, "output_tokens": 0}})
+    for index, block in enumerate(message["content"]):
+        match block["type"]:
+            case "text":
+                empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+            case "thinking":
+                empty, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+            case _:
+                written = json.dumps(block["input"], ensure_ascii=False)
+                empty, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": written}
+        yield _event("content_block_start", index=index, content_block=empty)
+        yield _event("content_block_delta", index=index, delta=delta)
+        yield _event("content_block_stop", index=index)
+    ended = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
+    yield _event("message_delta", delta=ended, usage=usage)
+    yield _event("message_stop")
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return event({"type": kind, **fields}, kind)

@@ -1,0 +1,336 @@
+"""OpenAI's ``/responses``: stateless, or continued by ``previous_response_id``; streamed or not."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from empo2.recipe.gateway.dialects.dialect import (
+    Body,
+    as_openai_says,
+    content_of,
+    event,
+    event_stream,
+    image_part,
+    new_id,
+    reasoning_of,
+)
+from empo2.recipe.messages import Message
+
+# Fields of /responses' own: translated, repeated in the answer, or without meaning for a model that is not OpenAI's.
+# All others (temperature, top_p, and vLLM's own) mean the same in a chat completion.
+_OWN = (
+    "input",
+    "instructions",
+    "previous_response_id",
+    "store",
+    "stream",
+    "stream_options",
+    "max_output_tokens",
+    "max_tool_calls",
+    "tools",
+    "tool_choice",
+    "text",
+    "reasoning",
+    "include",
+    "metadata",
+    "truncation",
+    "service_tier",
+    "top_logprobs",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "background",
+    "conversation",
+    "prompt",
+)
+_NEED_OPENAI = ("background", "conversation", "prompt")
+# Repeated in the answer, with the value of a request that does not have them.
+_ECHOED = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": None,
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_EFFORTS = ("none", "low", "medium", "high")  # vLLM 0.20 refuses others
+
+
+@dataclass
+class Conversation:
+    """What a rollout's later requests can refer to.
+
+    Attributes:
+        responses: by id, the response before it and the items that it added: the request's and its own.
+        items: the responses' own items, by id.
+    """
+
+    responses: dict[str, tuple[str | None, list[Body]]] = field(default_factory=dict)
+    items: dict[str, Body] = field(default_factory=dict)
+
+    def upto(self, response_id: str | None) -> list[Body]:
+        """Return all items of a response and of those before it, oldest first; none for None.
+
+        Raises:
+            ValueError: there is no such response in this rollout.
+        """
+        added: list[list[Body]] = []
+        while response_id is not None:
+            if response_id not in self.responses:
+                raise ValueError(f"previous_response_id={response_id!r}: no response of this rollout that was stored")
+            response_id, items = self.responses[response_id]
+            added.append(items)
+        return [item for items in reversed(added) for item in items]
+
+    def add(self, response: Body, items: list[Body]) -> None:
+        """Store a response and the items of its request."""
+        self.responses[response["id"]] = (response["previous_response_id"], [*items, *response["output"]])
+        self.items |= {item["id"]: item for item in response["output"]}
+
+
+class ResponsesCall:
+    """A call of ``/responses``; see `Dialect`.
+
+    Args:
+        conversation: of the rollout. The answer is added to it, unless the request says ``store=false``.
+
+    Raises:
+        ValueError: the request asks for what no chat completion has, or names a response that is not stored.
+    """
+
+    path = "chat/completions"
+    refusal = staticmethod(as_openai_says)
+
+    def __init__(self, body: Body, conversation: Conversation) -> None:
+        for name in _NEED_OPENAI:
+            if body.get(name):
+                raise ValueError(f"{name}: needs OpenAI's own servers; leave it out")
+        self._request = body
+        self._conversation = conversation
+        self._items = [_resolved(item, conversation) for item in _items(body.get("input"))]
+        previous = conversation.upto(body.get("previous_response_id"))
+        self.body = {name: value for name, value in body.items() if name not in _OWN and value is not None}
+        system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+        self.body["messages"] = [*system, *_chat([*previous, *self._items])]
+        if body.get("max_output_tokens"):
+            self.body["max_completion_tokens"] = body["max_output_tokens"]
+        if body.get("tools"):
+            self.body["tools"] = [_tool(tool, number) for number, tool in enumerate(body["tools"])]
+        if body.get("tool_choice"):
+            self.body["tool_choice"] = _tool_choice(body["tool_choice"])
+        if (body.get("reasoning") or {}).get("effort") in _EFFORTS:
+            self.body["reasoning_effort"] = body["reasoning"]["effort"]
+        if form := _response_format((body.get("text") or {}).get("format")):
+            self.body["response_format"] = form
+
+    def answer(self, completion: Body) -> Response:
+        response = self._response(completion)
+        if self._request.get("store") is not False:
+            self._conversation.add(response, self._items)
+        return event_stream(_events(response)) if self._request.get("stream") else JSONResponse(response)
+
+    def _response(self, completion: Body) -> Body:
+        choice = completion["choices"][0]
+        reason = _INCOMPLETE.get(choice.get("finish_reason"))
+        status = "incomplete" if reason else "completed"
+        usage = completion.get("usage") or {}
+        prompt, reply = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        echoed = {name: self._request.get(name) for name in _ECHOED}
+        return {
+            **{name: _ECHOED[name] if value is None else value for name, value in echoed.items()},
+            "id": new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "model": completion["model"],
+            "output": _output(choice["message"], status),
+            "usage": {
+                "input_tokens": prompt,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": reply,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": prompt + reply,
+            },
+        }
+
+
+def _items(given: Any) -> list[Body]:
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    if isinstance(given, list) and all(isinstance(item, dict) for item in given):
+        return given
+    raise ValueError("input: must be a string or a list of items")
+
+
+def _resolved(item: Body, conversation: Conversation) -> Body:
+    if item.get("type") != "item_reference":
+        return item
+    if item.get("id") not in conversation.items:
+        raise ValueError(f"input: item_reference {item.get('id')!r}: no item of this rollout that was stored")
+    return conversation.items[item["id"]]
+
+
+def _chat(items: Sequence[Body]) -> list[Message]:
+    """Return items as messages: what one reply of the model was split into becomes one message again."""
+    chat: list[Message] = []
+    for number, item in enumerate(items):
+        where = f"input[{number}]"
+        match item.get("type", "message"):
+            case "message" if item.get("role") == "assistant":
+                text = "".join(part["text"] for part in _parts(item.get("content"), where) if part["type"] == "text")
+                _reply_in(chat, "content")["content"] = text
+            case "message":
+                chat.append({"role": _role(item, where), "content": content_of(_parts(item.get("content"), where))})
+            case "reasoning":
+                _reply_in(chat, "reasoning")["reasoning"] = _thoughts(item)
+            case "function_call":
+                function = {"name": str(item.get("name")), "arguments": str(item.get("arguments") or "{}")}
+                call = {"id": str(item.get("call_id")), "type": "function", "function": function}
+                _reply_in(chat, "tool_calls").setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                parts = _parts(item.get("output"), where)
+                texts = [part["text"] for part in parts if part["type"] == "text"]
+                chat.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": "\n".join(texts)})
+                if images := [part for part in parts if part["type"] != "text"]:  # a tool's message has no images
+                    chat.append({"role": "user", "content": images})
+            case other:
+                raise ValueError(f"{where}: an item of type {other!r} cannot be given to the model")
+    return chat
+
+
+def _reply_in(chat: list[Message], part: str) -> Message:
+    """Return the reply at the end of the chat that a part belongs to, or a new one: parts come in this order."""
+    follows = {"reasoning": (), "content": ("reasoning",), "tool_calls": ("reasoning", "content", "tool_calls")}[part]
+    if chat and chat[-1]["role"] == "assistant":
+        last = chat[-1]
+        if all(name in follows for name in last if name != "role" and last[name] is not None):
+            return last
+    chat.append({"role": "assistant", "content": None})
+    return chat[-1]
+
+
+def _role(item: Body, where: str) -> str:
+    role = item.get("role")
+    if role not in ("user", "system", "developer"):
+        raise ValueError(f"{where}.role={role!r}: must be user, assistant, system or developer")
+    return "system" if role == "developer" else role  # chat templates of open models know no developer
+
+
+def _parts(content: Any, where: str) -> list[Body]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ValueError(f"{where}: must have a string or a list of parts")
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        elif kind == "refusal":
+            parts.append({"type": "text", "text": str(part.get("refusal"))})
+        elif kind == "input_image" and part.get("image_url"):
+            parts.append(image_part(part["image_url"]))
+        else:
+            raise ValueError(f"{where}: a part of type {kind!r} cannot be given to the model; send text or images")
+    return parts
+
+
+def _thoughts(item: Body) -> str:
+    return "".join(part.get("text") or "" for part in item.get("content") or item.get("summary") or [])
+
+
+def _tool(tool: Any, number: int) -> Body:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        raise ValueError(f"tools[{number}].type={kind!r}: needs OpenAI's own servers; give functions")
+    fields = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
+
+
+def _tool_choice(choice: Any) -> str | Body:
+    if isinstance(choice, str):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    raise ValueError(f"tool_choice.type={choice.get('type')!r}: must be auto, none, required or one function")
+
+
+def _response_format(form: Any) -> Body | None:
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "json_object":
+        return {"type": "json_object"}
+    if kind == "json_schema":
+        return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
+    return None
+
+
+def _output(message: Message, status: str) -> list[Body]:
+    items: list[Body] = []
+    if reasoning := reasoning_of(message):
+        thoughts = [{"type": "reasoning_text", "text": reasoning}]
+        items.append({"type": "reasoning", "id": new_id("rs"), "summary": [], "content": thoughts, "status": status})
+    calls = message.get("tool_calls") or []
+    if message.get("content") or not calls:
+        text = {"type": "output_text", "text": message.get("content") or "", "annotations": [], "logprobs": []}
+        item = {"type": "message", "id": new_id("msg"), "role": "assistant", "status": status, "content": [text]}
+        items.append(item)
+    for call in calls:
+        function = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+        items.append({"type": "function_call", "id": new_id("fc"), "call_id": call["id"], **function, "status": status})
+    return items
+
+
+def _events(response: Body) -> Iterator[str]:
+    begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    kinds: list[Body] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+        *(each for index, item in enumerate(response["output"]) for each in _item_events(index, item)),
+        {"type": f"response.{response['status']}", "response": response},
+    ]
+    for number, data in enumerate(kinds):
+        yield event({**data, "sequence_number": number}, data["type"])
+
+
+def _item_events(index: int, item: Body) -> Iterator[Body]:
+    where = {"output_index": index, "item_id": item["id"]}
+    match item["type"]:
+        case "message":
+            yield _added(index, {**item, "status": "in_progress", "content": []})
+            part, at = item["content"][0], {**where, "content_index": 0}
+            yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+            yield {"type": "response.output_text.delta", **at, "delta": part["text"], "logprobs": []}
+            yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+            yield {"type": "response.content_part.done", **at, "part": part}
+        case "reasoning":
+            yield _added(index, {**item, "status": "in_progress", "content": []})
+            text, at = item["content"][0]["text"], {**where, "content_index": 0}
+            yield {"type": "response.reasoning_text.delta", **at, "delta": text}
+            yield {"type": "response.reasoning_text.done", **at, "text": text}
+        case _:
+            yield _added(index, {**item, "status": "in_progress", "arguments": ""})
+            written = item["arguments"]
+            yield {"type": "response.function_call_arguments.delta", **where, "delta": written}
+            done = {"arguments": written, "name": item["name"]}
+            yield {"type": "response.function_call_arguments.done", **where, **done}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def _added(index: int, item: Body) -> Body:
+    return {"type": "response.output_item.added", "output_index": index, "item": item}

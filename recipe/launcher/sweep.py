@@ -1,0 +1,142 @@
+"""Train the trials of a sweep, one after another; each can be interrupted and goes on from its last checkpoint."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import psutil
+import yaml
+
+from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.launcher.commands import empo2_command, environment_without, in_memory
+from empo2.recipe.launcher.plan import Trial
+from empo2.recipe.launcher.processes import running
+from empo2.recipe.launcher.progress import NewMetrics, step_summary
+from empo2.recipe.redaction import redacted
+from empo2.recipe.run_folder import CONFIG_FILE, METRICS_FILE, read_lines
+
+type Show = Callable[[str], None]
+"""Shows a line of progress."""
+type Command = Callable[[int], list[str]]
+
+_COMPARED = ("algorithm", "model", "agent", "tasks", "memory", "reflection")
+_EMPO2_TRAIN = partial(empo2_command, "train")
+_POLL_SECONDS = 1
+_SAMPLE_SECONDS = 2
+
+
+def train_all(trials: Sequence[Trial], folder: Path, show: Show, command: Command = _EMPO2_TRAIN) -> dict[str, str]:
+    """Train all trials that have not ended yet; one that fails does not keep the others from being trained.
+
+    Returns:
+        Why trials failed, by name.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted the sweep; nothing is left running.
+    """
+    failed = {}
+    for number, trial in enumerate(trials, 1):
+        place = f"run {number} of {len(trials)}  {trial.name}"
+        if has_ended(trial, folder):
+            show(f"{place}  has ended before")
+            continue
+        show(f"{place}  begins; its log is {log_of(trial, folder)}")
+        try:
+            train(trial, folder, lambda text, place=place: show(f"{place}  {text}"), command)
+        except ProcessError as error:
+            failed[trial.name] = str(error)
+            show(f"{place}  failed: {error}")
+    return failed
+
+
+def check_settings(trials: Sequence[Trial], folder: Path) -> None:
+    """Refuse to go on with runs that began with other settings; how long and where they run may change.
+
+    Raises:
+        ConfigError: names the run, the setting and both values.
+    """
+    for trial in trials:
+        file = folder / trial.name / CONFIG_FILE
+        before = yaml.safe_load(file.read_text()) if file.is_file() else {}
+        now = redacted(trial.settings.to_dict())
+        for section in _COMPARED:
+            for key, value in before.get(section, {}).items():
+                if key in now[section] and now[section][key] != value:
+                    raise ConfigError(
+                        f"{trial.name}: its run in {folder} began with {section}.{key}={value!r}, the sweep now has "
+                        f"{now[section][key]!r}; give another --output, or remove that run"
+                    )
+
+
+def has_ended(trial: Trial, folder: Path) -> bool:
+    """Return True if the last step of a trial has its metrics."""
+    steps = [row["step"] for row in read_lines(folder / trial.name / METRICS_FILE)]
+    return max(steps, default=-1) >= trial.settings.run.steps
+
+
+def train(trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAIN) -> None:
+    """Train, or go on from the last checkpoint, with a log and a clock beside the run's folder.
+
+    Args:
+        command: returns the command line for a descriptor with the settings.
+
+    Raises:
+        ProcessError: the training failed; the message says why.
+        KeyboardInterrupt: the user interrupted it; nothing is left running.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    clock = clock_of(trial, folder)
+    before = max((line["cpu_seconds"] for line in read_lines(clock)), default=0.0)
+    new = NewMetrics(folder / trial.name / METRICS_FILE)
+    with in_memory(trial.settings) as file, running(folder, environment_without()) as processes:
+        processes.start(trial.name, command(file), inherit=(file,), may_end=True)
+        counter = CpuSeconds(processes.pid(trial.name))
+        counter.start()
+        while True:
+            done = processes.done(trial.name)
+            with clock.open("a") as times:
+                for metrics in new.read():
+                    show(f"step {metrics['step']}/{trial.settings.run.steps}  {step_summary(metrics)}")
+                    line = {"step": metrics["step"], "cpu_seconds": round(before + counter.total)}
+                    times.write(json.dumps(line) + "\n")
+            if done:
+                break
+            processes.check()
+            time.sleep(_POLL_SECONDS)
+    if not has_ended(trial, folder):
+        raise ProcessError(f"{trial.name} ended before its last step; see {log_of(trial, folder)}")
+
+
+def log_of(trial: Trial, folder: Path) -> Path:
+    """Return the file that holds what `empo2 train` printed."""
+    return folder / f"{trial.name}.log"
+
+
+def clock_of(trial: Trial, folder: Path) -> Path:
+    """Return the file with the CPU seconds from the beginning until each step was done, interruptions left out."""
+    return folder / f"{trial.name}.cpu.jsonl"
+
+
+class CpuSeconds(threading.Thread):
+    """Count the CPU seconds of a process and of all that it started, ended processes included."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__(daemon=True)
+        self._root = psutil.Process(process)
+        self._seconds: dict[tuple[int, float], float] = {}
+
+    def run(self) -> None:
+        while self._root.is_running() and self._root.status() != psutil.STATUS_ZOMBIE:
+            for process in (self._root, *self._root.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    self._seconds[process.pid, process.create_time()] = times.user + times.system
+            time.sleep(_SAMPLE_SECONDS)
+
+    @property
+    def total(self) -> float:
+        return sum(self._seconds.copy().values())

@@ -1,0 +1,87 @@
+"""Whether vLLM can read the tool calls that a model writes, and with which of its parsers."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from empo2.recipe.config import Model
+
+# vLLM 0.20.2's parsers, by what a chat template holds whose model writes calls in that form; the first that fits.
+# Where one mark belongs to several forms, the parser is unknown (None).
+PARSERS = (
+    ("[TOOL_CALLS]", "mistral"),  # Mistral
+    ("<|tool_calls_section_begin|>", "kimi_k2"),  # Kimi K2
+    ("<minimax:tool_call>", "minimax_m2"),  # MiniMax M2
+    ("<seed:tool_call>", "seed_oss"),  # Seed-OSS
+    ("<longcat_tool_call>", "longcat"),  # LongCat
+    ("<start_function_call>", "functiongemma"),  # FunctionGemma
+    ("<|action_start|>", "internlm"),  # InternLM 2.5
+    ("<|tool_call|>", "granite"),  # Granite 3
+    ("<|python_start|>", "llama4_pythonic"),  # Llama 4
+    ("<|python_tag|>", "llama3_json"),  # Llama 3.1, 3.3
+    ("<function_calls>", "olmo3"),  # OLMo 3
+    ("<arg_key>", None),  # GLM 4.5, GLM 4.7, Hunyuan
+    ("<tool_calls>", None),  # Jamba, Hunyuan, MiniMax
+    ("<function=", "qwen3_coder"),  # Qwen3-Coder, Qwen3.5
+    ("<tool_call>", "hermes"),  # Qwen2.5, Qwen3, Hermes 2 and 3, SmolLM2 as made here
+)
+
+
+@dataclass(frozen=True)
+class ToolSupport:
+    """What vLLM does with the tools that an agent offers.
+
+    Attributes:
+        parser: vLLM's ``--tool-call-parser``; None if it reads no calls.
+        problem: why not, and what to do; "" if there is a parser.
+    """
+
+    parser: str | None
+    problem: str = ""
+
+
+def tool_support(model: Model, path: str) -> ToolSupport:
+    """Return what ``model.tool_parser`` says or, for ``auto``, what the model's chat template tells.
+
+    Args:
+        path: a folder, or a name on the Hugging Face hub.
+    """
+    if model.tool_parser == "none":
+        return ToolSupport(None, "model.tool_parser=none: vLLM reads no tool calls; set it to auto, or name a parser")
+    if model.tool_parser != "auto":
+        return ToolSupport(model.tool_parser)
+    hint = "name one of vLLM's parsers with model.tool_parser"
+    template = _chat_template(path)
+    if template is None:
+        return ToolSupport(None, f"the chat template of {path} cannot be read: {hint}")
+    if "tools" not in template:
+        return ToolSupport(None, f"the chat template of {path} has no tools: choose a model that can call them")
+    parser = next((parser for mark, parser in PARSERS if mark in template), None)
+    return ToolSupport(parser, "" if parser else f"how {path} writes tool calls is unknown: {hint}")
+
+
+def _chat_template(path: str) -> str | None:
+    """Return the template that vLLM renders chats with tools with; None if it cannot be read."""
+    if (text := _text(path, "chat_template.jinja")) is not None:
+        return text
+    try:
+        template = json.loads(_text(path, "tokenizer_config.json") or "{}").get("chat_template")
+    except ValueError:
+        return None
+    if isinstance(template, list):
+        named = {each["name"]: each["template"] for each in template}
+        return named.get("tool_use", named.get("default"))
+    return template
+
+
+def _text(path: str, name: str) -> str | None:
+    file = Path(path) / name
+    if not Path(path).is_dir():
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            file = Path(hf_hub_download(path, name))
+        except (OSError, ValueError, HfHubHTTPError):  # no network, no such model, no such file
+            return None
+    return file.read_text() if file.is_file() else None

@@ -1,0 +1,32 @@
+"""agno, streamed: its chat, /responses and Anthropic models."""
+
+import sys
+
+from agno.agent import Agent
+from agno.run.agent import RunEvent
+
+
+def look(place: str) -> str:
+    """Look at a place."""
+    return f"a lamp in the {place}"
+
+
+def model():
+    match sys.argv[1]:
+        case "messages":
+            from agno.models.anthropic import Claude
+
+            return Claude(id="any", max_tokens=64)
+        case "responses":
+            from agno.models.openai import OpenAIResponses
+
+            return OpenAIResponses(id="any", max_output_tokens=64)
+        case _:
+            from agno.models.openai import OpenAIChat
+
+            return OpenAIChat(id="any", max_tokens=64)
+
+
+player = Agent(model=model(), tools=[look], system_message="You play a game.", telemetry=False)
+said = player.run("Find the lamp.", stream=True, stream_events=True)
+print([event for event in said if event.event == RunEvent.run_completed][-1].content)

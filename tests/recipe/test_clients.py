@@ -1,0 +1,102 @@
+"""Agents of many frameworks, as they come: streamed, with a tool, through whatever dialect their client speaks."""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..needs import need
+from .harness import AGENT_KEY, BLOCK, GatewayUnderTest, is_reflection, prompt_ids
+from .model_server import Body, tokenizer
+from .test_dialects import address_of
+
+pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
+
+CLIENTS = Path(__file__).parent / "clients"
+# Program, package that it needs, and the ways in which it speaks.
+PROGRAMS = [
+    ("langchain_agent.py", "langchain-openai", ("chat", "responses")),
+    ("langchain_agent.py", "langchain-anthropic", ("messages",)),
+    ("openai_agents_agent.py", "openai-agents", ("chat", "responses")),
+    ("pydantic_ai_agent.py", "pydantic-ai-slim", ("chat", "responses", "messages")),
+    ("llama_index_agent.py", "llama-index-llms-openai-like", ("chat",)),
+    ("strands_agent.py", "strands-agents", ("chat", "messages")),
+    ("agno_agent.py", "agno", ("chat", "responses", "messages")),
+    ("openai_and_anthropic.mjs", "node", ("chat", "responses", "messages")),
+    ("vercel.mjs", "node", ("chat", "compatible", "responses", "messages")),
+]
+
+
+def scripted(gateway: GatewayUnderTest, body: Body) -> str | Body:
+    """A call of the tool, in the template's own words, then an answer."""
+    if is_reflection(body):
+        return gateway.tip
+    if not any(message["role"] == "assistant" for message in body["messages"]):
+        function = {"name": "look", "arguments": {"place": "cellar"}}
+        written = f"<tool_call>\n{json.dumps(function)}\n</tool_call>"
+        called = {"name": "look", "arguments": json.dumps(function["arguments"])}
+        return {
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": called}],
+            "written": written,
+        }
+    return "Found it."
+
+
+async def run(gateway: GatewayUnderTest, program: str, way: str, rollout: str) -> str:
+    address = address_of(gateway, rollout)
+    names = ("PATH", "HOME", "XDG_CACHE_HOME")
+    environment = {
+        **{name: os.environ[name] for name in names if name in os.environ},
+        "OPENAI_BASE_URL": address,
+        "OPENAI_API_KEY": AGENT_KEY,
+        "ANTHROPIC_BASE_URL": address.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": AGENT_KEY,
+    }
+    command = ["node"] if program.endswith(".mjs") else [sys.executable]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        str(CLIENTS / program),
+        way,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, errors = await asyncio.wait_for(process.communicate(), 300)
+    assert process.returncode == 0, errors.decode()[-3000:]
+    return out.decode().strip()
+
+
+@pytest.mark.parametrize(
+    ("program", "package", "way"),
+    [(program, package, way) for program, package, ways in PROGRAMS for way in ways],
+    ids=lambda value: str(value).partition(".")[0],
+)
+async def test_an_agent_plays_as_it_is(gateway: GatewayUnderTest, program: str, package: str, way: str):
+    """Its episode is one row, tips are shown in it, and its tip-free prompts are those without tips."""
+    if package != "node":
+        need(package)
+    elif not (CLIENTS / "node_modules").is_dir() or shutil.which("node") is None:
+        pytest.skip("needs node and its packages: npm ci --prefix tests/recipe/clients")
+    gateway.model.reply = lambda body: scripted(gateway, body)
+    sent: dict[str, list[list[int]]] = {}
+    for mode in ("no-memory", "memory"):
+        rollout = await gateway.create(mode, "off-policy" if mode == "memory" else "on-policy")
+        assert await run(gateway, program, way, rollout) == "Found it."
+        await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+        requests = await gateway.events(rollout, "model_request")
+        assert [request["status"] for request in requests] == ["ok", "ok"]
+        sent[mode] = [prompt_ids(request) for request in requests]
+        reply = requests[0]["response"]["choices"][0]["token_ids"]
+        row = sent[mode][0] + reply
+        assert sent[mode][1][: len(row)] == row
+        assert "a lamp in the cellar" in tokenizer().decode(sent[mode][1][len(row) :])
+        await gateway.finish(rollout)  # leaves the tip that the second is shown
+        assert (await gateway.drain())["empo2/reflections_failed"] == 0
+    assert [tokenizer().decode(ids).count(BLOCK) for ids in sent["memory"]] == [1, 1]
+    calls = await gateway.events(rollout, "empo2_call")
+    assert [call["tip_free_prompt_token_ids"] for call in calls] == sent["no-memory"]

@@ -1,0 +1,640 @@
+"""What agents speak beside plain chat completions, with the real clients: the model sees the same, token for token."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
+from empo2.recipe.gateway.dialects.responses import Conversation, ResponsesCall
+from empo2.recipe.gateway.dialects.translator import Translator
+
+from .harness import AGENT_KEY, BLOCK, ROOMS, GatewayUnderTest, is_reflection, prompt_ids, running_gateway
+from .model_server import MODEL, Body, tokenizer
+from .test_gateway import TOOL_TEMPLATE
+
+pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
+
+SYSTEM = "You play a game."
+PARAMETERS = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
+# The user, a tool's result, the user, a tool's result; what the model answers: a call, words, words and a call, words.
+HEARD = ["a dark room with a lamp", "the lamp is lit", "部屋には猫がいる 🐈", "a door opens"]
+SAID: list[tuple[str, list[Any]]] = [
+    ("", [{"action": "go 0"}, {"action": "höher", "far": 1.5}]),
+    ("go 1", []),
+    ("Let me look. ", [{"action": "go 2"}]),
+    ("go 3", []),
+]
+
+
+def reply(gateway: GatewayUnderTest) -> Callable[[Body], str | Body]:
+    def said(body: Body) -> str | Body:
+        if is_reflection(body):
+            return gateway.tip
+        number = sum(message["role"] == "assistant" for message in body["messages"])
+        text, arguments = SAID[number]
+        functions = [{"name": "act", "arguments": each} for each in arguments]
+        calls = [
+            {"id": f"call-{number}-{i}", "type": "function", "function": {**f, "arguments": json.dumps(f["arguments"])}}
+            for i, f in enumerate(functions)
+        ]
+        written = text + "".join(f"<call>{json.dumps(function, ensure_ascii=False)}" for function in functions)
+        return {"content": text or None, "tool_calls": calls, "written": written}
+
+    return said
+
+
+Said = tuple[str, list[tuple[str, str, Any]]]
+
+
+@dataclass
+class Agent:
+    """One way to speak. `say` sends a user's text, or the results of the last reply's calls; returns text and calls.
+
+    Every object of a client is read again by its type, strictly: clients take objects that lack fields.
+    """
+
+    address: str
+    key: str = AGENT_KEY
+    streamed: bool = False
+
+    def __post_init__(self) -> None:
+        self.chat: list[Any] = []
+        self.calls: list[str] = []
+        self.limit = 64
+
+    async def say(self, text: str) -> Said:
+        raise NotImplementedError
+
+
+class PlainChat(Agent):
+    """By hand, as the other tests do."""
+
+    TOOL: ClassVar[Body] = {
+        "type": "function",
+        "function": {"name": "act", "description": "Act.", "parameters": PARAMETERS},
+    }
+
+    async def say(self, text: str) -> Said:
+        results = [{"role": "tool", "tool_call_id": call, "content": text} for call in self.calls]
+        self.chat += results or [{"role": "user", "content": text}]
+        message = await self.ask([{"role": "system", "content": SYSTEM}, *self.chat])
+        self.chat.append(message)
+        calls = [
+            (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for call in message.get("tool_calls") or []
+        ]
+        self.calls = [call[0] for call in calls]
+        return message.get("content") or "", calls
+
+    async def ask(self, messages: list[Body]) -> Body:
+        headers = {"Authorization": f"Bearer {self.key}"}
+        async with httpx.AsyncClient(headers=headers, timeout=30, verify=False) as client:
+            body = {"model": "any", "max_tokens": self.limit, "messages": messages, "tools": [self.TOOL]}
+            answer = await client.post(f"{self.address}/chat/completions", json=body)
+        return answer.raise_for_status().json()["choices"][0]["message"]
+
+
+class StreamedChat(PlainChat):
+    """openai, with its own accumulation of chunks."""
+
+    async def ask(self, messages: list[Any]) -> Body:
+        async with openai.AsyncOpenAI(base_url=self.address, api_key=self.key) as client:
+            tools: Any = [self.TOOL]
+            request: Any = {"model": "any", "max_tokens": self.limit, "messages": messages, "tools": tools}
+            async with client.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
+                async for each in stream:
+                    if each.type == "chunk":
+                        type(each.chunk).model_validate(each.chunk.to_dict())
+                completion = await stream.get_final_completion()
+        (choice,) = completion.choices
+        assert choice.finish_reason == "stop"
+        assert completion.usage is not None
+        assert completion.usage.total_tokens == completion.usage.prompt_tokens + completion.usage.completion_tokens > 0
+        message = choice.message.to_dict()
+        fields: Body = {name: message[name] for name in ("role", "content") if name in message}
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+            for call in choice.message.tool_calls or []
+            if (arguments := call.function.arguments)
+        ]
+        return {**fields, "tool_calls": calls} if calls else fields
+
+
+class Responses(Agent):
+    """openai's /responses: the whole conversation each time."""
+
+    stateful = False
+
+    async def say(self, text: str) -> Said:
+        results = [{"type": "function_call_output", "call_id": call, "output": text} for call in self.calls]
+        new: list[Any] = results or [{"role": "user", "content": text}]
+        self.chat += new
+        async with openai.AsyncOpenAI(base_url=self.address, api_key=self.key) as client:
+            request: Any = {
+                "model": "any",
+                "instructions": SYSTEM,
+                "input": self.chat,
+                "max_output_tokens": self.limit,
+                "tools": [{"type": "function", "name": "act", "description": "Act.", "parameters": PARAMETERS}],
+                "store": False,
+            }
+            if self.stateful:
+                request |= {"input": new, "store": True}
+                request |= {"previous_response_id": self.last} if len(self.chat) > len(new) else {}
+            response = await self.ask(client, request)
+        type(response).model_validate(response.to_dict())
+        assert response.status == "completed"
+        assert response.usage is not None
+        assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens > 0
+        self.last = response.id
+        self.chat += [item.to_dict() for item in response.output]
+        calls = [
+            (item.call_id, item.name, json.loads(item.arguments))
+            for item in response.output
+            if item.type == "function_call"
+        ]
+        self.calls = [call[0] for call in calls]
+        return response.output_text, calls
+
+    async def ask(self, client: openai.AsyncOpenAI, request: Any) -> Any:
+        if not self.streamed:
+            return await client.responses.create(**request)
+        events = []
+        async for each in await client.responses.create(**request, stream=True):
+            type(each).model_validate(each.to_dict())
+            events.append(each)
+        assert [each.sequence_number for each in events] == list(range(len(events)))
+        assert [each.type for each in events[:2]] == ["response.created", "response.in_progress"]
+        assert events[-1].type == "response.completed"
+        async with client.responses.stream(**request) as stream:  # once more, gathered by the client
+            async for _ in stream:
+                pass
+            return await stream.get_final_response()
+
+
+class ContinuedResponses(Responses):
+    """openai's /responses: only what is new, and the id of the response before it."""
+
+    stateful = True
+
+
+class Messages(Agent):
+    """anthropic."""
+
+    async def say(self, text: str) -> Said:
+        results = [{"type": "tool_result", "tool_use_id": call, "content": text} for call in self.calls]
+        # As its users cache prompts: the mark stands at the newest block, and is taken from the one before it.
+        for message in self.chat:
+            if isinstance(message["content"], list):
+                for block in message["content"]:
+                    block.pop("cache_control", None)
+        content: Any = results or [{"type": "text", "text": text}]
+        content[-1]["cache_control"] = {"type": "ephemeral"}
+        self.chat.append({"role": "user", "content": content})
+        request: Any = {
+            "model": "any",
+            "system": [{"type": "text", "text": SYSTEM}],
+            "messages": self.chat,
+            "max_tokens": self.limit,
+            "tools": [{"name": "act", "description": "Act.", "input_schema": PARAMETERS}],
+        }
+        async with anthropic.AsyncAnthropic(base_url=self.address, api_key=self.key) as client:
+            message = await self.ask(client, request)
+        type(message).model_validate(message.to_dict())
+        calls = [(block.id, block.name, block.input) for block in message.content if block.type == "tool_use"]
+        assert message.stop_reason == ("tool_use" if calls else "end_turn")
+        assert message.usage.input_tokens > message.usage.output_tokens > 0
+        self.chat.append({"role": "assistant", "content": [block.to_dict() for block in message.content]})
+        self.calls = [call[0] for call in calls]
+        return "".join(block.text for block in message.content if block.type == "text"), calls
+
+    async def ask(self, client: anthropic.AsyncAnthropic, request: Any) -> Any:
+        if not self.streamed:
+            return await client.messages.create(**request)
+        async with client.messages.stream(**request) as stream:
+            async for each in stream:
+                if each.type in ("message_start", "message_delta", "message_stop", "content_block_start"):
+                    type(each).model_validate(each.to_dict())
+            return await stream.get_final_message()
+
+
+SPEAKERS: dict[str, Callable[[str], Agent]] = {
+    "chat, streamed": StreamedChat,
+    "responses": Responses,
+    "responses, streamed": lambda address: Responses(address, streamed=True),
+    "responses, continued": ContinuedResponses,
+    "responses, continued, streamed": lambda address: ContinuedResponses(address, streamed=True),
+    "messages": lambda address: Messages(address.removesuffix("/v1")),
+    "messages, streamed": lambda address: Messages(address.removesuffix("/v1"), streamed=True),
+    "messages, at the address of the others": Messages,
+}
+
+
+def address_of(gateway: GatewayUnderTest, rollout: str, mode: str = "train") -> str:
+    return f"{str(gateway.client.base_url).rstrip('/')}/proxy/rollout/{rollout}/attempt/0/mode/{mode}/openai/v1"
+
+
+@dataclass
+class Played:
+    said: list[Said]
+    sent: list[list[int]]
+    replies: list[list[int]]
+    calls: list[Body]
+
+
+async def play(gateway: GatewayUnderTest, speaker: Callable[[str], Agent], update: str | None = None) -> Played:
+    mode = "memory" if update else "no-memory"
+    rollout = await gateway.create(mode, update or "on-policy")
+    agent = speaker(address_of(gateway, rollout))
+    said = [await agent.say(text) for text in HEARD]
+    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+    events = await gateway.events(rollout, "model_request")
+    await gateway.finish(rollout)
+    await gateway.drain()
+    return Played(
+        said,
+        [prompt_ids(event) for event in events],
+        [event["response"]["choices"][0]["token_ids"] for event in events],
+        await gateway.events(rollout, "empo2_call"),
+    )
+
+
+def without_repeats(prompts: list[list[int]]) -> list[list[int]]:
+    """agent-lightning keeps the last of calls with equal prompts."""
+    return [list(ids) for ids in dict.fromkeys(map(tuple, prompts))]
+
+
+@pytest.fixture
+async def playing(gateway: GatewayUnderTest) -> AsyncIterator[GatewayUnderTest]:
+    gateway.model.template = TOOL_TEMPLATE
+    gateway.model.reply = reply(gateway)
+    yield gateway
+
+
+@pytest.mark.parametrize("name", SPEAKERS)
+async def test_a_dialect_changes_no_token(playing: GatewayUnderTest, name: str):
+    """Prompts, tip-free prompts, replies and tips are those of plain chat completions; what the agent hears is, too."""
+    gateway = playing
+    for update in (None, "on-policy", "off-policy"):
+        plain = await play(gateway, PlainChat, update)
+        spoken = await play(gateway, SPEAKERS[name], update)
+        assert [(text, [(call[1], call[2]) for call in calls]) for text, calls in spoken.said] == [
+            (text, [("act", arguments) for arguments in each]) for text, each in SAID
+        ]
+        assert without_repeats(spoken.sent) == plain.sent
+        assert [tokenizer().decode(ids).count(BLOCK) for ids in plain.sent] == [int(update is not None)] * 4
+        assert [call["tip_free_prompt_token_ids"] for call in spoken.calls][-1] == plain.calls[-1][
+            "tip_free_prompt_token_ids"
+        ]
+        assert spoken.calls[-1]["prompt_token_ids"] == plain.sent[-1]
+    for before, ids, after in zip(plain.sent, plain.replies, plain.sent[1:], strict=False):
+        assert after[: len(before + ids)] == before + ids
+
+
+# Details of each dialect
+
+
+async def post(gateway: GatewayUnderTest, rollout: str, path: str, body: Body) -> httpx.Response:
+    async with gateway.as_agent() as client:
+        return await client.post(f"{address_of(gateway, rollout)}/{path}", json=body)
+
+
+def events_of(answer: httpx.Response) -> list[Body]:
+    """The events of a stream, read by the rules of server-sent events."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    blocks = answer.text.split("\n\n")
+    assert blocks.pop() == ""
+    lines = [[line for line in block.split("\n") if line.startswith("data: ")] for block in blocks]
+    assert all(len(each) == 1 for each in lines)
+    data = [each[0].removeprefix("data: ") for each in lines]
+    return [json.loads(each) for each in data if each != "[DONE]"] + [{"done": True}] * (data[-1] == "[DONE]")
+
+
+async def test_a_stream_has_the_chunks_of_its_reply(gateway: GatewayUnderTest):
+    """Two choices, log-probabilities and usage, only where they are asked for."""
+    rollout = await gateway.create(None)
+    gateway.model.answer = lambda body: {
+        "id": "c", "created": 1, "model": "m", "object": "chat.completion", "usage": {"total_tokens": 5},
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": "a", "reasoning": "hm"}, "finish_reason": "length",
+             "logprobs": {"content": []}},
+            {"index": 1, "message": {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]},
+             "finish_reason": "tool_calls", "logprobs": None},
+        ],
+    }  # fmt: skip
+    body = {**ROOMS[0], "n": 2, "stream": True}
+    *chunks, done = events_of(await post(gateway, rollout, "chat/completions", body))
+    assert done == {"done": True}
+    assert {(chunk["id"], chunk["object"], chunk["model"], chunk["created"]) for chunk in chunks} == {
+        ("c", "chat.completion.chunk", "m", 1)
+    }
+    assert not any("usage" in chunk for chunk in chunks)
+    parts = [(c["index"], c["delta"], c["finish_reason"]) for chunk in chunks for c in chunk["choices"]]
+    first = {"role": "assistant", "content": ""}
+    assert parts == [
+        (0, first, None), (0, {"reasoning": "hm"}, None), (0, {"content": "a"}, None), (0, {}, "length"),
+        (1, first, None), (1, {"tool_calls": [{"index": 0, "id": "x"}]}, None), (1, {}, "tool_calls"),
+    ]  # fmt: skip
+    assert {"stream", "stream_options"}.isdisjoint(gateway.last().body)
+    with_usage = {**body, "stream_options": {"include_usage": True}}
+    *chunks, last, _ = events_of(await post(gateway, rollout, "chat/completions", with_usage))
+    assert (last["choices"], last["usage"]) == ([], {"total_tokens": 5})
+    assert {chunk["usage"] for chunk in chunks} == {None}
+
+
+async def test_a_completion_is_streamed(gateway: GatewayUnderTest):
+    rollout = await gateway.create("memory", "off-policy")
+    gateway.model.reply = lambda body: " a b"
+    asked = {"prompt": "x", "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}}
+    first, usage, done = events_of(await post(gateway, rollout, "completions", asked))
+    assert (first["object"], first["choices"][0]["text"], first["choices"][0]["finish_reason"]) == (
+        "text_completion",
+        " a b",
+        "stop",
+    )
+    assert usage["usage"]["total_tokens"] == usage["usage"]["prompt_tokens"] + usage["usage"]["completion_tokens"]
+    assert done
+    async with openai.AsyncOpenAI(base_url=address_of(gateway, rollout), api_key=AGENT_KEY) as client:
+        stream = await client.completions.create(model="any", prompt="x", max_tokens=8, stream=True)
+        assert [each.choices[0].text async for each in stream] == [" a b"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_reply_that_is_cut_is_incomplete(gateway: GatewayUnderTest, streamed: bool):
+    rollout = await gateway.create("memory")
+    gateway.model.reply = lambda body: "one two three four five six"
+    chat = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": streamed}
+    answer = await post(gateway, rollout, "messages", {**chat, "max_tokens": 2})
+    message = events_of(answer)[-2]["delta"] if streamed else answer.json()
+    assert (message["stop_reason"], message["stop_sequence"]) == ("max_tokens", None)
+    answer = await post(gateway, rollout, "responses", {"input": "hi", "max_output_tokens": 2, "stream": streamed})
+    event = events_of(answer)[-1] if streamed else {"type": "response.incomplete", "response": answer.json()}
+    assert event["type"] == "response.incomplete"
+    response = event["response"]
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert gateway.last().body["max_completion_tokens"] == 2
+
+
+async def test_a_stop_sequence_is_named(gateway: GatewayUnderTest):
+    rollout = await gateway.create("no-memory")
+    choice = {"index": 0, "message": {"content": "go"}, "finish_reason": "stop", "stop_reason": "\n"}
+    gateway.model.answer = lambda body: {"model": "m", "choices": [choice]}
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stop_sequences": ["\n"], "top_k": 5}
+    message = (await post(gateway, rollout, "messages", asked)).json()
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "\n")
+    assert gateway.last().body["stop"] == ["\n"]
+
+
+THOUGHT = {"model": "m", "choices": [{"message": {"content": "go", "reasoning": "hm"}}]}
+
+
+def test_what_a_message_may_hold():
+    """Blocks of every kind that a model can be given, in one chat."""
+    source = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+    call = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    result = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "image", "source": source}]
+    asked = {
+        "max_tokens": 9,
+        "system": [{"type": "text", "text": "S"}, {"type": "text", "text": "T"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": ""}, call]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "1", "content": result},
+                    {"type": "text", "text": "on"},
+                ],
+            },
+            {"role": "assistant", "content": "I"},
+        ],
+        "tools": [{"name": "look", "input_schema": {}}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "metadata": {"user_id": "u"},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "chat_template_kwargs": {"style": "terse"},
+    }
+    call = AnthropicCall(asked)
+    message, seen = json.loads(bytes(call.answer(THOUGHT).body)), call.body
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "go"},
+    ]
+    tool_call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    assert seen["messages"] == [
+        {"role": "system", "content": "ST"},
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
+        {"role": "assistant", "content": None, "reasoning": "t", "tool_calls": [tool_call]},
+        {"role": "tool", "tool_call_id": "1", "content": "a\nb"},
+        {"role": "user", "content": [image, {"type": "text", "text": "on"}]},
+        {"role": "assistant", "content": "I"},
+    ]
+    assert (seen["tool_choice"], seen["parallel_tool_calls"], seen["max_tokens"]) == ("required", False, 9)
+    assert (seen["continue_final_message"], seen["add_generation_prompt"]) == (True, False)
+    assert seen["chat_template_kwargs"] == {"style": "terse"}
+    assert {"system", "metadata", "thinking"}.isdisjoint(seen)
+
+
+def test_what_the_items_of_a_response_may_be():
+    seen_and_heard = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "u"}]
+    schema = {"type": "object", "properties": {}}
+    asked = {
+        "instructions": "S",
+        "input": [
+            {"role": "developer", "content": "D"},
+            {"role": "user", "content": seen_and_heard},
+            {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "t"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+            {"type": "function_call", "call_id": "1", "name": "look", "arguments": '{"at": 1}'},
+            {"type": "function_call", "call_id": "2", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "a"},
+            {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "b"}]},
+            {"type": "message", "role": "assistant", "content": "one"},
+            {"type": "message", "role": "assistant", "content": "two"},
+            {"role": "user", "content": "on"},
+        ],
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}},
+        "reasoning": {"effort": "low"},
+        "tools": [{"type": "function", "name": "look", "parameters": schema, "strict": None}],
+        "tool_choice": {"type": "function", "name": "look"},
+        "parallel_tool_calls": False,
+        "temperature": 0.5,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+    }
+    call = ResponsesCall(asked, Conversation())
+    response, seen = json.loads(bytes(call.answer(THOUGHT).body)), call.body
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    assert response["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    for name in ("instructions", "text", "reasoning", "tools", "tool_choice", "parallel_tool_calls", "temperature"):
+        assert response[name] == asked[name]
+    calls = [
+        {"id": str(number), "type": "function", "function": {"name": "look", "arguments": arguments}}
+        for number, arguments in ((1, '{"at": 1}'), (2, "{}"))
+    ]
+    assert seen["messages"] == [
+        {"role": "system", "content": "S"},
+        {"role": "system", "content": "D"},
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "u"}}]},
+        {"role": "assistant", "content": "so", "reasoning": "t", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "a"},
+        {"role": "tool", "tool_call_id": "2", "content": "b"},
+        {"role": "assistant", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "on"},
+    ]
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    assert (seen["response_format"], seen["reasoning_effort"]) == (form, "low")
+    assert seen["tools"] == [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    assert seen["tool_choice"] == {"type": "function", "function": {"name": "look"}}
+    assert {"include", "prompt_cache_key", "text", "input", "reasoning"}.isdisjoint(seen)
+
+
+async def test_a_response_is_continued_within_its_rollout_only(gateway: GatewayUnderTest):
+    first, second = await gateway.create("memory"), await gateway.create("memory")
+    gateway.model.reply = lambda body: f"go {len(body['messages'])}"
+    stored = (await post(gateway, first, "responses", {"input": "a", "instructions": "S"})).json()
+    unstored = (await post(gateway, first, "responses", {"input": "a", "store": False})).json()
+    on = (await post(gateway, first, "responses", {"input": "b", "previous_response_id": stored["id"]})).json()
+    # Instructions hold for one response.
+    assert [message["content"] for message in gateway.last().body["messages"]] == ["a", "go 2", "b"]
+    (item,) = on["output"]
+    again = [{"role": "user", "content": "c"}, {"type": "item_reference", "id": item["id"]}]
+    await post(gateway, first, "responses", {"input": [*again, {"role": "user", "content": "d"}]})
+    assert [message["content"] for message in gateway.last().body["messages"]] == ["c", "go 3", "d"]
+    for rollout, id_ in ((first, unstored["id"]), (second, stored["id"]), (first, "resp_x")):
+        refused = await post(gateway, rollout, "responses", {"input": "b", "previous_response_id": id_})
+        assert refused.status_code == 400
+        assert f"previous_response_id='{id_}': no response of this rollout" in refused.json()["error"]["message"]
+    gone = await post(gateway, second, "responses", {"input": again[1:]})
+    assert "item_reference" in gone.json()["error"]["message"]
+
+
+async def test_a_chat_that_grows_behind_its_id_has_the_limit_of_all_chats(tmp_path):
+    async with running_gateway(tmp_path, "gateway.max_request=0.01") as gateway:
+        rollout, previous, answers = await gateway.create("no-memory"), None, []
+        for _ in range(3):
+            asked = {"input": "x " * 2000, "previous_response_id": previous}
+            answers.append(await post(gateway, rollout, "responses", asked))
+            previous = answers[-1].json().get("id", previous)
+        assert [answer.status_code for answer in answers] == [200, 200, 413]
+        assert "gateway.max_request=0.01" in answers[-1].json()["error"]["message"]
+
+
+REFUSED: dict[str, tuple[str, Body, str]] = {
+    "no messages": ("messages", {}, "messages: must be a list of at least one message"),
+    "a role": ("messages", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: must be user"),
+    "a content": ("messages", {"messages": [{"role": "user", "content": 3}]}, "messages[0].content: must be a string"),
+    "a document": (
+        "messages",
+        {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
+        "messages[0]: a block of type 'document' cannot be given to the model",
+    ),
+    "a server's tool": (
+        "messages",
+        {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "web_search_20250305", "name": "w"}]},
+        "tools[0]: 'web_search_20250305' needs Anthropic's own servers",
+    ),
+    "lists for objects": ("messages", {"messages": [{"role": "user", "content": "x"}], "tools": 3}, "not one of /mess"),
+    "no input": ("responses", {}, "input: must be a string or a list of items"),
+    "an empty input": ("responses", {"input": []}, "messages: must be a list of at least one message"),
+    "an item": ("responses", {"input": [{"type": "computer_call"}]}, "input[0]: an item of type 'computer_call'"),
+    "a file": (
+        "responses",
+        {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+        "input[0]: a part of type 'input_file'",
+    ),
+    "OpenAI's tool": ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type='web_search'"),
+    "background": ("responses", {"input": "x", "background": True}, "background: needs OpenAI's own servers"),
+    "texts for objects": ("responses", {"input": "x", "text": "y"}, "not one of /responses"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_what_cannot_be_translated_is_refused(gateway: GatewayUnderTest, what: str):
+    path, body, problem = REFUSED[what]
+    rollout = await gateway.create("memory")
+    for streamed in (False, True):
+        answer = await post(gateway, rollout, path, {**body, "stream": streamed})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert problem in error["message"]
+        assert error["type"] == "invalid_request_error"
+        assert (answer.json().get("type") == "error") == (path == "messages")
+    assert gateway.model.requests() == []
+
+
+ASKED: dict[str, Body] = {
+    "messages": {"model": "any", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]},
+    "responses": {"input": "hi"},
+    "chat/completions": {"messages": [{"role": "user", "content": "hi"}], "stream": True},
+}
+
+
+@pytest.mark.parametrize("path", ASKED)
+async def test_errors_are_those_of_the_dialect(gateway: GatewayUnderTest, path: str):
+    rollout = await gateway.create("memory", "off-policy")
+    gateway.model.context = 3
+    answer = await post(gateway, rollout, path, ASKED[path])
+    assert answer.status_code == 400
+    assert "maximum context length is 3 tokens" in answer.json()["error"]["message"]  # agents look for it
+    gateway.model.context, gateway.model.answer = 8192, lambda body: {"choices": None}
+    answer = await post(gateway, rollout, path, ASKED[path])
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        502,
+        "the model server's answer is no completion",
+    )
+    gateway.model.answer = None
+    await gateway.client.post("/proxy/pause", json={"retry_after_seconds": 3})
+    answer = await post(gateway, rollout, path, ASKED[path])
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+    await gateway.client.post("/proxy/resume")
+    if path == "messages":
+        assert answer.json() == {"type": "error", "error": {"type": "rate_limit_error", "message": "gateway paused"}}
+    assert (await post(gateway, "nowhere", path, ASKED[path])).status_code == 404
+    assert (await post(gateway, rollout, path, ASKED[path])).status_code == 200
+
+
+async def test_dialects_need_a_key_and_are_validated_at_the_temperature_of_validation(gateway: GatewayUnderTest):
+    rollout = await gateway.create("memory")
+    async with httpx.AsyncClient(verify=False) as nobody:
+        for path, body in ASKED.items():
+            assert (await nobody.post(f"{address_of(gateway, rollout)}/{path}", json=body)).status_code == 401
+        assert (await nobody.get(f"{address_of(gateway, rollout)}/models")).status_code == 401
+    assert gateway.model.seen == []
+    async with gateway.as_agent() as client:
+        for path, body in ASKED.items():
+            asked = body | {"temperature": 0.9}
+            await client.post(f"{address_of(gateway, rollout, 'val')}/{path}", json=asked)
+            assert gateway.last().body["temperature"] == 0.4
+            await client.post(f"{address_of(gateway, rollout)}/{path}", json=asked)
+            assert gateway.last().body["temperature"] == 1
+
+
+async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest):
+    rollout = await gateway.create(None)
+    address = address_of(gateway, rollout)
+    async with openai.AsyncOpenAI(base_url=address, api_key=AGENT_KEY) as client:
+        assert [model.id async for model in client.models.list()] == [MODEL]
+        assert (await client.models.retrieve("gpt-4o")).id == "gpt-4o"
+    async with anthropic.AsyncAnthropic(base_url=address, api_key=AGENT_KEY) as client:
+        (model,) = [model async for model in client.models.list()]
+        type(model).model_validate(model.to_dict())
+        assert (await client.models.retrieve("claude")).id == "claude"
+
+
+async def test_a_rollout_that_is_gone_takes_its_responses_with_it(gateway: GatewayUnderTest):
+    translator = Translator(lambda *_: None, 1)  # pyright: ignore[reportArgumentType]
+    first, second, third = [await gateway.create() for _ in range(3)]
+    kept: dict[str, Conversation] = {name: translator._conversation(name) for name in (first, second)}
+    assert translator._conversation(first) is kept[first]
+    await gateway.client.delete(f"/api/rollouts/{first}")
+    translator._conversation(third)
+    assert list(translator._conversations) == [second, third]

@@ -1,0 +1,161 @@
+"""Calls that are not trained: chosen by path, header, model or a function, passed on as they are, and counted."""
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+from empo2.recipe.config import load_settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.gateway.trained_calls import choice_of
+
+from .harness import AGENT_KEY, GatewayUnderTest, running_gateway
+from .model_server import serving
+from .test_dialects import address_of
+
+pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
+
+
+@dataclass
+class Other:
+    """A server that notes what it is sent, and says so."""
+
+    seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    url: str = ""
+
+    async def answer(self, path: str, request: Request) -> StreamingResponse:
+        self.seen.append((path, dict(request.headers), await request.body()))
+        chunks = iter([b"data: {}\n\n", b"data: [DONE]\n\n"])
+        return StreamingResponse(chunks, 201, {"retry-after": "7"}, media_type="text/event-stream")
+
+
+@asynccontextmanager
+async def gateway_and_other(folder: Path, *settings: str) -> AsyncIterator[tuple[GatewayUnderTest, Other]]:
+    other, app = Other(), FastAPI()
+    app.add_api_route("/v1/{path:path}", other.answer, methods=["POST"])
+    with serving(app) as url:
+        async with running_gateway(folder, *settings, f"gateway.other_server={url}/v1") as gateway:
+            yield gateway, other
+
+
+JUDGED = b'{"model":"judge-1",  "messages": [{"role": "user", "content": "x"}], "seed": 1.50}'
+PLAYED = b'{"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}'
+
+
+async def test_what_is_not_chosen_passes_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "the-judges-key")
+    async with gateway_and_other(tmp_path, "gateway.trained_calls=[{model: pol*}]") as (gateway, other):
+        rollout = await gateway.create("memory", "off-policy")
+        async with gateway.as_agent() as client:
+            address = address_of(gateway, rollout)
+            answer = await client.post(f"{address}/chat/completions", content=JUDGED, headers={"x-mine": "1"})
+            assert (answer.status_code, answer.text) == (201, "data: {}\n\ndata: [DONE]\n\n")
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            assert answer.headers["retry-after"] == "7"
+            assert (await client.post(f"{address}/v1/messages", content=JUDGED)).status_code == 201
+            assert (await client.post(f"{address}/embeddings", content=b'{"input": "x"}')).status_code == 201
+            assert gateway.model.seen == []
+            assert (await client.post(f"{address}/chat/completions", content=PLAYED)).status_code == 200
+        assert [(path, body) for path, _, body in other.seen] == [
+            ("chat/completions", JUDGED),
+            ("messages", JUDGED),
+            ("embeddings", b'{"input": "x"}'),
+        ]
+        for _, headers, _ in other.seen:
+            assert headers["authorization"] == "Bearer the-judges-key"
+            assert AGENT_KEY not in str(headers)
+        assert other.seen[0][1]["x-mine"] == "1"
+        await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+        # No trace of them: the trained call is the only event, turn and visit.
+        assert len(await gateway.events(rollout, "model_request")) == 1
+        assert len(await gateway.events(rollout, "empo2_call")) == 1
+        metrics = await gateway.drain()
+        assert (metrics["empo2/calls"], metrics["empo2/untrained_calls"]) == (1, 2)
+
+
+async def test_without_another_server_the_policy_answers_them(tmp_path: Path):
+    async with running_gateway(tmp_path, "gateway.trained_calls=[{path: responses}]") as gateway:
+        rollout = await gateway.create("memory", "off-policy")
+        asked = {**json.loads(PLAYED), "temperature": 0.3, "seed": 4}
+        answer = await gateway.call(rollout, asked)
+        assert answer.status_code == 200
+        assert gateway.last().body == {**asked, "model": gateway.last().body["model"]}
+        assert answer.json()["choices"][0]["message"]["content"]
+        assert await gateway.events(rollout, "model_request") == []
+        await gateway.client.delete("/api/models")
+        assert (await gateway.call(rollout, asked)).status_code == 503
+        assert (await gateway.drain())["empo2/untrained_calls"] == 2
+        async with openai.AsyncOpenAI(base_url=address_of(gateway, rollout), api_key=AGENT_KEY) as client:
+            with pytest.raises(openai.BadRequestError, match=r"name a server that does with gateway\.other_server"):
+                await client.embeddings.create(model="any", input="x")
+
+
+async def test_a_server_that_is_down_is_an_error_of_the_call(tmp_path: Path):
+    async with running_gateway(tmp_path, "gateway.other_server=http://127.0.0.1:1/v1") as gateway:
+        rollout = await gateway.create()
+        async with gateway.as_agent() as client:
+            answer = await client.post(f"{address_of(gateway, rollout)}/embeddings", json={"input": "x"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (
+            502,
+            "the server of calls that are not trained: ConnectError",
+        )
+
+
+RULES: list[tuple[str, tuple[str, dict[str, str], Any], bool]] = [
+    ("[{model: 'gpt-4o*'}]", ("chat/completions", {}, {"model": "gpt-4o-mini"}), True),
+    ("[{model: 'gpt-4o*'}]", ("chat/completions", {}, {"model": "o3"}), False),
+    ("[{model: 'gpt-4o*'}]", ("chat/completions", {}, {}), False),
+    ("[{path: /responses}]", ("responses", {}, {}), True),
+    ("[{path: chat/*}]", ("completions", {}, {}), False),
+    ("[{header: 'X-Role: player'}]", ("messages", {"x-role": "player"}, {}), True),
+    ("[{header: 'X-Role: player'}]", ("messages", {"x-role": "judge"}, {}), False),
+    ("[{header: x-role}]", ("messages", {"x-role": "judge"}, {}), True),
+    ("[{header: x-role}]", ("messages", {}, {}), False),
+    ("[{path: messages, model: a}]", ("messages", {}, {"model": "b"}), False),
+    ("[{path: messages, model: a}, {model: b}]", ("messages", {}, {"model": "b"}), True),
+]
+
+
+@pytest.mark.parametrize(("rules", "call", "trained"), RULES)
+def test_rules(rules: str, call: tuple[str, dict[str, str], Any], trained: bool):
+    choice = choice_of(load_settings("cpu", [f"gateway.trained_calls={rules}"]).gateway.trained_calls)
+    assert choice is not None
+    assert choice(*call) is trained
+
+
+async def test_a_function_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    code = "def trained(path, headers, body): return 1 / (path == 'chat/completions') and 'x-judge' not in headers"
+    (tmp_path / "my_choice.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_choice", raising=False)
+    async with gateway_and_other(tmp_path, "gateway.trained_calls=my_choice:trained") as (gateway, _):
+        rollout = await gateway.create()
+        assert (await gateway.call(rollout, PLAYED)).status_code == 200
+        assert (await gateway.call(rollout, PLAYED, headers={"X-Judge": "1"})).status_code == 201
+        failed = await gateway.call(rollout, b'{"prompt": "x"}')
+        assert (failed.status_code, failed.json()["error"]["message"]) == (
+            500,
+            "gateway.trained_calls failed: ZeroDivisionError: division by zero",
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("nowhere:trained", "gateway.trained_calls='nowhere:trained': cannot be imported: No module named 'nowhere'"),
+        ("[{modle: a}]", "there is no such setting"),
+        ("player", "gateway.trained_calls"),
+    ],
+)
+def test_wrong_values_are_refused_before_the_start(value: str, says: str):
+    with pytest.raises(ConfigError) as refused:
+        choice_of(load_settings("cpu", [f"gateway.trained_calls={value}"]).gateway.trained_calls)
+    assert says in str(refused.value)

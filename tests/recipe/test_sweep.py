@@ -1,0 +1,245 @@
+"""Sweeps: what a file says, in which order its runs are trained, what is repeated, and what a failure does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from empo2.recipe.config import load_settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.launcher.plan import ABLATIONS, ablation, read_plan
+from empo2.recipe.launcher.run_directory import write_settings
+from empo2.recipe.launcher.sweep import check_settings, has_ended
+
+from ..processes import until
+
+SWEEPS = ABLATIONS.parent
+
+
+def write(folder: Path, content: dict, name: str = "lr.yaml") -> Path:
+    file = folder / name
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def test_arms_grid_and_seeds(tmp_path: Path):
+    file = write(
+        tmp_path,
+        {
+            "seeds": 2,
+            "settings": {"run": {"steps": 3}, "algorithm": {"mask_threshold": 0.1}},
+            "arms": {
+                "grpo": {"settings": {"algorithm": {"name": "grpo"}}, "seeds": 1},
+                "bare": {"title": "no mask", "ablation": "no-mask", "settings": {"algorithm": {"clip_low": 0.1}}},
+            },
+            "grid": {"algorithm.learning_rate": [0.1, 0.2], "memory.scope": [[], ["task"]]},
+        },
+    )
+    folder, trials = read_plan(file, profile="cpu", overrides=["run.directory=elsewhere", "algorithm.clip_high=0.5"])
+    assert folder == Path("elsewhere/lr")
+    assert [trial.seed for trial in trials] == [1] * 8 + [2] * 4
+    assert [trial.name for trial in trials[:2]] == [
+        "grpo-learning_rate-0.1-scope-1",
+        "grpo-learning_rate-0.1-scope-task-1",
+    ]
+    last = trials[-1]
+    assert last.name == "bare-learning_rate-0.2-scope-task-2"
+    assert last.title == "no mask, learning_rate=0.2, scope=['task']"
+    algorithm = last.settings.algorithm
+    assert (algorithm.name, algorithm.seed, algorithm.learning_rate) == ("empo2", 2, 0.2)
+    assert (algorithm.mask_threshold, algorithm.clip_low, algorithm.clip_high) == (0, 0.1, 0.5)
+    assert last.settings.memory.scope == ["task"] and last.settings.hardware.device == "cpu"
+    run = last.settings.run
+    assert (run.name, run.directory, run.resume, run.steps) == (last.name, "elsewhere/lr", "auto", 3)
+
+
+def test_a_grid_alone_and_one_run_alone(tmp_path: Path):
+    folder, trials = read_plan(write(tmp_path, {"grid": {"algorithm.learning_rate": [0.1]}}), tmp_path / "here")
+    assert folder == tmp_path / "here"
+    assert [(trial.name, trial.title) for trial in trials] == [("learning_rate-0.1-1", "learning_rate=0.1")]
+    assert [trial.name for trial in read_plan(write(tmp_path, {}))[1]] == ["lr-1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"sets": {}}, ["lr.yaml: sets={}", "a sweep has seeds, settings, arms"]),
+        ({"seeds": 0}, ["seeds=0", "greater than 0"]),
+        ({"arms": {"a b": {}}}, ["a b", "string should match pattern"]),
+        ({"arms": {"a": {"setings": {}}}}, ["arms.a.setings={}"]),
+        ({"arms": {"a": {"ablation": "no-musk"}}}, ["'no-musk'", "did you mean no-mask?"]),
+        ({"arms": {"a": {"settings": {"algorithm": {"sed": 1}}}}}, ["arm a", "algorithm.sed", "algorithm.seed?"]),
+        ({"grid": {"algorithm.learning_rate": []}}, ["grid.algorithm.learning_rate=[]", "at least 1"]),
+        ({"arms": {"a": {}}, "grid": {"memory.scope": [["task", "x"], "task-x"]}}, ["arm a-scope-task-x", "list"]),
+        ({"grid": {"model.path": ["a/b", "a-b"]}}, ["path-a-b-1 is the name of two runs"]),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, content: dict, words: list[str]):
+    with pytest.raises(ConfigError) as error:
+        read_plan(write(tmp_path, content))
+    assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+def test_no_file(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"FILE .*none\.yaml: No such file"):
+        read_plan(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_sweeps_of_the_repository_have_arms_that_differ(file: Path):
+    _, trials = read_plan(file, profile="gpu")
+    first = [trial.settings.to_dict() | {"run": None} for trial in trials if trial.seed == 1]
+    assert len(first) > 3 and all(first.count(each) == 1 for each in first)
+
+
+def test_an_ablation_changes_its_part_alone():
+    paper = load_settings("gpu").to_dict()
+    changed = {}
+    for name in yaml.safe_load(ABLATIONS.read_text())["arms"]:
+        own = load_settings("gpu", layer=ablation(name)).to_dict()
+        changed[name] = [
+            f"{section}.{key}" for section in own for key in own[section] if own[section][key] != paper[section][key]
+        ]
+    assert changed == {
+        "empo2": [],
+        "no-mask": ["algorithm.mask_threshold"],
+        "no-intrinsic": ["algorithm.intrinsic_coefficient"],
+        "on-policy": ["algorithm.off_policy_probability"],
+        "off-policy-only": ["algorithm.off_policy_probability"],
+        "no-memory": ["algorithm.name"],
+        "tip-free": ["algorithm.off_policy_old_log_probs"],
+    }
+
+
+# Trains as `empo2 train` does, as far as a sweep sees it: it continues after the steps that are in metrics.jsonl.
+TRAINER = """
+import json, sys, time
+from pathlib import Path
+settings = json.load(open(sys.argv[1]))
+run = settings["run"]
+folder = Path(run["directory"], run["name"])
+folder.mkdir(exist_ok=True)
+metrics = folder / "metrics.jsonl"
+done = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+print("begins after", done)
+for step in range(done + 1, run["steps"] + 1):
+    while (folder.parent / "slow").exists() and step == 2:
+        time.sleep(0.1)
+    if (folder.parent / "broken").exists() and step == 2 and run["name"].startswith("b-"):
+        print("empo2: error: out of luck")
+        raise SystemExit(1)
+    with metrics.open("a") as file:
+        file.write(json.dumps({"step": step, "val/return": float(step), "seed": settings["algorithm"]["seed"]}) + "\\n")
+"""
+DRIVER = f"""
+import sys
+from pathlib import Path
+from empo2.recipe.launcher.plan import read_plan
+from empo2.recipe.launcher.sweep import train_all
+folder, trials = read_plan(Path(sys.argv[1]), Path(sys.argv[2]), profile="cpu")
+command = lambda file: [sys.executable, "-c", {TRAINER!r}, f"/dev/fd/{{file}}"]
+print("failed", train_all(trials, folder, lambda text: print(text, flush=True), command))
+"""
+
+
+def sweep(file: Path, folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(file), str(folder)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def steps(folder: Path, name: str) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_failed_run_does_not_stop_the_sweep_and_goes_on_later(tmp_path: Path):
+    file = write(tmp_path, {"settings": {"run": {"steps": 3}}, "arms": {"b": {}, "a": {"seeds": 2}}})
+    (tmp_path / "broken").touch()
+    said = sweep(file, tmp_path)
+    assert said[-1] == "failed {'b-1': 'b-1 ended with exit code 1: out of luck'}"
+    assert "run 1 of 3  b-1  failed: b-1 ended with exit code 1: out of luck" in said
+    assert "run 3 of 3  a-2  step 3/3  validation 3.00" in said
+    assert (steps(tmp_path, "b-1"), steps(tmp_path, "a-1"), steps(tmp_path, "a-2")) == ([1], [1, 2, 3], [1, 2, 3])
+
+    (tmp_path / "broken").unlink()
+    said = sweep(file, tmp_path)
+    assert said[-1] == "failed {}"
+    assert [line for line in said if "before" in line] == [
+        f"run {number} of 3  {name}  has ended before" for number, name in ((2, "a-1"), (3, "a-2"))
+    ]
+    assert steps(tmp_path, "b-1") == [1, 2, 3]
+    assert (tmp_path / "b-1.log").read_text().splitlines()[-1] == "begins after 1"
+    clock = [json.loads(line)["step"] for line in (tmp_path / "b-1.cpu.jsonl").read_text().splitlines()]
+    assert clock == [1, 2, 3]
+
+
+def test_an_interrupted_sweep_leaves_nothing_running_and_goes_on(tmp_path: Path):
+    file = write(tmp_path, {"settings": {"run": {"steps": 3}}, "arms": {"a": {}}})
+    (tmp_path / "slow").touch()
+    started = subprocess.Popen([sys.executable, "-c", DRIVER, str(file), str(tmp_path)], stderr=subprocess.PIPE)
+    until(lambda: (tmp_path / "a-1" / "metrics.jsonl").exists(), 60)
+    trainers = psutil.Process(started.pid).children(recursive=True)
+    started.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in started.communicate(timeout=60)[1].decode()
+    assert len(trainers) >= 2 and not any(trainer.is_running() for trainer in trainers)
+    (tmp_path / "slow").unlink()
+    assert sweep(file, tmp_path)[-1] == "failed {}"
+    assert (tmp_path / "a-1.log").read_text().splitlines() == ["begins after 0", "begins after 1"]
+
+
+def test_a_run_that_began_with_other_settings_is_refused(tmp_path: Path):
+    def trials(*overrides: str):
+        return read_plan(write(tmp_path, {"arms": {"a": {}}}), tmp_path, profile="cpu", overrides=overrides)[1]
+
+    (trial,) = trials()
+    (tmp_path / "a-1").mkdir()
+    check_settings([trial], tmp_path)  # a run that has not begun
+    write_settings(trial.settings, tmp_path / "a-1")
+    check_settings(trials("run.steps=99", "hardware.kv_cache=1"), tmp_path)
+    with pytest.raises(ConfigError, match=r"a-1: .* began with algorithm\.clip_low=0\.2, the sweep now has 0\.1; give"):
+        check_settings(trials("algorithm.clip_low=0.1"), tmp_path)
+    (tmp_path / "a-1" / "metrics.jsonl").write_text('{"step": 6}\n{"st')
+    assert has_ended(trial, tmp_path) and not has_ended(trials("run.steps=7")[0], tmp_path)
+
+
+def test_the_command_reports_all_runs_and_names_those_that_failed(tmp_path: Path):
+    """`empo2 train` itself refuses arm b; the runs of arm a have ended."""
+    file = write(
+        tmp_path,
+        {
+            "seeds": 2,
+            "settings": {"run": {"steps": 2}, "tasks": {"source": "no_such_module:load"}},
+            "arms": {"a": {"title": "the <b> of arms"}, "b": {"seeds": 1}},
+        },
+        "mine.yaml",
+    )
+    for seed in (1, 2):
+        folder = tmp_path / "runs" / "mine" / f"a-{seed}"
+        folder.mkdir(parents=True)
+        lines = [{"step": step, "val/success_rate": seed * step / 8} for step in range(3)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = subprocess.run(
+        [sys.executable, "-m", "empo2.recipe.cli", "sweep", str(file), "--profile", "cpu"],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["empo2: error: 1 of 3 runs failed: b-1; try again with this command"]
+    assert "run 2 of 3  b-1  failed: " in done.stdout and "no_such_module" in done.stdout
+    # The last values are 25 and 50 %. With t = 12.706 of 1 degree of freedom: 12.706 * 17.68 / sqrt(2) = 158.8.
+    row = next(line for line in done.stdout.splitlines() if line.startswith("the <b> of arms"))
+    assert row.split()[-3:] == ["2", "2", "37.5"]
+    assert "-121.3…196.3" in done.stdout
+    assert "the &lt;b&gt; of arms" in (tmp_path / "runs/mine/report.html").read_text()
+    assert (tmp_path / "runs/mine/comparison.png").stat().st_mode & 0o077 == 0
