@@ -114,7 +114,7 @@ class Algorithm(_Section):
 
     @property
     def new_state_reward(self) -> float:
-        """Intrinsic reward of a state never visited before, in the units of the return."""
+        """Intrinsic reward of a novelty of 1, that of a state never visited before, in the units of the return."""
         return self.intrinsic_coefficient * self.return_range
 
     @property

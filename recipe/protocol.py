@@ -191,6 +191,6 @@ def scaled_return(algorithm: Algorithm, return_: float, intrinsic: float = 0.0) 
 
     Args:
         return_: the environment's return, in its own units.
-        intrinsic: sum of 1/n over the rollout's calls.
+        intrinsic: sum over the rollout's calls of 1/n, or of what ``algorithm.novelty`` gives.
     """
     return algorithm.scale * (return_ + algorithm.new_state_reward * intrinsic)

@@ -216,7 +216,11 @@ def test_the_command_reports_all_runs_and_names_those_that_failed(tmp_path: Path
         tmp_path,
         {
             "seeds": 2,
-            "settings": {"run": {"steps": 2}, "tasks": {"source": "no_such_module:load"}},
+            "settings": {
+                "run": {"steps": 2},
+                "agent": {"class": "empo2.agents.scienceworld.agent:ScienceWorldAgent"},
+                "tasks": {"source": "no_such_module:load"},
+            },
             "arms": {"a": {"title": "the <b> of arms"}, "b": {"seeds": 1}},
         },
         "mine.yaml",
