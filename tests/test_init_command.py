@@ -212,6 +212,7 @@ def test_calls_that_are_not_trained_are_named(init, tmp_path):
     assert code == 0, printed
     assert "ok     1 model call: the episode is one training row" in printed
     assert "ok     2 calls pass to gateway.other_server, and are not trained: /chat/completions, /embeddings" in printed
+    assert "state  " in printed and "Good?" not in printed  # the judge sees no tips, its states are not counted
 
 
 CLASS = """

@@ -156,7 +156,8 @@ def init(
     if wrong := sum(finding.level == "wrong" for finding in findings):
         again = f"empo2 init --config {config}" if config else "the same command; no file was written"
         raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: {again}")
-    for label, text in describe_states([call for call in trace.calls if call.status == 200], reader):
+    answered = [call for call in trace.calls if call.status == 200 and call.trained]
+    for label, text in describe_states(answered, reader):
         first, *more = text.splitlines()
         print(f"{label:6} {first}")
         for line in more:

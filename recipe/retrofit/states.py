@@ -18,7 +18,7 @@ def describe_states(calls: Sequence[Call], reader: StateReader) -> Iterator[tupl
     """Yield labels and lines for the user, of the calls that have a chat.
 
     Args:
-        calls: that were answered.
+        calls: that were answered and are trained.
     """
     chats = [call.body["messages"] for call in calls if "messages" in call.body]
     if not chats:
