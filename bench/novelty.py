@@ -47,8 +47,10 @@ from empo2.agents.webshop.agent import Game as WebShopGame
 from empo2.agents.webshop.generated import own_catalogue
 from empo2.agents.webshop.tasks import Episode as WebShopEpisode
 from empo2.memory import SentenceEmbedder
-from empo2.recipe.gateway.state import chat_state
+from empo2.recipe.config import load_settings
+from empo2.recipe.gateway.state import StateReader
 
+chat_state = StateReader(load_settings().memory).of_chat
 TASKS = (
     *("find-animal", "power-component", "chemistry-mix", "measure-melting-point-known-substance"),
     *("lifespan-longest-lived", "test-conductivity", "use-thermometer", "identify-life-stages-2"),

@@ -1,5 +1,6 @@
 """EMPO² for agent-lightning 1.x: gateway memory, reflection and the hybrid objective."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -30,22 +31,28 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
     from empo2.recipe.trainer.gateway_client import GatewayClient
+    from empo2.recipe.trainer.verl_config import check_tasks, check_tip_tokens, read_settings
 
+    settings = read_settings(config)
+    check_tasks(settings, config, train_dataset, val_dataset)
     ours = config.get("empo2") or {}
-    gateway = GatewayClient(config.agentlightning.agl_base_url, config.agentlightning.agl_key)
-    gateway.check(
-        model=config.actor_rollout_ref.model.path,
-        temperature=config.actor_rollout_ref.rollout.temperature,
-        # The gateway forces the validation temperature; the configuration's value is only compared with it.
-        val_temperature=ours.get("model", {}).get("val_temperature"),
-    )
-    if device := ours.get("hardware", {}).get("device"):
-        os.environ["EMPO2_DEVICE"] = device
+    url, key = config.agentlightning.agl_base_url, config.agentlightning.agl_key
+    with contextlib.closing(GatewayClient(url, key)) as gateway:
+        state = gateway.check(
+            model=config.actor_rollout_ref.model.path,
+            temperature=config.actor_rollout_ref.rollout.temperature,
+            # The gateway forces the validation temperature; the configuration's value is only compared with it.
+            val_temperature=ours.get("model", {}).get("val_temperature"),
+            returns=(settings.algorithm.failure_return, settings.algorithm.success_return),
+        )
+        check_tip_tokens(config, state.episode_tokens)
+        if device := ours.get("hardware", {}).get("device"):
+            os.environ["EMPO2_DEVICE"] = device
 
-    # verl takes many seconds to import: the gateway and the command line do not need it, and Ray should start first.
-    from empo2.recipe.trainer.ray_environment import start_ray
+        # verl takes many seconds to import: gateway and command line do not need it, and Ray should start first.
+        from empo2.recipe.trainer.ray_environment import start_ray
 
-    start_ray(config)
-    from empo2.recipe.trainer.entrypoint import train
+        start_ray(config)
+        from empo2.recipe.trainer.entrypoint import train
 
-    train(config, gateway, train_dataset, val_dataset)
+        train(config, settings, gateway, train_dataset, val_dataset)

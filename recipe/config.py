@@ -7,19 +7,50 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.redaction import MASK, masked_names, redacted
 
 DEFAULTS = Path(__file__).with_name("config.yaml")
-
-# A layer that names another agent class or task source discards the variables or arguments of the old one.
-_BELONGS_TO = {"agent": ("class", "env"), "tasks": ("source", "args")}
+SCIENCEWORLD = Path(__file__).parents[1] / "agents/scienceworld/config.yaml"
+ALL_TASKS = "all-tasks"
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _checked_scope(value: Any) -> Any:
+    if value != ALL_TASKS and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        raise ValueError(f"must be {ALL_TASKS}, or a list of the tasks' fields, such as [task, variation]")
+    return value
+
+
+def _checked_state(value: str) -> str:
+    if value.startswith("regex:"):
+        try:
+            re.compile(value.removeprefix("regex:"))
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+    elif value not in ("beginning", "end") and not re.fullmatch(r"[\w.]+:\w+", value):
+        raise ValueError("must be beginning, end, regex:PATTERN, or module:function")
+    return value
+
+
+def _checked_source(value: str) -> str:
+    if not re.fullmatch(r"hub:[\w.-]+(/[\w.-]+)?|.+\.(jsonl|parquet)|[\w.]+:\w+", value):
+        raise ValueError("must be module:function, a .jsonl or .parquet file, or hub:NAME")
+    return value
+
+
+def _dotted_as_colon(value: Any) -> Any:
+    """Return ``module:Class`` for ``module.Class``."""
+    return re.sub(r"\.(\w+)$", r":\1", value) if isinstance(value, str) and ":" not in value else value
+
+
+Scope = Annotated[Literal["all-tasks"] | list[str], PlainValidator(_checked_scope)]
+ClassName = Annotated[str, BeforeValidator(_dotted_as_colon), Field(pattern=r"^[\w.]+:\w+$")]
 
 
 class _Section(BaseModel):
@@ -54,12 +85,12 @@ class Algorithm(_Section):
     normalize_by_std: bool
     mask_threshold: Probability
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
+    success_return: float
+    failure_return: float
+    return_scale: Annotated[float, Field(gt=0)] | None
     intrinsic_coefficient: Annotated[float, Field(ge=0)]
     novelty: Literal["count", "rnd"]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
-    return_scale: Annotated[float, Field(gt=0)]
-    success_return: float
-    failure_return: float
     failed_rollout_return: float | None
     return_tolerance: Annotated[float, Field(ge=0)]
     tasks_per_step: Positive
@@ -71,6 +102,25 @@ class Algorithm(_Section):
     clip_dual: Annotated[float, Field(gt=1)]
     kl_coefficient: Annotated[float, Field(ge=0)]
     entropy_coefficient: Annotated[float, Field(ge=0)]
+
+    @property
+    def return_range(self) -> float:
+        return self.success_return - self.failure_return
+
+    @property
+    def scale(self) -> float:
+        """Factor of returns in scores: ``return_scale``, or 1 / the range."""
+        return 1 / self.return_range if self.return_scale is None else self.return_scale
+
+    @property
+    def new_state_reward(self) -> float:
+        """Intrinsic reward of a novelty of 1, that of a state never visited before, in the units of the return."""
+        return self.intrinsic_coefficient * self.return_range
+
+    @property
+    def tolerance(self) -> float:
+        """``return_tolerance`` in the units of the return."""
+        return self.return_tolerance * self.return_range
 
 
 class Model(_Section):
@@ -85,20 +135,33 @@ class Model(_Section):
 
 
 class Agent(_Section):
-    class_: Annotated[str, Field(alias="class", pattern=r"^[\w.]+:\w+$")]
+    class_: Annotated[ClassName | None, Field(alias="class")]
     env: dict[str, str]
     time_limit: Positive
     concurrency: Positive
 
+    @property
+    def name(self) -> str:
+        """The class.
+
+        Raises:
+            ConfigError: none is given.
+        """
+        if self.class_ is None:
+            raise ConfigError("agent.class=None: give the agent, module:Class, or --profile for ScienceWorld's")
+        return self.class_
+
 
 class Tasks(_Section):
-    source: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    source: Annotated[str, AfterValidator(_checked_source)] | None
     args: dict[str, Any]
 
 
 class Memory(_Section):
     from_: Annotated[str | None, Field(alias="from")]
-    scope: list[str]
+    scope: Scope
+    state: Annotated[str, AfterValidator(_checked_state)]
+    state_characters: Positive
     retrieval: Literal["score", "similarity", "value", "newest", "random"]
     searched: Literal["every-turn", "first-turn"]
     judged: bool
@@ -190,6 +253,8 @@ def load_settings(
 ) -> Settings:
     """Lay profile, a world's settings, user's YAML file, a nested mapping and ``key=value`` arguments over config.yaml.
 
+    A profile plays ScienceWorld unless another layer gives ``tasks.source``.
+
     All is checked.
 
     Raises:
@@ -200,12 +265,13 @@ def load_settings(
     if profile is not None and profile not in profiles:
         raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
     layers = [
-        profiles[profile] if profile is not None else {},
         world or {},
         read_layer(file) if file is not None else {},
         layer or {},
         *map(_parse_override, overrides),
     ]
+    if profile is not None:
+        layers = [profiles[profile], *_scienceworld(profile, layers), *layers]
     for each in layers:
         for section, names in each.items():
             if section in values and not isinstance(names, Mapping):
@@ -213,9 +279,7 @@ def load_settings(
                 raise ConfigError(
                     f"{section}={names!r}: is a section; set one of its keys, such as {section}.{example}"
                 )
-            owner, owned = _BELONGS_TO.get(section, (None, None))
-            if owner and owner in names and names[owner] != values[section][owner]:
-                values[section][owned] = {}
+        _discard(values, each)
         values = lay_over(values, each)
     for name in masked_names(values):
         raise ConfigError(f"{name}={MASK!r}: the file was written without its secrets; give the value as {name}=VALUE")
@@ -225,6 +289,24 @@ def load_settings(
         raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
     _check_together(settings)
     return settings
+
+
+def _scienceworld(profile: str, layers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return ScienceWorld's settings for a profile; none if a layer gives other tasks."""
+    world = _yaml(SCIENCEWORLD.read_text())
+    of_profile = world.pop("profiles").get(profile, {})
+    tasks = [each["tasks"] for each in layers if isinstance(each.get("tasks"), Mapping)]
+    named = {section["source"] for section in tasks if "source" in section}
+    return [] if named - {world["tasks"]["source"]} else [world, of_profile]
+
+
+def _discard(values: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Discard an agent's variables and a task source's arguments if the layer gives other ones."""
+    agent, tasks = layer.get("agent", {}), layer.get("tasks", {})
+    if "env" in agent and agent.get("class", values["agent"]["class"]) != values["agent"]["class"]:
+        values["agent"]["env"] = {}
+    if tasks.get("source", values["tasks"]["source"]) != values["tasks"]["source"]:
+        values["tasks"]["args"] = {}
 
 
 class _Loader(yaml.SafeLoader):
@@ -290,7 +372,8 @@ def lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any
 def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     unknown = problem["type"] == "extra_forbidden"
-    message = f"there is no such setting{_nearest(key)}" if unknown else problem["msg"][0].lower() + problem["msg"][1:]
+    said = problem["msg"].removeprefix("Value error, ")
+    message = f"there is no such setting{_nearest(key)}" if unknown else said[0].lower() + said[1:]
     value = redacted({str(problem["loc"][-1]): problem["input"]}).popitem()[1]
     return f"{key}={value!r}: {message}"
 
@@ -302,6 +385,10 @@ def _nearest(key: str) -> str:
     same_name = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     close = difflib.get_close_matches(key, known, n=1) or same_name
     return f"; did you mean {close[0]}?" if close else "; see config.yaml for all of them"
+
+
+# Values above them were meant in the units of the return.
+_MOST_OF_RANGE = {"intrinsic_coefficient": 0.5, "return_tolerance": 0.05}
 
 
 def _check_together(settings: Settings) -> None:
@@ -324,11 +411,17 @@ def _check_together(settings: Settings) -> None:
             f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed tasks_per_step="
             f"{algorithm.tasks_per_step}; each update learns from whole groups"
         )
-    if algorithm.return_tolerance > abs(algorithm.success_return) / 20:
+    if algorithm.return_range <= 0:
         raise ConfigError(
-            f"algorithm.return_tolerance={algorithm.return_tolerance:g}: exceeds a twentieth of success_return="
-            f"{algorithm.success_return:g}; give both in the units of the environment's return"
+            f"algorithm.success_return={algorithm.success_return:g}: must exceed failure_return="
+            f"{algorithm.failure_return:g}; they are the best and the worst return of an episode"
         )
+    for name in ("intrinsic_coefficient", "return_tolerance"):
+        if (share := getattr(algorithm, name)) > _MOST_OF_RANGE[name]:
+            raise ConfigError(
+                f"algorithm.{name}={share:g}: is a share of the returns' range, success_return - failure_return = "
+                f"{algorithm.return_range:g}; at most {_MOST_OF_RANGE[name]:g}"
+            )
     memory = settings.memory
     if memory.retrieval == "value" and memory.candidates < memory.top_k:
         raise ConfigError(

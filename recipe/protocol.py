@@ -10,11 +10,12 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .config import Algorithm
+from .config import ALL_TASKS, Algorithm
 from .errors import ConfigError
 
 TAG = "empo2"  # key of the tag in a rollout's metadata
 PANEL = "panel"  # field of a validation task: the name of the set that it is reported with
+MADE_UP = "made_up"  # field of the tasks that `empo2 init` makes up, which are not for training
 TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those that the policy is not trained on
 CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's ``model_request`` events
 
@@ -133,6 +134,9 @@ class GatewayState(_Message):
         reflections: reflections under way.
         temperature: forced on training rollouts; None if the gateway does not report it.
         val_temperature: forced on validation rollouts.
+        success_return: by which a reflection is told of success, and the values of tips learn.
+        failure_return: the other end of the returns' range.
+        episode_tokens: most tokens of tips in one prompt.
     """
 
     model: str
@@ -141,6 +145,9 @@ class GatewayState(_Message):
     reflections: int
     temperature: float | None = None
     val_temperature: float | None = None
+    success_return: float | None = None
+    failure_return: float | None = None
+    episode_tokens: int | None = None
 
 
 class DrainRequest(_Message):
@@ -163,12 +170,16 @@ class FileRequest(_Message):
     path: str
 
 
-def scope_of(task: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Return the memory scope of a task: its chosen fields, as unambiguous text.
+def scope_of(task: Mapping[str, Any], scope: str | Sequence[str]) -> str:
+    """Return the memory scope of a task as unambiguous text.
+
+    Args:
+        scope: ``memory.scope``: fields of the task, or ``all-tasks`` for none.
 
     Raises:
         ConfigError: the task lacks a field.
     """
+    fields = () if scope == ALL_TASKS else scope
     missing = [name for name in fields if name not in task]
     if missing:
         raise ConfigError(f"memory.scope={list(fields)}: tasks have no field {missing[0]!r}; they have {sorted(task)}")
@@ -180,6 +191,6 @@ def scaled_return(algorithm: Algorithm, return_: float, intrinsic: float = 0.0) 
 
     Args:
         return_: the environment's return, in its own units.
-        intrinsic: sum of 1/n over the rollout's calls.
+        intrinsic: sum over the rollout's calls of 1/n, or of what ``algorithm.novelty`` gives.
     """
-    return algorithm.return_scale * (return_ + algorithm.intrinsic_coefficient * intrinsic)
+    return algorithm.scale * (return_ + algorithm.new_state_reward * intrinsic)

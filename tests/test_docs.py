@@ -240,7 +240,7 @@ def test_python_blocks_stand_in_an_example(page: Path) -> None:
 def test_the_guide_says_what_init_writes_and_prints(tmp_path: Path) -> None:
     """Each ``empo2 init`` of the guide, in a copy of the script's folder."""
     guide, quiz = ROOT / "docs" / "retrofit.md", ROOT / "examples" / "quiz"
-    for name in ("quiz.py", "quiz_agent.py"):
+    for name in ("quiz.py", "quiz_agent.py", "questions.jsonl"):
         (tmp_path / name).write_bytes((quiz / name).read_bytes())
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     shell = [block for block in blocks(guide, "bash") if block.startswith("empo2 init")]
@@ -253,5 +253,5 @@ def test_the_guide_says_what_init_writes_and_prints(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         outputs.append(done.stdout)
     assert outputs[0] in blocks(guide, "")
-    for name in ("my_tasks.py", "empo2.yaml", "class.yaml"):
+    for name in ("empo2.yaml", "class.yaml"):
         assert (tmp_path / name).read_text() == (quiz / name).read_text(), f"write examples/quiz/{name} anew"

@@ -1,5 +1,6 @@
 """empo2 init: real agents, run once before agent-lightning's real gateway, and what the user is told of them."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,16 @@ import yaml
 
 from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
-from empo2.recipe.retrofit.findings import examine
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.gateway.state import StateReader
+from empo2.recipe.launcher.tasks import load_tasks
+from empo2.recipe.retrofit.findings import cause, examine
 from empo2.recipe.retrofit.recorder import Body, Call, Trace
 from empo2.recipe.retrofit.scripted_model import sample
+from empo2.recipe.retrofit.starter import scope_choices
+from empo2.recipe.retrofit.states import describe_states
+
+from .recipe.model_server import MODEL, ModelServer
 
 PRELUDE = """\
 import json, os, sys, time, urllib.error, urllib.request
@@ -134,8 +142,11 @@ COMMAND = ("--command", f"{sys.executable} play.py")
             ["wrong  1 call to responses was answered 400", "OpenAI's"],
         ),
         (WHOLE, 1, ["wrong  the agent failed", "ended without a reward: write a number to the file"]),
-        ("chat(messages)\nraise KeyError('the door')", 1, ["wrong  the agent failed", "KeyError: 'the door'"]),
+        ("chat(messages)\nraise KeyError('the door')", 1, ["wrong  the agent failed: KeyError: 'the door'\n"]),
+        ("os.environ['QUESTION']", 1, ["1 + 1", "wrong  the agent failed: KeyError: 'QUESTION'; if it is a variable"]),
+        ("import nowhere_to_be_found", 1, ["wrong  the agent failed: ModuleNotFoundError: No module named 'nowhere_"]),
         ("reward(1)", 1, ["no model call came", "AGL_OPENAI_BASE_URL"]),
+        ("chat(messages, max_tokens=1)\nreward(37)", 0, ["the reward 37 lies outside", "--rewards WORST BEST"]),
     ],
     ids=[
         "good",
@@ -149,7 +160,10 @@ COMMAND = ("--command", f"{sys.executable} play.py")
         "background",
         "no reward",
         "crash",
+        "variable",
+        "module",
         "silent",
+        "range",
     ],
 )
 def test_what_the_user_is_told(init, code, exit_code, says):
@@ -160,13 +174,15 @@ def test_what_the_user_is_told(init, code, exit_code, says):
 
 
 def test_an_agent_that_hangs(init):
-    code, printed = init(*COMMAND, "--time-limit", "8", code="chat(messages)\ntime.sleep(1000)")
+    code, printed = init(*COMMAND, "--time-limit", "8", code="chat(messages)\nprint('waiting')\ntime.sleep(1000)")
     assert code == 1
     assert "did not end within 8 s, and was killed after 1 model call" in printed
+    assert "       | waiting\n" in printed
 
 
 def test_training_does_not_start_if_the_model_cannot_call_the_agents_tools(init, tmp_path, capfd):
-    assert init(*COMMAND, code=TOOLS + "reward(1)")[0] == 0
+    (tmp_path / "questions.jsonl").write_text("".join(f'{{"question": "{number}"}}\n' for number in range(20)))
+    assert init(*COMMAND, "--tasks", "questions.jsonl", code=TOOLS + "reward(1)")[0] == 0
     model = tmp_path / "mute"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -192,11 +208,11 @@ def test_calls_that_are_not_trained_are_named(init, tmp_path):
     chosen = "gateway:\n  trained_calls: [{model: x}]\n  other_server: http://127.0.0.1:1/v1\n"
     (tmp_path / "empo2.yaml").write_text((tmp_path / "empo2.yaml").read_text() + chosen)
     (tmp_path / "play.py").write_text(PRELUDE + JUDGE)
-    sys.modules.pop("my_tasks")
     code, printed = init("--config", "empo2.yaml")
     assert code == 0, printed
     assert "ok     1 model call: the episode is one training row" in printed
     assert "ok     2 calls pass to gateway.other_server, and are not trained: /chat/completions, /embeddings" in printed
+    assert "state  " in printed and "Good?" not in printed  # the judge sees no tips, its states are not counted
 
 
 CLASS = """
@@ -211,21 +227,24 @@ class Counter:
 def test_a_class_with_its_own_tasks_and_replies(init, tmp_path):
     (tmp_path / "counting.py").write_text(PRELUDE + CLASS)
     rows = [{"id": 7, "question": "höher: als?", "steps": [1]}]
+    absent = tmp_path / "mine.yaml"
     (tmp_path / "questions.py").write_text(f"def load(): return {rows!r}, {rows!r}")
-    where = ["--agent", "counting:Counter", "--tasks", "questions:load", "--reply", "three", "--output", "mine.yaml"]
+    where = ["--agent", "counting.Counter", "--tasks", "questions:load", "--reply", "three", "--output", "mine.yaml"]
     env = ["--env", "QUESTION=input.question", "--env", "WANTED=three", "--env"]
-    code, printed = init(*where, *env, "TELL=yes")
+    code, printed = init(*where, *env, "TELL=")
+    assert code == 1
+    assert 'no reward was reported: post {"event_type": "reward"' in printed
+    assert not absent.exists()
+
+    code, printed = init(*where, *env, "TELL=yes", "--rewards", "-1", "2.5")
     assert code == 0, printed
     settings = load_settings(file=tmp_path / "mine.yaml")
     assert settings.agent.class_ == "counting:Counter"
     assert settings.agent.env == {"QUESTION": "input.question", "WANTED": "three", "TELL": "yes"}
     assert settings.tasks.source == "questions:load"
-    assert settings.memory.scope == ["id", "question"]
+    assert settings.memory.scope == ["id", "question"]  # one task, which comes in every step
+    assert (settings.algorithm.failure_return, settings.algorithm.success_return) == (-1, 2.5)
     assert not (tmp_path / "my_tasks.py").exists()
-
-    code, printed = init(*where, *env, "TELL=", "--force")
-    assert code == 1
-    assert 'no reward was reported: post {"event_type": "reward"' in printed
 
 
 def test_nothing_is_overwritten_unasked(init, tmp_path):
@@ -238,7 +257,7 @@ def test_nothing_is_overwritten_unasked(init, tmp_path):
     }
     mine = (tmp_path / "my_tasks.py").read_text().replace("What is", "How much is")
     (tmp_path / "my_tasks.py").write_text(mine)
-    edited = (tmp_path / "empo2.yaml").read_text().replace("return_scale: 1 ", "return_scale: 2 ")
+    edited = (tmp_path / "empo2.yaml").read_text().replace("time_limit: 300 ", "time_limit: 30 ")
     (tmp_path / "empo2.yaml").write_text(edited)
 
     code, printed = init(*COMMAND)
@@ -253,7 +272,7 @@ def test_nothing_is_overwritten_unasked(init, tmp_path):
     assert (tmp_path / "empo2.yaml").read_text() == edited
 
     assert init(*COMMAND, "--force")[0] == 0
-    assert "return_scale: 1 " in (tmp_path / "empo2.yaml").read_text()
+    assert "time_limit: 300 " in (tmp_path / "empo2.yaml").read_text()
     assert (tmp_path / "my_tasks.py").read_text() == mine
 
 
@@ -261,12 +280,15 @@ def test_the_tasks_that_are_written_have_the_fields_that_the_variables_name(init
     env = ["--env", "SECRET=input.secret", "--env", "TOP=input.top", "--env", "AGAIN=input.secret"]
     code, printed = init(*COMMAND, *env, code=WHOLE + "reward(float(os.environ['TOP']))")
     assert code == 0, printed
-    assert 'on {"secret": "1", "top": "1"}' in printed
+    assert 'on {"secret": "1", "top": "1", "made_up": true}' in printed
     assert yaml.safe_load((tmp_path / "empo2.yaml").read_text())["memory"]["scope"] == ["secret", "top"]
+    assert "note   the tasks are made up" in printed
+    with pytest.raises(ConfigError, match=r"tasks.source='my_tasks:load': its tasks are made up by `empo2 init`"):
+        load_tasks(load_settings(file=tmp_path / "empo2.yaml"))
 
     code, printed = init(*COMMAND, "--env", "Q=input.quest", "--force")
     assert code == 2
-    assert "agent.env: the tasks have no 'input.quest'; they have ['secret', 'top']" in printed
+    assert "agent.env: the tasks have no 'input.quest'; they have ['made_up', 'secret', 'top']" in printed
 
 
 @pytest.mark.parametrize(
@@ -281,11 +303,17 @@ def test_the_tasks_that_are_written_have_the_fields_that_the_variables_name(init
         ([*COMMAND, "--agent", "a:A"], "give one of --agent, --command and --config"),
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
         ([*COMMAND, "--output", "no/such/empo2.yaml"], "no/such/empo2.yaml: No such file"),
+        (["--command", "pyhton play.py"], "--command: 'pyhton play.py': there is no program 'pyhton'"),
+        (["--command", "echo {QUESTION}"], "--command: 'echo {QUESTION}': no variable QUESTION is set"),
+        ([*COMMAND, "--rewards", "1", "0"], "algorithm.success_return=0: must exceed failure_return=1"),
+        ([*COMMAND, "--tasks", "absent.jsonl"], "tasks.source='absent.jsonl': No such file"),
+        ([*COMMAND, "--server", "http://127.0.0.1:9/v1"], "give --model, the server's name of it"),
     ],
 )
-def test_wrong_input_is_one_line(init, arguments, says):
+def test_wrong_input_is_one_line_and_leaves_no_file(init, tmp_path, arguments, says):
     code, printed = init(*arguments)
     assert code == 2
+    assert list(tmp_path.iterdir()) == []
     (line,) = [line for line in printed.splitlines() if line.startswith("empo2: error: ")]
     assert says in line
 
@@ -327,6 +355,11 @@ REWARD = ("reward", {"value": 1.0})
         ([call("a", n=4)], "n=4 choices are asked for: only the first"),
         ([call("a"), call("a")], "1 call repeated an earlier prompt word for word"),
         ([call("a", said("I say "))], "1 call cannot be shown tips"),
+        ([call("a"), call("b", max_tokens=8)], "1 call set no max_tokens"),
+        ([call("a", seed=0)], "a seed is sent: it is left out"),
+        ([call("a", top_p=0.9, presence_penalty=1, seed=1)], "presence_penalty, top_p are left out in training"),
+        ([call("a", top_p=1.0, max_completion_tokens=8, min_p=0.1)], "min_p is left out in training"),
+        ([call({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]})], "images are sent"),
         (
             [call("a"), call({"role": "user", "content": [{"type": "text", "text": "a"}]}, said("ok"), "b")],
             "one training row",
@@ -352,6 +385,7 @@ def test_prompts_of_completions_merge_where_they_extend():
 @pytest.mark.parametrize(
     ("trace", "says"),
     [
+        (Trace([], exit_code=1, output="Traceback:\nopenai.APIError: no\n"), "the agent failed: openai.APIError: no"),
         (
             Trace([call("a")], [("score", {"value": 1})], exit_code=0),
             "no reward was reported, only events of type score",
@@ -365,6 +399,57 @@ def test_prompts_of_completions_merge_where_they_extend():
 )
 def test_what_cannot_be_trained(trace: Trace, says: str):
     assert [finding for finding in examine(trace, 60) if finding.level == "wrong" and says in finding.text]
+
+
+@pytest.mark.parametrize(
+    ("output", "found"),
+    [
+        ("", ""),
+        ("a\n\nb\n\n", "b"),
+        ("Traceback (most recent call last):\n  File x\nValueError\n", "ValueError"),
+        ("httpcore.ConnectError: refused\n\nDuring handling\nhttpx.ConnectError: no\n", "httpx.ConnectError: no"),
+        ("node:internal\nError [ERR_X]: no such module\n    at x\n\nNode.js v22\n", "Error [ERR_X]: no such module"),
+        ("TypeError: a\nTraceback\nempo2.agents.command.agent.CommandFailed: x ended with code 1", "TypeError: a"),
+        ("sh: game: not found\nx.CommandFailed: game ended: sh: game: not found", "x.CommandFailed: game ended: sh: "),
+    ],
+)
+def test_the_cause_of_a_failure(output: str, found: str):
+    assert cause(output).startswith(found) and (found or not cause(output))
+
+
+def test_an_agent_that_failed_is_not_told_that_no_call_came():
+    (finding,) = examine(Trace([], exit_code=1, output="KeyError: 'KEY'"), 60)
+    assert finding.text.startswith("the agent failed: KeyError: 'KEY'; if it is a variable of the environment")
+
+
+def test_the_scope_that_is_written_recurs():
+    rows = [{"question": f"{n}?", "kind": "ab"[n % 2], "hints": [n]} for n in range(40)]
+    chosen, whole, question, kind = scope_choices(rows, tasks_per_step=2, steps=6)
+    assert (chosen.fields, chosen.share) == ("all-tasks", pytest.approx(5 / 6))
+    assert (whole.fields, whole.scopes, whole.share) == (["question", "kind"], 40, 0)
+    assert (question.fields, question.scopes, kind.fields, kind.scopes) == (["question"], 40, ["kind"], 2)
+    chosen, *_ = scope_choices(rows[:3], tasks_per_step=1, steps=9)  # each comes three times
+    assert (chosen.fields, chosen.share) == (["question", "kind"], pytest.approx(2 / 3))
+
+
+def test_a_file_of_tasks_and_a_model_that_a_server_has(init, tmp_path):
+    rows = [{"question": f"What is {n}?", "answer": "no"} for n in range(20)]
+    (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    model = ModelServer()
+    with model.serve():
+        code, printed = init(
+            *[*COMMAND, "--tasks", "tasks.jsonl", "--model", MODEL, "--server", model.url],
+            code="assert chat([user(os.environ['TASK_QUESTION'])], max_tokens=4)['content']\nreward(1)",
+        )
+    assert code == 0, printed
+    assert [seen.body["messages"] for seen in model.seen] == [[{"role": "user", "content": "What is 1?"}]]
+    assert (
+        "scope  all-tasks: 83% of the memory rollouts can find tips of earlier steps, in 6 steps of 2 of the 18"
+        in printed
+    )
+    assert "made up" not in printed
+    settings = load_settings(file=tmp_path / "empo2.yaml")
+    assert (settings.tasks.source, settings.memory.scope) == ("tasks.jsonl", "all-tasks")
 
 
 def test_values_made_from_a_schema():
@@ -387,3 +472,24 @@ def test_help_teaches(capsys):
     printed = capsys.readouterr().out
     for word in ("empo2 init --agent my_agent:MyAgent", "AGL_OPENAI_BASE_URL", "EMPO2_REWARD_FILE", "Exit code 0"):
         assert word in printed
+
+
+def test_states_and_tips_are_shown_as_they_will_be():
+    reader = StateReader(load_settings().memory)
+    calls = [call("Count."), call("Count.", said("1"), "On. 0"), call("Count.", said("1"), "On. 0", said("2"), "On. 1")]
+    state, tips = describe_states(calls, reader)
+    assert state == ("state", "'Count.', 'On. 0', 'On. 1'")
+    assert tips[0] == "tips" and tips[1].startswith("stand before the newest message, here of the first call:\n")
+    assert tips[1].splitlines()[-3:] == ["- (what the policy wrote about an earlier episode)", "", "Count."]
+
+
+def test_states_that_cannot_be_told_apart():
+    """A transcript in one message: of 100 characters a turn, then longer than what is embedded."""
+    turns = [f"Turn {number}: ".ljust(100, "x") for number in range(30)]
+    short, long = ([call("\n".join(turns[:count])) for count in counts] for counts in ((2, 3), (20, 21)))
+    first, end = StateReader(load_settings().memory), load_settings(layer={"memory": {"state": "end"}}).memory
+    assert "1 of 1 states begin with the whole state before them" in dict(describe_states(short, first))["note"]
+    assert "1 of 1 turns have the state of the turn before" in dict(describe_states(long, first))["note"]
+    assert "note" not in dict(describe_states(long, StateReader(end)))
+    again = [call("a room"), call("a room", said("look"), "a room")]
+    assert "note" not in dict(describe_states(again, first))  # the same state, truly

@@ -492,9 +492,9 @@ def test_values_and_similarities_of_a_memory(tmp_path: Path, capsys: pytest.Capt
     said = capsys.readouterr().out
     assert "2 first states, 1 pairs" in said
     assert "memory.min_similarity=0.600 memory.similarity_statistics='[0.600, 0.000]'" in said
-    assert main(["memory", "values", str(file)]) == 0
+    assert main(["memory", "values", str(file), "--return-scale", "0.01"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"0\.00 … 0\.03 +1 +0\.00 +100%", said)
     assert "of the 3 uses" in said
-    assert main(["memory", "values", str(file), "--learning-rate", "0.5"]) == 2
+    assert main(["memory", "values", str(file), "--return-scale", "0.01", "--learning-rate", "0.5"]) == 2
     assert "learned with another rate or scale" in capsys.readouterr().err

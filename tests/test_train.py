@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import secrets
 import sqlite3
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 
 from empo2.recipe.config import load_settings
@@ -59,6 +61,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         f"PLAYED: {directory / 'played'}}}",
         "tasks.source=stack_agent:every_kind",
         "memory.scope=[world]",
+        "algorithm.success_return=100",
+        "algorithm.failure_return=-100",
         f"algorithm.seed={SEED}",
         "algorithm.learning_rate=1e-4",
         "algorithm.return_tolerance=0",  # two rollouts a group, three actions each: few differ by more
@@ -310,7 +314,6 @@ def script_overrides(url: str, model: str, trouble: str, folder: Path) -> list[s
         "+ray_kwargs.ray_init._node_ip_address=127.0.0.1",
         "+empo2.algorithm.memory_probability=1.0",
         "+empo2.algorithm.off_policy_probability=1.0",
-        "+empo2.algorithm.return_scale=1.0",
         "hydra.run.dir=.",
         "hydra.output_subdir=null",
     ]
@@ -324,7 +327,7 @@ def services(tmp_path: Path) -> Iterator[tuple[str, str, dict[str, str]]]:
     with bind("127.0.0.1", 0) as listener, contextlib.ExitStack() as stack:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         for command in (
-            [*CLI, "gateway", "--profile", "cpu", "--fd", str(listener.fileno())],
+            [*CLI, "gateway", "--profile", "cpu", "tasks.source=null", "--fd", str(listener.fileno())],
             [
                 str(Path(sys.executable).with_name("agl-controller")),
                 "runner_type=local",
@@ -367,6 +370,57 @@ def test_agent_lightning_script_with_one_changed_import(
         assert numbers["empo2/off_policy_rows"] >= 16 - numbers["empo2/rollouts_dropped"] >= 4
         assert 0 <= numbers["empo2/masked_token_fraction"] < 1
     assert "empo2/dropped/failed" in done.stdout  # a fifth of 32 episodes raises
+
+
+def test_script_as_of_agent_lightnings_gsm8k_example(tmp_path: Path, services: tuple[str, str, dict[str, str]]) -> None:
+    """Tasks from parquet, settings as OmegaConf takes them, one import changed; the second step shows tips."""
+    url, model, environment = services
+    rows = [{"question": f"Which number comes after {n}?", "answer": f"The next. #### {n + 1}"} for n in range(1, 5)]
+    Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    overrides = [
+        word.removeprefix("+")
+        for word in script_overrides(url, model, "never", tmp_path)
+        if not word.startswith(("hydra.", "agentlightning.agl_base_url", "+agentlightning.local.env_map.GAME_NUMBER"))
+    ]
+    file = ["--train-file", "rows.parquet", "--val-file", "rows.parquet", "--agl-base-url", url]
+    done = subprocess.run(
+        [
+            *[sys.executable, str(Path(__file__).with_name("gsm8k_script.py")), *file, *overrides],
+            "agentlightning.local.env_map.GAME_NUMBER=input.answer",
+            "actor_rollout_ref.model.use_remove_padding=false",
+            "empo2.algorithm.off_policy_probability=0.0",
+        ],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    steps = [line for line in done.stdout.splitlines() if line.startswith("step:")]
+    tips = [float(re.search(r"empo2/tips_injected_per_call:(?:np.float64\()?([\d.]+)", line)[1]) for line in steps]  # pyright: ignore
+    assert len(tips) == 2 and tips[1] > 0
+
+
+def test_init_plays_an_episode_with_a_real_model(tmp_path: Path) -> None:
+    quiz = Path(__file__).parents[1] / "examples" / "quiz"
+    line = f"{sys.executable} {quiz / 'quiz.py'} {{QUESTION}} {{ANSWER}}"
+    env = [word for name in ("question", "answer") for word in ("--env", f"{name.upper()}=input.{name}")]
+    done = subprocess.run(
+        [
+            *[*CLI, "init", "--command", line, "--tasks", str(quiz / "questions.jsonl"), *env],
+            *["--env", "AGENT_REWARD=stdout", "--model", "smollm2-135m-instruct", "--time-limit", "300"],
+        ],
+        cwd=tmp_path,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is being loaded by vLLM" in done.stdout and "the reward was reported" in done.stdout
+    assert (tmp_path / "empo2.yaml").is_file()
 
 
 def test_agent_that_always_fails_ends_the_run_with_one_clear_line(tmp_path: Path) -> None:

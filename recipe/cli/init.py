@@ -1,21 +1,25 @@
 """``empo2 init``: write a starter configuration for an agent, and check it by running the agent once."""
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from empo2.recipe.config import load_settings
+from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
 
 EXAMPLES = """\b
 examples:
-  empo2 init --agent my_agent:MyAgent
+  empo2 init --agent my_agent:MyAgent --tasks questions.jsonl
   empo2 init --command 'python play.py --question {QUESTION}' --env QUESTION=input.question
-  empo2 init --command './play' --tasks my_tasks:load --env AGENT_REWARD=stdout
+  empo2 init --command './play' --tasks my_tasks:load --env AGENT_REWARD=stdout --rewards -1 1
   empo2 init --config empo2.yaml      # check again; nothing is written
 """
+_OUTPUT_LINES = 12
 
 
 def init(
@@ -31,8 +35,9 @@ def init(
     tasks: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="Where the tasks come from.  [default: my_tasks.py, written if there is none]",
+            metavar="SOURCE",
+            help="The tasks: MODULE:FUNCTION, FILE.jsonl, FILE.parquet, or hub:NAME of a data set on the Hugging Face "
+            "hub.  [default: my_tasks.py, written with made-up tasks if there is none]",
         ),
     ] = None,
     env: Annotated[
@@ -43,6 +48,10 @@ def init(
             "[default: TASK_FIELD for every field]",
         ),
     ] = None,
+    rewards: Annotated[tuple[float, float], typer.Option(metavar="WORST BEST", help="The range of the rewards.")] = (
+        0.0,
+        1.0,
+    ),
     output: Annotated[Path, typer.Option(metavar="FILE", help="The configuration to write.")] = Path("empo2.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite what exists.")] = False,
     reply: Annotated[
@@ -53,50 +62,166 @@ def init(
             "[default: 1]",
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Play with this model, which vLLM loads, instead of scripted replies."),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="An OpenAI-compatible server, .../v1, that has --model already."),
+    ] = None,
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="Of the agent's run.")] = 60,
 ) -> None:
-    """Write a starter configuration for an agent, and check it.
+    """Check an agent by running it once, and write a starter configuration for it.
 
     An agent class has a run() method; it reads the model's address from AGL_OPENAI_BASE_URL and the key from AGL_KEY.
     A command reads them from OPENAI_BASE_URL and OPENAI_API_KEY. The reward is posted to AGL_EVENT_URL; a command can
     write it to the file named by EMPO2_REWARD_FILE instead, or print it as its last line (AGENT_REWARD=stdout).
 
     The agent plays the first training task against agent-lightning's own gateway, and the findings are printed. No
-    model is loaded: replies come from a script. Exit code 0: the agent can be trained; 1: it cannot (the findings say
-    why); 2: wrong settings.
+    model is loaded, unless --model names one: replies come from a script. Files are written if the agent can be
+    trained. Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
     from empo2.recipe.cli.tool_check import model_support
+    from empo2.recipe.gateway.state import StateReader
     from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
+    from empo2.recipe.retrofit import starter
     from empo2.recipe.retrofit.findings import Finding, examine, offered_tools
     from empo2.recipe.retrofit.recorder import record
-    from empo2.recipe.retrofit.starter import COMMAND_AGENT, parse_variables, write_config, write_tasks
+    from empo2.recipe.retrofit.states import describe_states
 
     if [agent, command, config].count(None) != 2:
         raise ConfigError("give one of --agent, --command and --config; see empo2 init --help")
-    if config is None:
-        variables = parse_variables(env or [])
-        source = tasks or write_tasks(variables)
-        layer = {"agent": {"class": agent or COMMAND_AGENT}, "tasks": {"source": source}, "memory": {"scope": []}}
-        task = load_tasks(load_settings(layer=layer)).train[0]
-        write_config(output, agent=agent, command=command, source=source, task=task, variables=variables, force=force)
-    file = config or output
-    settings = load_settings(file=file)
+    if server is not None and model is None:
+        raise ConfigError(f"--server {server}: give --model, the server's name of it")
+    drafts: dict[Path, str] = {}
+    layer: dict[str, Any] = {}
+    about_scope = ""
+    if config is not None:
+        settings = load_settings(file=config)
+        rows = load_tasks(settings, made_up=True).train
+    else:
+        variables = starter.parse_variables(env or [])
+        source = tasks or "my_tasks:load"
+        if tasks is None and not starter.MY_TASKS.exists():
+            rows = starter.make_up_tasks(variables)
+            drafts[starter.MY_TASKS] = starter.tasks_module(rows)
+        else:
+            rows = load_tasks(load_settings(layer={"tasks": {"source": source}}), made_up=True).train
+        trial = load_settings("cpu", layer={"tasks": {"source": source}})  # the run that is proposed below
+        chosen, *others = starter.scope_choices(rows, trial.algorithm.tasks_per_step, trial.run.steps)
+        layer = {
+            "agent": {
+                "class": agent or starter.COMMAND_AGENT,
+                "env": starter.all_variables(variables, command, rows[0]),
+                "time_limit": 300,
+            },
+            "tasks": {"source": source},
+            "memory": {"scope": chosen.fields},
+            "algorithm": {"failure_return": rewards[0], "success_return": rewards[1]},
+        }
+        about_scope = _scope_line(chosen, others, trial, len(rows))
+        settings = load_settings(layer=layer)
+        drafts[output] = starter.config_text(
+            output,
+            agent=settings.agent.name,
+            source=source,
+            variables=settings.agent.env,
+            scope=chosen.fields,
+            rewards=rewards,
+        )
+        if not force:
+            starter.refuse_to_overwrite(output, drafts[output])
+        if not output.absolute().parent.is_dir():
+            raise ConfigError(f"{output}: No such file or directory")
     check_agent(settings)
-    task = load_tasks(settings).train[0]
-    name = settings.agent.env.get("AGENT_COMMAND", settings.agent.class_)
-    print(f"run    {name} on {json.dumps(task, ensure_ascii=False)[:200]}", flush=True)
-    with ending_descendants():
-        trace = record(settings, task, reply or ["1"], time_limit)
-    findings = examine(trace, time_limit, other_server=settings.gateway.other_server is not None)
+    reader = StateReader(settings.memory)
+    name = _name_of(settings, rows[0])
+    print(f"run    {name} on {json.dumps(rows[0], ensure_ascii=False)[:200]}", flush=True)
+    with ending_descendants(), _server_of(model, server) as chosen_server:
+        trace = record(settings, rows[0], reply or ["1"], time_limit, chosen_server)
+    returns = settings.algorithm.failure_return, settings.algorithm.success_return
+    findings = examine(trace, time_limit, returns, other_server=settings.gateway.other_server is not None)
     if offered_tools(trace.calls):
-        settings = load_settings("cpu", file=file)
-        support, model = model_support(settings), f"model.path={settings.model.path} (profile cpu)"
-        read = f"{model} can call tools: vLLM reads its calls with the parser {support.parser}"
+        trained = load_settings("cpu", file=config, layer=layer)
+        support, trained_model = model_support(trained), f"model.path={trained.model.path} (profile cpu)"
+        read = f"{trained_model} can call tools: vLLM reads its calls with the parser {support.parser}"
         findings.append(Finding("wrong", support.problem) if support.problem else Finding("ok", read))
     for finding in findings:
         print(f"{finding.level:6} {finding.text}")
-    wrong = sum(finding.level == "wrong" for finding in findings)
-    if wrong:
-        raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: empo2 init --config {file}")
-    print(f"done   it can be trained: empo2 train --profile cpu --config {file}")
+    if trace.exit_code != 0:
+        for line in trace.output.strip().splitlines()[-_OUTPUT_LINES:]:
+            print(f"       | {line}")
+    if wrong := sum(finding.level == "wrong" for finding in findings):
+        again = f"empo2 init --config {config}" if config else "the same command; no file was written"
+        raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: {again}")
+    answered = [call for call in trace.calls if call.status == 200 and call.trained]
+    for label, text in describe_states(answered, reader):
+        first, *more = text.splitlines()
+        print(f"{label:6} {first}")
+        for line in more:
+            print(f"       | {line}".rstrip())
+    if about_scope:
+        print(about_scope)
+    for file, text in drafts.items():
+        starter.write(file, text)
+    if any(row.get(starter.MADE_UP) for row in rows):
+        print("note   the tasks are made up: put yours into my_tasks.py, or give tasks.source=FILE.jsonl, then train")
+    print(f"done   it can be trained: empo2 train --profile cpu --config {config or output}")
+
+
+def _name_of(settings: Settings, task: dict[str, Any]) -> str:
+    """Return the command line, or the class.
+
+    Raises:
+        ConfigError: the command line names a program or a variable that does not exist.
+    """
+    line = settings.agent.env.get("AGENT_COMMAND")
+    if line is None:
+        return settings.agent.name
+    from empo2.agents.command.agent import parse
+    from empo2.recipe.retrofit.upstream import agent_variables
+
+    try:
+        model = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_MODEL"), "x")
+        own = dict.fromkeys(("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL", "AGL_KEY", "EMPO2_REWARD_FILE"), "x")
+        parse(line, {**os.environ, **model, **own, **agent_variables(task, settings.agent.env)})
+    except ValueError as error:
+        raise ConfigError(f"--command: {str(error).removeprefix('AGENT_COMMAND=')}") from None
+    return line
+
+
+def _scope_line(chosen: Any, others: Any, trial: Settings, tasks: int) -> str:
+    """Return one line on ``memory.scope``: what was chosen, and how often the others would recur."""
+
+    def said(choice: Any) -> str:
+        fields = choice.fields if isinstance(choice.fields, str) else f"[{', '.join(choice.fields)}]"
+        return f"{fields}: {choice.share:.0%}"
+
+    return (
+        f"scope  {said(chosen)} of the memory rollouts can find tips of earlier steps, in {trial.run.steps} steps of "
+        f"{trial.algorithm.tasks_per_step} of the {tasks} tasks. {', '.join(map(said, others))}"
+    )
+
+
+@contextlib.contextmanager
+def _server_of(model: str | None, server: str | None) -> Iterator[tuple[str, str] | None]:
+    """Yield address and name of the model that replies; None for the script."""
+    if model is None:
+        yield None
+        return
+    from empo2.recipe.launcher.models import resolve_model
+    from empo2.recipe.launcher.serving import check_server, vllm_server
+
+    if server is not None:
+        check_server(server, model)
+        yield server, model
+        return
+    try:
+        path = str(resolve_model(model))
+    except OSError as error:
+        raise ConfigError(f"--model {model}: {error}") from None
+    print(f"model  {path} is being loaded by vLLM", flush=True)
+    with vllm_server(path) as url:
+        yield url, path

@@ -209,14 +209,15 @@ def values(
         float | None, typer.Option(help="memory.value_learning_rate of the run.  [default: config.yaml's]")
     ] = None,
     return_scale: Annotated[
-        float | None, typer.Option(help="algorithm.return_scale of the run.  [default: config.yaml's]")
+        float | None,
+        typer.Option(help="algorithm.return_scale of the run, or 1 / its range.  [default: config.yaml's, 1]"),
     ] = None,
     scope: Scope = None,
 ) -> None:
     """Show how well the learned values predicted success: the value of each tip before each episode that saw it."""
     defaults = load_settings()
     rate = defaults.memory.value_learning_rate if learning_rate is None else learning_rate
-    scale = defaults.algorithm.return_scale if return_scale is None else return_scale
+    scale = defaults.algorithm.scale if return_scale is None else return_scale
     with reading(memory) as db:
         chosen = _chosen_scopes(db, scope)
         uses = uses_of_tips(db, chosen, rate, lambda score: scale * score)

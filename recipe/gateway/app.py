@@ -33,6 +33,7 @@ from empo2.recipe.gateway.middleware import MemoryMiddleware
 from empo2.recipe.gateway.other_calls import OtherCalls
 from empo2.recipe.gateway.reflector import Reflector
 from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.state import StateReader
 from empo2.recipe.gateway.tokenizer import tokenizer_of
 from empo2.recipe.gateway.trained_calls import choice_of
 
@@ -71,6 +72,7 @@ def make_gateway(
         servers=upstream.ModelServers(proxy, client),
         tokenizer=tokenizer_of(model_path, external=external),
         metrics=StepMetrics(),
+        state=StateReader(settings.memory),
     )
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
@@ -125,7 +127,7 @@ async def _sweep(services: Services, episodes: Episodes) -> None:
 def _routes(
     services: Services, episodes: Episodes, reflector: Reflector, credit: TipCredit, model_path: str, folder: Path
 ) -> APIRouter:
-    router, memory, model = APIRouter(tags=["empo2"]), services.memory, services.settings.model
+    router, memory, settings = APIRouter(tags=["empo2"]), services.memory, services.settings
 
     @router.get(protocol.STATE)
     async def state() -> protocol.GatewayState:
@@ -134,8 +136,11 @@ def _routes(
             memory_size=memory.size,
             episodes=len(episodes),
             reflections=len(reflector),
-            temperature=model.temperature,
-            val_temperature=model.val_temperature,
+            temperature=settings.model.temperature,
+            val_temperature=settings.model.val_temperature,
+            success_return=settings.algorithm.success_return,
+            failure_return=settings.algorithm.failure_return,
+            episode_tokens=settings.memory.episode_tokens,
         )
 
     @router.post(protocol.settle_route("{rollout_id}"))

@@ -19,7 +19,6 @@ from empo2.recipe.gateway.injection import Block, PromptRequest, Request
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.relevance import relevant_tips
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.state import chat_state, prompt_state
 from empo2.recipe.gateway.tips import TIPS_HEADING, render_tips, tip_line
 from empo2.recipe.messages import anchor_of, reply_of, spoken
 from empo2.recipe.protocol import CALL_EVENT, CallEvent
@@ -194,9 +193,9 @@ async def _find_tips(services: Services, episode: Episode, body: Body) -> TipSea
     """Read the request's state and, for a memory rollout, put tips into its newest turn."""
     request: Request
     if isinstance(messages := body.get("messages"), list):
-        state, request = chat_state(messages), episode.chat_tips.request(messages)
+        state, request = services.state.of_chat(messages), episode.chat_tips.request(messages)
     elif isinstance(prompt := body.get("prompt"), str):
-        state, request = prompt_state(prompt), episode.prompt_tips.request(prompt)
+        state, request = services.state.of_prompt(prompt), episode.prompt_tips.request(prompt)
     else:
         return TipSearch()  # token ids, or an invalid request, which the app refuses
     if not episode.tag.memory:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from empo2.memory import MemoryService
 from empo2.recipe.config import Settings
 from empo2.recipe.gateway.metrics import StepMetrics
+from empo2.recipe.gateway.state import StateReader
 from empo2.recipe.gateway.tips import shown_tip
 from empo2.recipe.gateway.tokenizer import TipTokenizer
 from empo2.recipe.gateway.upstream import ModelServers
@@ -21,6 +22,7 @@ class Services:
     servers: ModelServers
     tokenizer: TipTokenizer
     metrics: StepMetrics
+    state: StateReader
     _seen: set[str] = field(default_factory=set)
     _shown: Callable[[str], str] = field(init=False)
 

@@ -1,21 +1,93 @@
 """The state of an episode: the text that is embedded to find tips and to count visits (chosen in docs/states.md)."""
 
-from collections.abc import Sequence
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
 
+import structlog
+
+from empo2.recipe.config import Memory
+from empo2.recipe.errors import ConfigError
 from empo2.recipe.messages import Message, newest_observation
 
-_CHARACTERS = 1200  # MiniLM reads no more than 256 word pieces
+log = structlog.get_logger()
+
+_REGEX = "regex:"
 
 
-def chat_state(messages: Sequence[Message]) -> str:
-    """Return the newest observation, the last ``user`` or ``tool`` message; "" if there is none.
+class StateReader:
+    """Read the state from a request, as ``memory.state`` says.
 
-    The task is left out: it is the same in all states of an episode and would make them similar. Usually only the
-    first message of an episode states it; ``memory.scope`` separates the tasks in all others.
+    Raises ConfigError if it names a function that cannot be imported.
     """
-    return newest_observation(messages)[:_CHARACTERS]
+
+    def __init__(self, memory: Memory) -> None:
+        self._characters = memory.state_characters
+        self._part = _part(memory.state)
+
+    def of_chat(self, messages: Sequence[Message]) -> str:
+        """Return the state of a chat; "" if it has none.
+
+        By default it is the newest observation, the last ``user`` or ``tool`` message. The task is left out: it is the
+        same in all states of an episode and would make them similar. Usually only the first message of an episode
+        states it; ``memory.scope`` can separate the tasks in all others.
+        """
+        return self._part(messages, self._characters)
+
+    def of_prompt(self, prompt: str) -> str:
+        """Return the state of a ``completions`` prompt: its end, which holds the newest observation.
+
+        A regular expression or a function is asked as if the prompt were a chat of one message.
+        """
+        part = _end if self._part is _beginning else self._part
+        return part([{"role": "user", "content": prompt}], self._characters)
 
 
-def prompt_state(prompt: str) -> str:
-    """Return the end of a ``completions`` prompt, which holds the newest observation."""
-    return prompt[-_CHARACTERS:]
+def _part(state: str) -> Callable[[Sequence[Message], int], str]:
+    if state == "beginning":
+        return _beginning
+    if state == "end":
+        return _end
+    if state.startswith(_REGEX):
+        return _last_match(re.compile(state.removeprefix(_REGEX)))
+    return _function(state)
+
+
+def _beginning(messages: Sequence[Message], characters: int) -> str:
+    return newest_observation(messages)[:characters]
+
+
+def _end(messages: Sequence[Message], characters: int) -> str:
+    return newest_observation(messages)[-characters:]
+
+
+def _last_match(pattern: re.Pattern[str]) -> Callable[[Sequence[Message], int], str]:
+    def part(messages: Sequence[Message], characters: int) -> str:
+        text = newest_observation(messages)
+        matches = list(pattern.finditer(text))
+        if not matches:
+            return text[-characters:]
+        last = matches[-1]
+        return (last[1] if pattern.groups and last[1] is not None else last[0])[:characters]
+
+    return part
+
+
+def _function(name: str) -> Callable[[Sequence[Message], int], str]:
+    module, attribute = name.split(":")
+    sys.path[:0] = [os.getcwd()] if os.getcwd() not in sys.path else []
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise ConfigError(f"memory.state={name!r}: cannot be imported: {error}") from None
+
+    def part(messages: Sequence[Message], characters: int) -> str:
+        try:
+            return str(function(messages))[:characters]
+        except Exception as error:  # the agent's call goes on, without tips
+            log.error("memory.state failed", function=name, error=repr(error)[:200])
+            return ""
+
+    return part

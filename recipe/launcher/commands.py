@@ -80,7 +80,7 @@ def controller_command(settings: Settings, url: str) -> list[str]:
         sys.executable,
         "-m",
         "empo2.recipe.controller",
-        settings.agent.class_,
+        settings.agent.name,
         "runner_type=local",
         f"agl_server.url={url}",
         "agl_server.key=${oc.env:EMPO2_KEY}",  # not on the command line, which every user of the machine can read

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from empo2.recipe.config import Settings, warnings_of
 from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.gateway.state import StateReader
 from empo2.recipe.gateway.trained_calls import choice_of
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
@@ -33,7 +34,9 @@ from empo2.recipe.launcher.run_directory import how_to_resume, open_run_director
 from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
 from empo2.recipe.launcher.tool_calls import tool_support
 from empo2.recipe.launcher.workers import Workers
+from empo2.recipe.protocol import scope_of
 from empo2.recipe.run_folder import CHECKPOINTS, METRICS_FILE, TASKS_FILE, last_checkpoint, step_of
+from empo2.recipe.scopes import recurrence_warning
 from empo2.recipe.trainer.verl_config import build_verl_config
 
 _POLL_SECONDS = 0.5
@@ -64,12 +67,14 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
     agent = check_agent(settings)
     choice_of(settings.gateway.trained_calls)  # refuses what cannot be imported
     tasks = load_tasks(settings)
+    StateReader(settings.memory)  # refuses a function that cannot be imported
     model = _resolve_model(settings)
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
+    scopes = [scope_of(task, settings.memory.scope) for task in tasks.train]
     if check is not None:
         check(settings, tasks, model)
-    for warning in warnings_of(settings):
+    for warning in filter(None, [*warnings_of(settings), recurrence_warning(scopes, settings, settings.run.steps)]):
         console.print(f"warning  {warning}", soft_wrap=True, highlight=False, markup=False)
     with bind(settings.gateway.host, settings.gateway.port) as listener:
         directory, resumed = open_run_directory(settings, profile)

@@ -4,13 +4,14 @@ import contextlib
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from empo2.recipe.config import Settings
+from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
@@ -24,7 +25,7 @@ from empo2.recipe.launcher.commands import (
     wait_for_answer,
     wait_for_gateway,
 )
-from empo2.recipe.launcher.processes import bind, running
+from empo2.recipe.launcher.processes import Processes, bind, running
 from empo2.recipe.launcher.run_directory import write_settings
 from empo2.recipe.launcher.tool_calls import tool_support
 
@@ -85,14 +86,28 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
             processes.start("gateway", gateway, secrets=gateway_secrets, inherit=(file, listener.fileno()))
             wait_for_gateway(url, processes)
             if settings.model.server is None:
-                failure = f"vLLM (vllm.log) does not answer at {endpoint}"
-                wait_for_answer(f"{endpoint}/models", processes, failure, _VLLM_SECONDS)
+                _wait_for_vllm(endpoint, processes)
             with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys.admin}"}, timeout=60) as client:
                 client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
                 # As in training: agents get the controller's environment, and never see the admin key.
                 controller = controller_command(settings, url)
                 processes.start("controller", controller, secrets={KEY: keys.agent}, restartable=True)
                 yield Served(client, url, keys.admin, processes.check)
+
+
+@contextlib.contextmanager
+def vllm_server(model: str) -> Iterator[str]:
+    """Start vLLM alone, on the machine's GPU or its CPU; yield its address, and stop it when the block is left."""
+    from empo2.recipe.trainer.ray_environment import device
+
+    own = load_settings("cpu" if device() == "cpu" else "gpu-1")
+    with tempfile.TemporaryDirectory(prefix="vllm-") as logs:
+        port = _free_port()
+        endpoint = f"http://127.0.0.1:{port}/v1"
+        with running(Path(logs), environment_without() | _vllm_environment(own)) as processes:
+            processes.start("vllm", vllm_command(own, model, port))
+            _wait_for_vllm(endpoint, processes)
+            yield endpoint
 
 
 def check_server(url: str, model: str) -> None:
@@ -158,6 +173,11 @@ def _vllm_environment(settings: Settings) -> dict[str, str]:
     from empo2.recipe.trainer.ray_environment import VARIABLES
 
     return VARIABLES
+
+
+def _wait_for_vllm(endpoint: str, processes: Processes) -> None:
+    failure = f"vLLM (vllm.log) does not answer at {endpoint}"
+    wait_for_answer(f"{endpoint}/models", processes, failure, _VLLM_SECONDS)
 
 
 def _free_port() -> int:

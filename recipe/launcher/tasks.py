@@ -11,7 +11,8 @@ from typing import Any
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.protocol import PANEL, TRAIN_PANEL, UNSEEN_PANEL, scope_of
+from empo2.recipe.launcher.task_files import is_data, read_tasks
+from empo2.recipe.protocol import MADE_UP, PANEL, TRAIN_PANEL, UNSEEN_PANEL, scope_of
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ def check_agent(settings: Settings) -> str | None:
         The line that the class's ``check()`` returns; None if it has no ``check()`` or returns none.
 
     Raises:
-        ConfigError: the class cannot be imported, has no ``run()``, or its ``check()`` fails.
+        ConfigError: there is none, it cannot be imported, has no ``run()``, or its ``check()`` fails.
     """
-    name = settings.agent.class_
+    name = settings.agent.name
     loaded = _load(name, "agent.class")
     if not hasattr(loaded, "run"):
         raise ConfigError(
@@ -58,24 +59,38 @@ def _quiet_interrupts() -> Iterator[None]:
         root.removeFilter(other)
 
 
-def load_tasks(settings: Settings) -> Tasks:
+def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
     """Return the tasks of ``tasks.source``; training tasks are repeated if they are too few for a step.
 
     A validation task may name its panel in the field ``panel``. With ``run.validate_training_tasks`` the training tasks
     are validation tasks of the panel ``train`` too, and others without a panel are ``unseen``.
 
+    Args:
+        made_up: accept the tasks that ``empo2 init`` has made up.
+
     Raises:
-        ConfigError: the function cannot be imported, refuses its arguments, or gives no tasks or tasks without a scope.
+        ConfigError: the function cannot be imported, refuses its arguments, or gives no tasks, tasks without a scope,
+            or tasks that are made up.
     """
     tasks = settings.tasks
+    if tasks.source is None:
+        raise ConfigError("tasks.source=None: give the tasks, module:function, or --profile for ScienceWorld's")
     try:
-        with _quiet_interrupts():
-            train, val = _load(tasks.source, "tasks.source")(**tasks.args)
+        if is_data(tasks.source):
+            train, val = read_tasks(tasks.source, **tasks.args)
+        else:
+            with _quiet_interrupts():
+                train, val = _load(tasks.source, "tasks.source")(**tasks.args)
     except (TypeError, ValueError, KeyError, OSError) as error:
         raise ConfigError(f"tasks.args={tasks.args}: {error}") from None
     if not train or not val:
         raise ConfigError(f"tasks.source={tasks.source!r}: gave {len(train)} training and {len(val)} validation tasks")
     train, val = [dict(row) for row in train], [dict(row) for row in val]
+    if not made_up and any(row.get(MADE_UP) for row in [*train, *val]):
+        raise ConfigError(
+            f"tasks.source={tasks.source!r}: its tasks are made up by `empo2 init`; put your own there, or give "
+            "tasks.source=FILE.jsonl"
+        )
     if settings.run.validate_training_tasks:
         val = [{PANEL: UNSEEN_PANEL, **row} for row in val] + [{**row, PANEL: TRAIN_PANEL} for row in train]
     for task in [*train, *(val if settings.run.validate_with_memory else ())]:
@@ -95,7 +110,7 @@ def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]
         ConfigError: names the first row that is refused, and why.
     """
     agent = settings.agent
-    episode = getattr(_load(agent.class_, "agent.class"), "episode", None)
+    episode = getattr(_load(agent.name, "agent.class"), "episode", None)
     fields = {value.removeprefix("input.").partition(".")[0] for value in agent.env.values() if value[:6] == "input."}
     for number, row in enumerate(rows):
         where = f"--panel {panel}, row {number}"

@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from empo2.recipe.gateway.sampling import overridden
 from empo2.recipe.messages import newest_turn
 from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row
 from empo2.recipe.retrofit.recorder import Call, Trace
@@ -33,11 +35,18 @@ class Finding:
     text: str
 
 
-def examine(trace: Trace, time_limit: float, *, other_server: bool = False) -> list[Finding]:
-    """Return all findings about an episode, the wrong ones first.
+def examine(
+    trace: Trace,
+    time_limit: float,
+    returns: tuple[float, float] = (-math.inf, math.inf),
+    *,
+    other_server: bool = False,
+) -> list[Finding]:
+    """Return all findings about an episode, the wrong ones first, the cause of the others before them.
 
     Args:
         time_limit: seconds that the agent was given.
+        returns: the worst and the best.
         other_server: True if calls that are not trained have a server of their own.
     """
     proxied = [call for call in trace.calls if call.path in _PROXIED and call.status == 200 and call.trained]
@@ -45,16 +54,16 @@ def examine(trace: Trace, time_limit: float, *, other_server: bool = False) -> l
     did_without = bool(proxied and rewards and trace.exit_code == 0)
     found = [
         *_refused(trace.calls, "note" if did_without else "wrong"),
-        *_calls(trace, proxied, other_server=other_server),
-        *_reward(trace, rewards),
         *_ending(trace, time_limit),
+        *_calls(trace, proxied, other_server=other_server),
+        *_reward(trace, rewards, returns),
     ]
     order = ("wrong", "ok", "note")
     return sorted(found, key=lambda finding: order.index(finding.level))
 
 
 def _calls(trace: Trace, proxied: list[Call], *, other_server: bool) -> Iterator[Finding]:
-    if not trace.calls:
+    if not trace.calls and not trace.exit_code:  # an agent that failed has a cause of its own
         yield Finding(
             "wrong",
             "no model call came: the agent must take the model's address from AGL_OPENAI_BASE_URL "
@@ -121,6 +130,24 @@ def _uses(calls: list[Call]) -> Iterator[Finding]:
         yield Finding("note", f"{named}: gateway.trained_calls can choose, such as [{{model: {names[0]}}}]")
     if most := max((call.body.get("n") or 1) for call in calls) - 1:
         yield Finding("note", f"n={most + 1} choices are asked for: only the first of each call is trained")
+    if without := sum(not {"max_tokens", "max_completion_tokens"} & call.body.keys() for call in calls):
+        yield Finding(
+            "note",
+            f"{_count(without, 'call')} set no max_tokens: one reply may fill the model's context, which takes long "
+            "and leaves no room for the next turn",
+        )
+    if any(call.body.get("seed") is not None for call in calls):
+        yield Finding("note", "a seed is sent: it is left out in training, where it would make all rollouts the same")
+    if options := sorted({option for call in calls for option in overridden(call.body)} - {"seed"}):
+        yield Finding(
+            "note",
+            f"{', '.join(options)} {'is' if len(options) == 1 else 'are'} left out in training, as is temperature: the "
+            "policy is trained on what it samples itself (model.temperature)",
+        )
+    if any(_has_image(call.body) for call in calls):
+        yield Finding(
+            "note", "images are sent: model.path must name a model that sees them; tips and states are text alone"
+        )
     closed = sum("messages" in call.body and newest_turn(call.body["messages"]) is None for call in calls)
     if closed:
         yield Finding(
@@ -130,7 +157,13 @@ def _uses(calls: list[Call]) -> Iterator[Finding]:
         )
 
 
-def _reward(trace: Trace, rewards: Sequence[Any]) -> Iterator[Finding]:
+def _has_image(body: Mapping[str, Any]) -> bool:
+    contents = [message.get("content") for message in body.get("messages") or []]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    return any(part.get("type") in ("image_url", "input_image", "image") for part in parts)
+
+
+def _reward(trace: Trace, rewards: Sequence[Any], returns: tuple[float, float]) -> Iterator[Finding]:
     for status, answer in trace.refused_events:
         yield Finding(
             "note" if rewards else "wrong", f"an event was refused with status {status}: {answer[:200]}; {_HOW_TO}"
@@ -148,6 +181,12 @@ def _reward(trace: Trace, rewards: Sequence[Any]) -> Iterator[Finding]:
         yield Finding("note", f"{len(rewards)} rewards were reported: only the last one counts, {value}")
     else:
         yield Finding("ok", f"the reward was reported: {value}")
+        if not returns[0] <= value <= returns[1]:
+            yield Finding(
+                "note",
+                f"the reward {value} lies outside of algorithm.failure_return={returns[0]:g} to success_return="
+                f"{returns[1]:g}, the worst and the best: give --rewards WORST BEST",
+            )
 
 
 _HOW_TO = (
@@ -165,7 +204,27 @@ def _ending(trace: Trace, time_limit: float) -> Iterator[Finding]:
             "--time-limit more time",
         )
     elif trace.exit_code:
-        yield Finding("wrong", f"the agent failed: {trace.last_line or f'exit code {trace.exit_code}'}")
+        yield Finding("wrong", f"the agent failed: {cause(trace.output) or f'exit code {trace.exit_code}'}")
+
+
+_EXCEPTION = re.compile(r"(?:Uncaught )?((?:\w+\.)*\w*(?:Error|Exception|Exit|Failed)\b(?: \[\w+\])?(?::.*)?)")
+_RELAYED = "CommandFailed"  # what says that a command failed, not why
+
+
+def cause(output: str) -> str:
+    """Return the exception that an agent's output ends with, with a hint if there is one; else its last line.
+
+    Args:
+        output: with the traceback of the agent; if it is a command, with that of `CommandAgent` after it.
+    """
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    exceptions = [match[1] for line in lines if (match := _EXCEPTION.fullmatch(line)) and _RELAYED not in match[1]]
+    found = exceptions[-1] if exceptions else lines[-1] if lines else ""
+    if variable := re.fullmatch(r"KeyError: '([A-Z_][A-Z0-9_]*)'", found):
+        found += f"; if it is a variable of the environment: --env {variable[1]}=input.FIELD, or a literal"
+    elif found.startswith(("ModuleNotFoundError", "ImportError")):
+        found += "; name the Python that has it, as in --command '/its/.venv/bin/python play.py'"
+    return found
 
 
 def _refused(calls: list[Call], level: Literal["note", "wrong"]) -> Iterator[Finding]:

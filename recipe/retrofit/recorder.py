@@ -45,6 +45,7 @@ _EMBEDDING = {
 }
 # Long enough for parallel calls to overlap.
 _REPLY_SECONDS = 0.2
+_OUTPUT_CHARACTERS = 20_000
 _POLL_SECONDS = 0.2
 
 
@@ -80,18 +81,24 @@ class Trace:
         events: type and data of each, in order.
         refused_events: status and answer of each.
         exit_code: None after the time limit.
-        last_line: last line that the agent wrote to stdout or stderr.
+        output: what the agent wrote to stdout and stderr, its end.
     """
 
     calls: list[Call] = field(default_factory=list)
     events: list[tuple[str, Body]] = field(default_factory=list)
     refused_events: list[tuple[int, str]] = field(default_factory=list)
     exit_code: int | None = None
-    last_line: str = ""
+    output: str = ""
 
 
 def record(
-    settings: Settings, task: Body, replies: Sequence[str], time_limit: float, *, first_call_only: bool = False
+    settings: Settings,
+    task: Body,
+    replies: Sequence[str],
+    time_limit: float,
+    server: tuple[str, str] | None = None,
+    *,
+    first_call_only: bool = False,
 ) -> Trace:
     """Run the agent of ``settings`` once on ``task``, as agent-lightning's local controller does.
 
@@ -99,7 +106,8 @@ def record(
         replies: the model's replies, in order; the last one is repeated. If tools are offered, each is first called
             once, with arguments made from its schema.
         time_limit: seconds; then the agent and its descendants are killed.
-        first_call_only: kill them once a call has been answered.
+        server: address of an OpenAI-compatible server, and its name of the model, which then replies instead.
+        first_call_only: kill the agent once a call has been answered.
 
     Raises:
         ConfigError: ``agent.env`` names a field that the task does not have.
@@ -107,10 +115,13 @@ def record(
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     variables = agent_variables(task, settings.agent.env)
     trace, key = Trace(), secrets.token_urlsafe(16)
-    with _serving(_gateway(trace, key, replies, settings.gateway)) as url:
+    endpoint, model = server or (None, _MODEL)
+    with _serving(_gateway(trace, key, replies, model, settings.gateway)) as url:
         headers = {"Authorization": f"Bearer {key}"}
         with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
-            client.post("/api/models", json=[{"model": _MODEL, "endpoint": f"{url}/model"}]).raise_for_status()
+            client.post(
+                "/api/models", json=[{"model": model, "endpoint": endpoint or f"{url}/model"}]
+            ).raise_for_status()
             rollout = client.post("/api/rollouts", json=[{"input": task}]).raise_for_status().json()[0]["rollout_id"]
             attempt = f"rollout/{rollout}/attempt/{DEFAULT_ATTEMPT_ID}"
             addresses = {
@@ -119,7 +130,7 @@ def record(
                 "AGL_EVENT_URL": f"{url}/api/{attempt.replace('rollout/', 'rollouts/', 1)}/events",
             }
             environment = {**os.environ, **addresses, **variables}
-            _run(settings.agent.class_, environment, time_limit, trace, first_call_only=first_call_only)
+            _run(settings.agent.name, environment, time_limit, trace, first_call_only=first_call_only)
             events = client.get(f"/api/rollouts/{rollout}/events").raise_for_status().json()
             trace.events = [(event["event_type"], event["data"]) for event in events]
             client.delete(f"/api/rollouts/{rollout}")
@@ -147,16 +158,15 @@ def _run(
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     trace.exit_code = process.wait(_POLL_SECONDS)
         output.seek(0)
-        lines = output.read().decode(errors="replace").split("\n")
-    trace.last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        trace.output = output.read().decode(errors="replace")[-_OUTPUT_CHARACTERS:]
 
 
-def _gateway(trace: Trace, key: str, replies: Sequence[str], settings: Gateway) -> FastAPI:
-    """Return agent-lightning's app behind our gateway's translation; its model server is a route of the same app."""
+def _gateway(trace: Trace, key: str, replies: Sequence[str], model_name: str, settings: Gateway) -> FastAPI:
+    """Return agent-lightning's app behind our gateway's translation; the scripted model is a route of the same app."""
     max_bytes, trained = int(settings.max_request * 2**20), choice_of(settings.trained_calls)
     temperatures = {mode: {"temperature": 1.0} for mode in ("train", "val")}
-    app = create_app({"key": key, "default_proxy": {"model_name": _MODEL, **temperatures}})
-    app.include_router(model_routes(_MODEL))
+    app = create_app({"key": key, "default_proxy": {"model_name": model_name, **temperatures}})
+    app.include_router(model_routes(model_name))
     script, open_calls = chain(replies, repeat(replies[-1])), set()
 
     @app.middleware("http")

@@ -1,27 +1,33 @@
-"""Write the files of ``empo2 init``: a configuration, and made-up tasks if there are none."""
+"""Draft the files of ``empo2 init``: a configuration, and made-up tasks if there are none."""
 
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from empo2.recipe.config import ALL_TASKS
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.protocol import MADE_UP, PANEL, scope_of
+from empo2.recipe.scopes import share_with_tips
 
 COMMAND_AGENT = "empo2.agents.command:CommandAgent"
+MY_TASKS = Path("my_tasks.py")
 _TASKS = '''\
-"""Tasks for EMPO2: put your own here. The fields of a row reach the agent through agent.env."""
+"""Tasks for EMPO2: put your own in the place of these, which are made up and refused by `empo2 train`."""
 
 
 def load() -> tuple[list[dict], list[dict]]:
-    """Training tasks and validation tasks."""
-    tasks = {rows}
-    return tasks[::2], tasks[1::2][:20]
+    """Return training and validation tasks; their fields reach the agent through agent.env."""
+    tasks = [
+{rows}
+    ]
+    return tasks, tasks
 '''
-_QUESTIONS = '[{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(1, 10) for b in range(1, 10)]'
 _CONFIG = """\
 # Laid over EMPO2's own config.yaml, which explains every setting: empo2 train --config {file}
 agent:
@@ -30,16 +36,28 @@ agent:
 {env}
   time_limit: 300      # seconds; then the rollout is killed and counted as failed
 tasks:
-  source: {source}  # returns (training tasks, validation tasks), lists of JSON-like rows
+  source: {source}
 memory:
-  scope: {scope}  # tasks that agree in these fields share tips
+  scope: {scope}  # who shares tips: all-tasks, or the tasks that agree in these fields
 algorithm:
-  return_scale: 1      # rewards are multiplied by it; best when they end up in -1..1
-  success_return: 1    # an episode whose reward reaches this counts as a success
-  failure_return: 0    # what a failed episode counts in val/return: the worst reward
-  intrinsic_coefficient: 0.01  # reward of a state never seen before: a hundredth of a success
-  return_tolerance: 0.005      # rewards of a group that differ by less count as equal
+  success_return: {best:g}    # the best reward; an episode that reaches it is a success
+  failure_return: {worst:g}    # the worst reward; what a failed episode counts in val/return
 """
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A choice of ``memory.scope``.
+
+    Attributes:
+        fields: what to write as ``memory.scope``.
+        scopes: how many different ones the training tasks have.
+        share: of the memory rollouts that can find tips of earlier steps.
+    """
+
+    fields: str | list[str]
+    scopes: int
+    share: float
 
 
 def parse_variables(arguments: Sequence[str]) -> dict[str, str]:
@@ -54,68 +72,103 @@ def parse_variables(arguments: Sequence[str]) -> dict[str, str]:
     return dict(argument.split("=", 1) for argument in arguments)
 
 
-def write_tasks(variables: Mapping[str, str]) -> str:
-    """Write my_tasks.py, unless it exists, with the fields that the variables name; return its ``tasks.source``."""
-    fields = [path.split(".")[1] for path in variables.values() if path.startswith("input.")]
-    if not Path("my_tasks.py").exists():
-        _write(Path("my_tasks.py"), _TASKS.format(rows=_rows(fields)))
-    return "my_tasks:load"
+def make_up_tasks(variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return two tasks with the fields that the variables name; a question and its answer if they name none."""
+    fields = dict.fromkeys(path.split(".")[1] for path in variables.values() if path.startswith("input."))
+    if not fields.keys() - {"question", "answer"}:
+        return [{"question": f"What is {n} + {n}?", "answer": str(2 * n), MADE_UP: True} for n in (1, 2)]
+    return [{**dict.fromkeys(fields, str(n)), MADE_UP: True} for n in (1, 2)]
 
 
-def write_config(
-    file: Path,
-    *,
-    agent: str | None,
-    command: str | None,
-    source: str,
-    task: Mapping[str, Any],
-    variables: Mapping[str, str],
-    force: bool,
-) -> None:
-    """Write the configuration of an agent class or of a command line.
+def tasks_module(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of my_tasks.py."""
+    rows = [", ".join(f"{json.dumps(name)}: {value!r}" for name, value in task.items()) for task in tasks]
+    return _TASKS.format(rows="\n".join(f"        {{{row}}}," for row in rows).replace("'", '"'))
+
+
+def all_variables(variables: Mapping[str, str], command: str | None, task: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``agent.env``: the given variables, the command line, and all fields of a task if none of them is one."""
+    if not any(value.partition(".")[0] == "input" for value in variables.values()):
+        fields = {f"TASK_{re.sub(r'\W', '_', name).upper()}": f"input.{name}" for name in task if name != MADE_UP}
+        variables = {**fields, **variables}
+    return {**({"AGENT_COMMAND": command} if command else {}), **variables}
+
+
+def scope_choices(tasks: Sequence[Mapping[str, Any]], tasks_per_step: int, steps: int) -> list[Scope]:
+    """Return the scope to take, and the others: all tasks share, each task for itself, equal values of one field.
+
+    The scope of the paper, each task for itself, is taken if at least half of the memory rollouts can then find tips of
+    earlier steps; otherwise all tasks share. A single field is never taken: it may be the answer.
 
     Args:
-        agent: ``module:Class``; None with a command line.
-        source: ``tasks.source``.
-        task: one of its tasks.
-        variables: the agent's variables; all fields of the task are added if none of them is a field.
-        force: overwrite a ``file`` that differs.
-
-    Raises:
-        ConfigError: ``file`` differs or cannot be written.
+        tasks: for training.
+        tasks_per_step, steps: of the run.
     """
-    literals = {"AGENT_COMMAND": command} if command else {}
-    if not any(value.partition(".")[0] == "input" for value in variables.values()):
-        fields = {f"TASK_{re.sub(r'\W', '_', name).upper()}": f"input.{name}" for name in task}
-        variables = {**fields, **variables}
-    scope = [name for name, value in task.items() if isinstance(value, str | int)]
-    text = _CONFIG.format(
+    fields = [
+        name
+        for name in tasks[0]
+        if name not in (MADE_UP, PANEL) and all(isinstance(task.get(name), str | int) for task in tasks)
+    ]
+
+    def choice(of: str | list[str]) -> Scope:
+        scopes = [scope_of(task, of) for task in tasks]
+        return Scope(of, len(set(scopes)), share_with_tips(scopes, tasks_per_step, steps))
+
+    shared, whole = choice(ALL_TASKS), choice(fields)
+    others = [choice([name]) for name in fields] if len(fields) > 1 else []
+    return [whole, shared, *others] if fields and whole.share >= 0.5 else [shared, whole, *others]
+
+
+def config_text(
+    file: Path,
+    *,
+    agent: str,
+    source: str,
+    variables: Mapping[str, str],
+    scope: str | list[str],
+    rewards: tuple[float, float],
+) -> str:
+    """Return the configuration of an agent.
+
+    Args:
+        agent: its class.
+        source: ``tasks.source``.
+        variables: ``agent.env``.
+        rewards: the worst and the best.
+    """
+    return _CONFIG.format(
         file=file,
-        agent=_yaml(agent or COMMAND_AGENT),
-        env="\n".join(f"    {name}: {_yaml(value)}" for name, value in {**literals, **variables}.items()),
+        agent=_yaml(agent),
+        env="\n".join(f"    {name}: {_yaml(value)}" for name, value in variables.items()),
         source=_yaml(source),
         scope=_yaml(scope),
+        worst=rewards[0],
+        best=rewards[1],
     )
-    if file.exists() and not force and file.read_text() != text:
+
+
+def refuse_to_overwrite(file: Path, text: str) -> None:
+    """Refuse a file that exists and differs.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if file.exists() and file.read_text() != text:
         raise ConfigError(f"{file} exists and differs: --force overwrites it, --config {file} checks it as it is")
-    _write(file, text)
 
 
-def _rows(fields: list[str]) -> str:
-    """Return Python code of made-up tasks with the fields that the agent's variables name."""
-    if {*fields} <= {"question", "answer"}:
-        return _QUESTIONS
-    row = ", ".join(f"{json.dumps(name)}: str(number)" for name in dict.fromkeys(fields))
-    return f"[{{{row}}} for number in range(1, 41)]"
+def write(file: Path, text: str) -> None:
+    """Write a file, and say so.
 
-
-def _yaml(value: Any) -> str:
-    return yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True)[1:-2]
-
-
-def _write(file: Path, text: str) -> None:
+    Raises:
+        ConfigError: it cannot be written.
+    """
     try:
         file.write_text(text)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
     print(f"wrote  {file}")
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True)[1:-2]

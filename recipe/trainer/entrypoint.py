@@ -11,8 +11,6 @@ from agentlightning.verl.dataset import LoadedDataset
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.recipe.config import Settings
-from empo2.recipe.errors import ConfigError
-from empo2.recipe.protocol import scope_of
 from empo2.recipe.trainer.compat.agentlightning import (
     import_vllm_meanwhile,
     start_no_load_balancer,
@@ -23,18 +21,16 @@ from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.literal import literally
 from empo2.recipe.trainer.tracking import RunTracking
 from empo2.recipe.trainer.trainer import Empo2Trainer
-from empo2.recipe.trainer.verl_config import read_settings
 
 
-def train(config: DictConfig, gateway: GatewayClient, train_dataset: Sequence[Any], val_dataset: Sequence[Any]) -> None:
+def train(
+    config: DictConfig,
+    settings: Settings,
+    gateway: GatewayClient,
+    train_dataset: Sequence[Any],
+    val_dataset: Sequence[Any],
+) -> None:
     """Train in this process; Ray holds verl's and vLLM's workers. See ``empo2.recipe.run_empo2``."""
-    settings = read_settings(config)
-    for name, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
-        if len(dataset) == 0:
-            raise ConfigError(f"{name} is empty: there is no task to play")
-    if settings.algorithm.name == "empo2":
-        for task in [*train_dataset, *(val_dataset if settings.run.validate_with_memory else ())]:
-            scope_of(task, settings.memory.scope)
     with open_dict(config):
         run_directory = OmegaConf.select(config, "empo2.run_directory")
         config.empo2 = literally(settings.to_dict() | ({"run_directory": run_directory} if run_directory else {}))

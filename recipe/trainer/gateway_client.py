@@ -22,11 +22,20 @@ class GatewayClient:
     def close(self) -> None:
         self._http.close()
 
-    def check(self, model: str, temperature: float, val_temperature: float | None = None) -> None:
+    def check(
+        self,
+        model: str,
+        temperature: float,
+        val_temperature: float | None = None,
+        returns: tuple[float, float] | None = None,
+    ) -> GatewayState:
         """Check that trainer and gateway agree, before anything starts.
 
         If the gateway samples at another temperature than the one the trainer computes log-probs at, every importance
         ratio is wrong. Values that one side does not report are not compared.
+
+        Args:
+            returns: ``failure_return`` and ``success_return``, by which the gateway asks for tips and values them.
 
         Raises:
             Empo2Error: no EMPO² gateway answers, it refuses the key, or it serves something else.
@@ -42,16 +51,20 @@ class GatewayClient:
         if response.status_code != 200:
             raise Empo2Error(f"{self._url} is not an EMPO² gateway; start `empo2 gateway` in the place of agl-server")
         state = GatewayState.model_validate(response.json())
+        failure, success = returns or (None, None)
         for setting, served, wanted in (
             ("model.path", state.model, model),
             ("model.temperature", state.temperature, temperature),
             ("model.val_temperature", state.val_temperature, val_temperature),
+            ("algorithm.success_return", state.success_return, success),
+            ("algorithm.failure_return", state.failure_return, failure),
         ):
             if None not in (served, wanted) and served != wanted:
                 raise Empo2Error(
                     f"the gateway at {self._url} serves {setting}={served!r}, the trainer wants {wanted!r}; give both "
                     "the same"
                 )
+        return state
 
     def settle(self, rollout_id: str) -> None:
         """Wait until all calls of a finished rollout have their events."""

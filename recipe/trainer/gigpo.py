@@ -82,12 +82,12 @@ def step_returns(result: RolloutResult, algorithm: Algorithm, *, solved: bool) -
     Args:
         solved: True if all rollouts of the group succeeded; then 1/n is left out, as in `compared_scores`.
     """
-    rewards = [0.0 if solved else algorithm.intrinsic_coefficient * reward for reward in result.turn_rewards]
+    rewards = [0.0 if solved else algorithm.new_state_reward * reward for reward in result.turn_rewards]
     returns: list[float] = []
     later = result.return_
     for number, reward in enumerate(reversed(rewards)):
         later = reward + (later if number == 0 else algorithm.gigpo_discount * later)
-        returns.append(later * algorithm.return_scale)
+        returns.append(later * algorithm.scale)
     return returns[::-1]
 
 

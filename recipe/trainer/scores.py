@@ -27,8 +27,8 @@ def compared_scores(results: Sequence[RolloutResult], algorithm: Algorithm) -> l
 
     - if every rollout succeeded, the intrinsic reward is left out: there is nothing left to explore, and it would
       favor longer episodes;
-    - if the scores differ by less than ``return_tolerance`` (in units of the environment's return), they count as
-      equal, and no rollout has an advantage.
+    - if the scores differ by less than ``return_tolerance`` (a share of the returns' range), they count as equal, and
+      no rollout has an advantage.
     """
     solved = all(result.return_ >= algorithm.success_return for result in results)
     scores = [scaled_return(algorithm, result.return_, 0.0 if solved else result.intrinsic) for result in results]
@@ -37,7 +37,7 @@ def compared_scores(results: Sequence[RolloutResult], algorithm: Algorithm) -> l
 
 def equal_within_tolerance(scores: list[float], algorithm: Algorithm) -> list[float]:
     """Return the scores, or their mean for each if they differ by less than ``return_tolerance``."""
-    if max(scores) - min(scores) < algorithm.return_scale * algorithm.return_tolerance:
+    if max(scores) - min(scores) < algorithm.scale * algorithm.tolerance:
         return [sum(scores) / len(scores)] * len(scores)
     return scores
 
@@ -50,6 +50,18 @@ def tolerance_warning(results: Mapping[str, RolloutResult], algorithm: Algorithm
         return ""
     return (
         f"WARNING: no group has a gradient: returns differ by up to {spread:.3g} within a group, but with the "
-        f"intrinsic reward by less than algorithm.return_tolerance={algorithm.return_tolerance:g}; lower it if such "
-        "differences matter"
+        f"intrinsic reward by less than algorithm.return_tolerance={algorithm.return_tolerance:g} of the range "
+        f"{algorithm.failure_return:g} to {algorithm.success_return:g}; lower it if such differences matter"
+    )
+
+
+def range_warning(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> str:
+    """Return one line if a return lies outside the range that the intrinsic reward is a share of; "" otherwise."""
+    returns = [result.return_ for result in results.values()]
+    if algorithm.failure_return <= min(returns) and max(returns) <= algorithm.success_return:
+        return ""
+    return (
+        f"WARNING: returns are {min(returns):.3g} to {max(returns):.3g}, outside of algorithm.failure_return="
+        f"{algorithm.failure_return:g} to success_return={algorithm.success_return:g}; give both, since the intrinsic "
+        "reward and the tolerance are shares of this range"
     )

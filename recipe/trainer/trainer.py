@@ -33,7 +33,7 @@ from empo2.recipe.trainer.objective import hybrid_loss
 from empo2.recipe.trainer.record import episode_record
 from empo2.recipe.trainer.results import StepResults
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
-from empo2.recipe.trainer.scores import tolerance_warning, training_scores
+from empo2.recipe.trainer.scores import range_warning, tolerance_warning, training_scores
 from empo2.recipe.trainer.tracking import name_sums, step_line, training_metrics, validation_metrics
 from empo2.recipe.trainer.updates import fill_up, planned_batch
 
@@ -137,6 +137,8 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             metrics["empo2/tip_gain"] = gain
         print(step_line(self.global_steps, metrics, rollouts=len(ids), rows=len(kept)), flush=True)
         if gigpo and self.global_steps == 1 and (warning := sharing_warning(metrics)):
+            print(f"step 1: {warning}", flush=True)
+        if self.global_steps == 1 and (warning := range_warning(trained, algorithm)):
             print(f"step 1: {warning}", flush=True)
         nothing_learned = self.global_steps == 1 and metrics["empo2/groups_without_gradient"] == 1
         if nothing_learned and (warning := tolerance_warning(trained, algorithm)):

@@ -1,6 +1,7 @@
 """Translate settings to the configuration of verl and agent-lightning: every translated key in one place."""
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.protocol import scope_of
 from empo2.recipe.redaction import redacted
+from empo2.recipe.scopes import recurrence_warning
 from empo2.recipe.trainer.literal import literally
 
 
@@ -74,8 +77,14 @@ def read_settings(config: DictConfig) -> Settings:
     A user's own configuration for agent-lightning gives the sizes of a step by verl's keys.
 
     Raises:
-        ConfigError: a setting is unknown, ill-typed or impossible.
+        ConfigError: a setting is unknown, ill-typed or impossible, or stands under a key that nothing reads.
     """
+    for key in map(str, config):
+        if key.startswith("+"):
+            raise ConfigError(
+                f"{key}: the + belongs to Hydra's command line; OmegaConf.from_dotlist takes it for a part of the "
+                f"name, which nothing reads. Write {key.lstrip('+')}.KEY=VALUE"
+            )
     layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
     layer.pop("run_directory", None)
     actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
@@ -95,6 +104,42 @@ def read_settings(config: DictConfig) -> Settings:
     for section, values in said.items():
         layer[section] = values | layer.get(section, {})
     return load_settings(layer=layer)
+
+
+def check_tasks(
+    settings: Settings, config: DictConfig, train_dataset: Sequence[Any], val_dataset: Sequence[Any]
+) -> None:
+    """Refuse tasks that cannot be played; warn if their scopes seldom recur.
+
+    Raises:
+        ConfigError: there are none, or one has no scope.
+    """
+    for name, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
+        if len(dataset) == 0:
+            raise ConfigError(f"{name} is empty: there is no task to play")
+    if settings.algorithm.name == "grpo":
+        return
+    for task in val_dataset if settings.run.validate_with_memory else ():
+        scope_of(task, settings.memory.scope)
+    trainer = config.trainer
+    steps = trainer.total_training_steps or trainer.total_epochs * (
+        len(train_dataset) // settings.algorithm.tasks_per_step
+    )
+    scopes = [scope_of(task, settings.memory.scope) for task in train_dataset]
+    if warning := recurrence_warning(scopes, settings, steps):
+        print(f"WARNING: {warning}", flush=True)
+
+
+def check_tip_tokens(config: DictConfig, episode_tokens: int | None) -> None:
+    """Warn if the gateway's tips may leave no room for the agent's own first prompt."""
+    limit = config.agentlightning.trace_aggregator.trajectory_max_prompt_length
+    if episode_tokens is not None and episode_tokens > limit // 2:
+        print(
+            f"WARNING: the gateway shows up to memory.episode_tokens={episode_tokens} tokens of tips; with the agent's "
+            f"own text a first prompt may exceed agentlightning.trace_aggregator.trajectory_max_prompt_length={limit}, "
+            f"and is not trained. Raise it, or start empo2 gateway with memory.episode_tokens={max(limit // 4, 1)}",
+            flush=True,
+        )
 
 
 def _flatten(section: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:

@@ -155,7 +155,7 @@ def test_the_settings_beside_the_agent_are_its_own():
         Episode.env_map()
     )
     assert len({scope_of(row, settings.memory.scope) for row in rows.train}) == 2
-    assert (settings.algorithm.return_scale, settings.algorithm.success_return) == (0.01, 100)
+    assert (settings.algorithm.scale, settings.algorithm.new_state_reward) == (0.01, 1)
 
 
 @pytest.fixture

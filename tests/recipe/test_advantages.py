@@ -10,7 +10,7 @@ from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.advantages import groups_without_gradient, rollout_advantages, tip_gain
 from empo2.recipe.trainer.results import RolloutResult
 
-PAPER = load_settings("gpu").algorithm.model_copy(update={"return_tolerance": 0.5, "success_return": 100})
+PAPER = load_settings("gpu").algorithm  # returns of -100..100, a tolerance of 0.5
 WITHOUT, ON, OFF = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
 
 
@@ -94,7 +94,7 @@ def test_intrinsic_reward_counts_as_long_as_the_comparison_is_unsolved() -> None
         "t0": RolloutResult("g", OFF, 100.0, 0.0),
         "t1": RolloutResult("g", OFF, 0.0, 2.0),
     }
-    without, with_tips = advantages(results, intrinsic_coefficient=1.0)
+    without, with_tips = advantages(results)
     assert without == [0.0, 0.0]
     scores = np.array([1.01, 1.09, 1.0, 0.02])
     assert with_tips == pytest.approx(((scores[2:] - 1.05) / (scores.std(ddof=1) + 1e-6)).tolist())

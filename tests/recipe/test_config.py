@@ -30,8 +30,26 @@ def test_profiles_are_valid() -> None:
         assert load_settings(profile).to_dict().keys() == Settings.model_fields.keys()
 
 
-def test_the_gpu_profile_is_what_stands_in_config_yaml() -> None:
-    assert load_settings("gpu") == load_settings()
+def test_a_profile_plays_scienceworld_unless_other_tasks_are_given() -> None:
+    """Nothing of ScienceWorld is left for others: without it, the profile gpu is what stands in config.yaml."""
+    mine = {"agent": {"class": "mine:Agent"}, "tasks": {"source": "mine:load"}}
+    assert load_settings("gpu", layer=mine) == load_settings(layer=mine)
+    played = load_settings("cpu")
+    assert played.agent.class_ == "empo2.agents.scienceworld.agent:ScienceWorldAgent"
+    assert (played.algorithm.success_return, played.algorithm.failure_return) == (100, -100)
+    assert (played.memory.scope, played.tasks.args["names"]) == (["task", "variation"], ["find-animal"])
+    assert load_settings("cpu", ["tasks.source=empo2.agents.scienceworld.tasks:load"]) == played
+    for other in (load_settings("cpu", layer=mine), load_settings()):
+        assert (other.agent.env, other.tasks.args, other.memory.scope) == ({}, {}, "all-tasks")
+        assert (other.algorithm.success_return, other.algorithm.failure_return) == (1, 0)
+        assert other.algorithm.novelty_similarity == 0.98
+
+
+def test_scienceworlds_rewards_are_weighed_as_in_the_paper() -> None:
+    """1/n beside -100..100, as -1..1; a difference below half of a new state is none. To the last bit."""
+    for profile in PROFILES:
+        algorithm = load_settings(profile).algorithm
+        assert (algorithm.scale, algorithm.new_state_reward, algorithm.tolerance) == (0.01, 1.0, 0.5)
 
 
 def test_layers_in_their_order(tmp_path: Path) -> None:
@@ -104,7 +122,8 @@ def test_unknown_key_like_no_other() -> None:
         ("run.name=a/b", ["run.name='a/b'", "pattern"]),
         ("model.path=3", ["model.path=3", "string"]),
         ("agent.class=no-colon", ["agent.class='no-colon'", "pattern"]),
-        ("memory.scope=task", ["memory.scope='task'", "list"]),
+        ("memory.scope=task", ["memory.scope='task': must be all-tasks, or a list", "[task, variation]"]),
+        ("memory.scope=[1]", ["memory.scope=[1]: must be all-tasks, or a list"]),
         ("gateway.port=70000", ["gateway.port=70000", "65535"]),
         ("hardware.device=tpu", ["hardware.device='tpu'", "'gpu' or 'cpu'"]),
         ("agent.env.X=1", ["agent.env.X=1", "string"]),
@@ -155,7 +174,7 @@ def test_file_errors(content: str | None, reason: str, tmp_path: Path) -> None:
 
 
 def test_open_sections_take_any_key() -> None:
-    settings = load_settings(None, ["agent.env.MY_VARIABLE=input.task", "tasks.args.level=3", "verl.trainer.nnodes=2"])
+    settings = load_settings("gpu", ["agent.env.MY_VARIABLE=input.task", "tasks.args.level=3", "verl.trainer.nnodes=2"])
     assert settings.agent.env["MY_VARIABLE"] == "input.task"
     assert "SCIENCEWORLD_TASK" in settings.agent.env
     assert settings.tasks.args["level"] == 3
@@ -166,15 +185,23 @@ def test_another_agent_does_not_inherit_variables() -> None:
     settings = load_settings("cpu", layer={"agent": {"class": "mine:Agent", "env": {"LEVEL": "input.level"}}})
     assert settings.agent.env == {"LEVEL": "input.level"}
     assert settings.tasks.args["names"]  # the tasks are still ScienceWorld's
-    assert load_settings("cpu", ["agent.class=mine:Agent"]).agent.env == {}
-    same = load_settings("cpu", [f"agent.class={load_settings().agent.class_}"])
-    assert same.agent.env == load_settings("cpu").agent.env
+
+
+def test_another_agent_for_the_same_tasks_gets_their_variables() -> None:
+    """As README's frameworks, which are given by their class alone."""
+    settings = load_settings("cpu", ["agent.class=empo2.agents.frameworks.langgraph:LangGraphAgent"])
+    assert settings.agent.env == load_settings("cpu").agent.env != {}
+
+
+def test_a_class_may_be_written_with_dots() -> None:
+    assert load_settings(None, ["agent.class=my.agents.Player"]).agent.name == "my.agents:Player"
+    with pytest.raises(ConfigError, match=r"agent\.class=None: give the agent, module:Class"):
+        _ = load_settings().agent.name
 
 
 def test_another_task_source_does_not_inherit_arguments() -> None:
     settings = load_settings("cpu", ["tasks.source=mine:load", "tasks.args.level=3"])
     assert settings.tasks.args == {"level": 3}
-    assert settings.agent.env
 
 
 @pytest.mark.parametrize(
@@ -183,7 +210,9 @@ def test_another_task_source_does_not_inherit_arguments() -> None:
         (["model.max_context_tokens=5000"], "model.max_context_tokens=5000"),
         (["hardware.tensor_parallel=3"], "hardware.tensor_parallel=3"),
         (["algorithm.updates_per_step=17"], "algorithm.updates_per_step=17"),
-        (["algorithm.success_return=1"], "algorithm.return_tolerance=0.5"),
+        (["algorithm.success_return=0"], "algorithm.success_return=0: must exceed failure_return=0"),
+        (["algorithm.return_tolerance=0.5"], "algorithm.return_tolerance=0.5: is a share of the returns' range"),
+        (["algorithm.intrinsic_coefficient=1.0"], "algorithm.intrinsic_coefficient=1: is a share"),
         (
             ["algorithm.tasks_per_step=3", "algorithm.updates_per_step=1", "algorithm.rollouts_per_task=3"],
             "tasks_per_step=3",
@@ -218,10 +247,22 @@ def test_settings_of_a_configuration_written_for_agent_lightning() -> None:
     del config.empo2
     algorithm = read_settings(config).algorithm
     assert (algorithm.tasks_per_step, algorithm.rollouts_per_task, algorithm.updates_per_step) == (6, 4, 3)
+    assert (algorithm.success_return, algorithm.failure_return, algorithm.scale) == (1, 0, 1)
     config = composed("gpu", "algorithm.tasks_per_step=6", "algorithm.updates_per_step=3")
     config.empo2 = {"algorithm": {"updates_per_step": 2, "seed": 5}, "run_directory": "runs/x"}
     algorithm = read_settings(config).algorithm
     assert (algorithm.tasks_per_step, algorithm.updates_per_step, algorithm.seed) == (6, 2, 5)
+
+
+def test_hydras_prefix_in_omegaconfs_list() -> None:
+    """As a script merges it: ``+empo2`` would be a section of that name, which nothing reads."""
+    config = composed("cpu")
+    OmegaConf.set_struct(config, False)
+    wrong = OmegaConf.merge(config, OmegaConf.from_dotlist(["+empo2.algorithm.seed=5"]))
+    with pytest.raises(ConfigError, match=r"^\+empo2: the \+ belongs to Hydra's.* Write empo2\.KEY=VALUE$"):
+        read_settings(wrong)  # pyright: ignore[reportArgumentType]
+    right = OmegaConf.merge(config, OmegaConf.from_dotlist(["empo2.algorithm.seed=5"]))
+    assert read_settings(right).algorithm.seed == 5  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -25,6 +25,7 @@ from ..processes import DAEMON, mark, marked, until
 
 __all__ = ["mark"]
 
+QUESTIONS = Path(__file__).parents[2] / "examples/quiz/questions.jsonl"
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
 
@@ -201,13 +202,11 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
             "gateway.key=key-of-the-gateway",
             "agent.class=stack_agent:GuessingAgent",
             "agent.env={OPENAI_API_KEY: sk-secret-1, LINE: play --key sk-secret-1 --hf hf_of_the_environment}",
-            "tasks.source=my_tasks:load",
-            "memory.scope=[]",
+            f"tasks.source={QUESTIONS}",
             "verl.trainer.project_name=http://me:password@proxy",
         ],
     )
-    quiz = Path(__file__).parents[2] / "examples" / "quiz"
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), str(quiz), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
     output = io.StringIO()
     launch(settings, "cpu", Console(file=output, width=200))
     for name in ("trainer", "gateway"):
@@ -232,13 +231,12 @@ def test_a_run_that_ends_before_its_time_says_how_to_resume(
     for name, code in ("_trainer", "import time; time.sleep(1000)"), ("gateway_command", make + end):
         monkeypatch.setattr(f"empo2.recipe.launcher.launch.{name}", lambda *_, code=code: [sys.executable, "-c", code])
     monkeypatch.setenv("EMPO2_TEST_MARK", mark)
-    quiz = Path(__file__).parents[2] / "examples" / "quiz"
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), str(quiz), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
     overrides = [f"run.directory={tmp_path / 'runs'}", "run.name=a", "agent.class=stack_agent:GuessingAgent"]
     output = io.StringIO()
     with pytest.raises(ProcessError, match="gateway was ended by SIGKILL"):
         launch(
-            load_settings("cpu", [*overrides, "tasks.source=my_tasks:load", "memory.scope=[]"]),
+            load_settings("cpu", [*overrides, f"tasks.source={QUESTIONS}"]),
             "cpu",
             Console(file=output, width=200),
         )

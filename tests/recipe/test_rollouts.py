@@ -280,7 +280,7 @@ def test_intrinsic_reward_reaches_the_score() -> None:
     result = made.results.kept["r"]
     assert (result.return_, result.intrinsic, result.mode) == (50.0, 1.25, OFF_POLICY)
     other = RolloutResult(group="g", mode=OFF_POLICY, return_=10.0)
-    scaled = algorithm(return_scale=0.01, intrinsic_coefficient=2.0)
+    scaled = algorithm(return_scale=0.01, intrinsic_coefficient=0.01)  # 2 of -100..100
     assert training_scores({"r": result, "o": other}, scaled) == pytest.approx({"r": 0.01 * (50 + 2 * 1.25), "o": 0.1})
 
 
@@ -538,7 +538,13 @@ def test_handshake_compares_model_and_temperatures() -> None:
     sampled = {**STATE, "temperature": 1.0, "val_temperature": 0.4}
     gateway(sampled).check("m", 1.0, 0.4)
     gateway(sampled).check("m", 1.0)  # a configuration that does not say what validation samples with
-    gateway(STATE).check("m", 1.0, 0.4)  # a gateway that does not say
+    gateway(STATE).check("m", 1.0, 0.4, (0.0, 1.0))  # a gateway that does not say
+    valued = {**sampled, "success_return": 100.0, "failure_return": 0.0}
+    gateway(valued).check("m", 1.0, returns=(0.0, 100.0))
+    with pytest.raises(Empo2Error, match=r"algorithm\.success_return=100\.0, the trainer wants 1\.0"):
+        gateway(valued).check("m", 1.0, returns=(0.0, 1.0))
+    with pytest.raises(Empo2Error, match=r"algorithm\.failure_return=0\.0, the trainer wants -100\.0"):
+        gateway(valued).check("m", 1.0, returns=(-100.0, 100.0))
     with pytest.raises(Empo2Error, match=r"http://gw serves model\.path='m', the trainer wants 'n'"):
         gateway(sampled).check("n", 1.0)
     with pytest.raises(Empo2Error, match=r"model\.temperature=1\.0, the trainer wants 0\.7"):

@@ -36,6 +36,7 @@ TASKS = [{"door": 3, "trouble": "none"}, {"door": 5, "trouble": "none"}]
 SETTINGS = [
     "reflection.timeout=10",
     "memory.top_k=10",
+    "tasks.source=toy_agent:not_loaded",  # the tasks are those above, not ScienceWorld's
     "agent.class=toy_agent:ToyAgent",
     "agent.env={TOY_DOOR: input.door, TOY_TROUBLE: input.trouble}",
     "agent.time_limit=300",

@@ -13,7 +13,7 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.advantages import rollout_advantages
 from empo2.recipe.trainer.results import RolloutResult
-from empo2.recipe.trainer.scores import training_scores
+from empo2.recipe.trainer.scores import range_warning, training_scores
 
 PAPER = load_settings("gpu").algorithm
 
@@ -40,7 +40,7 @@ def test_scores_are_exact() -> None:
         "c": RolloutResult("h", Mode.of(memory=False), -100.0, 0.25),
         "d": RolloutResult("h", Mode.of(memory=False), 33.3, 3.0),
     }
-    changes = {"return_scale": 0.01, "intrinsic_coefficient": 2.0}
+    changes = {"return_scale": 0.01, "intrinsic_coefficient": 0.01}  # 2 of -100..100
     scores = training_scores(results, PAPER.model_copy(update=changes))
     assert scores == pytest.approx({"a": 0.70, "b": 0.721, "c": -0.995, "d": 0.393}, abs=1e-12)
 
@@ -81,13 +81,44 @@ def test_equal_scores_have_no_advantage(members: int, level: float) -> None:
     assert advantages([level] * members, [0.001 * i for i in range(members)]) == [0.0] * members
 
 
-def test_tolerance_is_in_units_of_the_return() -> None:
+def test_tolerance_is_a_share_of_the_range() -> None:
+    """0.01 of -100..100."""
     just_below, just_above = [0.0, 0.0, 1.999], [0.0, 0.0, 2.001]
     for scale in (0.01, 1.0):
-        changes = {"return_tolerance": 2.0, "return_scale": scale}
+        changes = {"return_tolerance": 0.01, "return_scale": scale}
         assert advantages(just_below, [0.0] * 3, **changes) == [0.0] * 3
         assert max(advantages(just_above, [0.0] * 3, **changes)) == pytest.approx(2 / math.sqrt(3), rel=1e-3)
     assert max(advantages([0.0, 0.0, 1e-3], [0.0] * 3, return_tolerance=0)) > 0.9
+
+
+@pytest.mark.parametrize("normalize_by_std", [True, False])
+@pytest.mark.parametrize(("lowest", "highest"), [(0.0, 1.0), (0.0, 100.0), (-100.0, 100.0), (3.0, 3.5)])
+def test_rewards_in_other_units_behave_the_same(lowest: float, highest: float, normalize_by_std: bool) -> None:
+    """Returns are 0.2, 0.5, ... of the range; a new state is worth a hundredth of it, whatever the units."""
+    shares, intrinsic = np.array([0.2, 0.5, 0.2, 0.203]), np.array([1.0, 0.25, 3.0, 1.0])
+    algorithm = load_settings().algorithm.model_copy(
+        update={"failure_return": lowest, "success_return": highest, "normalize_by_std": normalize_by_std}
+    )
+    returns = lowest + shares * (highest - lowest)
+    results = {str(i): RolloutResult("g", Mode.of(memory=False), returns[i], intrinsic[i]) for i in range(4)}
+    scores = shares + 0.01 * intrinsic
+    wanted = (scores - scores.mean()) / (scores.std(ddof=1) + 1e-6 if normalize_by_std else 1)
+    assert list(rollout_advantages(results, algorithm).values()) == pytest.approx(wanted.tolist(), rel=1e-6, abs=1e-9)
+    # Less than a two-hundredth of the range apart, and all successes: nothing is learned in any units.
+    for share, spread in ((0.3, 0.002), (1.0, 0.0)):
+        near = [lowest + (share + spread * i) * (highest - lowest) for i in range(3)]
+        alike = {str(i): RolloutResult("g", Mode.of(memory=False), near[i], 1.0 * (share == 1) * i) for i in range(3)}
+        assert set(rollout_advantages(alike, algorithm).values()) == {0.0}
+
+
+def test_returns_outside_of_their_range_are_a_warning() -> None:
+    def warning(*returns: float) -> str:
+        results = {str(i): RolloutResult("g", Mode.of(memory=False), value) for i, value in enumerate(returns)}
+        return range_warning(results, load_settings().algorithm)
+
+    assert warning(0.0, 0.4, 1.0) == ""
+    assert "returns are 0 to 87, outside of algorithm.failure_return=0 to success_return=1;" in warning(0.0, 87.0)
+    assert "returns are -0.1 to 1" in warning(-0.1, 1.0)
 
 
 def test_return_counts_beside_the_intrinsic_reward() -> None:

@@ -9,8 +9,11 @@ import pytest
 
 from empo2.memory import SentenceEmbedder
 from empo2.recipe.config import load_settings
-from empo2.recipe.gateway.state import chat_state, prompt_state
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.gateway.state import StateReader
 
+DEFAULT = StateReader(load_settings().memory)
+chat_state, prompt_state = DEFAULT.of_chat, DEFAULT.of_prompt
 SYSTEM = {"role": "system", "content": "You play a game."}
 TASK = (
     "Your task is to change the state of matter of water. First, focus on the substance. Then, take actions that will"
@@ -120,3 +123,47 @@ def test_states_of_one_task_are_mostly_less_similar_than_tips_must_be(minilm: Se
     keys = minilm.embed([chat_state(episode(one)) for one, _ in DIFFERENT.values()])
     similar = (keys @ keys.T)[np.triu_indices(len(keys), 1)] > load_settings().memory.min_similarity
     assert similar.mean() < 0.25
+
+
+# Other parts
+
+
+def reader(state: str, characters: int = 1200) -> StateReader:
+    return StateReader(load_settings(layer={"memory": {"state": state, "state_characters": characters}}).memory)
+
+
+def test_a_transcript_in_one_message() -> None:
+    """As TextArena writes it: all turns in the newest message, of which only the end is new."""
+    turns = [f"Turn {number}: you are in room {number * number}." for number in range(60)]
+    before, after = ([SYSTEM, user("\n".join(turns[:count]))] for count in (58, 59))
+    assert chat_state(before) == chat_state(after)
+    assert reader("end", 20).of_chat(before) == "ou are in room 3249."
+    assert reader("end", 20).of_chat(after) == "ou are in room 3364."
+    assert reader(r"regex:in (room \d+)").of_chat(after) == "room 3364"
+    assert reader(r"regex:in room \d+").of_chat(after) == "in room 3364"
+    assert reader(r"regex:in (room \d+)", 4).of_chat(after) == "room"
+    assert reader("regex:cellar", 5).of_chat(after) == "3364."  # without a match the end
+    assert reader("beginning", 6).of_prompt("one two three") == " three"
+    assert reader(r"regex:t\w+").of_prompt("one two three") == "three"
+
+
+def newest_number(messages: Sequence[Any]) -> str:
+    return messages[-1]["content"].split()[-1]
+
+
+def test_a_function_of_the_messages() -> None:
+    made = reader(f"{__name__}:newest_number")
+    assert made.of_chat([user("1 2"), user("3 44")]) == "44"
+    assert made.of_prompt("a b") == "b"
+    assert made.of_chat([]) == ""  # it raises: the call goes on without a state
+    with pytest.raises(ConfigError, match=r"memory\.state='nowhere:state': cannot be imported"):
+        reader("nowhere:state")
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [("middle", "must be beginning, end, regex:PATTERN"), ("regex:(", "not a regular expression: missing ")],
+)
+def test_states_that_are_refused(state: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"memory.state=.*{message}"):
+        reader(state)

@@ -98,6 +98,13 @@ def test_the_sweeps_of_the_repository_have_arms_that_differ(file: Path):
     assert len(first) > 3 and all(first.count(each) == 1 for each in first)
 
 
+def test_the_papers_rewards_of_a_new_state():
+    """Figure 11 adds 0, 0.5, 1 and 2 times 1/n to ScienceWorld's returns of -100 to 100."""
+    _, trials = read_plan(ABLATIONS.with_name("intrinsic.yaml"), profile="gpu")
+    rewards = [trial.settings.algorithm.new_state_reward for trial in trials if trial.seed == 1]
+    assert rewards == pytest.approx([0, 0.5, 1, 2])
+
+
 def test_an_ablation_changes_its_part_alone():
     paper = load_settings("gpu").to_dict()
     changed = {}
@@ -216,7 +223,11 @@ def test_the_command_reports_all_runs_and_names_those_that_failed(tmp_path: Path
         tmp_path,
         {
             "seeds": 2,
-            "settings": {"run": {"steps": 2}, "tasks": {"source": "no_such_module:load"}},
+            "settings": {
+                "run": {"steps": 2},
+                "agent": {"class": "empo2.agents.scienceworld.agent:ScienceWorldAgent"},
+                "tasks": {"source": "no_such_module:load"},
+            },
             "arms": {"a": {"title": "the <b> of arms"}, "b": {"seeds": 1}},
         },
         "mine.yaml",

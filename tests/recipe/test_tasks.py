@@ -13,6 +13,8 @@ from empo2.recipe.launcher.tasks import Tasks, load_tasks
 TRAIN = [{"task": "a", "variation": 0}, {"task": "a", "variation": 1}]
 VAL: list[dict[str, Any]] = [{"task": "a", "variation": 7}, {"task": "b", "variation": 0, "panel": "far"}]
 
+SETTINGS = ["tasks.source=made_tasks:load", "memory.scope=[task, variation]", "algorithm.tasks_per_step=3"]
+
 
 @pytest.fixture(autouse=True)
 def source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +24,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loaded(*options: str) -> Tasks:
-    return load_tasks(load_settings("cpu", ["tasks.source=made_tasks:load", "algorithm.tasks_per_step=3", *options]))
+    return load_tasks(load_settings("cpu", [*SETTINGS, *options]))
 
 
 def test_rows_are_passed_on_as_they_are() -> None:

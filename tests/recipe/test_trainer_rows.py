@@ -482,7 +482,7 @@ def test_first_step_whose_returns_all_count_as_equal_is_a_warning(
     fraction, (line,) = without_gradient(returns, monkeypatch, capsys)
     assert fraction == 1
     assert line.startswith("step 1: WARNING: no group has a gradient: returns differ by up to 0.25 within a group")
-    assert "algorithm.return_tolerance=0.5;" in line
+    assert "algorithm.return_tolerance=0.0025 of the range -100 to 100;" in line
     assert without_gradient(returns, monkeypatch, capsys, step=2) == (1, [])
     assert without_gradient(dict.fromkeys(returns, 0.0), monkeypatch, capsys) == (1, [])  # nothing that could be lost
 

@@ -23,7 +23,7 @@ class Panel:
         name: of its file, without ``.json``.
         description: where the rows come from, in a sentence.
         group: fields by whose values the table lists the rows; empty for one line.
-        config: settings of the panel's world (agent, scope, lowest return), laid over a profile.
+        config: settings of the panel's world (agent, scope, range of the returns), laid over a profile.
         rows: each the input of a rollout.
     """
 

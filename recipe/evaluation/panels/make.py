@@ -94,7 +94,7 @@ def textworld_express() -> dict[str, Any]:
     return _panel(
         "TextWorld-Express: the first 20 seeds of the test fold of four games, with their default parameters.",
         ["game"],
-        {"agent": {"class": _TEXTWORLD, "env": Episode.env_map()}, "memory": {"scope": ["game", "seed"]}},
+        _world(_TEXTWORLD, Episode.env_map(), ["game", "seed"], failure_return=-100.0),
         test,
     )
 
@@ -106,6 +106,7 @@ def coin(level: str, part: str) -> dict[str, Any]:
     train, unseen = load(level)
     settings = read_layer(Path(coin_collector.__file__).with_name("train.yaml"))
     config = {section: settings[section] for section in ("algorithm", "agent", "memory", "reflection")}
+    config["algorithm"] = {**settings["algorithm"], **_returns(failure=0.0)}
     rows = {"unseen": unseen, "train": train}[part]
     houses = {"unseen": "16 houses that are never trained on", "train": "16 houses that are trained on"}[part]
     return _panel(f"CoinCollector, level {level}: the {houses}.", [], config, rows)
@@ -136,7 +137,7 @@ def _scienceworld(names: str | Sequence[str], **options: Any) -> tuple[list[Row]
 def _science() -> dict[str, Any]:
     from empo2.agents.scienceworld.tasks import ENV_MAP
 
-    return {"agent": {"class": _SCIENCEWORLD, "env": ENV_MAP}, "memory": {"scope": ["task", "variation"]}}
+    return _world(_SCIENCEWORLD, ENV_MAP, ["task", "variation"], failure_return=-100.0)
 
 
 def _rlvmr_tasks() -> list[str]:
@@ -156,7 +157,20 @@ def _shop() -> dict[str, Any]:
     from empo2.agents.webshop.tasks import Episode
 
     env = Episode.env_map() | {"WEBSHOP_MAX_TOKENS": "512"}  # per reply [paper]
-    return {"agent": {"class": _WEBSHOP, "env": env}, "memory": {"scope": ["catalogue"]}}
+    return _world(_WEBSHOP, env, ["catalogue"], failure_return=0.0)
+
+
+def _world(agent: str, env: dict[str, str], scope: list[str], failure_return: float) -> dict[str, Any]:
+    return {
+        "agent": {"class": agent, "env": env},
+        "algorithm": _returns(failure_return),
+        "memory": {"scope": scope},
+    }
+
+
+def _returns(failure: float) -> dict[str, float]:
+    """Return the range of a world's returns, whole, since a profile's world may lie below."""
+    return {"success_return": 100.0, "failure_return": failure, "return_scale": 0.01}
 
 
 def _panel(description: str, group: list[str], config: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:

@@ -216,7 +216,7 @@ def test_the_settings_beside_the_agent_play_the_projects_own_catalogue(tmp_path,
     assert {Path(row["catalogue"]).parent for row in rows.train} == {tmp_path / "empo2"}
     assert len({row["goal"] for row in rows.train}) == 2
     assert len({scope_of(row, settings.memory.scope) for row in rows.train}) == 1
-    assert (settings.algorithm.return_scale, settings.algorithm.success_return) == (0.01, 100)
+    assert (settings.algorithm.scale, settings.algorithm.new_state_reward) == (0.01, 1)
 
 
 def test_the_papers_settings(shop_folder):

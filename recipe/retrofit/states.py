@@ -1,0 +1,59 @@
+"""Show which states a recorded episode has, and how a prompt with tips will look."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from empo2.recipe.gateway.injection import with_block
+from empo2.recipe.gateway.state import StateReader
+from empo2.recipe.gateway.tips import render_tips
+from empo2.recipe.messages import Message, newest_observation, newest_turn, text_of
+from empo2.recipe.retrofit.recorder import Call
+
+_CHARACTERS = 70
+_LINES = 8
+_TIP = "(what the policy wrote about an earlier episode)"
+
+
+def describe_states(calls: Sequence[Call], reader: StateReader) -> Iterator[tuple[str, str]]:
+    """Yield labels and lines for the user, of the calls that have a chat.
+
+    Args:
+        calls: that were answered and are trained.
+    """
+    chats = [call.body["messages"] for call in calls if "messages" in call.body]
+    if not chats:
+        return
+    states = list(dict.fromkeys(map(reader.of_chat, chats)))
+    shown = ", ".join(repr(_short(state)) for state in states[:3])
+    yield "state", f"{shown}{', ...' if len(states) > 3 else ''}"
+    if trouble := _indistinct(chats, reader):
+        yield "note", trouble
+    chat = chats[0]
+    if (index := newest_turn(chat)) is not None:
+        text = text_of(with_block(chat[index], render_tips([_TIP])).get("content"))
+        lines = text.splitlines()
+        cut = lines[:_LINES] + ["..."] * (len(lines) > _LINES)
+        yield "tips", "\n".join(["stand before the newest message, here of the first call:", *cut])
+
+
+def _indistinct(chats: Sequence[Sequence[Message]], reader: StateReader) -> str:
+    """Return why turns that differ cannot be told apart by their states; "" if they can."""
+    turns = [
+        (before, after)
+        for before, after in pairwise(chats)
+        if newest_observation(before) != newest_observation(after) and newest_observation(before)
+    ]
+    how = "tips are not found and visits not counted by what is new; try memory.state=end, or regex:PATTERN"
+    if same := sum(reader.of_chat(before) == reader.of_chat(after) for before, after in turns):
+        return f"{same} of {len(turns)} turns have the state of the turn before, though their messages differ: {how}"
+    grown = sum(
+        reader.of_chat(after).startswith(reader.of_chat(before)) and len(reader.of_chat(before)) > _CHARACTERS
+        for before, after in turns
+    )
+    if grown:
+        return f"{grown} of {len(turns)} states begin with the whole state before them, as a transcript does: {how}"
+    return ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}..."
