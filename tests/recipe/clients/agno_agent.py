@@ -29,4 +29,4 @@ def model():
 
 player = Agent(model=model(), tools=[look], system_message="You play a game.", telemetry=False)
 said = player.run("Find the lamp.", stream=True, stream_events=True)
-print([event for event in said if event.event == RunEvent.run_completed][-1].content)
+print([event for event in said if getattr(event, "event", None) == RunEvent.run_completed][-1].content)

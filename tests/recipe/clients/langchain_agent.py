@@ -1,9 +1,11 @@
 """langchain: chat completions, /responses and Anthropic's messages, each streamed."""
 
+import functools
+import operator
 import os
 import sys
 
-from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 
 
@@ -26,10 +28,8 @@ def model():
 chat = model().bind_tools([look])
 messages: list = [SystemMessage("You play a game."), HumanMessage("Find the lamp.")]
 while True:
-    chunks = list(chat.stream(messages))
-    reply = chunks[0]
-    for chunk in chunks[1:]:
-        reply += chunk
+    reply = functools.reduce(operator.add, chat.stream(messages))
+    assert isinstance(reply, AIMessageChunk)
     messages.append(reply)
     if not reply.tool_calls:
         break
