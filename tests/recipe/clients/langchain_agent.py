@@ -1,11 +1,10 @@
 """langchain: chat completions, /responses and Anthropic's messages, each streamed."""
 
-import functools
-import operator
 import os
 import sys
+from typing import Any
 
-from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 
 
@@ -28,8 +27,9 @@ def model():
 chat = model().bind_tools([look])
 messages: list = [SystemMessage("You play a game."), HumanMessage("Find the lamp.")]
 while True:
-    reply = functools.reduce(operator.add, chat.stream(messages))
-    assert isinstance(reply, AIMessageChunk)
+    reply: Any = None
+    for chunk in chat.stream(messages):
+        reply = chunk if reply is None else reply + chunk
     messages.append(reply)
     if not reply.tool_calls:
         break
