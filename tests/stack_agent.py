@@ -132,14 +132,16 @@ class SpeakingAgent:
                     tools: Any = [{"type": "function", "function": function}]
                     request: Any = {"model": "any", "messages": messages, "tools": tools, "max_tokens": 24}
                     with client.chat.completions.stream(**request) as stream:
-                        message = stream.get_final_completion().choices[0].message
+                        stream.until_done()
+                        message = stream.current_completion_snapshot.choices[0].message  # may have met max_tokens
                     messages.append(message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
                     said += message.content or ""
                 case "responses":
                     functions = [{"type": "function", **function}]
                     request = {"model": "any", "input": text, "max_output_tokens": 24, "tools": functions}
                     with client.responses.stream(**request, previous_response_id=last) as stream:
-                        response = stream.get_final_response()
+                        ends = ("response.completed", "response.incomplete")  # incomplete: it met max_output_tokens
+                        (response,) = (event.response for event in stream if event.type in ends)
                     said, last = said + response.output_text, response.id
                 case _:
                     tool: Any = {"name": "look", "input_schema": schema}

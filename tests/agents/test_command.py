@@ -73,7 +73,7 @@ def test_a_script_in_an_environment_without_packages(play, tmp_path):
         "import importlib.util\nassert importlib.util.find_spec('httpx') is None\n" + SAY + "reward('noise\\n0.25\\n')"
     )
     trace = play(code, PYTHON=str(tmp_path / "other/bin/python"))
-    assert (trace.exit_code, rewards(trace)) == (0, [0.25]), trace.last_line
+    assert (trace.exit_code, rewards(trace)) == (0, [0.25]), trace.output
     (call,) = trace.calls
     assert (call.status, call.body["messages"][0]["content"]) == (200, "wie hoch, 数?")
 
@@ -81,13 +81,13 @@ def test_a_script_in_an_environment_without_packages(play, tmp_path):
 def test_a_reward_that_the_command_posts_itself(play):
     code = "post(os.environ['AGL_EVENT_URL'], {'event_type': 'reward', 'data': {'value': 3}})"
     trace = play(code)
-    assert (trace.exit_code, rewards(trace)) == (0, [3]), trace.last_line
+    assert (trace.exit_code, rewards(trace)) == (0, [3]), trace.output
 
 
 def test_without_a_reward_the_rollout_fails(play):
     trace = play("print(1)")
     assert trace.exit_code == 1
-    assert "ended without a reward: write a number to the file that EMPO2_REWARD_FILE names" in trace.last_line
+    assert "ended without a reward: write a number to the file that EMPO2_REWARD_FILE names" in trace.output
 
 
 def test_a_reward_on_stdout_beside_bytes_that_are_no_text(run):
