@@ -13,6 +13,7 @@ from typing import Any
 import anthropic
 import httpx
 import openai
+from openai.types.responses import ResponseCompletedEvent, ResponseIncompleteEvent
 
 from empo2.agents.scienceworld import tasks as scienceworld
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
@@ -140,8 +141,8 @@ class SpeakingAgent:
                     functions = [{"type": "function", **function}]
                     request = {"model": "any", "input": text, "max_output_tokens": 24, "tools": functions}
                     with client.responses.stream(**request, previous_response_id=last) as stream:
-                        ends = ("response.completed", "response.incomplete")  # incomplete: it met max_output_tokens
-                        (response,) = (event.response for event in stream if event.type in ends)
+                        ends = (ResponseCompletedEvent, ResponseIncompleteEvent)  # the second: it met its limit
+                        (response,) = (event.response for event in stream if isinstance(event, ends))
                     said, last = said + response.output_text, response.id
                 case _:
                     tool: Any = {"name": "look", "input_schema": schema}
