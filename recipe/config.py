@@ -1,7 +1,10 @@
 """Read and check settings: config.yaml, then a profile, a user's file and ``key=value`` arguments laid over it."""
 
 import difflib
+import importlib
+import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -483,3 +486,20 @@ def warnings_of(settings: Settings) -> list[str]:
             f"model.max_episode_tokens={model.max_episode_tokens}; what lies beyond is not trained"
         )
     return warnings
+
+
+def imported(name: str, key: str) -> Any:
+    """Return what a setting names as ``module:attribute``; modules of the current folder are found, too.
+
+    Args:
+        key: of the setting, for the message.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    module, attribute = name.split(":")
+    sys.path[:0] = [os.getcwd()] if os.getcwd() not in sys.path else []
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise ConfigError(f"{key}={name!r}: cannot be imported: {error}") from None

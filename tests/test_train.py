@@ -344,14 +344,11 @@ def services(tmp_path: Path) -> Iterator[tuple[str, str, dict[str, str]]]:
         yield url, model, environment
 
 
-def test_agent_lightning_script_with_one_changed_import(
-    tmp_path: Path, services: tuple[str, str, dict[str, str]]
-) -> None:
-    """Two off-policy steps of an agent that fails now and then: the failures are counted and cost nothing else."""
-    url, model, environment = services
+def run_script(script: Path, arguments: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """Run a training script to its end; return what it printed."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *script_overrides(url, model, "sometimes", tmp_path)],
-        cwd=tmp_path,
+        [sys.executable, str(script), *arguments],
+        cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -359,7 +356,16 @@ def test_agent_lightning_script_with_one_changed_import(
         timeout=900,
     )
     assert done.returncode == 0, done.stdout[-5000:]
-    steps = [line for line in done.stdout.splitlines() if line.startswith("step:")]
+    return done.stdout
+
+
+def test_agent_lightning_script_with_one_changed_import(
+    tmp_path: Path, services: tuple[str, str, dict[str, str]]
+) -> None:
+    """Two off-policy steps of an agent that fails now and then: the failures are counted and cost nothing else."""
+    url, model, environment = services
+    output = run_script(SCRIPT, script_overrides(url, model, "sometimes", tmp_path), tmp_path, environment)
+    steps = [line for line in output.splitlines() if line.startswith("step:")]
     assert len(steps) == 2
     for line in steps:
         values = dict(part.split(":", 1) for part in line.split(" - "))
@@ -369,7 +375,7 @@ def test_agent_lightning_script_with_one_changed_import(
         assert numbers["empo2/off_policy_fraction"] == 1
         assert numbers["empo2/off_policy_rows"] >= 16 - numbers["empo2/rollouts_dropped"] >= 4
         assert 0 <= numbers["empo2/masked_token_fraction"] < 1
-    assert "empo2/dropped/failed" in done.stdout  # a fifth of 32 episodes raises
+    assert "empo2/dropped/failed" in output  # a fifth of 32 episodes raises
 
 
 def test_script_as_of_agent_lightnings_gsm8k_example(tmp_path: Path, services: tuple[str, str, dict[str, str]]) -> None:
@@ -383,22 +389,13 @@ def test_script_as_of_agent_lightnings_gsm8k_example(tmp_path: Path, services: t
         if not word.startswith(("hydra.", "agentlightning.agl_base_url", "+agentlightning.local.env_map.GAME_NUMBER"))
     ]
     file = ["--train-file", "rows.parquet", "--val-file", "rows.parquet", "--agl-base-url", url]
-    done = subprocess.run(
-        [
-            *[sys.executable, str(Path(__file__).with_name("gsm8k_script.py")), *file, *overrides],
-            "agentlightning.local.env_map.GAME_NUMBER=input.answer",
-            "actor_rollout_ref.model.use_remove_padding=false",
-            "empo2.algorithm.off_policy_probability=0.0",
-        ],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
-    steps = [line for line in done.stdout.splitlines() if line.startswith("step:")]
+    overrides += [
+        "agentlightning.local.env_map.GAME_NUMBER=input.answer",
+        "actor_rollout_ref.model.use_remove_padding=false",
+        "empo2.algorithm.off_policy_probability=0.0",
+    ]
+    output = run_script(Path(__file__).with_name("gsm8k_script.py"), [*file, *overrides], tmp_path, environment)
+    steps = [line for line in output.splitlines() if line.startswith("step:")]
     tips = [float(re.search(r"empo2/tips_injected_per_call:(?:np.float64\()?([\d.]+)", line)[1]) for line in steps]  # pyright: ignore
     assert len(tips) == 2 and tips[1] > 0
 

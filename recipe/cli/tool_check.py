@@ -14,13 +14,9 @@ def model_support(settings: Settings) -> ToolSupport:
     Raises:
         ConfigError: there is no such model.
     """
-    from empo2.recipe.launcher.models import resolve_model
+    from empo2.recipe.launcher.models import model_of
 
-    try:
-        path = str(resolve_model(settings.model.path))
-    except OSError as error:
-        raise ConfigError(f"model.path: {error}") from None
-    return tool_support(settings.model, path)
+    return tool_support(settings.model, model_of(settings))
 
 
 def check_tools(settings: Settings, tasks: Tasks, model: str) -> None:

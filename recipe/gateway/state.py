@@ -1,15 +1,11 @@
 """The state of an episode: the text that is embedded to find tips and to count visits (chosen in docs/states.md)."""
 
-import importlib
-import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 
 import structlog
 
-from empo2.recipe.config import Memory
-from empo2.recipe.errors import ConfigError
+from empo2.recipe.config import Memory, imported
 from empo2.recipe.messages import Message, newest_observation
 
 log = structlog.get_logger()
@@ -76,12 +72,7 @@ def _last_match(pattern: re.Pattern[str]) -> Callable[[Sequence[Message], int], 
 
 
 def _function(name: str) -> Callable[[Sequence[Message], int], str]:
-    module, attribute = name.split(":")
-    sys.path[:0] = [os.getcwd()] if os.getcwd() not in sys.path else []
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise ConfigError(f"memory.state={name!r}: cannot be imported: {error}") from None
+    function = imported(name, "memory.state")
 
     def part(messages: Sequence[Message], characters: int) -> str:
         try:

@@ -1,14 +1,10 @@
 """Which of an agent's calls are trained (``gateway.trained_calls``)."""
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from empo2.recipe.config import CallRule
-from empo2.recipe.errors import ConfigError
+from empo2.recipe.config import CallRule, imported
 
 # Path relative to /v1, headers (names in lower case), body -> whether the call is trained.
 Choice = Callable[[str, Mapping[str, str], dict[str, Any]], bool]
@@ -24,7 +20,7 @@ def choice_of(rules: Sequence[CallRule] | str) -> Choice | None:
         ConfigError: the function cannot be imported.
     """
     if isinstance(rules, str):
-        return _function(rules)
+        return imported(rules, "gateway.trained_calls")
     return (lambda path, headers, body: any(_fits(rule, path, headers, body) for rule in rules)) if rules else None
 
 
@@ -38,12 +34,3 @@ def _fits(rule: CallRule, path: str, headers: Mapping[str, str], body: dict[str,
         found = headers.get(name.strip().lower())
         return found is not None and fnmatchcase(found, value.strip() or "*")
     return True
-
-
-def _function(name: str) -> Choice:
-    module, function = name.split(":")
-    sys.path[:0] = [os.getcwd()] if os.getcwd() not in sys.path else []
-    try:
-        return getattr(importlib.import_module(module), function)
-    except Exception as error:
-        raise ConfigError(f"gateway.trained_calls={name!r}: cannot be imported: {error}") from None

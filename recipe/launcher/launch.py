@@ -27,7 +27,7 @@ from empo2.recipe.launcher.commands import (
     url_of,
     wait_for_gateway,
 )
-from empo2.recipe.launcher.models import resolve_model
+from empo2.recipe.launcher.models import model_of
 from empo2.recipe.launcher.processes import Processes, bind, ending_descendants, running
 from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
 from empo2.recipe.launcher.run_directory import how_to_resume, open_run_directory
@@ -68,7 +68,7 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
     choice_of(settings.gateway.trained_calls)  # refuses what cannot be imported
     tasks = load_tasks(settings)
     StateReader(settings.memory)  # refuses a function that cannot be imported
-    model = _resolve_model(settings)
+    model = model_of(settings)
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
     scopes = [scope_of(task, settings.memory.scope) for task in tasks.train]
@@ -120,7 +120,7 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
     """
     file = directory / TASKS_FILE
     tasks = Tasks(**json.loads(file.read_text())) if file.exists() else load_tasks(settings)
-    model = _resolve_model(settings)
+    model = model_of(settings)
     if settings.hardware.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # compat/ hides GPUs by it, and Ray passes it to its workers
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.hardware.kv_cache))
@@ -148,13 +148,6 @@ def check_gpus(settings: Settings) -> None:
             raise ConfigError(
                 f"hardware.gpus_per_node={wanted}: this machine has {present}; --profile cpu needs none, gpu-1 one"
             )
-
-
-def _resolve_model(settings: Settings) -> str:
-    try:
-        return str(resolve_model(settings.model.path))
-    except OSError as error:
-        raise ConfigError(f"model.path: {error}") from None
 
 
 def _trainer(directory: Path, settings: int, url: str) -> list[str]:

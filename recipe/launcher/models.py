@@ -14,6 +14,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError
+
 SMOLLM2 = "smollm2-135m-instruct"
 NOTES = "smollm2-135m-notes"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -53,6 +56,18 @@ def resolve_model(name: str, cache: Path | None = None) -> Path | str:
             f"a Hugging Face name such as 'Qwen/Qwen2.5-7B-Instruct', {SMOLLM2!r} or {NOTES!r}"
         )
     return name
+
+
+def model_of(settings: Settings) -> str:
+    """Return what `resolve_model` does for ``model.path``.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    try:
+        return str(resolve_model(settings.model.path))
+    except OSError as error:
+        raise ConfigError(f"model.path: {error}") from None
 
 
 def _default_cache() -> Path:

@@ -79,9 +79,7 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
         with running(directory, environment) as processes, in_memory(settings) as file:
             endpoint = settings.model.server
             if endpoint is None:
-                vllm_port = _free_port()
-                endpoint = f"http://127.0.0.1:{vllm_port}/v1"
-                processes.start("vllm", vllm_command(settings, model, vllm_port))
+                endpoint = _start_vllm(settings, model, processes)
             gateway = gateway_command(directory, file, listener.fileno())
             processes.start("gateway", gateway, secrets=gateway_secrets, inherit=(file, listener.fileno()))
             wait_for_gateway(url, processes)
@@ -101,13 +99,11 @@ def vllm_server(model: str) -> Iterator[str]:
     from empo2.recipe.trainer.ray_environment import device
 
     own = load_settings("cpu" if device() == "cpu" else "gpu-1")
-    with tempfile.TemporaryDirectory(prefix="vllm-") as logs:
-        port = _free_port()
-        endpoint = f"http://127.0.0.1:{port}/v1"
-        with running(Path(logs), environment_without() | _vllm_environment(own)) as processes:
-            processes.start("vllm", vllm_command(own, model, port))
-            _wait_for_vllm(endpoint, processes)
-            yield endpoint
+    environment = environment_without() | _vllm_environment(own)
+    with tempfile.TemporaryDirectory(prefix="vllm-") as logs, running(Path(logs), environment) as processes:
+        endpoint = _start_vllm(own, model, processes)
+        _wait_for_vllm(endpoint, processes)
+        yield endpoint
 
 
 def check_server(url: str, model: str) -> None:
@@ -173,6 +169,13 @@ def _vllm_environment(settings: Settings) -> dict[str, str]:
     from empo2.recipe.trainer.ray_environment import VARIABLES
 
     return VARIABLES
+
+
+def _start_vllm(settings: Settings, model: str, processes: Processes) -> str:
+    """Start vLLM on a free port; return its address."""
+    port = _free_port()
+    processes.start("vllm", vllm_command(settings, model, port))
+    return f"http://127.0.0.1:{port}/v1"
 
 
 def _wait_for_vllm(endpoint: str, processes: Processes) -> None:

@@ -1,15 +1,12 @@
 """Load the tasks and check the agent that the settings name."""
 
 import contextlib
-import importlib
 import logging
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from empo2.recipe.config import Settings
+from empo2.recipe.config import Settings, imported
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.task_files import is_data, read_tasks
 from empo2.recipe.protocol import MADE_UP, PANEL, TRAIN_PANEL, UNSEEN_PANEL, scope_of
@@ -33,7 +30,7 @@ def check_agent(settings: Settings) -> str | None:
         ConfigError: there is none, it cannot be imported, has no ``run()``, or its ``check()`` fails.
     """
     name = settings.agent.name
-    loaded = _load(name, "agent.class")
+    loaded = imported(name, "agent.class")
     if not hasattr(loaded, "run"):
         raise ConfigError(
             f"agent.class={name!r}: has no run() method; agent-lightning calls {name.split(':')[1]}().run()"
@@ -80,7 +77,7 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
             train, val = read_tasks(tasks.source, **tasks.args)
         else:
             with _quiet_interrupts():
-                train, val = _load(tasks.source, "tasks.source")(**tasks.args)
+                train, val = imported(tasks.source, "tasks.source")(**tasks.args)
     except (TypeError, ValueError, KeyError, OSError) as error:
         raise ConfigError(f"tasks.args={tasks.args}: {error}") from None
     if not train or not val:
@@ -110,7 +107,7 @@ def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]
         ConfigError: names the first row that is refused, and why.
     """
     agent = settings.agent
-    episode = getattr(_load(agent.name, "agent.class"), "episode", None)
+    episode = getattr(imported(agent.name, "agent.class"), "episode", None)
     fields = {value.removeprefix("input.").partition(".")[0] for value in agent.env.values() if value[:6] == "input."}
     for number, row in enumerate(rows):
         where = f"--panel {panel}, row {number}"
@@ -122,12 +119,3 @@ def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]
                 episode(**row)
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"{where}: {error}") from None
-
-
-def _load(name: str, key: str) -> Any:
-    module, attribute = name.split(":")
-    sys.path[:0] = [os.getcwd()] if os.getcwd() not in sys.path else []
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise ConfigError(f"{key}={name!r}: cannot be imported: {error}") from None
