@@ -21,13 +21,14 @@ __all__ = ["mark"]
 
 type Start = Callable[..., subprocess.Popen[bytes]]
 
+# With os.write, since the signal may come while the first line is being written, and print is not reentrant.
 SAY_BYE = """
-import signal, sys, time
+import os, signal, sys, time
 def end(*_):
-    print("bye", flush=True)
+    os.write(1, b"bye\\n")
     sys.exit(3)
 signal.signal(signal.SIGTERM, end)
-print("up", flush=True)
+os.write(1, b"up\\n")
 time.sleep(1000)
 """
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(1000)"
