@@ -13,6 +13,7 @@ _SECRET_WORDS = frozenset(
 )
 # Columns of verl's data sets.
 _NO_SECRETS = frozenset({"prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "teacher_key"})
+_FOLDERS = ("PWD", "OLDPWD")  # in the environment these are a shell's folders, not passwords
 _PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 _SHORTEST = 8  # characters of a value that is looked for inside other text; "1" would be found everywhere
 
@@ -32,7 +33,8 @@ def redacted(values: Mapping[str, Any]) -> dict[str, Any]:
     environment variables with secret names, and passwords in URLs. None, empty values and fields of a task ("input.x")
     stay.
     """
-    found = {*_secrets_in(values), *_secrets_in(dict(os.environ))}
+    environment = {name: value for name, value in os.environ.items() if name not in _FOLDERS}
+    found = {*_secrets_in(values), *_secrets_in(environment)}
     known = sorted((secret for secret in found if len(secret) >= _SHORTEST), key=len, reverse=True)
     return {name: _without_secrets(name, value, known) for name, value in values.items()}
 

@@ -28,7 +28,9 @@ def test_names_of_secrets(name: str, secret: bool) -> None:
 def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
     monkeypatch.setenv("SHORT_KEY", "1")
+    monkeypatch.setenv("PWD", "/home/me/project")
     values = {
+        "directory": "/home/me/project/runs",
         "env": {
             "OPENAI_API_KEY": "sk-0123456789",
             "LINE": "play --key sk-0123456789",
@@ -41,6 +43,7 @@ def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
         "max_tokens": 7,
     }
     assert redacted(values) == {
+        "directory": "/home/me/project/runs",
         "env": {"OPENAI_API_KEY": MASK, "LINE": f"play --key {MASK}", "TOKEN": "input.token", "N": "11"},
         "list": [f"a {MASK} b", {"password": MASK}],
         "url": f"https://{MASK}@host/x",
