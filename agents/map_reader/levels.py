@@ -9,7 +9,7 @@ PANELS = Path(__file__).with_name("panels.json")
 LEVELS = {
     "easy": Level(rooms=11, distances=(1, 2), max_steps=8, chance=(0.5, 0.95)),
     "medium": Level(rooms=11, distances=(3,), max_steps=7, chance=(0.08, 0.2)),
-    "hard": Level(rooms=20, distances=(4,), max_steps=9, chance=(0.0, 0.03)),
+    "hard": Level(rooms=20, distances=(5,), max_steps=11, chance=(0.0, 0.03)),
 }
 
 
