@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from empo2.agents.coin_collector.agent import SYSTEM
 from empo2.agents.coin_collector.environment import TASK
-from empo2.agents.coin_collector.house import TAKE, House, refused, room_text
+from empo2.agents.houses.agent import SYSTEM
+from empo2.agents.houses.house import TAKE, House, refused, room_text
 from empo2.recipe.config import Reflection
 from empo2.recipe.gateway.reflector import question
 from empo2.recipe.gateway.tips import refusal, render_tips, tip_of

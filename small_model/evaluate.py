@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from empo2.agents.coin_collector.house import House
 from empo2.agents.coin_collector.levels import LEVELS
+from empo2.agents.houses.house import House
 from empo2.recipe.config import Reflection, load_settings
 from empo2.recipe.launcher.models import NOTES, resolve_model
 from empo2.small_model.episodes import Episode, play

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from empo2.agents.coin_collector.environment import walk
-from empo2.agents.coin_collector.house import DIRECTIONS, House, distances
+from empo2.agents.houses.house import DIRECTIONS, House, distances
 from empo2.agents.textworld_express.environment import Environment
 
 # Seeds of houses, disjoint from each other and from the panels' (below 100,000).

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from empo2.agents.coin_collector.house import Doors, House
+from empo2.agents.houses.house import Doors, House
 
 Move = tuple[str, str]  # a room and the direction in which it is left
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 
-from empo2.agents.coin_collector.house import DIRECTIONS, TAKE, Doors, distances
+from empo2.agents.houses.house import DIRECTIONS, TAKE, Doors, distances
 from empo2.small_model.notes import Note, way_to
 
 

@@ -5,9 +5,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from empo2.agents.coin_collector.agent import SYSTEM
 from empo2.agents.coin_collector.environment import TASK
-from empo2.agents.coin_collector.house import TAKE, House, refused, room_text
+from empo2.agents.houses.agent import SYSTEM
+from empo2.agents.houses.house import TAKE, House, refused, room_text
 from empo2.recipe.config import Reflection
 from empo2.recipe.gateway.reflector import question
 from empo2.recipe.gateway.tips import render_tips

@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from empo2.agents.coin_collector import agent
 from empo2.agents.coin_collector.agent import CoinCollectorAgent
 from empo2.agents.coin_collector.environment import CoinEnvironment, walk
-from empo2.agents.coin_collector.house import DIRECTIONS, House, room_text
 from empo2.agents.coin_collector.levels import LEVELS, panel
 from empo2.agents.coin_collector.tasks import Episode, load
+from empo2.agents.houses import agent
+from empo2.agents.houses.house import DIRECTIONS, House, room_text
 from empo2.agents.textworld_express.environment import Environment
-from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.tasks import check_agent, load_tasks
-from empo2.recipe.protocol import scope_of
 from empo2.small_model import houses as small_model
-from empo2.small_model.levels import chance
 
 SETTINGS = Path(__file__).parents[2] / "agents/coin_collector/train.yaml"
 ROOMS = 11
@@ -88,66 +84,16 @@ def test_the_distance_is_that_of_the_shortest_solution(world: Environment, seed:
     assert [state.score for state in states] == [0] * house.distance + [100]
 
 
-def test_no_house_is_in_two_panels_or_made_the_small_model():
-    panels = [set(panel(level)[part]) for level in LEVELS for part in ("train", "unseen")]
-    made = set(small_model.MAKE_SEEDS) | set(small_model.DEV_SEEDS)
-    measured = set(small_model.LEVEL_SEEDS) | set(small_model.TEST_SEEDS)
-    assert made.isdisjoint(measured)
+def test_no_house_of_a_panel_made_or_measured_the_small_model():
+    made = {*small_model.MAKE_SEEDS, *small_model.DEV_SEEDS, *small_model.LEVEL_SEEDS, *small_model.TEST_SEEDS}
     for level in LEVELS:
-        train, unseen = panel(level)["train"], panel(level)["unseen"]
-        assert len({*train, *unseen}) == len(train) + len(unseen) >= 32
-    for seeds in panels:
-        assert seeds.isdisjoint(made | measured)
+        for seeds in panel(level).values():
+            assert made.isdisjoint(seeds)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_panels_houses_are_of_their_level_and_all_different(world: Environment, level: str):
-    seeds = [seed for part in panel(level).values() for seed in part]
-    walked = [walk(world, LEVELS[level].rooms, seed) for seed in seeds]
-    assert len({repr(house) for house in walked}) == len(seeds)
-    low, high = LEVELS[level].chance
-    for house in walked:
-        assert house.distance in LEVELS[level].distances
-        assert house.distance < LEVELS[level].max_steps
-        assert low <= chance(house, LEVELS[level].max_steps) <= high
-
-
-def test_rows_are_the_first_houses_of_a_panel():
-    train, unseen = load("hard", train_houses=2, unseen_houses=3)
-    assert [row["seed"] for row in train + unseen] == panel("hard")["train"][:2] + panel("hard")["unseen"][:3]
-    steps = LEVELS["hard"].max_steps
-    assert train[0] == {
-        "level": "hard",
-        "seed": train[0]["seed"],
-        "max_steps": steps,
-        "actions": "free-text",
-        "choices": 6,
-    }
-    assert {row["max_steps"] for row in load("hard", max_steps=20)[0]} == {20}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"level": "hrad"}, "level 'hrad' is unknown; nearest: hard"),
-        ({"level": "hard", "train_houses": 0}, "train_houses 0 must be at least 1"),
-        ({"level": "hard", "unseen_houses": 10_000}, "unseen_houses 10000: level 'hard' has "),
-        ({"level": "hard", "max_steps": 0}, "max_steps 0 must be at least 1"),
-    ],
-)
-def test_a_wrong_argument_gets_one_line(wrong: dict, says: str):
-    with pytest.raises(ValueError, match=says):
-        load(**wrong)
-
-
-def test_the_settings_beside_the_agent_are_its_own():
-    settings = load_settings("cpu", file=SETTINGS)
-    assert check_agent(settings) is not None
-    rows = load_tasks(settings)
-    assert {variable: path for variable, path in settings.agent.env.items() if path.startswith("input.")} == (
-        Episode.env_map()
-    )
-    assert len({scope_of(row, settings.memory.scope) for row in rows.train}) == len(rows.train)
+def test_the_small_models_seeds_have_one_purpose_each():
+    made = set(small_model.MAKE_SEEDS) | set(small_model.DEV_SEEDS)
+    assert made.isdisjoint({*small_model.LEVEL_SEEDS, *small_model.TEST_SEEDS})
 
 
 def test_a_found_coin_is_posted_as_100(server, world: Environment, monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from empo2.agents.coin_collector.house import House
+from empo2.agents.houses.house import House
 from empo2.recipe.gateway.tips import render_tips
 from empo2.small_model import episodes
 from empo2.small_model.episodes import Episode, play

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from empo2.agents.coin_collector.house import House
+from empo2.agents.houses.house import House
 from empo2.small_model.notes import WORDINGS, Note, Turn, falsified, note_of, parse, render, shortened, way_to
 from empo2.small_model.player import Player
 

@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +100,19 @@ def textworld_express() -> dict[str, Any]:
     )
 
 
-def coin(level: str, part: str) -> dict[str, Any]:
-    from empo2.agents import coin_collector
-    from empo2.agents.coin_collector.tasks import load
-
-    train, unseen = load(level)
-    settings = read_layer(Path(coin_collector.__file__).with_name("train.yaml"))
+def houses(game: str, folder: str, level: str, part: str) -> dict[str, Any]:
+    tasks = import_module(f"empo2.agents.{folder}.tasks")
+    train, unseen = tasks.load(level)
+    settings = read_layer(Path(tasks.__file__ or "").with_name("train.yaml"))
     config = {section: settings[section] for section in ("algorithm", "agent", "memory", "reflection")}
     config["algorithm"] = {**settings["algorithm"], **_returns(failure=0.0)}
     rows = {"unseen": unseen, "train": train}[part]
-    houses = {"unseen": "16 houses that are never trained on", "train": "16 houses that are trained on"}[part]
-    return _panel(f"CoinCollector, level {level}: the {houses}.", [], config, rows)
+    which = {"unseen": "16 houses that are never trained on", "train": "16 houses that are trained on"}[part]
+    return _panel(f"{game}, level {level}: the {which}.", [], config, rows)
 
+
+_coin = partial(houses, "CoinCollector", "coin_collector")
+_mapreader = partial(houses, "MapReader", "map_reader")
 
 PANELS: dict[str, Callable[[], dict[str, Any]]] = {
     "scienceworld-paper": scienceworld_paper,
@@ -121,10 +123,16 @@ PANELS: dict[str, Callable[[], dict[str, Any]]] = {
     "webshop-500": webshop_500,
     "webshop-verl-agent": webshop_verl_agent,
     "textworld-express": textworld_express,
-    "coin-medium": partial(coin, "medium", "unseen"),
-    "coin-medium-seen": partial(coin, "medium", "train"),
-    "coin-hard": partial(coin, "hard", "unseen"),
-    "coin-hard-seen": partial(coin, "hard", "train"),
+    "coin-medium": partial(_coin, "medium", "unseen"),
+    "coin-medium-seen": partial(_coin, "medium", "train"),
+    "coin-hard": partial(_coin, "hard", "unseen"),
+    "coin-hard-seen": partial(_coin, "hard", "train"),
+    "mapreader-easy": partial(_mapreader, "easy", "unseen"),
+    "mapreader-easy-seen": partial(_mapreader, "easy", "train"),
+    "mapreader-medium": partial(_mapreader, "medium", "unseen"),
+    "mapreader-medium-seen": partial(_mapreader, "medium", "train"),
+    "mapreader-hard": partial(_mapreader, "hard", "unseen"),
+    "mapreader-hard-seen": partial(_mapreader, "hard", "train"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A house of CoinCollector as data: its rooms, the doors between them, and where the coin lies."""
+"""A house as data: its rooms, the doors between them, and where the coin lies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
