@@ -37,9 +37,10 @@ class Episode:
 
 def append_episode(folder: Path, episode: Episode) -> None:
     """Add an episode to the folder's file, without secrets."""
-    values = redacted({"key": episode.key, "return": episode.return_, "turns": episode.turns})
+    part, index, sample = episode.key
+    line = {"part": part, "index": index, "sample": sample, "return": episode.return_, "turns": episode.turns}
     with (folder / TURNS_FILE).open("a") as file:
-        file.write(json.dumps(values) + "\n")
+        file.write(json.dumps(redacted(line)) + "\n")
 
 
 def read_episodes(folder: Path) -> list[Episode]:
@@ -51,8 +52,8 @@ def read_episodes(folder: Path) -> list[Episode]:
     found: dict[Any, Episode] = {}
     for line in read_lines(folder / TURNS_FILE):
         if line["turns"]:
-            part, index, sample = line["key"]
-            episode = Episode((part, index, sample), line["return"], [Turn(*turn) for turn in line["turns"]])
+            key = line["part"], line["index"], line["sample"]
+            episode = Episode(key, line["return"], [Turn(*turn) for turn in line["turns"]])
             found[episode.key] = episode
     if not found:
         raise ConfigError(f"FOLDER {folder}: has no {TURNS_FILE}; it is written by empo2 eval with --keep-turns")

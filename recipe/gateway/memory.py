@@ -21,7 +21,7 @@ from empo2.recipe.config import Settings
 
 
 def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None) -> MemoryService:
-    """Load the embedder, and open, check and lock the run's memory; plain GRPO has none, and an embedder only for a critic.
+    """Load the embedder, and open, check and lock the run's memory; plain GRPO has none, and embeds only for a critic.
 
     Args:
         file: the memory file, created if absent.

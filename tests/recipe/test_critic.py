@@ -61,7 +61,7 @@ def test_values_of_a_chain_converge_to_those_by_hand(expectile: float) -> None:
     """Each action is as frequent as the other, and "off" is worth 0.
 
     The expectile of 0 and x is the v with (1 - τ) v = τ (x - v), so v = τ x; the mean for 0.5. Q(B, on) = 1, V(B) = τ,
-    Q(A, on) = γ V(B) = 0.99 τ, V(A) = 0.99 τ².
+    Q(A, on) = 0.99 V(B) = 0.99 τ, V(A) = 0.99 τ².
     """
     q, advantages = train(CHAIN, range(2500), seed=0, expectile=expectile, discount=0.99).judge(CHAIN)
     on_a, on_b = 0.99 * expectile, 1.0
