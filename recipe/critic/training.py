@@ -10,7 +10,7 @@ from empo2.recipe.critic.episodes import Episode
 from empo2.recipe.critic.model import Weights, outputs
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 EXPECTILE = 0.7  # τ of V's loss [retrospex]
 DISCOUNT = 0.99  # of the next step's value [retrospex]
@@ -126,13 +126,12 @@ def train(
     return Learned(*({name: weight.detach().numpy() for name, weight in each.items()} for each in (target, v)))
 
 
-def _network(networks: int, inputs: int, generator: "Tensor | object") -> Weights:
+def _network(networks: int, inputs: int, generator: "Generator") -> Weights:
     """Return weights drawn uniformly from ±1 / sqrt(inputs of the layer), as torch's Linear has them."""
     import torch
 
     def drawn(*shape: int, fan_in: int) -> "Tensor":
-        values = torch.rand(*shape, generator=generator)  # pyright: ignore[reportArgumentType]
-        return ((2 * values - 1) / fan_in**0.5).requires_grad_()
+        return ((2 * torch.rand(*shape, generator=generator) - 1) / fan_in**0.5).requires_grad_()
 
     return {
         "in": drawn(networks, inputs, _HIDDEN, fan_in=inputs),

@@ -395,15 +395,15 @@ def test_play_train_a_critic_and_be_ranked_by_it(tmp_path: Path) -> None:
 
     with ModelServer(answer=doors).serve() as model:
         command = ["eval", MODEL, "--server", model.url, "--panel", str(panel), "--profile", "cpu"]
-        played = empo2(tmp_path, *command, "--samples", "24", "--keep-turns", "--output", "played")
+        played = empo2(tmp_path, *command, "--samples", "10", "--keep-turns", "--output", "played")
         assert played.returncode == 0, played.stdout + played.stderr
-        trained = empo2(tmp_path, "critic", "played", "--output", "critic.npz", "--updates", "300")
+        trained = empo2(tmp_path, "critic", "played", "--output", "critic.npz", "--updates", "100")
         assert trained.returncode == 0, trained.stdout + trained.stderr
         again = [*command, "--samples", "2", "--output", "ranked", "critic.path=critic.npz", "critic.decay=0.1"]
         ranked = empo2(tmp_path, *again)
         assert ranked.returncode == 0, ranked.stdout + ranked.stderr
     assert "successes" in trained.stdout
-    assert "24 " not in trained.stdout.partition("held out")[2]  # the table is of a fifth
+    assert len((tmp_path / "played" / "turns.jsonl").read_text().splitlines()) == 10
     assert "critic  ranked the samples of 6 calls" in ranked.stdout
     assert "FAILED" not in ranked.stdout
     facts = json.loads((tmp_path / "ranked" / "evaluation.json").read_text())["critic"]
