@@ -23,7 +23,7 @@ example:
   empo2 eval Qwen/Qwen2.5-7B-Instruct --panel scienceworld-paper critic.path=runs/critic.npz
 """
 
-_HELD_OUT = 0.2  # of the episodes [ours]
+_HELD_OUT = slice(2, None, 5)  # of the episodes by their return, so that some of the successes are among them [ours]
 _EMBEDDED_AT_ONCE = 256
 
 
@@ -52,10 +52,12 @@ def critic(
     memory, success_return = _common_settings(folders)
     facts = Facts(*(memory[name] for name in ("embedder", "state", "state_characters")))
     episodes = [episode for folder in folders for episode in read_episodes(folder)]
-    held = int(_HELD_OUT * len(episodes))
-    if not held:
+    if len(episodes) < 5:
         raise ConfigError(f"FOLDER {folders[0]}: {len(episodes)} episodes; a fifth is held out, so give at least five")
     shuffled = [episodes[row] for row in np.random.default_rng(seed).permutation(len(episodes))]
+    training = sorted(shuffled, key=lambda episode: episode.return_)
+    testing = training[_HELD_OUT]
+    del training[_HELD_OUT]
     console = Console(highlight=False)
     try:
         embedder = SentenceEmbedder(facts.embedder)
@@ -67,7 +69,6 @@ def critic(
         parts = track(starts, f"{len(texts):,} texts", console=console)
         return np.concatenate([embedder.embed(texts[start : start + _EMBEDDED_AT_ONCE]) for start in parts])
 
-    training, testing = shuffled[held:], shuffled[:held]
     data = transitions_of(training, success_return, embed)
     learned = train(data, track(range(updates), f"{len(data):,} actions", console=console), seed=seed)
     q, advantages = learned.judge(transitions_of(testing, success_return, embed))
