@@ -54,6 +54,7 @@ def critic(
     episodes = [episode for folder in folders for episode in read_episodes(folder)]
     if len(episodes) < 5:
         raise ConfigError(f"FOLDER {folders[0]}: {len(episodes)} episodes; a fifth is held out, so give at least five")
+    output.parent.mkdir(parents=True, exist_ok=True)
     shuffled = [episodes[row] for row in np.random.default_rng(seed).permutation(len(episodes))]
     training = sorted(shuffled, key=lambda episode: episode.return_)
     testing = training[_HELD_OUT]

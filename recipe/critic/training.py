@@ -69,12 +69,12 @@ def transitions_of(
     """
     turns = [turn for episode in episodes for turn in episode.turns]
     texts = {text: row for row, text in enumerate(dict.fromkeys(text for turn in turns for text in turn))}
-    columns = np.array([[texts[text] for text in turn] for turn in turns])
+    tasks, states, actions = np.array([[texts[text] for text in turn] for turn in turns]).T
     ends = np.cumsum([len(episode.turns) for episode in episodes]) - 1
     rewards, last = np.zeros(len(turns), np.float32), np.zeros(len(turns), bool)
     rewards[ends] = [episode.return_ / success_return for episode in episodes]
     last[ends] = True
-    return Transitions(embed(list(texts)), *columns.T, rewards, last)
+    return Transitions(embed(list(texts)), tasks, states, actions, rewards, last)
 
 
 def expectile_loss(differences: "Tensor", expectile: float) -> "Tensor":

@@ -386,12 +386,12 @@ def test_play_train_a_critic_and_be_ranked_by_it(tmp_path: Path) -> None:
 
     def doors(body: Body) -> Body:
         """The doors 1 to 4 in turn; of several samples each is another one, and all are equally likely."""
-        choices = []
-        for number in range(body.get("n") or 1):
+        answers = []
+        for _ in range(body.get("n") or 1):
             counter.calls += 1
-            answer = model_server._completion(body, [1], f"{counter.calls % 4 + 1}", 8, chat=True)
-            choices.append({**answer["choices"][0], "index": number})
-        return {**answer, "choices": choices}
+            answers.append(model_server._completion(body, [1], f"{counter.calls % 4 + 1}", 8, chat=True))
+        choices = [{**answer["choices"][0], "index": number} for number, answer in enumerate(answers)]
+        return {**answers[0], "choices": choices}
 
     with ModelServer(answer=doors).serve() as model:
         command = ["eval", MODEL, "--server", model.url, "--panel", str(panel), "--profile", "cpu"]
