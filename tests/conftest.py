@@ -19,6 +19,8 @@ SLOW = (
     "memory/test_kill.py",
     "recipe/test_clients.py",
     "recipe/test_compat.py",
+    "recipe/test_critic.py::test_play_train_a_critic_and_be_ranked_by_it",
+    "recipe/test_critic.py::test_values_of_a_chain_converge_to_those_by_hand",
     "recipe/test_evaluation.py::test_a_server_that_is_down_is_named_in_one_line",
     "recipe/test_evaluation.py::test_adaptation_writes_tips_and_reads_them",
     "recipe/test_evaluation.py::test_evaluation_goes_on_where_it_stopped",

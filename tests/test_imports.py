@@ -13,7 +13,7 @@ ROOMS = ("agents", "memory", "recipe")
 
 # Rooms of recipe/, from the ground up: a module imports from its own room and from floors below it.
 FLOORS = (
-    {"protocol", "messages", "config", "errors", "failures", "redaction", "run_folder", "scopes"},
+    {"protocol", "messages", "config", "errors", "failures", "redaction", "run_folder", "scopes", "critic"},
     {"gateway", "trainer", "controller"},
     {"launcher", "retrofit", "evaluation"},
     {"cli"},

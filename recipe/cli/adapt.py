@@ -93,6 +93,8 @@ def adapt(
         remembers=memory != "off",
         empty=empty,
     )
+    if (critic := request.settings.critic.path) is not None:
+        raise ConfigError(f"critic.path={critic!r}: is for empo2 eval; set it to null")
     if memory == "read" and request.bank is None:
         raise ConfigError(f"--memory read: {model} has no memory; give one by --bank")
     other = load_panel(unseen, row or (), limit, only or ()) if unseen is not None else None

@@ -1,6 +1,8 @@
 """``empo2 eval`` and what it shares with ``empo2 adapt``: the model, the panel, the folder of the results."""
 
+import hashlib
 import os
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +153,9 @@ def evaluate(
     limit: Limit = None,
     only: Only = None,
     output: Output = None,
+    keep_turns: Annotated[
+        bool, typer.Option("--keep-turns", help="Keep states and actions in turns.jsonl, for empo2 critic.")
+    ] = False,
     profile: Profile = None,
     config: Config = None,
 ) -> None:
@@ -166,7 +171,9 @@ def evaluate(
     from empo2.recipe.evaluation.play import Player
     from empo2.recipe.evaluation.progress import progress
     from empo2.recipe.evaluation.results import Results
+    from empo2.recipe.evaluation.turns import turns_keeper
     from empo2.recipe.launcher.serving import serving
+    from empo2.recipe.protocol import DRAIN
 
     os.umask(0o077)  # chats and tips are for their owner only
     request = read_request(
@@ -185,10 +192,13 @@ def evaluate(
     parts = {"off": [MEMORY_OFF], "on": [MEMORY_ON], "both": [MEMORY_OFF, MEMORY_ON]}[memory]
     if MEMORY_ON in parts and request.bank is None:
         raise ConfigError(f"--memory {memory}: {model} has no memory; give one by --bank")
+    if keep_turns and MEMORY_ON in parts:
+        raise ConfigError(f"--memory {memory}: --keep-turns needs --memory off, since tips would be part of the states")
+    reranking = critic_facts(request.settings, memory)
     folder = output or Path(request.settings.run.directory, f"eval-{request.subject.name}-{request.panel.name}")
     console = Console()
     planned = planned_episodes(request.panel, parts, samples)
-    with closing(Results(folder, {"kind": "eval", **request.facts})) as results:
+    with closing(Results(folder, {"kind": "eval", **request.facts, "critic": reranking})) as results:
         missing = len(results.missing(planned))
         announce(console, request, folder, f"{missing:,} of {len(planned):,} episodes to play")
         if missing:
@@ -199,8 +209,40 @@ def evaluate(
                 serving(request.settings, folder, resolved) as served,
                 progress(console, len(planned) - missing, len(planned)) as show,
             ):
-                play_missing(Player(served.client, request.settings, served.check), results, planned, show)
+                keep = turns_keeper(folder, request.settings) if keep_turns else None
+                play_missing(Player(served.client, request.settings, served.check, keep), results, planned, show)
+                if reranking:
+                    metrics = served.client.post(DRAIN, json={"timeout": 1}).raise_for_status().json()
+                    console.print(reranking_line(metrics), soft_wrap=True, highlight=False)
     print_evaluation(folder, console)
+
+
+def critic_facts(settings: Settings, memory: str) -> dict[str, Any] | None:
+    """Return what decides the re-ranking, the critic's checksum included; None without a critic.
+
+    Args:
+        memory: the option.
+
+    Raises:
+        ConfigError: as `load_critic`; or tips are shown, which would be part of the states that the critic sees.
+    """
+    from empo2.recipe.critic.model import load_critic
+
+    path = settings.critic.path
+    if path is None:
+        return None
+    if memory != "off":
+        raise ConfigError(f"--memory {memory}: critic.path={path!r} needs --memory off; its states have no tips")
+    load_critic(path, settings.memory)
+    checksum = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return {**settings.critic.model_dump(), "path": str(Path(path).absolute()), "sha256": checksum}
+
+
+def reranking_line(metrics: Mapping[str, float]) -> str:
+    """Return one line on the calls that the critic has ranked."""
+    calls, changed, failures = (int(metrics.get(f"empo2/critic/{n}", 0)) for n in ("calls", "changed", "failures"))
+    failed = f"; it FAILED in {failures:,}, answered by the first sample (gateway.log)" if failures else ""
+    return f"critic  ranked the samples of {calls:,} calls, {changed:,} answers are not the most probable{failed}"
 
 
 def announce(console: "Console", request: Request, folder: Path, work: str) -> None:

@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fastapi import APIRouter, FastAPI, HTTPException
 from empo2.memory import EmbedderError, MemoryFileError, MemoryService
 from empo2.recipe import protocol
 from empo2.recipe.config import Settings
+from empo2.recipe.critic.model import load_critic
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.access import KeyCheck
 from empo2.recipe.gateway.credit import TipCredit
@@ -32,6 +34,7 @@ from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.middleware import MemoryMiddleware
 from empo2.recipe.gateway.other_calls import OtherCalls
 from empo2.recipe.gateway.reflector import Reflector
+from empo2.recipe.gateway.reranking import EvaluationSteps, Reranking
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.state import StateReader
 from empo2.recipe.gateway.tokenizer import tokenizer_of
@@ -39,6 +42,7 @@ from empo2.recipe.gateway.trained_calls import choice_of
 
 log = structlog.get_logger()
 
+_NO_LIMIT = httpx.Limits(max_connections=None)
 _CALL_SECONDS = 300  # as agent-lightning's own client
 _MEMORY_ERRORS = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError)
 _COMMIT_SECONDS = 10  # for the visits of a step; most of it is waiting for another process that holds the file
@@ -59,13 +63,13 @@ def make_gateway(
 
     Raises:
         OSError: the model's tokenizer cannot be read.
-        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported.
+        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported; ``critic.path`` no critic.
     """
     proxy = upstream.proxy_settings(settings.model, model_path)
     # Not agent-lightning's client: reflections would fill its pool of 100 connections, and agents would wait for them.
     external = settings.model.server is not None
-    transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else None
-    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), transport=transport, timeout=_CALL_SECONDS)
+    transport = partial(upstream.OpenAITransport, os.environ.get("OPENAI_API_KEY")) if external else _transport
+    client = httpx.AsyncClient(transport=transport(), timeout=_CALL_SECONDS)
     services = Services(
         settings=settings,
         memory=memory,
@@ -79,11 +83,19 @@ def make_gateway(
     app = upstream.agent_lightning_app(proxy, keys.admin)
     app.include_router(model_routes(model_path))
     app.include_router(_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
+    agents = httpx.AsyncClient(transport=transport(), timeout=_CALL_SECONDS) if external else None
+    if settings.critic.path is not None:
+        critic = load_critic(settings.critic.path, settings.memory)
+        reranking = Reranking(
+            transport(), settings.critic, critic, memory=memory, state=services.state, counts=services.metrics.counts
+        )
+        agents = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS)
+        app.add_middleware(EvaluationSteps)
     # The one added last is asked first.
     app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector)
     max_bytes = int(settings.gateway.max_request * 2**20)
     app.add_middleware(Translator, max_bytes=max_bytes)
-    others = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=_CALL_SECONDS)
+    others = httpx.AsyncClient(transport=_transport(), timeout=_CALL_SECONDS)
     app.add_middleware(
         OtherCalls,
         trained=choice_of(settings.gateway.trained_calls),
@@ -98,9 +110,9 @@ def make_gateway(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with upstream_lifespan(app) as state, client, others:
-            if external:
-                upstream.send_by(app, client)
+        async with upstream_lifespan(app) as state, client, others, agents or contextlib.nullcontext():
+            if agents is not None:
+                upstream.send_by(app, agents)
             sweeping = asyncio.create_task(_sweep(services, episodes))
             try:
                 yield state
@@ -112,6 +124,10 @@ def make_gateway(
 
     app.router.lifespan_context = lifespan
     return app
+
+
+def _transport() -> httpx.AsyncBaseTransport:
+    return httpx.AsyncHTTPTransport(limits=_NO_LIMIT)
 
 
 async def _sweep(services: Services, episodes: Episodes) -> None:

@@ -21,7 +21,7 @@ from empo2.recipe.config import Settings
 
 
 def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None) -> MemoryService:
-    """Load the embedder, and open, check and lock the run's memory; plain GRPO has neither.
+    """Load the embedder, and open, check and lock the run's memory; plain GRPO has none, and embeds only for a critic.
 
     Args:
         file: the memory file, created if absent.
@@ -33,7 +33,9 @@ def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None
     """
     memory = settings.memory
     if settings.algorithm.name == "grpo":
-        file, embedder = Path(":memory:"), _NoEmbedder()
+        file = Path(":memory:")
+        if settings.critic.path is None:
+            embedder = _NoEmbedder()
     return MemoryService(
         file,
         embedder or SentenceEmbedder(memory.embedder, device=memory.embedder_device),

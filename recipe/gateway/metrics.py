@@ -9,7 +9,7 @@ class StepMetrics:
     """Counts and sums since the step began; `drain` returns them as metrics and starts the next step.
 
     Attributes:
-        counts: by name; ``tips_refused/REASON`` for each reason.
+        counts: by name; ``tips_refused/REASON`` for each reason, and with a critic those of `Reranking`.
         memory_seconds: spent on calls before they were sent.
         embedding_seconds: the part of it spent waiting for embeddings.
     """
@@ -44,7 +44,7 @@ class StepMetrics:
             "untrained_calls",
         )
         metrics: dict[str, float] = {name: counts[name] for name in totals}
-        metrics |= {name: count for name, count in counts.items() if name.startswith("tips_refused/")}
+        metrics |= {name: count for name, count in counts.items() if name.startswith(("tips_refused/", "critic/"))}
         metrics |= {
             "tips_injected_per_call": counts["tips_injected"] / searches,
             "hit_rate": counts["hits"] / searches,

@@ -1,12 +1,13 @@
 """The state of an episode: the text that is embedded to find tips and to count visits (chosen in docs/states.md)."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
 
 from empo2.recipe.config import Memory, imported
-from empo2.recipe.messages import Message, newest_observation
+from empo2.recipe.messages import Message, newest_observation, text_of
 
 log = structlog.get_logger()
 
@@ -39,6 +40,15 @@ class StateReader:
         """
         part = _end if self._part is _beginning else self._part
         return part([{"role": "user", "content": prompt}], self._characters)
+
+    def task_and_state(self, body: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the beginning of a request's first user message, which usually states the task, and its state."""
+        messages = body.get("messages")
+        if not messages:
+            prompt = str(body.get("prompt") or "")
+            return prompt[: self._characters], self.of_prompt(prompt)
+        task = next((text_of(message.get("content")) for message in messages if message.get("role") == "user"), "")
+        return task[: self._characters], self.of_chat(messages)
 
 
 def _part(state: str) -> Callable[[Sequence[Message], int], str]:

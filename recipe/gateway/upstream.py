@@ -90,6 +90,12 @@ def rewards_of(rollout_id: str) -> list[Any]:
     return [event.data.get("value") for event in events if event.event_type == "reward"]
 
 
+def answered_calls(rollout_id: str, attempt_id: str) -> int:
+    """Return the number of an attempt's model calls that were answered."""
+    events = _events.get(rollout_id, {}).get(attempt_id, [])
+    return sum(event.event_type == "model_request" and event.data.get("status") == "ok" for event in events)
+
+
 def unchanged_since(time: float) -> Iterator[str]:
     """Yield the ids of rollouts in which nothing has happened since then (Unix time, seconds)."""
     for rollout_id, rollout in list(_rollouts.items()):

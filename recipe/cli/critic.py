@@ -1,0 +1,120 @@
+"""``empo2 critic``."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from empo2.recipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from empo2.recipe.critic.episodes import Episode
+
+EXAMPLES = """\b
+example:
+  empo2 eval Qwen/Qwen2.5-7B-Instruct --panel scienceworld-paper-seen --samples 16 --keep-turns --output runs/played
+  empo2 critic runs/played --output runs/critic.npz
+  empo2 eval Qwen/Qwen2.5-7B-Instruct --panel scienceworld-paper critic.path=runs/critic.npz
+"""
+
+_HELD_OUT = slice(2, None, 5)  # of the episodes by their return, so that some of the successes are among them [ours]
+_EMBEDDED_AT_ONCE = 256
+
+
+def critic(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="Results of empo2 eval with --keep-turns; may be several.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Of the critic.")] = Path("critic.npz"),
+    updates: Annotated[int, typer.Option(min=1, help="Optimizer steps, of 128 transitions each.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Of the networks, the batches, and the episodes that are held out.")] = 0,
+) -> None:
+    """Train a critic of actions on episodes of one's own, for critic.path.
+
+    Implicit Q-learning, as in Retrospex (arXiv 2505.11807), on a CPU. A fifth of the episodes is held out; the table
+    shows what the critic says about their actions.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from empo2.memory import EmbedderError, SentenceEmbedder
+    from empo2.recipe.critic.episodes import read_episodes
+    from empo2.recipe.critic.model import Critic, Facts
+    from empo2.recipe.critic.training import train, transitions_of
+
+    os.umask(0o077)
+    memory, success_return = _common_settings(folders)
+    facts = Facts(*(memory[name] for name in ("embedder", "state", "state_characters")))
+    episodes = [episode for folder in folders for episode in read_episodes(folder)]
+    if len(episodes) < 5:
+        raise ConfigError(f"FOLDER {folders[0]}: {len(episodes)} episodes; a fifth is held out, so give at least five")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    shuffled = [episodes[row] for row in np.random.default_rng(seed).permutation(len(episodes))]
+    training = sorted(shuffled, key=lambda episode: episode.return_)
+    testing = training[_HELD_OUT]
+    del training[_HELD_OUT]
+    console = Console(highlight=False)
+    try:
+        embedder = SentenceEmbedder(facts.embedder)
+    except EmbedderError as error:
+        raise ConfigError(f"FOLDER {folders[0]}: {error}") from None
+
+    def embed(texts: Sequence[str]) -> np.ndarray:
+        starts = range(0, len(texts), _EMBEDDED_AT_ONCE)
+        parts = track(starts, f"{len(texts):,} texts", console=console)
+        return np.concatenate([embedder.embed(texts[start : start + _EMBEDDED_AT_ONCE]) for start in parts])
+
+    data = transitions_of(training, success_return, embed)
+    learned = train(data, track(range(updates), f"{len(data):,} actions", console=console), seed=seed)
+    q, advantages = learned.judge(transitions_of(testing, success_return, embed))
+    Critic(facts, learned.q).save(output)
+    console.print(judgements_table(testing, success_return, q, advantages))
+    console.print(f"critic  {output}", soft_wrap=True, markup=False)
+
+
+def judgements_table(
+    episodes: Sequence["Episode"], success_return: float, q: np.ndarray, advantages: np.ndarray
+) -> "Table":
+    """Return a table of what a critic says about the actions of episodes, those of successes apart.
+
+    Args:
+        q, advantages: Q and Q - V of each action, in the order of the episodes, [n].
+    """
+    from empo2.recipe.evaluation.summary import table_of
+
+    table = table_of(["held out", "episodes", "actions", "mean Q", "mean Q - V"])
+    solved = np.array([episode.return_ >= success_return for episode in episodes])
+    of_solved = np.repeat(solved, [len(episode.turns) for episode in episodes])
+    for name, mask, count in (("successes", of_solved, solved.sum()), ("failures", ~of_solved, (~solved).sum())):
+        means = [f"{values[mask].mean():.3f}" if mask.any() else "" for values in (q, advantages)]
+        table.add_row(name, str(count), str(mask.sum()), *means)
+    return table
+
+
+def _common_settings(folders: Sequence[Path]) -> tuple[dict[str, Any], float]:
+    """Return the section ``memory`` and the return of a success that all evaluations have.
+
+    Raises:
+        ConfigError: a folder is of no evaluation, or they differ.
+    """
+    from empo2.recipe.evaluation.results import FACTS_FILE, kind_of
+
+    found = []
+    for folder in folders:
+        if kind_of(folder) != "eval":
+            raise ConfigError(f"FOLDER {folder}: holds no results of empo2 eval")
+        facts = json.loads((folder / FACTS_FILE).read_text())
+        found.append((facts["memory"], facts["algorithm"]["success_return"]))
+        for name, first, other in (
+            *((f"memory.{name}", found[0][0][name], found[-1][0][name]) for name in found[0][0]),
+            ("algorithm.success_return", found[0][1], found[-1][1]),
+        ):
+            if first != other:
+                raise ConfigError(f"FOLDER {folder}: has {name}={other!r}, {folders[0]} has {first!r}; train on one")
+    return found[0]

@@ -1,0 +1,150 @@
+"""Answer evaluation calls with the best of several samples, by the policy's probability and a critic.
+
+That is the rescoring of Retrospex (arXiv 2505.11807), as in its code. It happens where agent-lightning sends a call, so
+all that it records of the call, token ids among them, is of the chosen sample. Training calls pass unchanged, since the
+policy would not have sampled what is chosen.
+"""
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import httpx
+import numpy as np
+import structlog
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from empo2.memory import MemoryService
+from empo2.recipe.config import CriticSettings
+from empo2.recipe.critic.model import Critic
+from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.logs import described
+from empo2.recipe.gateway.state import StateReader
+from empo2.recipe.messages import reply_of, spoken
+
+log = structlog.get_logger()
+
+type Body = dict[str, Any]
+
+_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/val/openai/v1/(chat/completions|completions)")
+_step: ContextVar[int | None] = ContextVar("step", default=None)  # of the evaluation call that this task serves
+
+
+class EvaluationSteps:
+    """ASGI middleware that tells `Reranking` the step of an evaluation call: the answered calls before it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = _CALL.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        token = _step.set(upstream.answered_calls(match[1], match[2]) if match else None)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            _step.reset(token)
+
+
+class Reranking(httpx.AsyncBaseTransport):
+    """Sends an evaluation call as one for several samples, and returns the best of them as the only one.
+
+    An agent that asks for several samples itself gets them unchanged. ``usage`` stays that of all samples.
+
+    Args:
+        transport: sends the requests.
+        memory: embeds texts.
+        counts: ``critic/calls``, ``critic/changed`` (the answer is not the most probable sample) and
+            ``critic/failures`` (it is the first one, because samples had no log-probs or an embedding failed).
+    """
+
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport,
+        settings: CriticSettings,
+        critic: Critic,
+        *,
+        memory: MemoryService,
+        state: StateReader,
+        counts: Counter[str],
+    ) -> None:
+        self._transport = transport
+        self._settings = settings
+        self._critic = critic
+        self._memory = memory
+        self._state = state
+        self._counts = counts
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        step = _step.get()
+        body = json.loads(request.content) if step is not None else {}
+        if step is None or body.get("n") not in (None, 1):
+            return await self._transport.handle_async_request(request)
+        log_probs = {} if body.get("logprobs") else {"logprobs": True if "messages" in body else 1}
+        asked = {**body, "n": self._settings.samples, **log_probs}
+        sent = httpx.Request(request.method, request.url, json=asked, extensions=request.extensions)
+        response = await self._transport.handle_async_request(sent)
+        await response.aread()
+        if response.status_code != 200:
+            return httpx.Response(response.status_code, headers=response.headers, content=response.content)
+        answer = response.json()
+        chosen = answer["choices"][await self._best(step, body, answer["choices"])]
+        if log_probs:
+            chosen["logprobs"] = None
+        return httpx.Response(200, json={**answer, "choices": [{**chosen, "index": 0}]})
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+    async def _best(self, step: int, body: Body, choices: Sequence[Body]) -> int:
+        self._counts["critic/calls"] += 1
+        try:
+            probabilities = np.array([probability(choice) for choice in choices])
+            scores = ranking_scores(probabilities, await self._values(body, choices), weight(self._settings, step))
+        except Exception as error:  # the agent's call goes on
+            log.error("the critic failed", error=described(error))
+            self._counts["critic/failures"] += 1
+            return 0
+        best = int(scores.argmax())
+        self._counts["critic/changed"] += _text(choices[best]) != _text(choices[int(probabilities.argmax())])
+        return best
+
+    async def _values(self, body: Body, choices: Sequence[Body]) -> np.ndarray:
+        task, state = self._state.task_and_state(body)
+        texts = [task, state, *(_text(choice)[: self._critic.facts.state_characters] for choice in choices)]
+        keys = await asyncio.gather(*(self._memory.embed(text, urgent=True) for text in texts))
+        return self._critic.values(keys[0], keys[1], keys[2:])
+
+
+def probability(choice: Body) -> float:
+    """Return exp of the mean log-prob of a sample's tokens.
+
+    Raises:
+        LookupError, TypeError: the server has not given them.
+    """
+    found = choice["logprobs"]
+    listed = [token["logprob"] for token in found["content"]] if "content" in found else found["token_logprobs"]
+    return float(np.exp(np.mean(listed)))
+
+
+def weight(settings: CriticSettings, step: int) -> float:
+    """Return λ_t = max(b, d^t), the weight of the policy's own probability in step t, from 0."""
+    return max(settings.least_weight, settings.decay**step)
+
+
+def ranking_scores(probabilities: np.ndarray, values: np.ndarray, weight: float) -> np.ndarray:
+    """Return λ p̂ + (1 - λ) Q̂ of each sample, where p̂ and Q̂ are scaled to 0...1 over the samples."""
+    return weight * _scaled(probabilities) + (1 - weight) * _scaled(values)
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    """Return min-max scaled values; 0.5 if all are equal, as Retrospex's WebShop code."""
+    width = np.ptp(values)
+    return (values - values.min()) / width if width > 0 else np.full(len(values), 0.5)
+
+
+def _text(choice: Body) -> str:
+    return spoken(reply_of({"choices": [choice]}) or {})
