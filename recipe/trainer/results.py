@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from agentlightning.schemas import RolloutState
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
+from pydantic import ValidationError
 
 from empo2.recipe.failures import cause_of_failure, numbers_of
-from empo2.recipe.protocol import CALL_EVENT, PANEL, CallEvent, Mode, RolloutTag
+from empo2.recipe.protocol import CALL_EVENT, ERROR_EVENT, PANEL, AgentError, CallEvent, Mode, RolloutTag
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class StepResults:
         lost: the same counts by panel and by whether the rollout saw tips.
         turns_dropped: turns of kept rollouts that are not trained.
         errors: one message for each dropped rollout.
+        reasons: why a rollout was dropped, by its id.
     """
 
     kept: dict[str, RolloutResult] = field(default_factory=dict)
@@ -76,13 +78,15 @@ class StepResults:
     lost: Counter[tuple[str, bool]] = field(default_factory=Counter)
     turns_dropped: int = 0
     errors: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def drop(self, rollout: CompletedRollout, reason: str) -> None:
         """Count a rollout as dropped, and forget its result."""
         self.kept.pop(rollout.rollout_id, None)
         self.dropped[reason] += 1
         self.lost[panel_of(rollout), mode_of(rollout).memory] += 1
-        self.errors.append(rollout.error_message or reason.replace("_", " "))
+        self.errors.append(str(agent_error(rollout) or rollout.error_message or reason.replace("_", " ")))
+        self.reasons[rollout.rollout_id] = reason
 
     def why_none(self) -> str:
         """Return one line that says why none of the rollouts can be used."""
@@ -119,6 +123,15 @@ def failure(rollout: CompletedRollout) -> str | None:
         return None
     calls = [event["data"] for event in rollout.events if event["event_type"] == "model_request"]
     return cause_of_failure(rollout.error_message, calls, answered=bool(rollout.triplets))
+
+
+def agent_error(rollout: CompletedRollout) -> AgentError | None:
+    """Return the exception that ended a rollout's agent; None if none was reported."""
+    errors = [event["data"] for event in rollout.events if event["event_type"] == ERROR_EVENT]
+    try:
+        return AgentError.model_validate(errors[-1]) if errors else None
+    except ValidationError:  # agents can post any event
+        return None
 
 
 def agent_metrics(rollout: CompletedRollout) -> dict[str, float]:

@@ -18,8 +18,9 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.launcher.launch import launch
 from empo2.recipe.launcher.processes import Processes
-from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
+from empo2.recipe.launcher.progress import NewMetrics, RunProgress, step_summary
 from empo2.recipe.launcher.workers import Workers
+from empo2.recipe.protocol import StepProgress
 
 from ..processes import DAEMON, mark, marked, until
 
@@ -279,8 +280,65 @@ def test_what_is_shown_of_a_step() -> None:
     }
     assert step_summary(metrics) == "return  -12.50  memory, on-policy   8 tips  24 s  3 rollouts dropped"
     assert step_summary({"val/return": 8.25, "val/success_rate": 0}) == "validation 8.25"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The time of `RunProgress`, which stands still."""
+    now = [0.0]
+    monkeypatch.setattr("empo2.recipe.launcher.progress.time.monotonic", lambda: now[0])
+    yield now
+
+
+def test_what_is_told_of_a_run_where_there_is_no_terminal(clock: list[float]) -> None:
+    """A line when something new is loaded, one for each step, and one a minute within a step."""
     output = io.StringIO()
-    with progress(Console(file=output, width=80), 6) as show:
-        show("loading", None)
-        show(step_summary(json.loads('{"val/return": 8.25}')), 0)
-    assert output.getvalue() == "loading\nstep 0/6  validation 8.25\n"
+    with RunProgress(Console(file=output, width=80), 6, done=2, started=-1.0) as shown:
+        for clock[0], stage in ((0, "gateway"), (1, "gateway"), (8, "Ray"), (14, "verl"), (24, "policy"), (39, "vLLM")):
+            shown.loading(stage)
+        clock[0] = 69
+        shown.loading("")
+        shown.playing(StepProgress())  # no rollout yet
+        clock[0] = 70
+        shown.playing(StepProgress(rollouts=8))
+        clock[0] = 140
+        shown.playing(StepProgress(rollouts=8, ended=3, calls=41, tips=2))
+        clock[0] = 150
+        shown.playing(StepProgress(rollouts=8, ended=4, calls=50, tips=2))
+        clock[0] = 201
+        shown.playing(StepProgress())
+        shown.step({"step": 3, "val/return": 8.25})
+        clock[0] = 260
+        shown.playing(StepProgress(rollouts=3, ended=1, validation=True, calls=4))
+        clock[0] = 261
+        shown.playing(StepProgress(rollouts=3, ended=1, validation=True, calls=4))
+    assert output.getvalue().splitlines() == [
+        "   1 s  loading gateway; then Ray, verl, policy, vLLM",
+        "   9 s  loading Ray; then verl, policy, vLLM",
+        "  15 s  loading verl; then policy, vLLM",
+        "  25 s  loading policy; then vLLM",
+        "  40 s  loading vLLM",
+        "  70 s  all is loaded",
+        "first rollout 71 s after the start",
+        "step 3/6  rollouts 3/8  41 model calls  2 tips written",
+        "step 3/6  rollouts are done; the policy is updated",
+        "step 3/6  validation 8.25",
+        "validation rollouts 1/3  4 model calls",
+    ]
+
+
+def test_a_terminal_has_one_line_that_changes() -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=120, force_terminal=True, color_system=None)
+    with RunProgress(console, 6, started=time.monotonic()) as shown:
+        shown.loading("verl")
+        shown._bar.refresh()  # pyright: ignore[reportOptionalMemberAccess]
+        shown.loading("")
+        shown.playing(StepProgress(rollouts=8, ended=3, calls=41, tips=2))
+        shown._bar.refresh()  # pyright: ignore[reportOptionalMemberAccess]
+        shown.step({"step": 1, "val/return": 8.25})
+    frames = output.getvalue().replace("\r", "\n").splitlines()
+    assert any("0/6" in frame and "loading verl; then policy, vLLM" in frame for frame in frames)
+    assert any("0/6" in frame and "rollouts 3/8  41 model calls  2 tips written" in frame for frame in frames)
+    stayed = [frame.removeprefix("\x1b[2K").strip() for frame in frames]
+    assert "first rollout 0 s after the start" in stayed and "step 1/6  validation 8.25" in stayed
