@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from empo2.recipe.protocol import AgentError
+from pydantic import ValidationError
+
+from empo2.recipe.protocol import ERROR_EVENT, AgentError
 
 FAILED_BY_AGENT, FAILED_BY_SYSTEM = "failed_by_agent", "failed_by_system"
 
@@ -51,6 +53,15 @@ _NODE_FRAME = re.compile(
 _ERROR_LINE = re.compile(
     r"^(?:Uncaught )?(?:\w+\.)*(\w*(?:Error|Exception|Exit|Timeout|Failed))(?:: *(.*))?$", re.MULTILINE
 )
+
+
+def reported_error(events: Sequence[Mapping[str, Any]]) -> AgentError | None:
+    """Return the exception that ended a rollout's agent, from its events; None if none was reported."""
+    errors = [event["data"] for event in events if event["event_type"] == ERROR_EVENT]
+    try:
+        return AgentError.model_validate(errors[-1]) if errors else None
+    except ValidationError:  # agents can post any event
+        return None
 
 
 def error_of(error: BaseException, *, own: str = "") -> AgentError:

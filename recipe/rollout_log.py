@@ -105,7 +105,13 @@ class RolloutLog:
             return
         rows = [_row(rollout) for rollout in rollouts]
         dropped = [
-            (each.step, each.phase, each.dropped, each.cause, str(redacted({"text": each.example})["text"]), each.id)
+            (
+                each.step,
+                each.phase,
+                each.dropped,
+                *redacted({"cause": each.cause, "text": each.example}).values(),
+                each.id,
+            )
             for each in rollouts
             if each.dropped
         ]

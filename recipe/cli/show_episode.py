@@ -26,16 +26,15 @@ _STYLES = {"read": "", "trained": "green", "masked": "red strike"}
 
 def rollouts_table(rollouts: Sequence[LoggedRollout], prefix: int) -> Table:
     """Return a table with a row for each rollout; ids are cut to ``prefix`` characters."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("step", "rollout", "phase", "mode", "return", "advantage", "turns", "tips", "dropped"):
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
+    for heading in ("step", "rollout", "mode", "return", "advantage", "turns", "tips", "dropped"):
         number = heading in ("step", "return", "advantage", "turns", "tips")
         table.add_column(heading, justify="right" if number else "left", no_wrap=heading != "dropped")
     for each in rollouts:
         table.add_row(
             str(each.step),
             each.id[:prefix],
-            each.phase,
-            each.mode,
+            each.mode if each.phase == "training" else f"val, {each.mode}",
             "" if each.return_ is None else f"{each.return_:.4g}",
             "" if each.advantage is None else f"{each.advantage:+.2f}",
             str(each.turns),

@@ -5,10 +5,11 @@ from typing import Any
 
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
+from empo2.recipe.failures import reported_error
 from empo2.recipe.messages import Message, reply_of
 from empo2.recipe.protocol import CALL_EVENT, CallEvent
 from empo2.recipe.rollout_log import LoggedRollout, Phase
-from empo2.recipe.trainer.results import StepResults, agent_error, mode_of, tips_of
+from empo2.recipe.trainer.results import StepResults, mode_of, tips_of
 
 _TEXT_CHARACTERS = 20_000  # of one text, such as an image in a message
 _ROLLOUT_CHARACTERS = 400_000  # of all new messages of a rollout; a chat that is written anew each turn may reach it
@@ -24,7 +25,7 @@ def logged_rollouts(
     """
     for rollout in played:
         rollout_id = rollout.rollout_id
-        error, calls = agent_error(rollout), list(_calls(rollout.events))
+        error, calls = reported_error(rollout.events), list(_calls(rollout.events))
         dropped = results.reasons.get(rollout_id)
         if dropped is None and phase == "training" and rollout_id not in advantages:
             dropped = "overlong"

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from agentlightning.schemas import RolloutState
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
-from pydantic import ValidationError
 
-from empo2.recipe.failures import cause_of_failure, numbers_of
-from empo2.recipe.protocol import CALL_EVENT, ERROR_EVENT, PANEL, AgentError, CallEvent, Mode, RolloutTag
+from empo2.recipe.failures import cause_of_failure, numbers_of, reported_error
+from empo2.recipe.protocol import CALL_EVENT, PANEL, CallEvent, Mode, RolloutTag
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class StepResults:
         self.kept.pop(rollout.rollout_id, None)
         self.dropped[reason] += 1
         self.lost[panel_of(rollout), mode_of(rollout).memory] += 1
-        self.errors.append(str(agent_error(rollout) or rollout.error_message or reason.replace("_", " ")))
+        self.errors.append(str(reported_error(rollout.events) or rollout.error_message or reason.replace("_", " ")))
         self.reasons[rollout.rollout_id] = reason
 
     def why_none(self) -> str:
@@ -123,15 +122,6 @@ def failure(rollout: CompletedRollout) -> str | None:
         return None
     calls = [event["data"] for event in rollout.events if event["event_type"] == "model_request"]
     return cause_of_failure(rollout.error_message, calls, answered=bool(rollout.triplets))
-
-
-def agent_error(rollout: CompletedRollout) -> AgentError | None:
-    """Return the exception that ended a rollout's agent; None if none was reported."""
-    errors = [event["data"] for event in rollout.events if event["event_type"] == ERROR_EVENT]
-    try:
-        return AgentError.model_validate(errors[-1]) if errors else None
-    except ValidationError:  # agents can post any event
-        return None
 
 
 def agent_metrics(rollout: CompletedRollout) -> dict[str, float]:

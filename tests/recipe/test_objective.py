@@ -113,6 +113,7 @@ class Result:
     gradients: list[np.ndarray]  # of each row's response tokens
     metrics: dict[str, Any]
     elsewhere: float  # sum of |gradient| at all other positions
+    masked_at: list[int] | None  # None of another loss
 
 
 def run(rows: list[Row], *, delta: float = DELTA, loss_function: Any = None, **config: Any) -> Result:
@@ -126,7 +127,7 @@ def run(rows: list[Row], *, delta: float = DELTA, loss_function: Any = None, **c
         before, response, after = leaf.grad.split([row.prompt - 1, len(row.new), 1])
         responses.append(response.numpy())
         elsewhere += float(before.abs().sum() + after.abs().sum())
-    return Result(loss.item(), responses, metrics, elsewhere)
+    return Result(loss.item(), responses, metrics, elsewhere, metrics.pop("masked_at", None))
 
 
 def expected(rows: list[Row], *, delta: float = DELTA) -> tuple[float, list[np.ndarray]]:
@@ -359,11 +360,11 @@ def test_the_masked_tokens_of_the_recorded_row_are_handed_over() -> None:
             recorded=True,
         ),
     ]
-    assert run(rows).metrics["masked_at"] == [1, 4]
-    assert run(rows, delta=0).metrics["masked_at"] == []
-    assert run(rows[:1]).metrics["masked_at"] == []
+    assert run(rows).masked_at == [1, 4]
+    assert run(rows, delta=0).masked_at == []
+    assert run(rows[:1]).masked_at == []
     rows[1].off_policy = False
-    assert run(rows).metrics["masked_at"] == []
+    assert run(rows).masked_at == []
 
 
 def test_data_parallel_size_scales_as_in_agent_lightnings_loss() -> None:

@@ -24,6 +24,7 @@ from verl.utils.metric import AggregationType, Metric
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.protocol import CALL_EVENT, Mode
+from empo2.recipe.rollout_log import read_rollouts
 from empo2.recipe.trainer.advantages import rollout_advantages
 from empo2.recipe.trainer.compat.agentlightning import (
     GIVEN_ADVANTAGES,
@@ -167,7 +168,8 @@ def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     trainer.config.empo2 = {"run_directory": str(tmp_path)}
     for trainer.global_steps in (7, 8):
         trainer._update_actor(batch)
-    assert trainer.trained.batch["recorded"].sum() == 1
+    real = trainer.trained.batch["token_weight"] > 0  # a filler is a copy of the first row
+    assert trainer.trained.batch["recorded"][real].sum() == 1
     trainer.config.actor_rollout_ref.actor.use_kl_loss = False
     batch.batch["advantages"][:] = 0.0  # all rows but the first one of an update are left out
     batch.batch["returns"][1:] = 1.0
@@ -176,6 +178,40 @@ def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert [record["step"] for record in records] == [7, 8, 8]
     assert [span[0] for span in records[0]["spans"]] == ["read", "masked", "trained"] and records[0]["advantage"] != 0
     assert [record["mask_known"] for record in records] == [True, True, False]
+
+
+def test_each_step_leaves_its_rollouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With what became of them: trained, overlong, or without any that can be used."""
+    returns = {"g-0": 1.0, "g-1": 2.0, "g-2": 3.0}
+    lengths = {"g-1": PROMPT + 1}
+    trainer = trainer_of(returns, monkeypatch, mode=ON_POLICY, prompts=lengths)
+    trainer.config.empo2 = {"run_directory": str(tmp_path)}
+    trainer._manager.played = played(returns, prompts=lengths)
+    trainer._rollout(DataProto(), is_train=True)
+    assert trainer._manager.played == []
+    found = {each.id: each for each in read_rollouts(tmp_path / "rollouts.sqlite")}
+    assert [(each.step, each.dropped, each.return_) for each in found.values()] == [
+        (7, None, 1.0),
+        (7, "overlong", 2.0),
+        (7, None, 3.0),
+    ]
+    assert [found[name].advantage for name in ("g-0", "g-2")] == pytest.approx([-0.7071, 0.7071], rel=1e-3)
+
+    def unusable(*_: Any) -> None:
+        raise NoUsableRollouts("none")
+
+    trainer.global_steps = 8
+    trainer._manager.played = played({"h-0": 4.0})
+    trainer._manager.results.drop(trainer._manager.played[0], "alone_in_group")
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", unusable)
+    with pytest.raises(NoUsableRollouts):
+        trainer._train_step({}, False)
+    (last,) = read_rollouts(tmp_path / "rollouts.sqlite", step=8)
+    assert (last.id, last.dropped) == ("h-0", "alone_in_group")
+
+    trainer._manager.played = played({"i-0": 4.0})
+    (tmp_path / "rollouts.sqlite").write_text("no database" * 100)
+    trainer._log_rollouts("validation", {})  # the run goes on
 
 
 def test_overlong_rows_are_dropped() -> None:
