@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from empo2.agents.command import CommandAgent, CommandFailed
+from empo2.recipe.controller.warm_agents import ForkedAgent, WarmAgents
 from empo2.recipe.failures import error_of, reported_error
 from empo2.recipe.protocol import AgentError
+from empo2.recipe.retrofit.upstream import worker_command
 
 
 def raised(folder: Path, code: str) -> BaseException:
@@ -150,7 +152,7 @@ def posted() -> Iterator[tuple[str, list[Any]]]:
 def test_an_agent_process_reports_its_exception(
     code: str, exit_code: int, told: str | None, tmp_path: Path, posted: tuple[str, list[Any]]
 ) -> None:
-    """As the controller starts one where it cannot fork."""
+    """As the controller starts one that it cannot fork."""
     (tmp_path / "my_agent.py").write_text(f"class Agent:\n    async def run(self):\n        {code}\n")
     url, received = posted
     environment = {
@@ -168,3 +170,21 @@ def test_an_agent_process_reports_its_exception(
     assert [str(reported_error([event])) for event in events] == ([told] if told else [])
     if told:
         assert received[0][:2] == ("/api/rollouts/r/attempt/0/events", "Bearer hush-hush-hush")
+
+
+async def test_a_forked_agent_reports_its_exception(
+    tmp_path: Path, posted: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_agent.py").write_text("class Agent:\n    def run(self):\n        [][3]\n")
+    url, received = posted
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    agents = WarmAgents("my_agent:Agent")
+    environment = {**os.environ, "AGL_OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "AGL_EVENT_URL": url, "AGL_KEY": "k"}
+    agent = await agents.start(*worker_command("my_agent:Agent"), env=environment)
+    assert isinstance(agent, ForkedAgent)
+    assert await agent.wait() == 1
+    ((_, _, event),) = received
+    assert str(reported_error([event])) == "IndexError: list index out of range (my_agent.py:3 in run)"
+    assert agents._control is not None
+    agents._control.close()
+    agents._server.wait(20)

@@ -1,8 +1,10 @@
 """The launcher's processes, with stand-ins: what is said of one that ends, and that none outlives the launcher."""
 
+import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -219,6 +221,67 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
         assert secret not in written + output.getvalue(), secret
     with pytest.raises(ConfigError, match=r"agent.env.OPENAI_API_KEY='\(secret, left out\)'.*give the value"):
         load_settings(file=tmp_path / "runs" / "a" / "config.yaml")
+
+
+TRAINER = """
+import json, os
+from pathlib import Path
+from empo2.recipe.loading import say_loading, say_note
+from empo2.recipe.rollout_log import LoggedRollout, RolloutLog
+run = Path(RUN)
+say_loading("Ray")
+say_note("Ray was started at the second attempt")
+say_loading("")
+print("Traceback of some library", flush=True)
+for step, message in ((1, "'a'"), (2, "'b'"), (2, "'c'")):
+    failed = LoggedRollout(
+        id=f"{step}{message[1]}ffffffffff", step=step, phase="training", mode="no memory", dropped="failed_by_agent",
+        cause="KeyError at quiz.py:3 in run", example=f"KeyError: {message} (quiz.py:3 in run)",
+    )
+    RolloutLog(run / "rollouts.sqlite").write([failed])
+with open(run / "metrics.jsonl", "a") as file:
+    for step in (1, 2):
+        file.write(json.dumps({"step": step, "val/return": step, "empo2/rollouts_dropped": 1}) + "\\n")
+raise SystemExit(CODE)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, code: int
+) -> None:
+    run = tmp_path / "runs" / "a"
+    trainer = TRAINER.replace("RUN", repr(str(run))).replace("CODE", str(code))
+    sleep = "import time; time.sleep(1000)"
+    for name, program in ("_trainer", trainer), ("gateway_command", sleep), ("controller_command", sleep):
+        stand_in = [sys.executable, "-c", program]
+        monkeypatch.setattr(f"empo2.recipe.launcher.launch.{name}", lambda *_, stand_in=stand_in: stand_in)
+    monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for_gateway", lambda *_: None)
+    # A trainer that fails is seen at once; what it has written before is told all the same.
+    monkeypatch.setattr("empo2.recipe.launcher.watch._POLL_SECONDS", 0.05)
+    monkeypatch.setenv("EMPO2_TEST_MARK", mark)
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
+    overrides = [f"run.directory={tmp_path / 'runs'}", "run.name=a", "run.steps=2", f"tasks.source={QUESTIONS}"]
+    settings = load_settings("cpu", [*overrides, "agent.class=stack_agent:GuessingAgent"])
+    output = io.StringIO()
+    with contextlib.suppress(ProcessError) if code else contextlib.nullcontext():
+        launch(settings, "cpu", Console(file=output, width=200))
+    said = output.getvalue().splitlines()
+    end = f"dropped  3 of steps 1 to 2, failed by agent: KeyError: 'a' (quiz.py:3 in run); empo2 show {run} 2cffffff"
+    if code:
+        assert said[-2] == end and said[-1].startswith("resume  ")
+        return
+    begin = next(number for number, line in enumerate(said) if "loading gateway" in line)
+    assert [re.sub(r"^ +\d+ s", "N s", line) for line in said[begin:]] == [
+        "N s  loading gateway; then Ray, verl, policy, vLLM",
+        "N s  loading Ray; then verl, policy, vLLM",
+        "note   Ray was started at the second attempt",
+        "N s  all is loaded",
+        "step 1/2  validation 1.00",
+        f"dropped  1 of step 1, failed by agent: KeyError: 'a' (quiz.py:3 in run); empo2 show {run} 1affffff",
+        "step 2/2  validation 2.00",
+        end,
+    ]
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
