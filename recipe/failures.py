@@ -44,6 +44,7 @@ def numbers_of(metrics: Any) -> dict[str, float]:
 
 
 _CHARACTERS = 300  # of a message
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _OUTPUT_CHARACTERS = 4000
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|/node_modules/|^<|^node:")
 _PYTHON_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
@@ -59,9 +60,14 @@ def reported_error(events: Sequence[Mapping[str, Any]]) -> AgentError | None:
     """Return the exception that ended a rollout's agent, from its events; None if none was reported."""
     errors = [event["data"] for event in events if event["event_type"] == ERROR_EVENT]
     try:
-        return AgentError.model_validate(errors[-1]) if errors else None
+        error = AgentError.model_validate(errors[-1]) if errors else None
     except ValidationError:  # agents can post any event
         return None
+    if error is None:
+        return None
+    return error.model_copy(
+        update={"type": _one_line(error.type), "message": _one_line(error.message), "where": _one_line(error.where)}
+    )
 
 
 def error_of(error: BaseException, *, own: str = "") -> AgentError:
@@ -104,4 +110,5 @@ def _where(frames: Sequence[tuple[str, Any, str]]) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:_CHARACTERS]
+    """Return one short line without control characters: it may hold what a policy wrote, and is printed."""
+    return " ".join(_CONTROL.sub(" ", text).split())[:_CHARACTERS]

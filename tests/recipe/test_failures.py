@@ -118,6 +118,13 @@ def test_the_last_error_that_was_reported_counts() -> None:
     assert reported_error([]) is None
 
 
+def test_what_is_printed_of_an_error_is_one_short_line_without_control_characters() -> None:
+    data = {"type": "Key\x1b[31mError", "message": "no\n\x07door " + "x" * 1000, "where": "a.py:1\r"}
+    error = reported_error([{"event_type": "empo2_agent_error", "data": data}])
+    assert error is not None
+    assert (error.type, error.message, error.where) == ("Key [31mError", "no door " + "x" * 292, "a.py:1")
+
+
 @pytest.fixture
 def posted() -> Iterator[tuple[str, list[Any]]]:
     """An address for events, and what was posted to it."""
