@@ -8,9 +8,9 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.redaction import redacted
@@ -65,7 +65,8 @@ class LoggedRollout:
     played: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Dropped(NamedTuple):
+@dataclass(frozen=True)
+class Dropped:
     """Rollouts that were dropped for the same reason and cause.
 
     Attributes:
@@ -200,8 +201,8 @@ def read_dropped(file: Path, step: int | None = None) -> list[Dropped]:
             {"step": step},
         )
         found: dict[tuple[str, str], Dropped] = {}
-        for each in map(Dropped._make, rows):
-            before = found.get((each.reason, each.cause), each._replace(count=0))
-            counted = before._replace(rollout=each.rollout, count=before.count + each.count, last=each.last)
+        for each in (Dropped(*row) for row in rows):
+            before = found.get((each.reason, each.cause), replace(each, count=0))
+            counted = replace(before, rollout=each.rollout, count=before.count + each.count, last=each.last)
             found[each.reason, each.cause] = counted
     return sorted(found.values(), key=lambda dropped: -dropped.count)
