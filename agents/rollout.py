@@ -42,9 +42,12 @@ class Rollout:
 
         Broken connections, timeouts and the statuses 429, 502, 503 and 504 are retried.
         """
-        event = {"event_type": "reward", "data": {"value": reward, "source": "agent", **data}}
+        self.post("reward", {"value": reward, "source": "agent", **data})
+
+    def post(self, event_type: str, data: Mapping[str, Any]) -> None:
+        """Post an event of any type, as `report` does."""
         with self._client() as client:
-            client.post(self.event_url, json=event).raise_for_status()
+            client.post(self.event_url, json={"event_type": event_type, "data": data}).raise_for_status()
 
     def has_reward(self) -> bool:
         """Return True if a reward event of this rollout has been posted, by any process and attempt."""

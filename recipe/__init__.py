@@ -50,9 +50,12 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
             os.environ["EMPO2_DEVICE"] = device
 
         # verl takes many seconds to import: gateway and command line do not need it, and Ray should start first.
+        from empo2.recipe.loading import say_loading
         from empo2.recipe.trainer.ray_environment import start_ray
 
+        say_loading("Ray")
         start_ray(config)
+        say_loading("verl")
         from empo2.recipe.trainer.entrypoint import train
 
         train(config, settings, gateway, train_dataset, val_dataset)

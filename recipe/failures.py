@@ -1,9 +1,15 @@
-"""Whose fault a failed rollout is, by what agent-lightning 1.0.2 leaves of it."""
+"""Whose fault a failed rollout is, by what agent-lightning 1.0.2 leaves of it, and what ended an agent."""
 
 import re
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
+
+from empo2.recipe.protocol import ERROR_EVENT, AgentError
 
 FAILED_BY_AGENT, FAILED_BY_SYSTEM = "failed_by_agent", "failed_by_system"
 
@@ -35,3 +41,74 @@ def numbers_of(metrics: Any) -> dict[str, float]:
         for name, value in metrics.items()
         if type(value) in (int, float) and abs(value) <= sys.float_info.max
     }
+
+
+_CHARACTERS = 300  # of a message
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_OUTPUT_CHARACTERS = 4000
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|/node_modules/|^<|^node:")
+_PYTHON_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+_NODE_FRAME = re.compile(
+    r"^ +at (?:async )?(?:(?P<name>[^\s(]+) \()?(?:file://)?(?P<file>[^\s():]+):(?P<line>\d+):\d+", re.MULTILINE
+)
+_ERROR_LINE = re.compile(
+    r"^(?:Uncaught )?(?:\w+\.)*(\w*(?:Error|Exception|Exit|Timeout|Failed))(?:: *(.*))?$", re.MULTILINE
+)
+
+
+def reported_error(events: Sequence[Mapping[str, Any]]) -> AgentError | None:
+    """Return the exception that ended a rollout's agent, from its events; None if none was reported."""
+    errors = [event["data"] for event in events if event["event_type"] == ERROR_EVENT]
+    try:
+        error = AgentError.model_validate(errors[-1]) if errors else None
+    except ValidationError:  # agents can post any event
+        return None
+    if error is None:
+        return None
+    return error.model_copy(
+        update={"type": _one_line(error.type), "message": _one_line(error.message), "where": _one_line(error.where)}
+    )
+
+
+def error_of(error: BaseException, *, own: str = "") -> AgentError:
+    """Return what to tell of an exception that ended an agent.
+
+    If it has ``output``, what a command wrote to stderr, its cause is looked for there: the last exception of Python or
+    JavaScript, else the last line.
+
+    Args:
+        own: a file whose frames are not the agent's.
+    """
+    if output := str(getattr(error, "output", "")).strip():
+        return _error_in(output, type(error).__name__)
+    frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    return AgentError(
+        type=type(error).__name__,
+        message=_one_line(str(error)),
+        where=_where([frame for frame in frames if frame[0] != own]),
+        output="".join(traceback.format_exception(error))[-_OUTPUT_CHARACTERS:],
+    )
+
+
+def _error_in(output: str, kind: str) -> AgentError:
+    message, where = output.splitlines()[-1], ""
+    if found := [*_ERROR_LINE.finditer(output)]:
+        last = found[-1]
+        kind, message = last[1], last[2] or ""
+        python = [*_PYTHON_FRAME.finditer(output, 0, last.start())]
+        node = [*_NODE_FRAME.finditer(output, last.end())]  # Node.js writes the innermost frame first
+        where = _where([(each["file"], each["line"], each["name"] or "") for each in python or node[::-1]])
+    return AgentError(type=kind, message=_one_line(message), where=where, output=output[-_OUTPUT_CHARACTERS:])
+
+
+def _where(frames: Sequence[tuple[str, Any, str]]) -> str:
+    own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+    if not own:
+        return ""
+    file, line, name = own[-1]
+    return f"{Path(file).name}:{line}" + (f" in {name}" if name else "")
+
+
+def _one_line(text: str) -> str:
+    """Return one short line without control characters: it may hold what a policy wrote, and is printed."""
+    return " ".join(_CONTROL.sub(" ", text).split())[:_CHARACTERS]

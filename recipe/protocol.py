@@ -18,6 +18,7 @@ PANEL = "panel"  # field of a validation task: the name of the set that it is re
 MADE_UP = "made_up"  # field of the tasks that `empo2 init` makes up, which are not for training
 TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those that the policy is not trained on
 CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's ``model_request`` events
+ERROR_EVENT = "empo2_agent_error"  # type of the event of an agent that ended with an exception
 
 ROUTES = "/empo2"
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
@@ -72,6 +73,11 @@ class Mode(_Message):
     def off_policy(self) -> bool:
         return self.update_mode == "off-policy"
 
+    @property
+    def name(self) -> str:
+        """Return it as a person reads it: ``no memory``, ``memory, on-policy`` or ``memory, off-policy``."""
+        return f"memory, {self.update_mode}" if self.memory else "no memory"
+
 
 class RolloutTag(Mode):
     """The content of a rollout's ``metadata.empo2``, written by the trainer.
@@ -124,6 +130,48 @@ class CallEvent(_Message):
     intrinsic_reward: float = 0.0
 
 
+class AgentError(_Message):
+    """Data of an ``empo2_agent_error`` event: the exception that ended an agent.
+
+    Attributes:
+        type: its class, without the module.
+        message: in one line.
+        where: the last frame in the user's own files, ``quiz_agent.py:12 in run``; "" if it is not known.
+        output: the end of its traceback, or of what the agent's command wrote to stderr.
+    """
+
+    type: str
+    message: str = ""
+    where: str = ""
+    output: str = ""
+
+    @property
+    def cause(self) -> str:
+        """Return what equal failures share: their messages may hold numbers that differ."""
+        return f"{self.type} at {self.where}" if self.where else f"{self.type}: {self.message}"
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" + (f" ({self.where})" if self.where else "")
+
+
+class StepProgress(_Message):
+    """How far the rollouts of a step, or of a validation, have come.
+
+    Attributes:
+        rollouts: that there are; 0 while the trainer plays none.
+        ended: how many of them have ended.
+        validation: True if those that have not ended are validation rollouts.
+        calls: to the model.
+        tips: that were written.
+    """
+
+    rollouts: int = 0
+    ended: int = 0
+    validation: bool = False
+    calls: int = 0
+    tips: int = 0
+
+
 class GatewayState(_Message):
     """Response of ``GET /empo2/state``: the facts that the trainer compares before a run, and sizes for monitoring.
 
@@ -137,6 +185,7 @@ class GatewayState(_Message):
         success_return: by which a reflection is told of success, and the values of tips learn.
         failure_return: the other end of the returns' range.
         episode_tokens: most tokens of tips in one prompt.
+        progress: of the current step.
     """
 
     model: str
@@ -148,6 +197,7 @@ class GatewayState(_Message):
     success_return: float | None = None
     failure_return: float | None = None
     episode_tokens: int | None = None
+    progress: StepProgress = StepProgress()
 
 
 class DrainRequest(_Message):

@@ -15,6 +15,7 @@ type Row = dict[str, float]
 MEMORY_FILE = "memory.sqlite"
 METRICS_FILE = "metrics.jsonl"
 EPISODES_FILE = "episodes.jsonl"  # one trained episode of each step
+ROLLOUTS_FILE = "rollouts.sqlite"  # all rollouts of the last steps, see rollout_log.py
 CONFIG_FILE = "config.yaml"
 TASKS_FILE = "tasks.json"
 CHECKPOINTS = "checkpoints"

@@ -13,7 +13,19 @@ ROOMS = ("agents", "memory", "recipe")
 
 # Rooms of recipe/, from the ground up: a module imports from its own room and from floors below it.
 FLOORS = (
-    {"protocol", "messages", "config", "errors", "failures", "redaction", "run_folder", "scopes", "critic"},
+    {
+        "protocol",
+        "messages",
+        "config",
+        "critic",
+        "errors",
+        "failures",
+        "loading",
+        "redaction",
+        "rollout_log",
+        "run_folder",
+        "scopes",
+    },
     {"gateway", "trainer", "controller"},
     {"launcher", "retrofit", "evaluation"},
     {"cli"},
@@ -25,6 +37,7 @@ TRAINER_SIDE = {
     "recipe/trainer/gigpo.py",
     "recipe/trainer/manager.py",
     "recipe/trainer/objective.py",
+    "recipe/trainer/played.py",
     "recipe/trainer/record.py",
     "recipe/trainer/results.py",
     "recipe/trainer/rows.py",

@@ -24,7 +24,15 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 class CommandFailed(Exception):
-    """The command failed, or left no reward."""
+    """The command failed, or left no reward.
+
+    Attributes:
+        output: the end of what it wrote to stderr.
+    """
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
 
 
 class CommandAgent:
@@ -62,7 +70,7 @@ class CommandAgent:
             output, errors, code = _run(command, environ | variables, scratch)
             if code:
                 reason = " ".join(errors.split())[-_REASON_CHARACTERS:] or "it wrote nothing to stderr"
-                raise CommandFailed(f"{text} ended with exit code {code}: {reason}")
+                raise CommandFailed(f"{text} ended with exit code {code}: {reason}", errors)
             written = file.read_text(errors="replace") if file.exists() else ""
         if written.strip():
             rollout.report(_number(written, "EMPO2_REWARD_FILE"))

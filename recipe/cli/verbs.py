@@ -1,11 +1,11 @@
-"""The command line: ``empo2 init | train | sweep | eval | adapt | critic | gateway | report | memory | demo``."""
+"""The command line: ``empo2 init | train | sweep | eval | adapt | critic | gateway | report | show | memory | demo``."""
 
 from typing import Annotated
 
 import typer
 
 from empo2.recipe import __version__
-from empo2.recipe.cli import adapt, critic, eval, init, memory, sweep
+from empo2.recipe.cli import adapt, critic, eval, init, memory, show, sweep
 from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.report import report
@@ -43,6 +43,7 @@ app.command(epilog=adapt.EXAMPLES)(adapt.adapt)
 app.command(epilog=critic.EXAMPLES)(critic.critic)
 app.command(epilog=HELP)(gateway)
 app.command()(report)
+app.command(epilog=show.EXAMPLES)(show.show)
 app.command()(demo)
 app.add_typer(memory.app, name="memory")
 app.command(epilog=init.EXAMPLES)(init.init)

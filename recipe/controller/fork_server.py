@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentlightning.controller.local_reconciler import _run_local_reconciler_worker
+from empo2.recipe.controller.agent_process import play
 
 # Most agents are clients of openai's; some import it only when they play, and it imports parts of itself later still.
 _USED_BY_MOST = ("openai", "openai.resources.chat.completions")
@@ -41,7 +41,7 @@ def main() -> None:
         return
     sys.argv = ["-c", agent_class]  # as upstream starts it
     become_agent(environment)
-    sys.exit(_run_local_reconciler_worker(agent_class))
+    sys.exit(play(agent_class))
 
 
 @dataclass(frozen=True)

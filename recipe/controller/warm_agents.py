@@ -1,4 +1,4 @@
-"""Start agents by forking a process that has imported their class; where that cannot be done, as upstream does."""
+"""Start agents by forking a process that has imported their class; if it cannot be, in a Python of their own."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,7 @@ from asyncio.subprocess import Process
 from typing import Any
 
 _SERVER = "from empo2.recipe.controller.fork_server import main; main()"
+_AGENT = "import sys; from empo2.recipe.controller.agent_process import play; sys.exit(play(sys.argv[1]))"
 
 
 class WarmAgents:
@@ -44,7 +45,7 @@ class WarmAgents:
                 print(f"empo2: every agent starts a Python of its own, which takes seconds: {reason}", file=sys.stderr)
                 self._control.close()
                 self._control = None
-        return await asyncio.create_subprocess_exec(*command, env=env, **options)
+        return await asyncio.create_subprocess_exec(sys.executable, "-c", _AGENT, command[-1], env=env, **options)
 
 
 class ForkedAgent:

@@ -12,7 +12,7 @@ from agentlightning.schemas import RolloutState
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.evaluation.results import Planned, Result
-from empo2.recipe.failures import FAILED_BY_AGENT, FAILED_BY_SYSTEM, cause_of_failure, numbers_of
+from empo2.recipe.failures import FAILED_BY_AGENT, FAILED_BY_SYSTEM, cause_of_failure, numbers_of, reported_error
 from empo2.recipe.gateway.tips import TIPS_HEADING
 from empo2.recipe.protocol import TAG, RolloutTag, scope_of
 
@@ -126,6 +126,7 @@ def result_of(episode: Planned, status: dict[str, Any], events: Sequence[Event])
     failed = None
     if status["state"] != RolloutState.SUCCEEDED:
         failed = cause_of_failure(error, calls, answered=bool(answered))
+        error = str(reported_error(events) or error)
     elif type(value) not in (int, float) or not math.isfinite(value):
         failed, error = FAILED_BY_AGENT if answered else FAILED_BY_SYSTEM, "the agent reported no reward"
     usage = [call.get("usage") or {} for call in answered]

@@ -157,6 +157,7 @@ def _routes(
             success_return=settings.algorithm.success_return,
             failure_return=settings.algorithm.failure_return,
             episode_tokens=settings.memory.episode_tokens,
+            progress=services.metrics.progress(),
         )
 
     @router.post(protocol.settle_route("{rollout_id}"))

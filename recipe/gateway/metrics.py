@@ -3,13 +3,18 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from empo2.recipe.gateway import upstream
+from empo2.recipe.protocol import StepProgress
+
 
 @dataclass
 class StepMetrics:
     """Counts and sums since the step began; `drain` returns them as metrics and starts the next step.
 
     Attributes:
-        counts: by name; ``tips_refused/REASON`` for each reason, and with a critic those of `Reranking`.
+        counts: by name; ``tips_refused/REASON`` for each reason, ``requests`` for the model calls of all rollouts, and with
+            a critic those of `Reranking`.
+        ended_before: rollouts that had ended when the step began.
         memory_seconds: spent on calls before they were sent.
         embedding_seconds: the part of it spent waiting for embeddings.
     """
@@ -17,11 +22,24 @@ class StepMetrics:
     counts: Counter[str] = field(default_factory=Counter)
     memory_seconds: float = 0.0
     embedding_seconds: float = 0.0
+    ended_before: int = field(default_factory=upstream.rollouts_ended)
+
+    def progress(self) -> StepProgress:
+        """Return how far the step has come."""
+        ended, open_ = upstream.rollouts_ended() - self.ended_before, upstream.open_rollouts()
+        return StepProgress(
+            rollouts=ended + len(open_),
+            ended=ended,
+            validation=any(not is_train for is_train in open_),
+            calls=self.counts["requests"],
+            tips=self.counts["tips_written"],
+        )
 
     def drain(self) -> dict[str, float]:
         """Return the step's metrics and reset the counts; ratios are 0 if nothing was counted."""
         metrics = self._metrics()
         self.counts.clear()
+        self.ended_before = upstream.rollouts_ended()
         self.memory_seconds = self.embedding_seconds = 0.0
         return metrics
 

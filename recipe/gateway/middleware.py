@@ -35,6 +35,7 @@ class MemoryMiddleware:
             return await self._app(scope, receive, send)
         method, path = scope["method"], scope["path"]
         if method == "POST" and (match := _CALL.fullmatch(path)):
+            self._services.metrics.counts["requests"] += 1
             episode, is_train = self._episodes.of(match[1], match[2]), match[3] == "train"
             if episode is not None and (is_train or episode.tag.read_only):
                 return await self._call(episode, scope, receive, send)

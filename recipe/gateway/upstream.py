@@ -10,7 +10,7 @@ from agentlightning.server.app import create_app
 from agentlightning.server.proxy import NoServersError as NoServersError
 from agentlightning.server.proxy import ProxyRouter
 from agentlightning.server.routes.events import record_event
-from agentlightning.server.store import _events, _rollouts
+from agentlightning.server.store import _events, _rollouts, _terminal_order
 from fastapi import FastAPI, HTTPException
 
 from empo2.recipe.config import Model
@@ -76,6 +76,16 @@ def has_ended(rollout_id: str) -> bool:
 def has_succeeded(rollout_id: str) -> bool:
     rollout = _rollouts.get(rollout_id)
     return rollout is not None and rollout.status.state == RolloutState.SUCCEEDED
+
+
+def rollouts_ended() -> int:
+    """Return the number of rollouts that have ended since the start, deleted ones included."""
+    return len(_terminal_order)
+
+
+def open_rollouts() -> list[bool]:
+    """Return, of each rollout that has not ended, whether it is for training."""
+    return [each.is_train for each in _rollouts.values() if each.status.state not in TERMINAL_STATES]
 
 
 def attempt_of(rollout_id: str) -> str:

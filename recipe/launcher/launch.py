@@ -12,7 +12,7 @@ import httpx
 from rich.console import Console
 
 from empo2.recipe.config import Settings, warnings_of
-from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.errors import ConfigError, Empo2Error, ProcessError
 from empo2.recipe.gateway.state import StateReader
 from empo2.recipe.gateway.trained_calls import choice_of
 from empo2.recipe.launcher.commands import (
@@ -28,18 +28,20 @@ from empo2.recipe.launcher.commands import (
     wait_for_gateway,
 )
 from empo2.recipe.launcher.models import model_of
-from empo2.recipe.launcher.processes import Processes, bind, ending_descendants, running
-from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
-from empo2.recipe.launcher.run_directory import how_to_resume, open_run_directory
+from empo2.recipe.launcher.processes import bind, ending_descendants, running
+from empo2.recipe.launcher.progress import RunProgress
+from empo2.recipe.launcher.run_directory import how_to_resume, last_set_aside, open_run_directory
 from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
 from empo2.recipe.launcher.tool_calls import tool_support
-from empo2.recipe.launcher.workers import Workers
+from empo2.recipe.launcher.watch import Watch
+from empo2.recipe.loading import STAGES
 from empo2.recipe.protocol import scope_of
-from empo2.recipe.run_folder import CHECKPOINTS, METRICS_FILE, TASKS_FILE, last_checkpoint, step_of
+from empo2.recipe.rollout_log import read_dropped
+from empo2.recipe.run_folder import CHECKPOINTS, ROLLOUTS_FILE, TASKS_FILE, last_checkpoint, step_of
 from empo2.recipe.scopes import recurrence_warning
 from empo2.recipe.trainer.verl_config import build_verl_config
 
-_POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 3  # while the gateway is silent, nobody looks whether the processes live
 
 
 Check = Callable[[Settings, Tasks, str], None]
@@ -85,6 +87,8 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
         directory, resumed = open_run_directory(settings, profile)
         (directory / TASKS_FILE).write_text(json.dumps(asdict(tasks), indent=1))
         console.print(f"run    {directory}\nmodel  {model}", soft_wrap=True, highlight=False)
+        if (left := last_set_aside(directory)) is not None:
+            console.print(f"kept   {left}: what the start before this one left", soft_wrap=True, highlight=False)
         if resumed is not None:
             console.print(f"resume after step {step_of(resumed)}, with the memory of that step", highlight=False)
         if agent:
@@ -93,8 +97,15 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
 
         url = url_of(listener)
         keys = keys_for(settings)
+        steps, done = settings.run.steps, step_of(resumed) if resumed else 0
+        watch = Watch(directory)
         try:
-            with running(directory, environment_without()) as processes, in_memory(settings) as file:
+            with (
+                running(directory, environment_without()) as processes,
+                in_memory(settings) as file,
+                RunProgress(console, steps, done=done, started=started) as shown,
+            ):
+                shown.loading(STAGES[0])
                 trainer = _trainer(directory, file, url)
                 processes.start("trainer", trainer, secrets={ADMIN_KEY: keys.admin}, inherit=(file,), may_end=True)
                 processes.start(
@@ -109,12 +120,21 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
                 controller = controller_command(settings, url)
                 processes.start("controller", controller, secrets={KEY: keys.agent}, restartable=True)
                 headers = {"Authorization": f"Bearer {keys.admin}"}
-                with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
-                    _watch(settings.run.steps, client, directory / METRICS_FILE, processes, console, started)
+                with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS) as client:
+                    watch.until_done(client, processes, shown)
         except (ProcessError, KeyboardInterrupt):
+            _say_dropped(directory, console)
             console.print(how_to_resume(directory), soft_wrap=True, highlight=False, markup=False)
             raise
+        _say_dropped(directory, console)
     return directory
+
+
+def _say_dropped(directory: Path, console: Console) -> None:
+    """Print why rollouts of the run were dropped, one line for each cause."""
+    with contextlib.suppress(Empo2Error):  # the run's own end matters more
+        for dropped in read_dropped(directory / ROLLOUTS_FILE):
+            console.print(f"dropped  {dropped.told(directory)}", soft_wrap=True, highlight=False, markup=False)
 
 
 def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
@@ -157,26 +177,3 @@ def check_gpus(settings: Settings) -> None:
 
 def _trainer(directory: Path, settings: int, url: str) -> list[str]:
     return [*empo2_command("train", settings), "--gateway", url, "--run-directory", str(directory)]
-
-
-def _watch(
-    steps: int, client: httpx.Client, metrics_file: Path, processes: Processes, console: Console, started: float
-) -> None:
-    """Show progress until the trainer is done."""
-    new, workers, first_rollout = NewMetrics(metrics_file), Workers(), None
-    with progress(console, steps) as show:
-        show("loading verl and vLLM", None)
-        while True:
-            for restarted in processes.check():
-                show(f"{restarted}; the rollouts that it was playing have failed", None)
-            workers.check()
-            done = processes.done("trainer")
-            for metrics in new.read():
-                show(step_summary(metrics), metrics["step"])
-            if done:
-                return
-            with contextlib.suppress(httpx.HTTPError):
-                if first_rollout is None and client.get("/api/rollouts?state_in=running&limit=1").json():
-                    first_rollout = time.monotonic() - started
-                    show(f"first rollout {first_rollout:.0f} s after the start", None)
-            time.sleep(_POLL_SECONDS)

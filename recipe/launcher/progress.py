@@ -1,31 +1,34 @@
-"""Show the progress of a run: a bar on a terminal, one line per step elsewhere."""
+"""Show the progress of a run: a line that changes on a terminal, and few lines that stay."""
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from empo2.recipe.loading import STAGES
+from empo2.recipe.protocol import StepProgress
 from empo2.recipe.run_folder import step_mode
 
 type Metrics = dict[str, Any]
 
+_QUIET_SECONDS = 60  # between two lines that are about the same step
 
-class NewMetrics:
-    """Reader of the lines that are added to a metrics file, which need not exist yet.
 
-    A run that is continued drops the lines after its last checkpoint first; those that stay are not new.
+class NewLines:
+    """Reader of the lines that are added to a file, which need not exist yet.
+
+    A run that is continued drops the metrics after its last checkpoint first; those that stay are not new.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._position = file.stat().st_size if file.exists() else 0
 
-    def read(self) -> list[Metrics]:
-        """Return the metrics in the complete lines added since the last call or the construction."""
+    def read(self) -> list[bytes]:
+        """Return the complete lines added since the last call or the construction."""
         if not self._file.exists():
             return []
         self._position = min(self._position, self._file.stat().st_size)
@@ -33,7 +36,18 @@ class NewMetrics:
             stream.seek(self._position)
             lines = [line for line in stream if line.endswith(b"\n")]
         self._position += sum(map(len, lines))
-        return [json.loads(line) for line in lines]
+        return lines
+
+
+class NewMetrics:
+    """Reader of the metrics that are added to a metrics file; see `NewLines`."""
+
+    def __init__(self, file: Path) -> None:
+        self._lines = NewLines(file)
+
+    def read(self) -> list[Metrics]:
+        """Return the metrics in the complete lines added since the last call or the construction."""
+        return [json.loads(line) for line in self._lines.read()]
 
 
 def step_summary(metrics: Metrics) -> str:
@@ -55,19 +69,90 @@ def step_summary(metrics: Metrics) -> str:
     return "  ".join(parts)
 
 
-@contextlib.contextmanager
-def progress(console: Console, steps: int) -> Iterator[Callable[[str, int | None], None]]:
-    """Yield a function that shows a text and, unless it is None, the number of the step it is about."""
-    if not console.is_terminal:
-        yield lambda text, step: console.print(f"step {step}/{steps}  {text}" if step is not None else text)
-        return
-    columns = (
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=steps)
-        yield lambda text, step: bar.update(task, description=text, completed=step)
+class RunProgress:
+    """What a person who waits for a run sees: lines that stay and, on a terminal, one that changes.
+
+    Args:
+        steps: of the run.
+        done: of them, when a run is continued.
+        started: ``time.monotonic()`` at the start.
+    """
+
+    def __init__(self, console: Console, steps: int, *, done: int = 0, started: float) -> None:
+        self._console = console
+        self._steps, self._done = steps, done
+        self._started = self._said = started
+        self._stage: str | None = None
+        self._played = False
+        columns = (
+            SpinnerColumn(),
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
+        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._task = self._bar.add_task("", total=steps, completed=done) if self._bar else TaskID(0)
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def loading(self, stage: str) -> None:
+        """Show what is being loaded, and what is left; "" for nothing."""
+        if stage == self._stage:
+            return
+        self._stage, self._said = stage, time.monotonic()
+        left = STAGES[STAGES.index(stage) + 1 :] if stage else ()
+        text = f"loading {stage}" if stage else "all is loaded"
+        if left:
+            text += f"; then {', '.join(left)}"
+        if self._bar:
+            self._bar.update(self._task, description=text)
+        else:
+            self.say(f"{self._said - self._started:4.0f} s  {text}")
+
+    @property
+    def stage(self) -> str | None:
+        """What is being loaded; "" for nothing any more, None before anything is."""
+        return self._stage
+
+    def step(self, metrics: Metrics) -> None:
+        """Show a step that is done."""
+        self._done, self._said = metrics["step"], time.monotonic()
+        self.say(f"step {self._done}/{self._steps}  {step_summary(metrics)}")
+        if self._bar:
+            self._bar.update(self._task, completed=self._done)
+
+    def playing(self, progress: StepProgress) -> None:
+        """Show how far the current step is: on a terminal at once, elsewhere once a minute."""
+        if progress.rollouts and not self._played:
+            self._played = True
+            self.say(f"first rollout {time.monotonic() - self._started:.0f} s after the start")
+        if not self._played:
+            return
+        text = playing_text(progress)
+        if self._bar:
+            self._bar.update(self._task, description=text)
+        elif time.monotonic() - self._said >= _QUIET_SECONDS:
+            self._said = time.monotonic()
+            self.say(f"step {self._done + 1}/{self._steps}  {text}" if not progress.validation else text)
+
+
+def playing_text(progress: StepProgress) -> str:
+    """Return what is being done in a step: its rollouts, or what comes after them."""
+    if not progress.rollouts:
+        return "rollouts are done; the policy is updated"
+    kind = "validation rollouts" if progress.validation else "rollouts"
+    counts = f"{kind} {progress.ended}/{progress.rollouts}  {progress.calls} model calls"
+    return counts + (f"  {progress.tips} tips written" if progress.tips else "")

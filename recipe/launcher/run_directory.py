@@ -15,8 +15,17 @@ from empo2.memory.browse import embedder_of, reading
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.redaction import redacted
-from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, METRICS_FILE, last_checkpoint, step_of
+from empo2.recipe.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    MEMORY_FILE,
+    METRICS_FILE,
+    last_checkpoint,
+    read_lines,
+    step_of,
+)
 
+_ASIDE = "set-aside-"
 # If these changed, the weights, tips and metrics so far would no longer be comparable with later ones.
 _FIXED = ("algorithm.name", "model.path", "memory.scope", "memory.embedder")
 
@@ -25,7 +34,7 @@ def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, P
     """Create or continue the run's folder, write the resolved settings into it, and lock it for this process.
 
     Nothing is overwritten when a run is continued: data of steps after the last checkpoint, logs and settings are moved
-    to a subfolder.
+    to a subfolder. So are those of a start that failed before a step was done, whose name may be given again.
 
     Returns:
         The folder, and the checkpoint to continue from; None for a new run.
@@ -41,6 +50,11 @@ def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, P
             f"run.directory={settings.run.directory!r}: {error.filename or 'the run'} cannot be written: "
             f"{error.strerror}; give a folder that can"
         ) from None
+
+
+def last_set_aside(directory: Path) -> Path | None:
+    """Return the subfolder with what the start before this one left; None if there was none."""
+    return max(directory.glob(f"{_ASIDE}*"), key=lambda path: int(path.name.removeprefix(_ASIDE)), default=None)
 
 
 def how_to_resume(directory: Path) -> str:
@@ -62,17 +76,28 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
         directory.mkdir(parents=True, mode=0o700)
         _lock(directory)
     except FileExistsError:
-        if run.resume == "never":
+        if run.resume == "auto":
+            checkpoint = _continue(settings, directory)
+        elif _is_failed_start(directory):
+            _lock(directory)
+            _set_aside(directory, 0)
+        else:
             raise ConfigError(
                 f"run.name={name!r}: {directory} exists; give another run.name, continue it with run.resume=auto, "
                 "or remove it"
             ) from None
-        checkpoint = _continue(settings, directory)
         directory.chmod(0o700)
     if checkpoint is None and source is not None:
         copy_memory(source, directory / MEMORY_FILE)
     write_settings(settings, directory)
     return directory, checkpoint
+
+
+def _is_failed_start(directory: Path) -> bool:
+    """Return True for the folder of a run that has done no step, not even the validation before the first one."""
+    if not (directory / CONFIG_FILE).is_file():
+        return not any(directory.iterdir())
+    return not read_lines(directory / METRICS_FILE) and last_checkpoint(directory / CHECKPOINTS) is None
 
 
 def _continue(settings: Settings, directory: Path) -> Path | None:
@@ -109,8 +134,8 @@ def _lock(directory: Path) -> None:
 
 def _set_aside(directory: Path, step: int) -> None:
     """Keep the checkpoints and the metrics up to ``step``; move everything else to a subfolder."""
-    number = 1 + sum(1 for _ in directory.glob("set-aside-*"))
-    aside = directory / f"set-aside-{number}"
+    number = 1 + sum(1 for _ in directory.glob(f"{_ASIDE}*"))
+    aside = directory / f"{_ASIDE}{number}"
     aside.mkdir()
     metrics = directory / METRICS_FILE
     for file in [path for path in directory.iterdir() if path.is_file()]:

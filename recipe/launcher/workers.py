@@ -23,6 +23,11 @@ class Workers:
         self._ended: dict[str, float] = {}
         self._looked = -float("inf")
 
+    @property
+    def serve(self) -> bool:
+        """Whether a server of vLLM has been seen, which is started when the policy is loaded."""
+        return any("vLLM" in title for title in self._seen.values())
+
     def check(self) -> None:
         """Look for new ones, and for those that have ended; return at once if the last look was seconds ago.
 

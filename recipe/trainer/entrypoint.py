@@ -11,6 +11,7 @@ from agentlightning.verl.dataset import LoadedDataset
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.recipe.config import Settings
+from empo2.recipe.loading import say_loading
 from empo2.recipe.trainer.compat.agentlightning import (
     import_vllm_meanwhile,
     start_no_load_balancer,
@@ -40,7 +41,9 @@ def train(
     if ray_environment.device() == "cpu":
         import_vllm_meanwhile()
     trainer = _make_trainer(config, settings, gateway, LoadedDataset(train_dataset), LoadedDataset(val_dataset))
+    say_loading("policy")
     trainer.init_workers()
+    say_loading("")
     trainer.fit()
 
 

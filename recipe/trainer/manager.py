@@ -126,6 +126,7 @@ class Empo2RolloutManager(AglRolloutManager):
         self._settings = settings
         self._gateway = gateway
         self.results = StepResults()
+        self.played: list[CompletedRollout] = []  # as they ended, with those that are dropped
         self.gateway_metrics: dict[str, float] = {}
         self.timing: dict[str, float] = {}
 
@@ -157,6 +158,7 @@ class Empo2RolloutManager(AglRolloutManager):
             played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
         with timed(self.timing, "drain"):
             self.gateway_metrics = self._gateway.drain(self._settings.reflection.timeout)
+        self.played = played
         self.timing |= rollout_times(played)
         select = self._trainable if is_train else self._validated
         usable = [kept for rollout in played if (kept := select(rollout)) is not None]

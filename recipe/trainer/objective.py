@@ -43,13 +43,15 @@ def hybrid_loss(
     Args:
         config: verl's ``ActorConfig``.
         model_output: ``log_probs`` (and ``entropy``), nested over the rows' tokens.
-        data: the micro-batch. Beside verl's own keys it has ``off_policy``, [rows], bool, and ``token_weight``, [rows],
-            1/(M·T), by which the advantages are already multiplied (updates.py).
+        data: the micro-batch. Beside verl's own keys it has ``off_policy``, [rows], bool, ``token_weight``, [rows],
+            1/(M·T), by which the advantages are already multiplied (updates.py), and ``recorded``, [rows], bool, True
+            for at most one row of the step (record.py).
         dp_group: unused; part of verl's call.
         mask_threshold: δ, a probability.
 
     Returns:
-        The scalar loss, and metrics: sums over tokens, which ``tracking.name_sums`` turns into fractions.
+        The scalar loss, and metrics: sums over tokens, which ``tracking.name_sums`` turns into fractions, and
+        ``masked_at``, the positions of the recorded row's masked tokens in its response.
     """
     log_prob = no_padding_2_padding(model_output["log_probs"], data)
     device = log_prob.device
@@ -92,4 +94,5 @@ def hybrid_loss(
         "compared_rows": float(rows.sum()),
         "log_ppl_gap": float(log_ppl_gap[rows].abs().sum()),
     }
-    return loss, Metric.from_dict(sums, AggregationType.SUM)
+    masked_at = (tokens & ~trusted)[data["recorded"].to(device)].nonzero()[:, 1].tolist()
+    return loss, {**Metric.from_dict(sums, AggregationType.SUM), "masked_at": masked_at}

@@ -9,6 +9,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from empo2.recipe.errors import Empo2Error
+from empo2.recipe.loading import say_note
+
+_CHARACTERS = 300  # of an error's message
+
 # As in verl 0.8's ``PPO_RAY_RUNTIME_ENV``, copied to avoid importing verl.
 _VERL_VARIABLES = {
     "TOKENIZERS_PARALLELISM": "true",
@@ -60,7 +65,11 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # 15, upstream's, starves the
 def start_ray(config: DictConfig) -> None:
     """Start or join Ray as configured in ``config.ray_kwargs.ray_init``, unless this process has already done so.
 
-    Ray starts before verl is imported, since both take seconds and can overlap.
+    Ray starts before verl is imported, since both take seconds and can overlap. On a busy machine its start may run out
+    of time; it is tried twice.
+
+    Raises:
+        Empo2Error: it failed both times.
     """
     import ray
 
@@ -75,4 +84,30 @@ def start_ray(config: DictConfig) -> None:
         **VARIABLES,
         **runtime_env.get("env_vars", {}),
     }
-    ray.init(runtime_env=runtime_env, _temp_dir=os.environ.get("RAY_TMPDIR"), **options)
+
+    def start() -> None:
+        ray.init(runtime_env=runtime_env, _temp_dir=os.environ.get("RAY_TMPDIR"), **options)
+
+    try:
+        start()
+    except (ValueError, TypeError):  # wrong options
+        raise
+    except Exception as error:
+        ray.shutdown()
+        first = _one_line(error)
+        try:
+            start()
+        except Exception as error:
+            raise Empo2Error(
+                f"Ray does not start, tried twice: {_one_line(error)}; look into {_logs()}, and see whether the "
+                "machine has memory, disk and a core left"
+            ) from None
+        say_note(f"Ray was started at the second attempt; the first one failed: {first}")
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_CHARACTERS]}"
+
+
+def _logs() -> Path:
+    return Path(os.environ.get("RAY_TMPDIR") or "/tmp/ray") / "session_latest" / "logs"

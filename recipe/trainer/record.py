@@ -1,13 +1,12 @@
 """One trained episode of each step as text, for `empo2 report`: what was read, what was trained, what was masked."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import groupby
 from typing import Any, Protocol
 
+import torch
 from verl import DataProto
 
-from empo2.recipe.config import Algorithm
 from empo2.recipe.redaction import redacted
 from empo2.recipe.trainer.results import RolloutResult
 
@@ -18,38 +17,54 @@ class Decoder(Protocol):
     def decode(self, token_ids: list[int], /) -> Any: ...
 
 
-def episode_record(
-    step: int, batch: DataProto, results: Mapping[str, RolloutResult], algorithm: Algorithm, tokenizer: Decoder
-) -> dict[str, Any]:
-    """Return a line of ``episodes.jsonl`` without secrets: the first row of one episode that was trained.
+def recorded_row(batch: DataProto, results: Mapping[str, RolloutResult]) -> int:
+    """Return the row of the step to record, the first one of its episode.
 
-    It is one with an advantage if there is any, rather off-policy, rather with memory. ``spans`` are
-    ``[kind, text, tokens]``, at most 4,000 tokens in all; a kind is ``read``, ``trained`` or ``masked``.
-
-    Of off-policy rows, ``mask_known`` tells whether masked tokens are told apart: only tip-free old log-probs say,
-    before the first update of the step, what π_θ gives a token.
+    It is one with an advantage if there is any, rather off-policy, rather with memory.
 
     Args:
-        batch: after the step, with its log-probs and advantages.
+        batch: before the update, with its advantages.
         results: by rollout id.
     """
     rollouts = batch.non_tensor_batch["rollout_id_list"].tolist()
-    advantages = batch.batch["returns"]  # before agent-lightning's division by tokens and rows (use_given_advantages)
+    advantages = _advantages(batch)
 
     def telling(row: int) -> tuple[bool, bool, bool]:
         mode = results[rollouts[row]].mode
         return bool(advantages[row].any()), mode.off_policy, mode.memory
 
-    row = rollouts.index(rollouts[max(range(len(rollouts)), key=telling)])
-    result = results[rollouts[row]]
+    return rollouts.index(rollouts[max(range(len(rollouts)), key=telling)])
+
+
+def _advantages(batch: DataProto) -> torch.Tensor:
+    return batch.batch["returns"]  # before agent-lightning's division by tokens and rows (use_given_advantages)
+
+
+def episode_record(
+    step: int,
+    batch: DataProto,
+    row: int,
+    results: Mapping[str, RolloutResult],
+    masked_at: Collection[int] | None,
+    tokenizer: Decoder,
+) -> dict[str, Any]:
+    """Return a line of ``episodes.jsonl`` without secrets: one row that was trained.
+
+    ``spans`` are ``[kind, text, tokens]``, at most 4,000 tokens in all; a kind is ``read``, ``trained`` or ``masked``.
+
+    Args:
+        row: see `recorded_row`.
+        results: by rollout id.
+        masked_at: positions in the response that the update masked; None if the row was left out of it.
+    """
+    rollout = batch.non_tensor_batch["rollout_id_list"][row]
+    result = results[rollout]
     trained = batch.batch["response_mask"][row].bool()
     present = batch.batch["attention_mask"][row].bool()
+    masked = trained & False
+    masked[sorted(masked_at or ())] = True
     rest = present[-len(trained) :]
     prompt = batch.batch["prompts"][row][present[: -len(trained)]].tolist()
-    mask_known = not result.mode.off_policy or algorithm.off_policy_old_log_probs == "tip-free"
-    masked = trained & False
-    if result.mode.off_policy and mask_known and algorithm.mask_threshold > 0:
-        masked = trained & (batch.batch["old_log_probs"][row] < math.log(algorithm.mask_threshold))
     kinds = ["read"] * len(prompt)
     kinds += ["masked" if m else "trained" if t else "read" for t, m in zip(trained[rest], masked[rest], strict=True)]
     tokens = [*prompt, *batch.batch["responses"][row][rest].tolist()]
@@ -58,16 +73,16 @@ def episode_record(
     for kind, group in groupby(zip(kinds[first:last], tokens[first:last], strict=True), key=lambda pair: pair[0]):
         ids = [token for _, token in group]
         spans.append([kind, tokenizer.decode(ids), len(ids)])
-    mode = f"memory, {result.mode.update_mode}" if result.mode.memory else "no memory"
     return redacted(
         {
             "step": step,
-            "mode": mode,
+            "rollout": rollout,
+            "mode": result.mode.name,
             "task": dict(result.task),
             "return": result.return_,
-            "advantage": float(advantages[row][trained].mean()) if trained.any() else 0.0,
+            "advantage": float(_advantages(batch)[row][trained].mean()) if trained.any() else 0.0,
             "tips": list(result.tips),
-            "mask_known": mask_known,
+            "mask_known": masked_at is not None or not result.mode.off_policy,
             "cut": first > 0 or last < len(tokens),
             "spans": spans,
         }

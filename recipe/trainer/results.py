@@ -9,7 +9,7 @@ import numpy as np
 from agentlightning.schemas import RolloutState
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
 
-from empo2.recipe.failures import cause_of_failure, numbers_of
+from empo2.recipe.failures import cause_of_failure, numbers_of, reported_error
 from empo2.recipe.protocol import CALL_EVENT, PANEL, CallEvent, Mode, RolloutTag
 
 
@@ -69,6 +69,7 @@ class StepResults:
         lost: the same counts by panel and by whether the rollout saw tips.
         turns_dropped: turns of kept rollouts that are not trained.
         errors: one message for each dropped rollout.
+        reasons: why a rollout was dropped, by its id.
     """
 
     kept: dict[str, RolloutResult] = field(default_factory=dict)
@@ -76,13 +77,15 @@ class StepResults:
     lost: Counter[tuple[str, bool]] = field(default_factory=Counter)
     turns_dropped: int = 0
     errors: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def drop(self, rollout: CompletedRollout, reason: str) -> None:
         """Count a rollout as dropped, and forget its result."""
         self.kept.pop(rollout.rollout_id, None)
         self.dropped[reason] += 1
         self.lost[panel_of(rollout), mode_of(rollout).memory] += 1
-        self.errors.append(rollout.error_message or reason.replace("_", " "))
+        self.errors.append(str(reported_error(rollout.events) or rollout.error_message or reason.replace("_", " ")))
+        self.reasons[rollout.rollout_id] = reason
 
     def why_none(self) -> str:
         """Return one line that says why none of the rollouts can be used."""

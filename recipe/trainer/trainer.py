@@ -3,10 +3,13 @@
 # pyright: reportPrivateImportUsage=false
 import json
 import math
+import sqlite3
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from agentlightning.verl.agl_rollout_manager import AglRolloutManagerBase
 from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE
 from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
@@ -15,7 +18,15 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
-from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, checkpoint_folder, mark_complete, remove_old_checkpoints
+from empo2.recipe.rollout_log import Phase, RolloutLog
+from empo2.recipe.run_folder import (
+    EPISODES_FILE,
+    MEMORY_FILE,
+    ROLLOUTS_FILE,
+    checkpoint_folder,
+    mark_complete,
+    remove_old_checkpoints,
+)
 from empo2.recipe.trainer.advantages import groups_without_gradient, rollout_advantages, tip_gain
 from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows, mini_batches_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
@@ -30,7 +41,8 @@ from empo2.recipe.trainer.gigpo import (
 )
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import hybrid_loss
-from empo2.recipe.trainer.record import episode_record
+from empo2.recipe.trainer.played import logged_rollouts
+from empo2.recipe.trainer.record import episode_record, recorded_row
 from empo2.recipe.trainer.results import StepResults
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import range_warning, tolerance_warning, training_scores
@@ -80,6 +92,12 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             partial(hybrid_loss, config=actor_config, mask_threshold=self._settings.algorithm.mask_threshold)
         )
 
+    @property
+    def _run_directory(self) -> Path | None:
+        """Return the run's folder; None in a script of the user's own."""
+        directory = (self.config.get("empo2") or {}).get("run_directory")
+        return Path(directory) if directory else None
+
     # Rollouts
 
     def _make_rollout_manager(self, manager_cls: type[RolloutManagerT]) -> RolloutManagerT:
@@ -105,6 +123,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             print(f"validation: {error}", flush=True)
             batch, metrics = DataProto(batch=None), {}
         if not is_train:
+            self._log_rollouts("validation", {})
             self._validated.append(self._results)
             return batch, metrics
         algorithm, results = self._settings.algorithm, self._results
@@ -116,6 +135,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         ids = set(kept.non_tensor_batch["rollout_id_list"])
         trained = {rollout: result for rollout, result in results.kept.items() if rollout in ids}
         advantages = rollout_advantages(trained, algorithm)
+        self._log_rollouts("training", advantages)
         set_scores(kept, trained, training_scores(trained, algorithm), advantages)
         steps: StepAdvantages = {}
         if gigpo:
@@ -145,6 +165,18 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             print(f"step 1: {warning}", flush=True)
         return kept, metrics
 
+    def _log_rollouts(self, phase: Phase, advantages: Mapping[str, float]) -> None:
+        """Write the rollouts of the current batch to the run's folder, and forget what was played in them."""
+        if (directory := self._run_directory) is None:
+            return
+        assert self._manager is not None
+        played, self._manager.played = self._manager.played, []
+        try:
+            log = RolloutLog(directory / ROLLOUTS_FILE)
+            log.write(list(logged_rollouts(played, self._results, self.global_steps, phase, advantages)))
+        except sqlite3.Error as error:  # such as a full disk
+            print(f"step {self.global_steps}: WARNING: no rollout can be shown: {error}", flush=True)
+
     # Optimization
 
     def _train_step(
@@ -156,6 +188,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
                 result = super()._train_step(timing_raw, curr_step_profile)
                 break
             except NoUsableRollouts as error:
+                self._log_rollouts("training", {})
                 print(f"step {self.global_steps}, attempt {attempt} of {_ATTEMPTS_PER_STEP}: {error}", flush=True)
                 if attempt == _ATTEMPTS_PER_STEP:
                     raise
@@ -168,11 +201,6 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         # The mean of the sampled log-probs estimates the entropy without a pass over the vocabulary.
         mask = batch.batch["response_mask"]
         metrics["actor/entropy"] = -float((batch.batch["rollout_log_probs"] * mask).sum() / mask.sum())
-        if directory := self.config.get("empo2", {}).get("run_directory"):
-            algorithm = self._settings.algorithm
-            record = episode_record(self.global_steps, batch, self._results.kept, algorithm, self.tokenizer)
-            with Path(directory, EPISODES_FILE).open("a") as file:
-                file.write(json.dumps(record) + "\n")
         return metrics, batch
 
     def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:
@@ -202,6 +230,8 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
 
     def _update_actor(self, batch: DataProto) -> DataProto:
         actor = self.config.actor_rollout_ref.actor
+        recorded = recorded_row(batch, self._results.kept)
+        batch.batch["recorded"] = torch.arange(len(batch)) == recorded
         planned, rows = planned_batch(
             batch,
             updates=self._settings.algorithm.updates_per_step,
@@ -212,6 +242,19 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         with mini_batches_of(self.config, rows):
             output = super()._update_actor(planned)
         metrics = output.meta_info["metrics"]
+        masked_at = metrics.pop("actor/masked_at")
+        if (directory := self._run_directory) is not None:
+            updated = bool(planned.batch["recorded"][planned.batch["token_weight"] > 0].any())
+            record = episode_record(
+                self.global_steps,
+                batch,
+                recorded,
+                self._results.kept,
+                masked_at if updated else None,
+                self.tokenizer,
+            )
+            with (directory / EPISODES_FILE).open("a") as file:
+                file.write(json.dumps(record) + "\n")
         name_sums(metrics)
         metrics["empo2/updates"] = [len(planned) // rows]
         return output

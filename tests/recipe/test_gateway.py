@@ -619,6 +619,32 @@ async def test_a_rollout_that_is_deleted_right_after_its_end_is_reflected_on(gat
     assert len(entries) == 1
 
 
+async def test_progress_of_a_step(gateway: GatewayUnderTest):
+    """Of all rollouts, tagged or not, deleted or not; a drain ends the step."""
+
+    async def progress() -> dict:
+        return (await gateway.state())["progress"]
+
+    nothing = {"rollouts": 0, "ended": 0, "validation": False, "calls": 0, "tips": 0}
+    assert await progress() == nothing
+    tagged, untagged, open_ = [await gateway.create(mode) for mode in ("memory", None, "memory")]
+    await gateway.play(tagged, ROOMS)
+    await gateway.call(untagged, ROOMS[0])
+    await gateway.finish(tagged)
+    await gateway.patch(untagged, "failed")
+    await gateway.client.delete(f"/api/rollouts/{tagged}")
+    await until(lambda: is_reflection(gateway.last().body))
+    while not (await progress())["tips"]:
+        await asyncio.sleep(0.01)
+    assert await progress() == {"rollouts": 3, "ended": 2, "validation": False, "calls": 4, "tips": 1}
+    await gateway.patch(open_, "failed")
+    await gateway.drain()
+    assert await progress() == nothing
+    created = await gateway.client.post("/api/rollouts", json=[{"input": {}, "is_train": False}])
+    assert created.status_code == 201
+    assert await progress() == nothing | {"rollouts": 1, "validation": True}
+
+
 async def test_drain_waits_for_reflections_and_cancels_late_ones(gateway: GatewayUnderTest):
     """At the end of a step vLLM is put to sleep: what still asks it then would hang, or hold the step up."""
     for seconds, written in ((0.4, 1), (20, 0)):

@@ -1,8 +1,10 @@
 """The launcher's processes, with stand-ins: what is said of one that ends, and that none outlives the launcher."""
 
+import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +20,9 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.launcher.launch import launch
 from empo2.recipe.launcher.processes import Processes
-from empo2.recipe.launcher.progress import NewMetrics, progress, step_summary
+from empo2.recipe.launcher.progress import NewMetrics, RunProgress, step_summary
 from empo2.recipe.launcher.workers import Workers
+from empo2.recipe.protocol import StepProgress
 
 from ..processes import DAEMON, mark, marked, until
 
@@ -220,6 +223,67 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
         load_settings(file=tmp_path / "runs" / "a" / "config.yaml")
 
 
+TRAINER = """
+import json, os
+from pathlib import Path
+from empo2.recipe.loading import say_loading, say_note
+from empo2.recipe.rollout_log import LoggedRollout, RolloutLog
+run = Path(RUN)
+say_loading("Ray")
+say_note("Ray was started at the second attempt")
+say_loading("")
+print("Traceback of some library", flush=True)
+for step, message in ((1, "'a'"), (2, "'b'"), (2, "'c'")):
+    failed = LoggedRollout(
+        id=f"{step}{message[1]}ffffffffff", step=step, phase="training", mode="no memory", dropped="failed_by_agent",
+        cause="KeyError at quiz.py:3 in run", example=f"KeyError: {message} (quiz.py:3 in run)",
+    )
+    RolloutLog(run / "rollouts.sqlite").write([failed])
+with open(run / "metrics.jsonl", "a") as file:
+    for step in (1, 2):
+        file.write(json.dumps({"step": step, "val/return": step, "empo2/rollouts_dropped": 1}) + "\\n")
+raise SystemExit(CODE)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, code: int
+) -> None:
+    run = tmp_path / "runs" / "a"
+    trainer = TRAINER.replace("RUN", repr(str(run))).replace("CODE", str(code))
+    sleep = "import time; time.sleep(1000)"
+    for name, program in ("_trainer", trainer), ("gateway_command", sleep), ("controller_command", sleep):
+        stand_in = [sys.executable, "-c", program]
+        monkeypatch.setattr(f"empo2.recipe.launcher.launch.{name}", lambda *_, stand_in=stand_in: stand_in)
+    monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for_gateway", lambda *_: None)
+    # A trainer that fails is seen at once; what it has written before is told all the same.
+    monkeypatch.setattr("empo2.recipe.launcher.watch._POLL_SECONDS", 0.05)
+    monkeypatch.setenv("EMPO2_TEST_MARK", mark)
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
+    overrides = [f"run.directory={tmp_path / 'runs'}", "run.name=a", "run.steps=2", f"tasks.source={QUESTIONS}"]
+    settings = load_settings("cpu", [*overrides, "agent.class=stack_agent:GuessingAgent"])
+    output = io.StringIO()
+    with contextlib.suppress(ProcessError) if code else contextlib.nullcontext():
+        launch(settings, "cpu", Console(file=output, width=200))
+    said = output.getvalue().splitlines()
+    end = f"dropped  3 of steps 1 to 2, failed by agent: KeyError: 'a' (quiz.py:3 in run); empo2 show {run} 2cffffff"
+    if code:
+        assert said[-2] == end and said[-1].startswith("resume  ")
+        return
+    begin = next(number for number, line in enumerate(said) if "loading gateway" in line)
+    assert [re.sub(r"^ +\d+ s", "N s", line) for line in said[begin:]] == [
+        "N s  loading gateway; then Ray, verl, policy, vLLM",
+        "N s  loading Ray; then verl, policy, vLLM",
+        "note   Ray was started at the second attempt",
+        "N s  all is loaded",
+        "step 1/2  validation 1.00",
+        f"dropped  1 of step 1, failed by agent: KeyError: 'a' (quiz.py:3 in run); empo2 show {run} 1affffff",
+        "step 2/2  validation 2.00",
+        end,
+    ]
+
+
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_a_run_that_ends_before_its_time_says_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, checkpoint: bool
@@ -279,8 +343,65 @@ def test_what_is_shown_of_a_step() -> None:
     }
     assert step_summary(metrics) == "return  -12.50  memory, on-policy   8 tips  24 s  3 rollouts dropped"
     assert step_summary({"val/return": 8.25, "val/success_rate": 0}) == "validation 8.25"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The time of `RunProgress`, which stands still."""
+    now = [0.0]
+    monkeypatch.setattr("empo2.recipe.launcher.progress.time.monotonic", lambda: now[0])
+    yield now
+
+
+def test_what_is_told_of_a_run_where_there_is_no_terminal(clock: list[float]) -> None:
+    """A line when something new is loaded, one for each step, and one a minute within a step."""
     output = io.StringIO()
-    with progress(Console(file=output, width=80), 6) as show:
-        show("loading", None)
-        show(step_summary(json.loads('{"val/return": 8.25}')), 0)
-    assert output.getvalue() == "loading\nstep 0/6  validation 8.25\n"
+    with RunProgress(Console(file=output, width=80), 6, done=2, started=-1.0) as shown:
+        for clock[0], stage in ((0, "gateway"), (1, "gateway"), (8, "Ray"), (14, "verl"), (24, "policy"), (39, "vLLM")):
+            shown.loading(stage)
+        clock[0] = 69
+        shown.loading("")
+        shown.playing(StepProgress())  # no rollout yet
+        clock[0] = 70
+        shown.playing(StepProgress(rollouts=8))
+        clock[0] = 140
+        shown.playing(StepProgress(rollouts=8, ended=3, calls=41, tips=2))
+        clock[0] = 150
+        shown.playing(StepProgress(rollouts=8, ended=4, calls=50, tips=2))
+        clock[0] = 201
+        shown.playing(StepProgress())
+        shown.step({"step": 3, "val/return": 8.25})
+        clock[0] = 260
+        shown.playing(StepProgress(rollouts=3, ended=1, validation=True, calls=4))
+        clock[0] = 261
+        shown.playing(StepProgress(rollouts=3, ended=1, validation=True, calls=4))
+    assert output.getvalue().splitlines() == [
+        "   1 s  loading gateway; then Ray, verl, policy, vLLM",
+        "   9 s  loading Ray; then verl, policy, vLLM",
+        "  15 s  loading verl; then policy, vLLM",
+        "  25 s  loading policy; then vLLM",
+        "  40 s  loading vLLM",
+        "  70 s  all is loaded",
+        "first rollout 71 s after the start",
+        "step 3/6  rollouts 3/8  41 model calls  2 tips written",
+        "step 3/6  rollouts are done; the policy is updated",
+        "step 3/6  validation 8.25",
+        "validation rollouts 1/3  4 model calls",
+    ]
+
+
+def test_a_terminal_has_one_line_that_changes() -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=120, force_terminal=True, color_system=None)
+    with RunProgress(console, 6, started=time.monotonic()) as shown:
+        shown.loading("verl")
+        shown._bar.refresh()  # pyright: ignore[reportOptionalMemberAccess]
+        shown.loading("")
+        shown.playing(StepProgress(rollouts=8, ended=3, calls=41, tips=2))
+        shown._bar.refresh()  # pyright: ignore[reportOptionalMemberAccess]
+        shown.step({"step": 1, "val/return": 8.25})
+    frames = output.getvalue().replace("\r", "\n").splitlines()
+    assert any("0/6" in frame and "loading verl; then policy, vLLM" in frame for frame in frames)
+    assert any("0/6" in frame and "rollouts 3/8  41 model calls  2 tips written" in frame for frame in frames)
+    stayed = [frame.removeprefix("\x1b[2K").strip() for frame in frames]
+    assert "first rollout 0 s after the start" in stayed and "step 1/6  validation 8.25" in stayed

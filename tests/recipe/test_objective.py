@@ -37,6 +37,7 @@ class Row:
     prompt: int = 2
     ref: list[float] | None = None
     weight: float = 0.0  # 1/(M T), of the KL term: the advantages hold it already
+    recorded: bool = False
 
     @property
     def tokens(self) -> np.ndarray:
@@ -95,6 +96,7 @@ def micro_batch(rows: list[Row], *, dp_size: int = 1) -> tuple[TensorDict, dict[
             "position_ids": (attention.cumsum(-1) - 1).clamp_min(0),
             "off_policy": torch.tensor([row.off_policy for row in rows]),
             "token_weight": torch.tensor([row.weight for row in rows]),
+            "recorded": torch.tensor([row.recorded for row in rows]),
         },
         batch_size=count,
     )
@@ -111,6 +113,7 @@ class Result:
     gradients: list[np.ndarray]  # of each row's response tokens
     metrics: dict[str, Any]
     elsewhere: float  # sum of |gradient| at all other positions
+    masked_at: list[int] | None  # None of another loss
 
 
 def run(rows: list[Row], *, delta: float = DELTA, loss_function: Any = None, **config: Any) -> Result:
@@ -124,7 +127,7 @@ def run(rows: list[Row], *, delta: float = DELTA, loss_function: Any = None, **c
         before, response, after = leaf.grad.split([row.prompt - 1, len(row.new), 1])
         responses.append(response.numpy())
         elsewhere += float(before.abs().sum() + after.abs().sum())
-    return Result(loss.item(), responses, metrics, elsewhere)
+    return Result(loss.item(), responses, metrics, elsewhere, metrics.pop("masked_at", None))
 
 
 def expected(rows: list[Row], *, delta: float = DELTA) -> tuple[float, list[np.ndarray]]:
@@ -342,6 +345,26 @@ def test_kl_term_is_not_masked() -> None:
     assert result.loss == pytest.approx(-0.5 + 0.5 + 0.01 * (kl[0] / 4 + kl[1] / 4 + kl[2] / 2), rel=1e-5)
     # The masked token's only gradient is the KL term's: (1 - e^d)·coefficient·weight.
     assert result.gradients[0][1] == pytest.approx(0.01 * (1 - math.e) / 4, rel=1e-4)
+
+
+def test_the_masked_tokens_of_the_recorded_row_are_handed_over() -> None:
+    """Positions in the response: -9 and -5.5 are below ln 0.0067 = -5.006; the observation's -9 is no token of ours."""
+    rows = [
+        Row(new=[-9.0, -9.0], old=[-1.0, -1.0], advantage=1.0, off_policy=True, prompt=4),
+        Row(
+            new=[-1.0, -9.0, -9.0, -5.0, -5.5],
+            old=[-1.0] * 5,
+            advantage=1.0,
+            off_policy=True,
+            mask=[1, 1, 0, 1, 1],
+            recorded=True,
+        ),
+    ]
+    assert run(rows).masked_at == [1, 4]
+    assert run(rows, delta=0).masked_at == []
+    assert run(rows[:1]).masked_at == []
+    rows[1].off_policy = False
+    assert run(rows).masked_at == []
 
 
 def test_data_parallel_size_scales_as_in_agent_lightnings_loss() -> None:

@@ -13,7 +13,7 @@ import yaml
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.run_directory import open_run_directory
+from empo2.recipe.launcher.run_directory import last_set_aside, open_run_directory
 from empo2.recipe.run_folder import last_checkpoint, mark_complete, remove_old_checkpoints
 
 
@@ -83,6 +83,42 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
 
 def test_a_name_that_is_new_is_begun(tmp_path: Path) -> None:
     assert open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu") == (tmp_path / "a", None)
+
+
+@pytest.mark.parametrize("left", ["settings and a log", "nothing"])
+def test_the_name_of_a_start_that_failed_is_free(tmp_path: Path, left: str) -> None:
+    """What it logged can still be read; settings that a run may not change may be others."""
+    run = tmp_path / "a"
+    if left == "nothing":
+        run.mkdir()
+    else:
+        begun(tmp_path, 1)
+        (run / "metrics.jsonl").write_text('{"step": 0, "val')
+    settings = settings_in(tmp_path, "run.name=a", "memory.scope=[task]")
+    assert open_run_directory(settings, "cpu") == (run, None)
+    assert yaml.safe_load((run / "config.yaml").read_text())["memory"]["scope"] == ["task"]
+    aside = last_set_aside(run)
+    assert aside == run / "set-aside-1"
+    if left != "nothing":
+        assert (aside / "trainer.log").read_text() == "trainer.log of the first time"
+        assert not {path.name for path in run.iterdir()} & {"trainer.log", "memory.sqlite", "tasks.json"}
+
+
+@pytest.mark.parametrize("what", ["validation", "checkpoint"])
+def test_the_name_of_a_run_that_has_something_is_taken(tmp_path: Path, what: str) -> None:
+    run = begun(tmp_path, 1)
+    if what == "checkpoint":
+        (run / "metrics.jsonl").unlink()
+        checkpoint(run / "checkpoints", 2)
+    with pytest.raises(ConfigError, match=r"run.name='a': .*a exists"):
+        open_run_directory(settings_in(tmp_path, "run.name=a"), "cpu")
+    assert last_set_aside(run) is None
+
+
+def test_the_name_of_a_run_that_is_just_starting_is_taken(tmp_path: Path) -> None:
+    open_run_directory(settings_in(tmp_path, "run.name=a"), "cpu")
+    with pytest.raises(ConfigError, match=r"run.name='a': another process is training"):
+        open_run_directory(settings_in(tmp_path, "run.name=a"), "cpu")
 
 
 @pytest.mark.parametrize(

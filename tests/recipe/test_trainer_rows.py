@@ -24,13 +24,14 @@ from verl.utils.metric import AggregationType, Metric
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.protocol import CALL_EVENT, Mode
+from empo2.recipe.rollout_log import read_rollouts
 from empo2.recipe.trainer.advantages import rollout_advantages
 from empo2.recipe.trainer.compat.agentlightning import (
     GIVEN_ADVANTAGES,
     count_mini_batches_in_rows,
     use_given_advantages,
 )
-from empo2.recipe.trainer.record import episode_record
+from empo2.recipe.trainer.record import episode_record, recorded_row
 from empo2.recipe.trainer.results import RolloutResult, StepResults, Turn, prepare_for_training
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import training_scores
@@ -123,7 +124,7 @@ class Words:
 
 
 def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
-    """Of two groups with an advantage the off-policy one; of its replies the tokens below δ without tips are masked."""
+    """Of two groups with an advantage the off-policy one; the update says which of its tokens it masked."""
     returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
     batch, _ = adapted(played(returns))
     results = results_of(returns) | results_of({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)
@@ -131,12 +132,10 @@ def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
     scored(batch, results)
     size = int(batch.batch["response_mask"][2].sum())
     assert size >= 3  # of h-2's reply, which played() draws
-    old = torch.zeros(4, RESPONSE)
-    old[2, 1] = -9.0
-    batch.batch["old_log_probs"], batch.batch["returns"] = old, batch.batch[GIVEN_ADVANTAGES]  # as after a step
+    batch.batch["returns"] = batch.batch[GIVEN_ADVANTAGES]  # as before an update
 
-    tip_free = ALGORITHM.model_copy(update={"off_policy_old_log_probs": "tip-free", "mask_threshold": 0.0067})
-    record = episode_record(3, batch, results, tip_free, Words())
+    row = recorded_row(batch, results)
+    record = episode_record(3, batch, row, results, [1], Words())
     rest = "".join(f"{token} " for token in range(2, size))
     assert record["spans"] == [
         ["read", "100 101 102 ", 3],
@@ -145,33 +144,74 @@ def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
         ["trained", rest, size - 2],
     ]
     assert (record["step"], record["mode"], record["return"], record["tips"]) == (3, "memory, off-policy", 3.0, [7, 5])
+    assert (row, record["rollout"]) == (2, "h-2")
     assert record["task"] == {"room": "den", "api_key": "(secret, left out)"}
     assert record["advantage"] == pytest.approx(rollout_advantages(results, ALGORITHM)["h-2"], rel=1e-5)
     assert (record["mask_known"], record["cut"]) == (True, False)
 
-    with_tips = ALGORITHM.model_copy(update={"off_policy_old_log_probs": "with-tips"})
-    record = episode_record(3, batch, results, with_tips, Words())
+    record = episode_record(3, batch, row, results, None, Words())
     assert record["mask_known"] is False
     assert [span[0] for span in record["spans"]] == ["read", "trained"]
 
     on_policy = results_of(returns)
-    assert episode_record(3, batch, on_policy, tip_free, Words())["mode"] == "no memory"
+    record = episode_record(3, batch, recorded_row(batch, on_policy), on_policy, None, Words())
+    assert (record["mode"], record["mask_known"]) == ("no memory", True)
 
 
 def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    trainer = trainer_of(in_groups(8), monkeypatch)
-    batch, metrics = trainer._rollout(DataProto(), is_train=True)
-    use_given_advantages()
+    """Of the recorded row the update hands over which tokens it masked; of a row that it left out nothing is known."""
+    trainer = trainer_of(in_groups(8), monkeypatch, mode=OFF_POLICY)
+    batch, _ = trainer._rollout(DataProto(), is_train=True)
     batch = normalised(batch)
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", lambda *_: (metrics, batch))
     trainer.tokenizer = Words()
-    trainer._train_step({}, False)  # in a script of the user's own, without a run's folder
+    trainer._update_actor(batch)  # in a script of the user's own, without a run's folder
     trainer.config.empo2 = {"run_directory": str(tmp_path)}
     for trainer.global_steps in (7, 8):
-        trainer._train_step({}, False)
+        trainer._update_actor(batch)
+    real = trainer.trained.batch["token_weight"] > 0  # a filler is a copy of the first row
+    assert trainer.trained.batch["recorded"][real].sum() == 1
+    trainer.config.actor_rollout_ref.actor.use_kl_loss = False
+    batch.batch["advantages"][:] = 0.0  # all rows but the first one of an update are left out
+    batch.batch["returns"][1:] = 1.0
+    trainer._update_actor(batch)
     records = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == [7, 8]
-    assert [span[0] for span in records[0]["spans"]] == ["read", "trained"] and records[0]["advantage"] != 0
+    assert [record["step"] for record in records] == [7, 8, 8]
+    assert [span[0] for span in records[0]["spans"]] == ["read", "masked", "trained"] and records[0]["advantage"] != 0
+    assert [record["mask_known"] for record in records] == [True, True, False]
+
+
+def test_each_step_leaves_its_rollouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With what became of them: trained, overlong, or without any that can be used."""
+    returns = {"g-0": 1.0, "g-1": 2.0, "g-2": 3.0}
+    lengths = {"g-1": PROMPT + 1}
+    trainer = trainer_of(returns, monkeypatch, mode=ON_POLICY, prompts=lengths)
+    trainer.config.empo2 = {"run_directory": str(tmp_path)}
+    trainer._manager.played = played(returns, prompts=lengths)
+    trainer._rollout(DataProto(), is_train=True)
+    assert trainer._manager.played == []
+    found = {each.id: each for each in read_rollouts(tmp_path / "rollouts.sqlite")}
+    assert [(each.step, each.dropped, each.return_) for each in found.values()] == [
+        (7, None, 1.0),
+        (7, "overlong", 2.0),
+        (7, None, 3.0),
+    ]
+    assert [found[name].advantage for name in ("g-0", "g-2")] == pytest.approx([-0.7071, 0.7071], rel=1e-3)
+
+    def unusable(*_: Any) -> None:
+        raise NoUsableRollouts("none")
+
+    trainer.global_steps = 8
+    trainer._manager.played = played({"h-0": 4.0})
+    trainer._manager.results.drop(trainer._manager.played[0], "alone_in_group")
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", unusable)
+    with pytest.raises(NoUsableRollouts):
+        trainer._train_step({}, False)
+    (last,) = read_rollouts(tmp_path / "rollouts.sqlite", step=8)
+    assert (last.id, last.dropped) == ("h-0", "alone_in_group")
+
+    trainer._manager.played = played({"i-0": 4.0})
+    (tmp_path / "rollouts.sqlite").write_text("no database" * 100)
+    trainer._log_rollouts("validation", {})  # the run goes on
 
 
 def test_overlong_rows_are_dropped() -> None:
@@ -300,6 +340,7 @@ def trainer_of(
             "masked_tokens": [2.0, 0.0],
             "compared_rows": [4],
             "log_ppl_gap": [1.0],
+            "masked_at": [0],
         }
         metrics = {f"actor/{name}": values for name, values in sums.items()}
         return DataProto.from_single_dict(data={}, meta_info={"metrics": metrics})

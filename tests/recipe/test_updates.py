@@ -93,6 +93,7 @@ def batch_of(rollouts: list[Rollout]) -> DataProto:
         "token_level_rewards": rewards,
         "off_policy": torch.tensor([rollouts[i].off_policy for i, _ in rows]),
         "row": torch.arange(count),
+        "recorded": torch.zeros(count, dtype=torch.bool),
     }
     batch = DataProto(
         batch=TensorDict(tensors, batch_size=count),
@@ -172,6 +173,7 @@ def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: li
         for name, values in (("log_probs", leaves), ("entropy", entropies))
     }
     loss, metrics = hybrid_loss(config, output, data, mask_threshold=DELTA)
+    assert metrics.pop("masked_at") == []
     loss.backward()
     update.loss += loss.item() / ranks  # FSDP's mean over the ranks
     for name, metric in metrics.items():

@@ -1,0 +1,136 @@
+"""Print the list of a run's rollouts, and one episode."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from empo2.memory import MemoryFileError
+from empo2.memory.browse import reading, stored_tips
+from empo2.recipe.gateway.tips import TIPS_HEADING
+from empo2.recipe.messages import Message, spoken, text_of
+from empo2.recipe.rollout_log import LoggedRollout
+from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, read_lines
+
+_INDENT = "    "
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a weak policy can write any, and terminals execute them
+_TIPS = re.compile(re.escape(TIPS_HEADING) + r"(?:\n- .*)*")
+_STYLES = {"read": "", "trained": "green", "masked": "red strike"}
+
+
+def rollouts_table(rollouts: Sequence[LoggedRollout], prefix: int) -> Table:
+    """Return a table with a row for each rollout; ids are cut to ``prefix`` characters."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
+    for heading in ("step", "rollout", "mode", "return", "advantage", "turns", "tips", "dropped"):
+        number = heading in ("step", "return", "advantage", "turns", "tips")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=heading != "dropped")
+    for each in rollouts:
+        table.add_row(
+            str(each.step),
+            each.id[:prefix],
+            each.mode if each.phase == "training" else f"val, {each.mode}",
+            "" if each.return_ is None else f"{each.return_:.4g}",
+            "" if each.advantage is None else f"{each.advantage:+.2f}",
+            str(each.turns),
+            str(each.tips),
+            (each.dropped or "").replace("_", " "),
+        )
+    return table
+
+
+def print_episode(console: Console, run: Path, rollout: LoggedRollout, played: Mapping[str, Any]) -> None:
+    """Print a rollout's episode: what became of it, its turns, and where there is one its trained row."""
+    for line in _facts(run, rollout, played):
+        console.print(line, soft_wrap=True)
+    reply = ""
+    for number, call in enumerate(played["calls"], 1):
+        console.print()
+        console.print(_heading(number, call), soft_wrap=True)
+        for message in call["messages"]:
+            if message.get("role") != "assistant" or spoken(message) != reply:
+                console.print(_said(message), soft_wrap=True)
+        if call["reply"] is not None:
+            reply = spoken(call["reply"])
+            console.print(_said(call["reply"]), soft_wrap=True)
+        if call["problem"]:
+            console.print(Text(f"  no reply: {_clean(call['problem'])}", style="red"), soft_wrap=True)
+    error = played["error"]
+    if isinstance(error, Mapping):
+        console.print(Text(f"\nthe agent ended with\n{_indented(error['output'])}", style="red"), soft_wrap=True)
+    for record in read_lines(run / EPISODES_FILE):
+        if record.get("rollout") == rollout.id:
+            console.print(_trained_row(record), soft_wrap=True)
+
+
+def _facts(run: Path, rollout: LoggedRollout, played: Mapping[str, Any]) -> Iterator[Text]:
+    yield Text(f"rollout   {rollout.id}, step {rollout.step}, {rollout.phase}, {rollout.mode}", style="bold")
+    yield Text(f"task      {_clean(json.dumps(played['task'], ensure_ascii=False))}")
+    return_ = "none reported" if rollout.return_ is None else f"{rollout.return_:.4g}"
+    intrinsic = f", intrinsic {rollout.intrinsic:.3g}" if rollout.intrinsic else ""
+    yield Text(f"return    {return_}{intrinsic}")
+    if rollout.advantage is not None:
+        yield Text(f"advantage {rollout.advantage:+.3g}")
+    if rollout.dropped:
+        error = played["error"]
+        why = f"{error['type']}: {error['message']} ({error['where']})" if isinstance(error, Mapping) else error
+        said = rollout.dropped.replace("_", " ") + (f": {_clean(why)}" if why else "")
+        yield Text(f"dropped   {said}", style="red")
+    tips = sum(len(call["tips"]) for call in played["calls"])
+    yield Text(f"played    {rollout.turns} turns in {played['seconds']:.1f} s, {tips} tips shown")
+    if (tip := _tip_of(run, rollout.id)) is not None:
+        yield Text(f"tip       written from it: {_clean(tip)}", style="yellow")
+
+
+def _tip_of(run: Path, rollout_id: str) -> str | None:
+    """Return the tip that was written from an episode; None if there is none, or no memory."""
+    try:
+        with reading(run / MEMORY_FILE) as db:
+            return next((tip.text for tip in stored_tips(db, order="newest") if tip.episode == rollout_id), None)
+    except MemoryFileError:
+        return None
+
+
+def _heading(number: int, call: Mapping[str, Any]) -> Text:
+    parts = [f"{call['prompt_length']} + {call['reply_length']} tokens", f"{call['seconds']:.1f} s"]
+    if call["tips"]:
+        parts.append(f"tips {', '.join(map(str, call['tips']))}")
+    if call["visits"] is not None:
+        parts.append(f"visits {call['visits']}")
+    if call["finish_reason"] == "length":
+        parts.append("the reply met its limit")
+    if call["anew"]:
+        parts.append("a chat written anew")
+    return Text(f"turn {number}  {'  '.join(parts)}", style="bold")
+
+
+def _said(message: Message) -> Text:
+    """Return a message with its role; tips in it stand out."""
+    role = message.get("role") or ""
+    body = spoken(message) if role == "assistant" else text_of(message.get("content"))
+    text = Text(f"  {role}\n{_indented(body)}", style="cyan" if role == "assistant" else "")
+    for tips in _TIPS.findall(body):
+        text.highlight_words([_indented(tips).strip()], "yellow")
+    return text
+
+
+def _trained_row(record: Mapping[str, Any]) -> Text:
+    counts = {kind: sum(span[2] for span in record["spans"] if span[0] == kind) for kind in _STYLES}
+    told = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    text = Text(f"\nas it was trained, tokens: {told}; masked ones are in [[ ]]\n", style="bold")
+    for kind, span, _ in record["spans"]:
+        text.append(f"[[{_clean(span)}]]" if kind == "masked" else _clean(span), f"not bold {_STYLES[kind]}".strip())
+    return text
+
+
+def _indented(text: str) -> str:
+    return "\n".join(_INDENT + line for line in _clean(text).splitlines())
+
+
+def _clean(text: str) -> str:
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))

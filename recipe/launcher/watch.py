@@ -1,0 +1,78 @@
+"""Follow a run from its start to its end, for those who wait."""
+
+import contextlib
+import math
+import time
+from pathlib import Path
+
+import httpx
+
+from empo2.recipe.errors import Empo2Error
+from empo2.recipe.launcher.processes import Processes
+from empo2.recipe.launcher.progress import Metrics, NewLines, NewMetrics, RunProgress
+from empo2.recipe.launcher.workers import Workers
+from empo2.recipe.loading import loading_in, note_in
+from empo2.recipe.protocol import STATE, GatewayState
+from empo2.recipe.rollout_log import read_dropped
+from empo2.recipe.run_folder import METRICS_FILE, ROLLOUTS_FILE
+
+_POLL_SECONDS = 0.5
+_ASK_SECONDS = 1
+
+
+class Watch:
+    """Shows what the trainer writes to the run's folder and what the gateway counts, from the start to the end.
+
+    Created before the trainer is started.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._metrics = NewMetrics(directory / METRICS_FILE)
+        self._log = NewLines(directory / "trainer.log")
+        self._workers = Workers()
+        self._rollouts = directory / ROLLOUTS_FILE
+        self._causes: set[tuple[str, str]] = set()
+        self._asked = -math.inf
+
+    def until_done(self, client: httpx.Client, processes: Processes, shown: RunProgress) -> None:
+        """Return when the trainer is done.
+
+        Raises:
+            Empo2Error, KeyboardInterrupt: as `Processes.check` and `Workers.check`.
+        """
+        while True:
+            for restarted in processes.check():
+                shown.say(f"{restarted}; the rollouts that it was playing have failed")
+            self._workers.check()
+            done = processes.done("trainer")
+            self._read_log(shown)
+            for metrics in self._metrics.read():
+                shown.step(metrics)
+                self._say_new_causes(metrics, shown)
+            if done:
+                return
+            if shown.stage == "" and time.monotonic() - self._asked >= _ASK_SECONDS:
+                self._asked = time.monotonic()
+                with contextlib.suppress(httpx.HTTPError):
+                    shown.playing(GatewayState.model_validate(client.get(STATE).json()).progress)
+            time.sleep(_POLL_SECONDS)
+
+    def _read_log(self, shown: RunProgress) -> None:
+        for line in self._log.read():
+            text = line.decode(errors="replace")
+            if (stage := loading_in(text)) is not None:
+                shown.loading(stage)
+            elif note := note_in(text):
+                shown.say(f"note   {note}")
+        if shown.stage == "policy" and self._workers.serve:
+            shown.loading("vLLM")
+
+    def _say_new_causes(self, metrics: Metrics, shown: RunProgress) -> None:
+        """Say why rollouts of a step were dropped, where that is the first time."""
+        if not metrics.get("empo2/rollouts_dropped") and not metrics.get("val/rollouts_dropped"):
+            return
+        with contextlib.suppress(Empo2Error):
+            for dropped in read_dropped(self._rollouts, metrics["step"]):
+                if (dropped.reason, dropped.cause) not in self._causes:
+                    self._causes.add((dropped.reason, dropped.cause))
+                    shown.say(f"dropped  {dropped.told(self._rollouts.parent)}")

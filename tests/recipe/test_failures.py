@@ -1,0 +1,197 @@
+"""What is told of the exception that ended an agent: of a class, of a command, and on the way to the gateway."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from empo2.agents.command import CommandAgent, CommandFailed
+from empo2.recipe.controller.warm_agents import ForkedAgent, WarmAgents
+from empo2.recipe.failures import error_of, reported_error
+from empo2.recipe.protocol import AgentError
+from empo2.recipe.retrofit.upstream import worker_command
+
+
+def raised(folder: Path, code: str) -> BaseException:
+    """The exception of a file of the user's."""
+    file = folder / "quiz_agent.py"
+    file.write_text(code)
+    try:
+        exec(compile(code, str(file), "exec"), {})
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_the_last_frame_is_the_users_not_the_librarys(tmp_path: Path) -> None:
+    """json.loads fails inside of Python's own library, called in line 3."""
+    error = error_of(raised(tmp_path, "import json\ndef ask():\n    json.loads('{')\nask()\n"))
+    assert (error.type, error.where) == ("JSONDecodeError", "quiz_agent.py:3 in ask")
+    assert error.message.startswith("Expecting property name enclosed in double quotes")
+    assert "json/decoder.py" in error.output and error.output.splitlines()[-1].startswith("json.decoder.JSON")
+
+
+def test_failures_of_one_place_have_one_cause(tmp_path: Path) -> None:
+    first, second, third = (
+        error_of(raised(tmp_path, f"{lead}raise KeyError({door!r})\n"))
+        for lead, door in (("", "red"), ("", "blue"), ("\n", "red"))
+    )
+    assert first.cause == second.cause == "KeyError at quiz_agent.py:1 in <module>" != third.cause
+    assert str(second) == "KeyError: 'blue' (quiz_agent.py:1 in <module>)"
+    assert AgentError(type="CommandFailed", message="no reward").cause == "CommandFailed: no reward"
+
+
+def test_frames_of_the_runner_are_not_the_agents(tmp_path: Path) -> None:
+    error = raised(tmp_path, "1 / 0\n")
+    assert error_of(error, own=__file__).where == "quiz_agent.py:1 in <module>"
+    assert error_of(error, own=str(tmp_path / "quiz_agent.py")).where.startswith("test_failures.py:")
+
+
+PYTHON = """Playing.
+Traceback (most recent call last):
+  File "/home/me/play.py", line 9, in <module>
+    main()
+  File "/home/me/play.py", line 5, in main
+    client.chat.completions.create(model="m")
+  File "/home/me/.venv/lib/python3.11/site-packages/openai/_base_client.py", line 1047, in request
+    raise self._make_status_error_from_response(err.response) from None
+openai.BadRequestError: Error code: 400 - {'message': 'too long'}
+Exception ignored in: <function f at 0x7f>
+"""
+NODE = """file:///home/me/agent.mjs:12
+    throw new TypeError("no door")
+          ^
+
+TypeError: no door
+    at open (node:internal/modules/run_main:171:5)
+    at enter (file:///home/me/agent.mjs:12:11)
+    at play (file:///home/me/agent.mjs:30:3)
+
+Node.js v22.1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        (PYTHON, "BadRequestError: Error code: 400 - {'message': 'too long'} (play.py:5 in main)"),
+        (NODE, "TypeError: no door (agent.mjs:12 in enter)"),
+        (
+            "curl: (22) The requested URL returned error: 500\n",
+            "CommandFailed: curl: (22) The requested URL returned error: 500",
+        ),
+        ("", "CommandFailed: it ended with exit code 1"),
+    ],
+    ids=["python", "node", "curl", "silent"],
+)
+def test_what_a_command_wrote_tells_its_cause(output: str, told: str) -> None:
+    error = error_of(CommandFailed("it ended with exit code 1", output), own=__file__)
+    assert str(error) == told
+    assert error.output.startswith(output[:10])
+
+
+def test_a_command_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "play.py"
+    script.write_text("import os\n\ndef play():\n    os.environ['QUESTION']\n\nplay()\n")
+    for name, value in {
+        "AGENT_COMMAND": f"{sys.executable} {script}",
+        "AGL_OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
+        "AGL_EVENT_URL": "http://127.0.0.1:9/events",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CommandFailed) as failed:
+        CommandAgent().run()
+    assert str(error_of(failed.value)) == "KeyError: 'QUESTION' (play.py:4 in play)"
+
+
+def test_the_last_error_that_was_reported_counts() -> None:
+    events = [{"event_type": "empo2_agent_error", "data": {"type": kind}} for kind in ("OSError", "KeyError")]
+    assert reported_error([*events, {"event_type": "reward", "data": {}}]) == AgentError(type="KeyError")
+    assert reported_error([{"event_type": "empo2_agent_error", "data": {"text": "of another program"}}]) is None
+    assert reported_error([]) is None
+
+
+def test_what_is_printed_of_an_error_is_one_short_line_without_control_characters() -> None:
+    data = {"type": "Key\x1b[31mError", "message": "no\n\x07door " + "x" * 1000, "where": "a.py:1\r"}
+    error = reported_error([{"event_type": "empo2_agent_error", "data": data}])
+    assert error is not None
+    assert (error.type, error.message, error.where) == ("Key [31mError", "no door " + "x" * 292, "a.py:1")
+
+
+@pytest.fixture
+def posted() -> Iterator[tuple[str, list[Any]]]:
+    """An address for events, and what was posted to it."""
+    received: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            received.append((self.path, self.headers["Authorization"], body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/api/rollouts/r/attempt/0/events", received
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "told"),
+    [
+        ("raise KeyError('QUESTION')", 1, "KeyError: 'QUESTION' (my_agent.py:3 in run)"),
+        ("import sys; sys.exit('no money left')", 1, "SystemExit: no money left (my_agent.py:3 in run)"),
+        ("raise OSError('key is hush-hush-hush')", 1, "OSError: key is (secret, left out) (my_agent.py:3 in run)"),
+        ("raise SystemExit", 0, None),
+        ("pass", 0, None),
+    ],
+)
+def test_an_agent_process_reports_its_exception(
+    code: str, exit_code: int, told: str | None, tmp_path: Path, posted: tuple[str, list[Any]]
+) -> None:
+    """As the controller starts one that it cannot fork."""
+    (tmp_path / "my_agent.py").write_text(f"class Agent:\n    async def run(self):\n        {code}\n")
+    url, received = posted
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "AGL_OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
+        "AGL_EVENT_URL": url,
+        "AGL_KEY": "hush-hush-hush",
+    }
+    run = "import sys; from empo2.recipe.controller.agent_process import play; sys.exit(play('my_agent:Agent'))"
+    done = subprocess.run([sys.executable, "-c", run], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == exit_code, done.stderr
+    assert ("Traceback" in done.stderr) == (exit_code == 1 and "sys.exit" not in code)
+    events = [body for _, _, body in received]
+    assert [str(reported_error([event])) for event in events] == ([told] if told else [])
+    if told:
+        assert received[0][:2] == ("/api/rollouts/r/attempt/0/events", "Bearer hush-hush-hush")
+
+
+async def test_a_forked_agent_reports_its_exception(
+    tmp_path: Path, posted: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_agent.py").write_text("class Agent:\n    def run(self):\n        [][3]\n")
+    url, received = posted
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    agents = WarmAgents("my_agent:Agent")
+    environment = {**os.environ, "AGL_OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "AGL_EVENT_URL": url, "AGL_KEY": "k"}
+    agent = await agents.start(*worker_command("my_agent:Agent"), env=environment)
+    assert isinstance(agent, ForkedAgent)
+    assert await agent.wait() == 1
+    ((_, _, event),) = received
+    assert str(reported_error([event])) == "IndexError: list index out of range (my_agent.py:3 in run)"
+    assert agents._control is not None
+    agents._control.close()
+    agents._server.wait(20)
