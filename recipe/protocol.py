@@ -19,6 +19,9 @@ MADE_UP = "made_up"  # field of the tasks that `empo2 init` makes up, which are 
 TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those that the policy is not trained on
 CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's ``model_request`` events
 
+# vLLM's ``--middleware``, with which chat completions take ``prompt_token_ids`` (``gateway.cumulative_tokens``).
+PROMPT_IDS = "empo2.recipe.trainer.compat.prompt_ids.PromptTokenIds"
+
 ROUTES = "/empo2"
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
 

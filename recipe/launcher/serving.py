@@ -28,6 +28,7 @@ from empo2.recipe.launcher.commands import (
 from empo2.recipe.launcher.processes import Processes, bind, running
 from empo2.recipe.launcher.run_directory import write_settings
 from empo2.recipe.launcher.tool_calls import tool_support
+from empo2.recipe.protocol import PROMPT_IDS
 
 _SERVER_KEY = "OPENAI_API_KEY"
 _VLLM_SECONDS = 900  # a 7B model from a cold disk takes minutes
@@ -156,6 +157,8 @@ def vllm_command(settings: Settings, model: str, port: int) -> list[str]:
         options["data-parallel-size"] = hardware.gpus_per_node // hardware.tensor_parallel
     if parser := tool_support(settings.model, model).parser:
         options["tool-call-parser"] = parser
+    if settings.gateway.cumulative_tokens:
+        options["middleware"] = PROMPT_IDS
     tools = ["--enable-auto-tool-choice"] if "tool-call-parser" in options else []
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *tools, "--enforce-eager"]

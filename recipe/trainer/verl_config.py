@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.protocol import scope_of
+from empo2.recipe.protocol import PROMPT_IDS, scope_of
 from empo2.recipe.redaction import redacted
 from empo2.recipe.scopes import recurrence_warning
 from empo2.recipe.trainer.literal import literally
@@ -47,6 +47,8 @@ def build_verl_config(
     if tool_parser is not None:
         options = {"enable_auto_tool_choice": True, "tool_call_parser": tool_parser}
         layers.append({"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": options}}}})
+    if settings.gateway.cumulative_tokens:
+        layers.append({"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"middleware": PROMPT_IDS}}}}})
     if resume_from is not None:
         layers.append(
             {"trainer": {"resume_mode": "resume_path", "resume_from_path": str(resume_from), "val_before_train": False}}
