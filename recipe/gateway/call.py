@@ -18,9 +18,11 @@ from empo2.recipe.gateway.episode import Episode, Turn
 from empo2.recipe.gateway.injection import Block, PromptRequest, Request
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.relevance import relevant_tips
+from empo2.recipe.gateway.rendering import TEMPLATE_ARGUMENTS
+from empo2.recipe.gateway.replies import Prompt, Replies
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips import TIPS_HEADING, render_tips, tip_line
-from empo2.recipe.gateway.tokens import TEMPLATE_ARGUMENTS, ChatTokens, Prompt, Replies, prompt_ids_of, tip_free
+from empo2.recipe.gateway.tokens import ChatTokens, prompt_ids_of, tip_free
 from empo2.recipe.messages import anchor_of, reply_of, spoken
 from empo2.recipe.protocol import CALL_EVENT, CallEvent
 
@@ -190,7 +192,8 @@ class PlainCall:
         self.sent = {**sampling.neutral(body), **tokens.fields}
 
     def answered(self, response: Body) -> None:
-        self._tokens.answered(response, prompt_ids_of(response))
+        if reply_of(response) is not None:
+            self._tokens.answered(response, prompt_ids_of(response))
 
     def refused(self, status: int, answer: Body | None) -> None:
         """Nothing is held of a call that failed."""

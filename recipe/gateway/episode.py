@@ -10,7 +10,7 @@ import numpy as np
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.injection import ChatTips, PromptTips
-from empo2.recipe.gateway.tokens import Replies
+from empo2.recipe.gateway.replies import Replies
 from empo2.recipe.messages import Message
 from empo2.recipe.protocol import RolloutTag
 

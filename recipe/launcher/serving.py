@@ -95,11 +95,15 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
 
 
 @contextlib.contextmanager
-def vllm_server(model: str) -> Iterator[str]:
-    """Start vLLM alone, on the machine's GPU or its CPU; yield its address, and stop it when the block is left."""
+def vllm_server(model: str, *overrides: str) -> Iterator[str]:
+    """Start vLLM alone, on the machine's GPU or its CPU; yield its address, and stop it when the block is left.
+
+    Args:
+        overrides: settings, as ``key=value``.
+    """
     from empo2.recipe.trainer.ray_environment import device
 
-    own = load_settings("cpu" if device() == "cpu" else "gpu-1")
+    own = load_settings("cpu" if device() == "cpu" else "gpu-1", overrides)
     environment = environment_without() | _vllm_environment(own)
     with tempfile.TemporaryDirectory(prefix="vllm-") as logs, running(Path(logs), environment) as processes:
         endpoint = _start_vllm(own, model, processes)

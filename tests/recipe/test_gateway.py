@@ -665,6 +665,9 @@ async def test_metrics_are_exact_and_of_one_step(gateway: GatewayUnderTest):
         "sampling_overridden": 0,
         "constrained_calls": 0,
         "untrained_calls": 0,
+        "continued_calls": 0,
+        "text_calls": 0,
+        "token_drift": 0,
         "memory_late": 0,
         "rollouts_expired": 0,
     }
