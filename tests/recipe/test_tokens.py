@@ -1,13 +1,16 @@
 """Chats that continue from sampled ids: prompts against ids put together by hand, and the cases that stay text."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.serving import vllm_command
+from empo2.recipe.launcher.serving import vllm_command, vllm_server
 from empo2.recipe.protocol import PROMPT_IDS
 from empo2.recipe.trainer.verl_config import build_verl_config
 
@@ -230,3 +233,57 @@ async def test_prompts_of_an_event_are_those_of_the_model_request(gateway: Gatew
     await play(gateway, REPLIES, CHATS, rollout)
     recorded = [event["prompt_token_ids"] for event in await gateway.events(rollout, "empo2_call")]
     assert recorded == [prompt_ids(event) for event in await gateway.events(rollout, "model_request")]
+
+
+@dataclass
+class Vllm:
+    """The real one, in the place of the scripted server."""
+
+    url: str
+    reply: Any = None
+
+    @contextmanager
+    def serve(self) -> Iterator["Vllm"]:
+        yield self
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(590)
+async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(quiet: None, empty_stores: None, tmp_path: Path):
+    """Calls that vLLM forces are written as JSON, and rendered in the template's form: each drifts. Then free text."""
+    direction = {"type": "string", "enum": ["north", "south"]}
+    schema = {"type": "object", "properties": {"direction": direction}, "required": ["direction"]}
+    act = {"type": "function", "function": {"name": "act", "parameters": {**schema, "additionalProperties": False}}}
+    expected: list[list[int]] = []
+    with vllm_server(MODEL, ON) as url:
+        server: Any = Vllm(url)
+        async with running_gateway(tmp_path, ON, model=server) as gateway:
+            gateway.client.timeout = httpx.Timeout(300)
+            rollout = await gateway.create("no-memory")
+            messages: list[Body] = [SYSTEM, user("a room")]
+            new = turn("a room")
+            for number in range(7):
+                choice = "required" if number < 3 else "none"
+                body = {"messages": messages, "tools": [act], "tool_choice": choice, "max_tokens": 64}
+                answer = (await gateway.call(rollout, body)).raise_for_status().json()
+                reply, sampled = answer["choices"][0]["message"], answer["choices"][0]["token_ids"]
+                assert len(answer["choices"][0]["logprobs"]["content"]) == len(sampled) > 0
+                calls = reply.get("tool_calls") or []
+                assert [call["function"]["name"] for call in calls] == ["act"] * (number < 3)
+                if expected:
+                    assert answer["prompt_token_ids"] == [*expected[-1], *ids(new)]
+                end = [] if sampled[-1] == END else [END]
+                expected.append([*answer["prompt_token_ids"], *sampled, *end])
+                messages = [
+                    *messages,
+                    {name: reply[name] for name in ("role", "content", "tool_calls") if reply.get(name)},
+                ]
+                text = f"hall {number}"
+                messages += [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls] or [
+                    user(text)
+                ]
+                new = turn(f"<tool_response>\n{text}\n</tool_response>" if calls else text)
+            metrics = await gateway.drain()
+    assert metrics["empo2/text_calls"] == 0
+    assert metrics["empo2/continued_calls"] == 6
+    assert metrics["empo2/token_drift"] >= 3 / 6
