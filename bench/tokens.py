@@ -1,12 +1,12 @@
 """Measure how often a reply is tokenized differently when it is sent back, and the training rows of episodes.
 
-Uses real vLLM on a CPU with the small model that reads notes, at temperature 1, through `empo2 gateway` as plain GRPO
-does: no tips, no embedder. Each way of playing is measured without and with gateway.cumulative_tokens.
+Uses real vLLM on a CPU with SmolLM2-135M, at temperature 1, through `empo2 gateway` as plain GRPO does: no tips, no
+embedder. Each way of playing is measured without and with gateway.cumulative_tokens.
 
-  actions       replies of a few words, as the model was trained to write them
-  prose         free text, cut at the length limit
+  prose         free text, mostly cut at the length limit
   tools         a tool is offered, and three calls of it are in the chat; vLLM's own parser reads the calls
   forced tools  tool_choice=required: vLLM lets the model write nothing but a call, as JSON
+  actions       replies of a few words
 
   drift         calls whose chat ends with a reply that the server tokenizes differently, of those that continue a chat
   as ids, text  calls that were sent as token ids; that could not be, although the option is on
@@ -23,6 +23,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from rich.table import Table
 from shared import HEADERS, Goal, empo2_gateway, free_port, report, say, server, turns
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.models import NOTES, resolve_model
+from empo2.recipe.launcher.models import NOTES, SMOLLM2, resolve_model
 from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.trainer.ray_environment import VARIABLES
 
@@ -48,10 +49,10 @@ _TOOL: dict[str, Any] = {
     },
 }
 _SYSTEM = {
-    "actions": "You look for a coin in a house. Reply with one action, such as: move west",
     "prose": "You act in a small text world. Say in your own words what you see, what you think and what you do.",
     "tools": "You act in a small text world by calling the function act.",
     "forced tools": "You act in a small text world by calling the function act.",
+    "actions": "You look for a coin in a house. Reply with one action, such as: move west",
 }
 _REPLY_TOKENS = {"actions": 12, "prose": 28, "tools": 40, "forced tools": 40}
 
@@ -73,12 +74,14 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=6, metavar="N", help="at once (default: 6)")
     parser.add_argument("--turns", type=int, default=30, metavar="N", help="model calls of an episode (default: 30)")
     parser.add_argument("--ways", nargs="+", choices=[*_SYSTEM], default=[*_SYSTEM], help="of playing (default: all)")
+    names = [SMOLLM2, NOTES]
+    parser.add_argument("--model", choices=names, default=SMOLLM2, help="the second one was trained to write actions")
     options = parser.parse_args()
     if options.quick:
         options.episodes, options.turns = 2, 4
     with tempfile.TemporaryDirectory() as folder:
         played = asyncio.run(measure(Path(folder), options))
-    table = Table(title=f"{options.episodes} episodes of {options.turns} turns")
+    table = Table(title=f"{options.model}, {options.episodes} episodes of {options.turns} turns")
     for column in ("replies", "cumulative tokens"):
         table.add_column(column)
     for column in ("drift", "as ids", "text", "rows", "one row", "tool calls", "second"):
@@ -115,24 +118,30 @@ def _goals(played: dict[tuple[str, bool], Played]) -> list[Goal]:
 
 async def measure(folder: Path, options: argparse.Namespace) -> dict[tuple[str, bool], Played]:
     """Play each way without the option and with it."""
-    model = str(resolve_model(NOTES))
+    model = str(resolve_model(options.model))
     settings = load_settings("cpu", ["gateway.cumulative_tokens=true", "model.max_context_tokens=8192"])
     url = f"http://127.0.0.1:{(port := free_port())}"
     environment = {**os.environ, **VARIABLES, "EMPO2_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1"}
     played = {}
     say("vLLM starts")
-    with server(vllm_command(settings, model, port), f"{url}/health", folder / "vllm.log", environment):
+    async with AsyncExitStack() as stack:
+        stack.enter_context(
+            server(vllm_command(settings, model, port), f"{url}/health", folder / "vllm.log", environment)
+        )
+        clients = []
         for cumulative in False, True:
             own = ["algorithm.name=grpo", f"gateway.cumulative_tokens={cumulative}", f"model.path={model}"]
-            with empo2_gateway(folder, folder / "memory.sqlite", *own) as (gateway, _):
-                async with httpx.AsyncClient(base_url=gateway, headers=HEADERS, timeout=_CALL_SECONDS) as client:
-                    register = [{"model": model, "endpoint": f"{url}/v1"}]
-                    (await client.post("/api/models", json=register)).raise_for_status()
-                    for way in options.ways:
-                        found = await _play_all(client, way, options)
-                        say(f"{way}, {cumulative}: {' | '.join(_cells(found))}")
-                        played[way, cumulative] = found
-    return dict(sorted(played.items()))
+            gateway, _ = stack.enter_context(empo2_gateway(folder, folder / "memory.sqlite", *own))
+            client = httpx.AsyncClient(base_url=gateway, headers=HEADERS, timeout=_CALL_SECONDS)
+            register = [{"model": model, "endpoint": f"{url}/v1"}]
+            (await client.post("/api/models", json=register)).raise_for_status()
+            clients.append(await stack.enter_async_context(client))
+        for way in options.ways:
+            for cumulative, client in enumerate(clients):
+                found = await _play_all(client, way, options)
+                say(f"{way}, {'on' if cumulative else 'off'}: {' | '.join(_cells(found))}")
+                played[way, bool(cumulative)] = found
+    return played
 
 
 async def _play_all(client: httpx.AsyncClient, way: str, options: argparse.Namespace) -> Played:
