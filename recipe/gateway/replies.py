@@ -79,8 +79,7 @@ class Replies:
             AsText: the chat's last reply is none that was sampled here, or tools and the like are others now.
         """
         messages = body.get("messages")
-        place = last_reply(messages) if isinstance(messages, list) else None
-        if place is None or not self._of_chat:
+        if not isinstance(messages, list) or not self._of_chat or (place := last_reply(messages)) is None:
             return None
         said = _said(messages[place])
         found = [reply for reply in self._of_chat.get(_digest(messages[:place]), ()) if reply.said == said]

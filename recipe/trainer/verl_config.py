@@ -47,8 +47,6 @@ def build_verl_config(
     if tool_parser is not None:
         options = {"enable_auto_tool_choice": True, "tool_call_parser": tool_parser}
         layers.append({"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": options}}}})
-    if settings.gateway.cumulative_tokens:
-        layers.append({"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"middleware": PROMPT_IDS}}}}})
     if resume_from is not None:
         layers.append(
             {"trainer": {"resume_mode": "resume_path", "resume_from_path": str(resume_from), "val_before_train": False}}
@@ -130,6 +128,13 @@ def check_tasks(
     scopes = [scope_of(task, settings.memory.scope) for task in train_dataset]
     if warning := recurrence_warning(scopes, settings, steps):
         print(f"WARNING: {warning}", flush=True)
+
+
+def take_prompt_ids(config: DictConfig) -> None:
+    """Let vLLM's chat completions take prompt ids; other middleware that is named stays, since verl passes on one."""
+    name = "actor_rollout_ref.rollout.engine_kwargs.vllm.middleware"
+    if not OmegaConf.select(config, name):
+        OmegaConf.update(config, name, PROMPT_IDS, force_add=True)
 
 
 def check_tip_tokens(config: DictConfig, episode_tokens: int | None) -> None:

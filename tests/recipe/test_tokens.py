@@ -12,7 +12,7 @@ import pytest
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.serving import vllm_command, vllm_server
 from empo2.recipe.protocol import PROMPT_IDS
-from empo2.recipe.trainer.verl_config import build_verl_config
+from empo2.recipe.trainer.verl_config import build_verl_config, take_prompt_ids
 
 from .harness import BLOCK, GatewayUnderTest, prompt_ids, running_gateway
 from .model_server import MODEL, Body, tokenizer
@@ -218,14 +218,21 @@ async def test_images_stay_with_the_server(gateway: GatewayUnderTest):
 
 
 def test_vllm_is_started_so_that_it_takes_ids(tmp_path: Path):
-    for arguments, expected in (([ON], PROMPT_IDS), ([], None)):
-        settings = load_settings("cpu", arguments)
-        command = vllm_command(settings, MODEL, 1)
-        assert ("--middleware" in command) == (expected is not None)
-        config = build_verl_config(
-            settings, model_path=MODEL, run_directory=tmp_path, gateway_url="http://localhost", gateway_key=""
-        )
-        assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.get("middleware") == expected
+    for value, expected in (("true", [PROMPT_IDS]), ("false", [])):
+        command = vllm_command(load_settings("cpu", [f"gateway.cumulative_tokens={value}"]), MODEL, 1)
+        assert [command[place + 1] for place, word in enumerate(command) if word == "--middleware"] == expected
+
+
+def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
+    settings = load_settings("cpu")
+    config = build_verl_config(settings, model_path=MODEL, run_directory=tmp_path, gateway_url="", gateway_key="")
+    options = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+    before = dict(options)
+    take_prompt_ids(config)
+    assert options == {**before, "middleware": PROMPT_IDS}
+    options.middleware = "my.own"
+    take_prompt_ids(config)
+    assert options.middleware == "my.own"
 
 
 async def test_prompts_of_an_event_are_those_of_the_model_request(gateway: GatewayUnderTest):
