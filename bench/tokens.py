@@ -108,7 +108,7 @@ def _cells(found: Played) -> list[str]:
 
 
 def _goals(played: dict[tuple[str, bool], Played]) -> list[Goal]:
-    off, on = ([rows for (_, which), found in played.items() if which is way for rows in found.rows] for way in (0, 1))
+    off, on = ([rows for (_, on), found in played.items() if on is way for rows in found.rows] for way in (False, True))
     share_off, share_on = off.count(1) / len(off), on.count(1) / len(on)
     return [
         Goal(_DRIFT_GOAL, f"{share_off:.2f}, {sum(off) / sum(on):.2f}", share_off < 0.9),
@@ -133,9 +133,9 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[tuple[str, 
             own = ["algorithm.name=grpo", f"gateway.cumulative_tokens={cumulative}", f"model.path={model}"]
             gateway, _ = stack.enter_context(empo2_gateway(folder, folder / "memory.sqlite", *own))
             client = httpx.AsyncClient(base_url=gateway, headers=HEADERS, timeout=_CALL_SECONDS)
+            clients.append(await stack.enter_async_context(client))
             register = [{"model": model, "endpoint": f"{url}/v1"}]
             (await client.post("/api/models", json=register)).raise_for_status()
-            clients.append(await stack.enter_async_context(client))
         for way in options.ways:
             for cumulative, client in enumerate(clients):
                 found = await _play_all(client, way, options)
