@@ -38,7 +38,7 @@ from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.trainer.ray_environment import VARIABLES
 
 _CALL_SECONDS = 600
-_DRIFT_GOAL = "without the option, less than 0.9 of the episodes are one row: ratio of rows without / with"
+_RATIO_GOAL = "training rows of as many episodes without the option / with it: above 1"
 _ONE_ROW_GOAL = "with the option, at least 0.95 of the episodes are one row"
 _TOOL: dict[str, Any] = {
     "type": "function",
@@ -109,11 +109,8 @@ def _cells(found: Played) -> list[str]:
 
 def _goals(played: dict[tuple[str, bool], Played]) -> list[Goal]:
     off, on = ([rows for (_, on), found in played.items() if on is way for rows in found.rows] for way in (False, True))
-    share_off, share_on = off.count(1) / len(off), on.count(1) / len(on)
-    return [
-        Goal(_DRIFT_GOAL, f"{share_off:.2f}, {sum(off) / sum(on):.2f}", share_off < 0.9),
-        Goal(_ONE_ROW_GOAL, f"{share_on:.2f}", share_on >= 0.95),
-    ]
+    ratio, share = sum(off) / sum(on), on.count(1) / len(on)
+    return [Goal(_RATIO_GOAL, f"{ratio:.2f}", ratio > 1), Goal(_ONE_ROW_GOAL, f"{share:.2f}", share >= 0.95)]
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> dict[tuple[str, bool], Played]:
