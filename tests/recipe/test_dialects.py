@@ -648,14 +648,13 @@ async def test_tokens_are_counted_as_the_policy_reads_them(playing: GatewayUnder
     gateway = playing
     rollout = await gateway.create("memory")
     address = address_of(gateway, rollout).removesuffix("/v1")
-    tool: Any = {"name": "act", "description": "Act.", "input_schema": PARAMETERS}
+    tools: Any = {"tools": [{"name": "act", "description": "Act.", "input_schema": PARAMETERS}]}
+    plain: Any = {}
     request: Any = {"model": "any", "system": SYSTEM, "messages": [{"role": "user", "content": HEARD[0]}]}
     async with anthropic.AsyncAnthropic(base_url=address, api_key=AGENT_KEY, max_retries=0) as client:
-        counts = [
-            (await client.messages.count_tokens(**request, **more)).input_tokens for more in ({}, {"tools": [tool]})
-        ]
+        counts = [(await client.messages.count_tokens(**request, **more)).input_tokens for more in (plain, tools)]
         assert not gateway.model.requests()
-        answered = [(await client.messages.create(**request, max_tokens=8, **more)) for more in ({}, {"tools": [tool]})]
+        answered = [(await client.messages.create(**request, max_tokens=8, **more)) for more in (plain, tools)]
         assert counts == [message.usage.input_tokens for message in answered]
         assert counts[0] < counts[1]
         with pytest.raises(anthropic.BadRequestError, match="messages: must be a list"):
