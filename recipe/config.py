@@ -218,6 +218,7 @@ class Gateway(_Section):
     admin_key: str | None
     trained_calls: list[CallRule] | Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     other_server: Annotated[str, Field(pattern=r"^https?://")] | None
+    cumulative_tokens: bool
     max_request: Annotated[float, Field(gt=0)]
     rollout_lifetime: Positive
 

@@ -20,6 +20,9 @@ TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those t
 CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's ``model_request`` events
 ERROR_EVENT = "empo2_agent_error"  # type of the event of an agent that ended with an exception
 
+# vLLM's ``--middleware``, with which chat completions take ``prompt_token_ids`` (``gateway.cumulative_tokens``).
+PROMPT_IDS = "empo2.recipe.trainer.compat.prompt_ids.PromptTokenIds"
+
 ROUTES = "/empo2"
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
 

@@ -22,7 +22,9 @@ def test_retrieval_in_its_smoke_size() -> None:
     assert done.stdout.count("not in this run") == 3, done.stdout  # the goals are for 100,000 entries
 
 
-@pytest.mark.parametrize("script", ["gateway.py", "novelty.py", "prefix.py", "soak.py", "step.py", "webshop.py"])
+@pytest.mark.parametrize(
+    "script", ["gateway.py", "novelty.py", "prefix.py", "soak.py", "step.py", "tokens.py", "webshop.py"]
+)
 def test_help(script: str) -> None:
     done = run(script, "--help")
     assert done.returncode == 0, done.stderr

@@ -94,6 +94,7 @@ CLAUDE = (
     + """
 messages = messages[1:]
 for turn in range(4):
+    assert ask("/v1/messages/count_tokens", messages=messages)["input_tokens"] > 0
     events = stream("/v1/messages", messages=messages, system="You count.", max_tokens=9)
     text = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
     messages += [{"role": "assistant", "content": [{"type": "text", "text": text}]}, user(f"On. {turn}")]

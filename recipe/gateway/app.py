@@ -25,6 +25,7 @@ from empo2.recipe.critic.model import load_critic
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.access import KeyCheck
 from empo2.recipe.gateway.credit import TipCredit
+from empo2.recipe.gateway.dialects.count_tokens import TokenCounter
 from empo2.recipe.gateway.dialects.models import model_routes
 from empo2.recipe.gateway.dialects.translator import Translator
 from empo2.recipe.gateway.episode import Episodes
@@ -95,6 +96,7 @@ def make_gateway(
     app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector)
     max_bytes = int(settings.gateway.max_request * 2**20)
     app.add_middleware(Translator, max_bytes=max_bytes)
+    app.add_middleware(TokenCounter, servers=services.servers)
     others = httpx.AsyncClient(transport=_transport(), timeout=_CALL_SECONDS)
     app.add_middleware(
         OtherCalls,

@@ -18,8 +18,11 @@ from empo2.recipe.gateway.episode import Episode, Turn
 from empo2.recipe.gateway.injection import Block, PromptRequest, Request
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.relevance import relevant_tips
+from empo2.recipe.gateway.rendering import TEMPLATE_ARGUMENTS
+from empo2.recipe.gateway.replies import Prompt, Replies
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips import TIPS_HEADING, render_tips, tip_line
+from empo2.recipe.gateway.tokens import ChatTokens, prompt_ids_of, tip_free
 from empo2.recipe.messages import anchor_of, reply_of, spoken
 from empo2.recipe.protocol import CALL_EVENT, CallEvent
 
@@ -27,24 +30,8 @@ log = structlog.get_logger()
 
 Body = dict[str, Any]
 
-# The fields of a chat completion that decide how vLLM renders its prompt (vLLM 0.20 TokenizeChatRequest).
-_RENDERING = (
-    "messages",
-    "tools",
-    "add_generation_prompt",
-    "continue_final_message",
-    "add_special_tokens",
-    "chat_template",
-    "chat_template_kwargs",
-    "media_io_kwargs",
-    "mm_processor_kwargs",
-    "prompt",
-)
-# These decide it too, but TokenizeChatRequest accepts them only as arguments of the template.
-_TEMPLATE_ARGUMENTS = ("documents", "reasoning_effort")
 # A reflection repeats these fields of the call before it, so that its prompt continues that call's prompt.
-_SHARED = ("tools", "chat_template", "chat_template_kwargs", *_TEMPLATE_ARGUMENTS)
-_TOKENIZE_SECONDS = 60
+_SHARED = ("tools", "chat_template", "chat_template_kwargs", *TEMPLATE_ARGUMENTS)
 _VISIT_SECONDS = 60  # the trainer waits for the event that holds the visit
 # In vLLM 0.20's refusals (vllm.renderers.params, vllm.v1.engine.input_processor).
 _TOO_LONG = ("context length", "maximum model length")
@@ -79,12 +66,22 @@ class ModelCall:
             log.warning("tips left out of a call", rollout_id=episode.rollout_id, error=described(error))
             services.metrics.counts["memory_failures"] += 1
             found = TipSearch()
+        with_tips = {**body, **found.request.fields} if found.request else body
+        tokens = await ChatTokens.prepare(services, episode.rollout_id, episode.replies, with_tips)
         services.metrics.memory_seconds += time.perf_counter() - started
         if not episode.tag.read_only:
             count_sampling(services, body)
-        return cls(services, episode, body, found)
+        return cls(services, episode, body, found, with_tips, tokens)
 
-    def __init__(self, services: Services, episode: Episode, body: Body, found: TipSearch) -> None:
+    def __init__(
+        self,
+        services: Services,
+        episode: Episode,
+        body: Body,
+        found: TipSearch,
+        with_tips: Body,
+        tokens: ChatTokens,
+    ) -> None:
         self._services = services
         self._episode = episode
         self._body = body
@@ -92,25 +89,15 @@ class ModelCall:
         request = found.request
         self._has_tips = request is not None and bool(request.carried)
         self._tip_ids = [tip.id for tip in request.newest.tips] if request else []
-        self._with_tips = {**body, **request.fields} if request else body
-        self.sent = self._with_tips if episode.tag.read_only else sampling.neutral(self._with_tips)
-        self._tip_free: asyncio.Task[list[int]] | None = None
+        self._with_tips = with_tips
+        self._tokens = tokens
+        sent = with_tips if episode.tag.read_only else sampling.neutral(with_tips)
+        self.sent = {**sent, **tokens.fields}
+        self._tip_free: asyncio.Task[Prompt] | None = None
         if episode.tag.off_policy and self._has_tips:  # asked for while the policy generates
-            self._tip_free = asyncio.create_task(self._tokenize_without_tips())
+            self._tip_free = asyncio.create_task(tip_free(services, episode.rollout_id, episode.replies, body))
             # Reading the exception keeps asyncio from logging it when the call fails too and nobody awaits the ids.
             self._tip_free.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-    async def _tokenize_without_tips(self) -> list[int]:
-        """Ask vLLM for the prompt ids of the agent's own request."""
-        body = self._body
-        request = {name: body[name] for name in _RENDERING if name in body}
-        if arguments := {name: body[name] for name in _TEMPLATE_ARGUMENTS if body.get(name) is not None}:
-            request["chat_template_kwargs"] = (body.get("chat_template_kwargs") or {}) | arguments
-        response = await self._services.servers.post(
-            self._episode.rollout_id, "/tokenize", request, timeout=_TOKENIZE_SECONDS
-        )
-        response.raise_for_status()
-        return response.json()["tokens"]
 
     def refused(self, status: int, answer: Body | None) -> None:
         """Note an error response, or that there was no response (status 0)."""
@@ -125,11 +112,14 @@ class ModelCall:
         reply = reply_of(response)
         if reply is None:
             return
-        prompt_ids = response.get("prompt_token_ids") or response["choices"][0].get("prompt_token_ids") or []
+        prompt_ids = prompt_ids_of(response)
         if not prompt_ids and self._services.settings.model.server is None:
             return
         if isinstance(self._found.request, PromptRequest):
             episode.prompt_tips.replied(body["prompt"], spoken(reply))
+        self._tokens.answered(response, prompt_ids)
+        if self._tip_free is not None:
+            episode.replies.add(body, self._tip_free, response)
         if episode.tag.read_only:
             return
         chat = self._with_tips.get("messages") or [{"role": "user", "content": str(self._with_tips.get("prompt"))}]
@@ -181,12 +171,32 @@ class ModelCall:
         """Return the ids of the agent's own prompt; None if they are unknown, never the ids of the prompt with tips."""
         assert self._tip_free is not None
         try:
-            return await self._tip_free
+            return (await self._tip_free).ids.tolist()
         except Exception as error:
             # The event is recorded without them; the trainer leaves such a turn out of an off-policy update.
             log.error("no tip-free prompt", rollout_id=self._episode.rollout_id, error=described(error))
             self._services.metrics.counts["tokenize_failures"] += 1
             return None
+
+
+class PlainCall:
+    """One call of plain GRPO, whose rollouts have no tag: sampled and continued as those of EMPO²; see `ModelCall`."""
+
+    @classmethod
+    async def prepare(cls, services: Services, rollout_id: str, replies: Replies, body: Body) -> "PlainCall":
+        count_sampling(services, body)
+        return cls(body, await ChatTokens.prepare(services, rollout_id, replies, body))
+
+    def __init__(self, body: Body, tokens: ChatTokens) -> None:
+        self._tokens = tokens
+        self.sent = {**sampling.neutral(body), **tokens.fields}
+
+    def answered(self, response: Body) -> None:
+        if reply_of(response) is not None:
+            self._tokens.answered(response, prompt_ids_of(response))
+
+    def refused(self, status: int, answer: Body | None) -> None:
+        """Nothing is held of a call that failed."""
 
 
 async def _find_tips(services: Services, episode: Episode, body: Body) -> TipSearch:

@@ -10,6 +10,7 @@ import numpy as np
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.injection import ChatTips, PromptTips
+from empo2.recipe.gateway.replies import Replies
 from empo2.recipe.messages import Message
 from empo2.recipe.protocol import RolloutTag
 
@@ -38,6 +39,7 @@ class Episode:
     """One attempt at a tagged rollout.
 
     Attributes:
+        replies: as they were sampled.
         turns: its answered calls, in the order of their answers.
         pending: answered calls whose events are not yet recorded.
         recording: lock held while a call is recorded, so that visits and events keep the order of the answers.
@@ -51,6 +53,7 @@ class Episode:
     rollout_id: str
     attempt_id: str
     tag: RolloutTag
+    replies: Replies = field(default_factory=Replies)
     chat_tips: ChatTips = field(default_factory=ChatTips)
     prompt_tips: PromptTips = field(default_factory=PromptTips)
     turns: list[Turn] = field(default_factory=list)
@@ -74,6 +77,7 @@ class Episodes:
     def __init__(self) -> None:
         self._rollouts: dict[str, dict[str, Episode]] = {}  # by rollout and attempt
         self._concluded: set[str] = set()
+        self._replies: dict[str, dict[str, Replies]] = {}  # of rollouts without a tag
 
     def __len__(self) -> int:
         """Return the number of rollouts."""
@@ -88,6 +92,10 @@ class Episodes:
         if attempt_id not in attempts:
             attempts[attempt_id] = Episode(rollout_id, attempt_id, tag)
         return attempts[attempt_id]
+
+    def replies_of(self, rollout_id: str, attempt_id: str) -> Replies:
+        """Return the replies of an attempt at a rollout that is not tagged."""
+        return self._replies.setdefault(rollout_id, {}).setdefault(attempt_id, Replies())
 
     def conclude(self, rollout_id: str) -> Episode | None:
         """Return, once for a tagged rollout that has ended, the episode of the attempt that counts."""
@@ -112,6 +120,7 @@ class Episodes:
     def forget(self, rollout_id: str) -> None:
         """Drop a rollout that the trainer has read."""
         self._rollouts.pop(rollout_id, None)
+        self._replies.pop(rollout_id, None)
         self._concluded.discard(rollout_id)
 
     def drop_unchanged(self, seconds: float) -> int:

@@ -12,8 +12,8 @@ class StepMetrics:
     """Counts and sums since the step began; `drain` returns them as metrics and starts the next step.
 
     Attributes:
-        counts: by name; ``tips_refused/REASON`` for each reason, ``requests`` for the model calls of all rollouts, and with
-            a critic those of `Reranking`.
+        counts: by name; ``tips_refused/REASON`` and ``text_calls/REASON`` for each reason, ``requests`` for the model calls
+            of all rollouts, and with a critic those of `Reranking`.
         ended_before: rollouts that had ended when the step began.
         memory_seconds: spent on calls before they were sent.
         embedding_seconds: the part of it spent waiting for embeddings.
@@ -46,6 +46,7 @@ class StepMetrics:
     def _metrics(self) -> dict[str, float]:
         counts = self.counts
         calls, searches = max(counts["calls"], 1), max(counts["searches"], 1)
+        continuing = max(counts["continuing_calls"], 1)
         episodes, memory_episodes = max(counts["episodes"], 1), max(counts["memory_episodes"], 1)
         totals = (
             "calls",
@@ -60,14 +61,18 @@ class StepMetrics:
             "sampling_overridden",
             "constrained_calls",
             "untrained_calls",
+            "continued_calls",
+            "text_calls",
         )
         metrics: dict[str, float] = {name: counts[name] for name in totals}
-        metrics |= {name: count for name, count in counts.items() if name.startswith(("tips_refused/", "critic/"))}
+        by_reason = ("tips_refused/", "text_calls/", "critic/")
+        metrics |= {name: count for name, count in counts.items() if name.startswith(by_reason)}
         metrics |= {
             "tips_injected_per_call": counts["tips_injected"] / searches,
             "hit_rate": counts["hits"] / searches,
             "tips_per_episode": counts["distinct_tips"] / memory_episodes,
             "tip_tokens_per_episode": counts["tip_tokens"] / memory_episodes,
+            "token_drift": counts["drifted_calls"] / continuing,
             "context_ended": counts["context_ended"] / episodes,
             "memory_ms_per_call": 1000 * self.memory_seconds / calls,
             "embedding_ms_per_search": 1000 * self.embedding_seconds / searches,

@@ -10,9 +10,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from empo2.recipe.gateway import sampling, upstream
-from empo2.recipe.gateway.call import ModelCall, count_sampling
-from empo2.recipe.gateway.episode import Episode, Episodes
+from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.call import ModelCall, PlainCall
+from empo2.recipe.gateway.episode import Episodes
 from empo2.recipe.gateway.guard import parse, replayed
 from empo2.recipe.gateway.reflector import Reflector
 from empo2.recipe.gateway.services import Services
@@ -38,9 +38,12 @@ class MemoryMiddleware:
             self._services.metrics.counts["requests"] += 1
             episode, is_train = self._episodes.of(match[1], match[2]), match[3] == "train"
             if episode is not None and (is_train or episode.tag.read_only):
-                return await self._call(episode, scope, receive, send)
+                call = await ModelCall.prepare(self._services, episode, await _body(receive))
+                return await self._play(call, scope, receive, send)
             if is_train and episode is None and self._services.settings.algorithm.name == "grpo":
-                return await self._call_without_memory(scope, receive, send)
+                replies = self._episodes.replies_of(match[1], match[2])
+                call = await PlainCall.prepare(self._services, match[1], replies, await _body(receive))
+                return await self._play(call, scope, receive, send)
         elif method == "PATCH" and (match := _ROLLOUT.fullmatch(path)):
             return await self._patch(match[1], scope, receive, send)
         elif method == "DELETE" and (match := _ROLLOUT.fullmatch(path)):
@@ -50,8 +53,7 @@ class MemoryMiddleware:
             return None
         return await self._app(scope, receive, send)
 
-    async def _call(self, episode: Episode, scope: Scope, receive: Receive, send: Send) -> None:
-        call = await ModelCall.prepare(self._services, episode, await _body(receive))
+    async def _play(self, call: ModelCall | PlainCall, scope: Scope, receive: Receive, send: Send) -> None:
         status, chunks, recorded = 0, [], False
 
         async def capture(message: Message) -> None:
@@ -72,12 +74,6 @@ class MemoryMiddleware:
         finally:
             if not recorded:
                 call.refused(status, _json_object(b"".join(chunks)))
-
-    async def _call_without_memory(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _body(receive)
-        count_sampling(self._services, body)
-        scope, receive = _with_body(scope, receive, json.dumps(sampling.neutral(body)).encode())
-        await self._app(scope, receive, send)
 
     async def _patch(self, rollout_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         async def capture(message: Message) -> None:

@@ -1,6 +1,6 @@
 """The policy's tokenizer, used for the length of tips and for the special tokens that they must not contain."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +45,7 @@ class PolicyTokenizer:
 
     Attributes:
         special_tokens: the tokens that the tokenizer adds to plain text, longest first.
+        special_ids: of tokens that no plain text is made of, such as the end of a turn.
 
     Raises:
         OSError: the model has no ``tokenizer.json``, or the hub cannot be reached for it.
@@ -57,9 +58,15 @@ class PolicyTokenizer:
 
             file = Path(hf_hub_download(model_path, "tokenizer.json"))
         self._tokenizer = Tokenizer.from_str(file.read_text())
-        added = (token.content for token in self._tokenizer.get_added_tokens_decoder().values())
-        self.special_tokens = sorted({token for token in added if token.strip()}, key=len, reverse=True)
+        added = self._tokenizer.get_added_tokens_decoder()
+        contents = {token.content for token in added.values() if token.content.strip()}
+        self.special_tokens = sorted(contents, key=len, reverse=True)
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self.count = lru_cache(maxsize=16_384)(self._count)  # the same tips are shown many times
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Return the tokens as the vocabulary spells them, by which texts can be compared however they are cut."""
+        return "".join(self._tokenizer.id_to_token(number) or f"<{number}>" for number in ids)
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)

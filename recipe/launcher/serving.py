@@ -28,6 +28,7 @@ from empo2.recipe.launcher.commands import (
 from empo2.recipe.launcher.processes import Processes, bind, running
 from empo2.recipe.launcher.run_directory import write_settings
 from empo2.recipe.launcher.tool_calls import tool_support
+from empo2.recipe.protocol import PROMPT_IDS
 
 _SERVER_KEY = "OPENAI_API_KEY"
 _VLLM_SECONDS = 900  # a 7B model from a cold disk takes minutes
@@ -94,11 +95,15 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
 
 
 @contextlib.contextmanager
-def vllm_server(model: str) -> Iterator[str]:
-    """Start vLLM alone, on the machine's GPU or its CPU; yield its address, and stop it when the block is left."""
+def vllm_server(model: str, *overrides: str) -> Iterator[str]:
+    """Start vLLM alone, on the machine's GPU or its CPU; yield its address, and stop it when the block is left.
+
+    Args:
+        overrides: settings, as ``key=value``.
+    """
     from empo2.recipe.trainer.ray_environment import device
 
-    own = load_settings("cpu" if device() == "cpu" else "gpu-1")
+    own = load_settings("cpu" if device() == "cpu" else "gpu-1", overrides)
     environment = environment_without() | _vllm_environment(own)
     with tempfile.TemporaryDirectory(prefix="vllm-") as logs, running(Path(logs), environment) as processes:
         endpoint = _start_vllm(own, model, processes)
@@ -156,6 +161,8 @@ def vllm_command(settings: Settings, model: str, port: int) -> list[str]:
         options["data-parallel-size"] = hardware.gpus_per_node // hardware.tensor_parallel
     if parser := tool_support(settings.model, model).parser:
         options["tool-call-parser"] = parser
+    if settings.gateway.cumulative_tokens:
+        options["middleware"] = PROMPT_IDS
     tools = ["--enable-auto-tool-choice"] if "tool-call-parser" in options else []
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *tools, "--enforce-eager"]

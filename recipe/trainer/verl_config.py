@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.protocol import scope_of
+from empo2.recipe.protocol import PROMPT_IDS, scope_of
 from empo2.recipe.redaction import redacted
 from empo2.recipe.scopes import recurrence_warning
 from empo2.recipe.trainer.literal import literally
@@ -128,6 +128,13 @@ def check_tasks(
     scopes = [scope_of(task, settings.memory.scope) for task in train_dataset]
     if warning := recurrence_warning(scopes, settings, steps):
         print(f"WARNING: {warning}", flush=True)
+
+
+def take_prompt_ids(config: DictConfig) -> None:
+    """Let vLLM's chat completions take prompt ids; other middleware that is named stays, since verl passes on one."""
+    name = "actor_rollout_ref.rollout.engine_kwargs.vllm.middleware"
+    if not OmegaConf.select(config, name):
+        OmegaConf.update(config, name, PROMPT_IDS, force_add=True)
 
 
 def check_tip_tokens(config: DictConfig, episode_tokens: int | None) -> None:

@@ -83,8 +83,9 @@ class ModelServer:
 
     Args:
         template: a chat template in the place of SmolLM2's.
+        takes_ids: of a chat's prompt, as vLLM does with `recipe/trainer/compat/prompt_ids.py`.
         reply: from a request to the text, or to an assistant message, that answers it; a message's `written` is what
-            the model wrote for it.
+            the model wrote for it, `sampled` the ids that it sampled, `stop_reason` vLLM's.
         delay: seconds that a request takes.
         fault: a status to answer with in the place of a reply, "hang" for no answer at all, "reset" for a connection
             that is reset, "half" for half of the answer's body, or None.
@@ -93,6 +94,7 @@ class ModelServer:
     """
 
     template: str | None = None
+    takes_ids: bool = True
     reply: Callable[[Body], str | Body] = seeded_reply
     delay: Callable[[str, Body], float] = lambda path, body: 0
     fault: Callable[[str, Body], int | Literal["hang", "reset", "half"] | None] = lambda path, body: None
@@ -158,6 +160,8 @@ class ModelServer:
                 return prompt
             text = prompt if isinstance(prompt, str) else prompt[0]
             return tokenizer()(text, add_special_tokens=body.get("add_special_tokens", True))["input_ids"]
+        if self.takes_ids and "prompt_token_ids" in body:
+            return body["prompt_token_ids"]
         if not isinstance(body["messages"], list) or not body["messages"]:
             raise TypeError("messages: a non-empty list")
         extra = dict(body.get("chat_template_kwargs") or {})
@@ -178,13 +182,19 @@ class ModelServer:
 def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int, *, chat: bool) -> Body:
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else {"role": "assistant", **reply}
     text = message.pop("written", None) or message.get("content") or json.dumps(message.get("tool_calls"))
-    ids = [*tokenizer()(text, add_special_tokens=False)["input_ids"], tokenizer().eos_token_id]
+    written = [*tokenizer()(text, add_special_tokens=False)["input_ids"], tokenizer().eos_token_id]
+    ids = message.pop("sampled", written)
     finish = "stop" if len(ids) <= limit else "length"
     ids = ids[:limit]
     if finish == "length":
         message["content"] = tokenizer().decode(ids)
     tokens, log_probs = tokenizer().convert_ids_to_tokens(ids), [-0.5 - i / 100 for i in range(len(ids))]
-    choice: Body = {"index": 0, "finish_reason": finish, "stop_reason": None, "token_ids": ids}
+    choice: Body = {
+        "index": 0,
+        "finish_reason": finish,
+        "stop_reason": message.pop("stop_reason", None),
+        "token_ids": ids,
+    }
     answer: Body = {"id": "cmpl-1", "created": 0, "model": body["model"], "choices": [choice]}
     if chat:
         listed = [{"token": t, "logprob": p, "top_logprobs": []} for t, p in zip(tokens, log_probs, strict=True)]

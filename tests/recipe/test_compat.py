@@ -162,6 +162,17 @@ def test_cpu_worker_never_sets_its_device() -> None:
     assert "assert self.device is not None" in extension.split("def update_weights_from_ipc", 1)[1]
 
 
+def test_chat_completions_take_no_prompt_ids() -> None:
+    """compat/prompt_ids.py replaces what this one call returns; the request keeps fields that vLLM does not know."""
+    protocol = source("vllm", "entrypoints/openai/chat_completion/protocol.py")
+    request = protocol.split("class ChatCompletionRequest(OpenAIBaseModel):", 1)[1].split("\nclass ", 1)[0]
+    assert "prompt_token_ids:" not in request
+    assert 'ConfigDict(extra="allow")' in source("vllm", "entrypoints/openai/engine/protocol.py")
+    rendering = source("vllm", "entrypoints/serve/render/serving.py")
+    assert "conversation, engine_inputs = await self.preprocess_chat(\n                request," in rendering
+    assert "async def preprocess_cmpl(\n        self,\n        request: Any,\n        prompts:" in rendering
+
+
 # agent-lightning 1.0.2, in the trainer's process
 
 

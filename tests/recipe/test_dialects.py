@@ -638,3 +638,35 @@ async def test_a_rollout_that_is_gone_takes_its_responses_with_it(gateway: Gatew
     await gateway.client.delete(f"/api/rollouts/{first}")
     translator._conversation(third)
     assert list(translator._conversations) == [second, third]
+
+
+# Anthropic's token counts
+
+
+async def test_tokens_are_counted_as_the_policy_reads_them(playing: GatewayUnderTest):
+    """Without tips, and without a trace."""
+    gateway = playing
+    rollout = await gateway.create("memory")
+    address = address_of(gateway, rollout).removesuffix("/v1")
+    tools: Any = {"tools": [{"name": "act", "description": "Act.", "input_schema": PARAMETERS}]}
+    plain: Any = {}
+    request: Any = {"model": "any", "system": SYSTEM, "messages": [{"role": "user", "content": HEARD[0]}]}
+    async with anthropic.AsyncAnthropic(base_url=address, api_key=AGENT_KEY, max_retries=0) as client:
+        counts = [(await client.messages.count_tokens(**request, **more)).input_tokens for more in (plain, tools)]
+        assert not gateway.model.requests()
+        answered = [(await client.messages.create(**request, max_tokens=8, **more)) for more in (plain, tools)]
+        assert counts == [message.usage.input_tokens for message in answered]
+        assert counts[0] < counts[1]
+        with pytest.raises(anthropic.BadRequestError, match="messages: must be a list"):
+            await client.messages.count_tokens(model="any", messages=[])
+        with pytest.raises(anthropic.BadRequestError, match="needs Anthropic's own servers"):
+            await client.messages.count_tokens(**request, tools=[{"type": "bash_20250124", "name": "bash"}])
+        gateway.model.fault = lambda path, body: 500
+        with pytest.raises(anthropic.InternalServerError, match="answers 500 to /tokenize"):
+            await client.messages.count_tokens(**request)
+    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+    assert len(await gateway.events(rollout, "model_request")) == 2
+    gone = address_of(gateway, "gone").removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=gone, api_key=AGENT_KEY, max_retries=0) as client:
+        with pytest.raises(anthropic.NotFoundError, match="Rollout not found: gone"):
+            await client.messages.count_tokens(**request)

@@ -23,7 +23,7 @@ from agentlightning.server.store import _events, _rollouts
 
 from empo2.memory import MemoryStore, SentenceEmbedder, Step
 from empo2.recipe.config import load_settings
-from empo2.recipe.gateway import call as call_module
+from empo2.recipe.gateway import rendering
 from empo2.recipe.gateway.tokenizer import PolicyTokenizer
 
 from . import toy_agent
@@ -691,6 +691,9 @@ async def test_metrics_are_exact_and_of_one_step(gateway: GatewayUnderTest):
         "sampling_overridden": 0,
         "constrained_calls": 0,
         "untrained_calls": 0,
+        "continued_calls": 0,
+        "text_calls": 0,
+        "token_drift": 0,
         "memory_late": 0,
         "rollouts_expired": 0,
     }
@@ -775,7 +778,7 @@ async def test_an_unknown_tip_free_prompt_is_left_out_of_the_event(
     gateway: GatewayUnderTest, fault: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """Never the prompt with its tips in its place."""
-    monkeypatch.setattr(call_module, "_TOKENIZE_SECONDS", 0.3)
+    monkeypatch.setattr(rendering, "_SECONDS", 0.3)
     await gateway.store_tips(ROOMS, "tip")
     gateway.model.fault = lambda path, body: fault if path == "/tokenize" else None
     rollout = await gateway.create("memory", "off-policy")

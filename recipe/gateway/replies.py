@@ -1,0 +1,114 @@
+"""The replies of an episode as they were sampled, found again by the chats that go on from them."""
+
+import asyncio
+import hashlib
+import json
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from empo2.recipe.gateway.rendering import rendering_of
+from empo2.recipe.messages import Message, reply_of, text_of
+
+Body = dict[str, Any]
+Ids = array  # of C ints: an episode has one prompt for each turn
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompt of one call.
+
+    Attributes:
+        ids: as the model is given it.
+        rendered: as the server renders and tokenizes the chat; the same until a reply was tokenized differently.
+    """
+
+    ids: Ids
+    rendered: Ids
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply, as it was sampled.
+
+    Attributes:
+        prompt: that it answers; pending while the server still renders it.
+        rendering: the fields of the request, other than the messages, that decide how it is rendered.
+        said: the message, in a form in which an agent's copy of it is equal.
+        ids: sampled, the end of the turn included.
+        cut: True if it met its length limit, so that it has no end of turn.
+        problem: why no chat can continue from the ids; "" if one can.
+    """
+
+    prompt: asyncio.Future[Prompt]
+    rendering: Body
+    said: tuple[Any, ...]
+    ids: Ids
+    cut: bool
+    problem: str
+
+
+class AsText(Exception):
+    """A chat cannot continue from sampled ids; its argument is the reason, in a word."""
+
+
+class Replies:
+    """The replies of one episode, by the chats that they answer."""
+
+    def __init__(self) -> None:
+        self._of_chat: defaultdict[bytes, list[Reply]] = defaultdict(list)
+
+    def add(self, body: Body, prompt: asyncio.Future[Prompt], response: Body) -> None:
+        """Keep the reply to a chat; a response without token ids, or without a message, is left out."""
+        message, choice = reply_of(response), (response.get("choices") or [{}])[0]
+        if message is None or not choice.get("token_ids") or not isinstance(body.get("messages"), list):
+            return
+        thought = message.get("reasoning") or message.get("reasoning_content")
+        problem = "reasoning" if thought else "stop" if isinstance(choice.get("stop_reason"), str) else ""
+        ids, cut = array("i", choice["token_ids"]), choice.get("finish_reason") == "length"
+        self._of_chat[_digest(body["messages"])].append(
+            Reply(prompt, rendering_of(body), _said(message), ids, cut, problem)
+        )
+
+    def last_in(self, body: Body) -> Reply | None:
+        """Return the reply that a chat goes on from; None if there is none in it, or no call was answered yet.
+
+        Raises:
+            AsText: the chat's last reply is none that was sampled here, or tools and the like are others now.
+        """
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not self._of_chat or (place := last_reply(messages)) is None:
+            return None
+        said = _said(messages[place])
+        found = [reply for reply in self._of_chat.get(_digest(messages[:place]), ()) if reply.said == said]
+        if not found:
+            raise AsText("history")
+        rendering = rendering_of(body)
+        same = [reply for reply in found if reply.rendering == rendering]
+        if not same:
+            raise AsText("tools")
+        return same[-1]
+
+
+def _digest(messages: Sequence[Message]) -> bytes:
+    return hashlib.blake2b(json.dumps(messages, sort_keys=True).encode(), digest_size=16).digest()
+
+
+def last_reply(messages: Sequence[Message]) -> int | None:
+    """Return the index of a chat's last reply; None if there is none."""
+    return next((place for place in reversed(range(len(messages))) if messages[place].get("role") == "assistant"), None)
+
+
+def _said(message: Message) -> tuple[Any, ...]:
+    """Return a message's text and tool calls; clients write an empty content, and arguments, in different ways."""
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
+    return text_of(message.get("content")), *((call.get("name"), _parsed(call.get("arguments"))) for call in calls)
+
+
+def _parsed(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments)
+    except (TypeError, ValueError):
+        return arguments

@@ -1,0 +1,175 @@
+"""Prompts as token ids: a chat that goes on continues from the ids that were sampled, not from its replies as text.
+
+A text has many tokenizations. A policy samples any of them, and a server that is sent the reply back as text makes its
+own: the next prompt then no longer extends the last one, and the turns do not merge into one training row. Where the
+chat only grew, the server is therefore sent the last prompt, the sampled ids and the ids of the new turn
+(`gateway.cumulative_tokens`). The new turn is what the server's own rendering of the chat has after the reply.
+"""
+
+import asyncio
+from array import array
+
+import structlog
+
+from empo2.recipe.gateway.logs import described
+from empo2.recipe.gateway.rendering import rendered
+from empo2.recipe.gateway.replies import AsText, Body, Ids, Prompt, Replies, Reply, last_reply
+from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.tokenizer import PolicyTokenizer
+from empo2.recipe.messages import Message
+
+log = structlog.get_logger()
+
+# Understood by vLLM's chat completions with ``recipe/trainer/compat/prompt_ids.py``.
+FIELD = "prompt_token_ids"
+
+
+class ChatTokens:
+    """The token ids of one call of an episode: `fields` are sent with it, `answered` keeps its reply."""
+
+    @classmethod
+    async def prepare(cls, services: Services, rollout_id: str, replies: Replies, body: Body) -> "ChatTokens":
+        """Find what the chat goes on from and, with ``gateway.cumulative_tokens``, its ids. Never raises."""
+        last, prompt = None, None
+        try:
+            last = replies.last_in(body)
+            if last is not None and services.settings.gateway.cumulative_tokens:
+                prompt = await continued(services, rollout_id, last, body)
+        except Exception as error:
+            if not isinstance(error, AsText):
+                log.error("no token ids of a chat", rollout_id=rollout_id, error=described(error))
+            _count_text(services, str(error) if isinstance(error, AsText) else "failed")
+        return cls(services, replies, body, last, prompt)
+
+    def __init__(
+        self, services: Services, replies: Replies, body: Body, last: Reply | None, prompt: Prompt | None
+    ) -> None:
+        self._services = services
+        self._replies = replies
+        self._body = body
+        self._last = last
+        self._prompt = prompt
+        drifted = prompt is not None and prompt.ids != prompt.rendered
+        self.fields: Body = {FIELD: prompt.ids.tolist()} if prompt is not None and drifted else {}
+
+    def answered(self, response: Body, prompt_ids: list[int]) -> None:
+        """Keep the reply, and count whether the server tokenizes the one before it as it was sampled. Never raises."""
+        try:
+            prompt = self._sent(array("i", prompt_ids))
+            known = asyncio.get_running_loop().create_future()
+            known.set_result(prompt)
+            self._replies.add(self._body, known, response)
+            if self._last is not None:
+                self._count_drift(self._last, prompt)
+        except Exception as error:
+            log.error("no token ids of a reply", error=described(error))
+            _count_text(self._services, "failed")
+
+    def _sent(self, seen: Ids) -> Prompt:
+        """Return the prompt whose ids the model saw."""
+        if self._prompt is None or not self.fields:
+            return Prompt(seen, seen)
+        if self._prompt.ids != seen:  # a server that does not know the field
+            _count_text(self._services, "ignored")
+            return Prompt(seen, seen)
+        self._services.metrics.counts["continued_calls"] += 1
+        return self._prompt
+
+    def _count_drift(self, last: Reply, prompt: Prompt) -> None:
+        if not last.prompt.done() or last.prompt.cancelled() or last.prompt.exception():
+            return
+        counts = self._services.metrics.counts
+        counts["continuing_calls"] += 1
+        counts["drifted_calls"] += _after(last.prompt.result().rendered, last.ids, prompt.rendered) is None
+
+
+def prompt_ids_of(response: Body) -> list[int]:
+    """Return the prompt ids in vLLM's answer to a chat completion or a completion; [] if there are none."""
+    choices = response.get("choices") or [{}]
+    return response.get("prompt_token_ids") or choices[0].get("prompt_token_ids") or []
+
+
+async def tip_free(services: Services, rollout_id: str, replies: Replies, body: Body) -> Prompt:
+    """Return the prompt of a chat that is not sent, continued as one that is.
+
+    Raises:
+        httpx.HTTPError: the server does not render it.
+    """
+    if services.settings.gateway.cumulative_tokens:
+        try:
+            if (last := replies.last_in(body)) is not None:
+                return await continued(services, rollout_id, last, body)
+        except AsText:
+            pass
+        except Exception as error:
+            log.error("no token ids of a chat without tips", rollout_id=rollout_id, error=described(error))
+    ids = await rendered(services.servers, rollout_id, body)
+    return Prompt(ids, ids)
+
+
+async def continued(services: Services, rollout_id: str, last: Reply, body: Body) -> Prompt:
+    """Return the prompt of a chat that goes on from a sampled reply.
+
+    Raises:
+        AsText: it cannot.
+        httpx.HTTPError: the server does not render it.
+    """
+    if last.problem:
+        raise AsText(last.problem)
+    if any(_has_images(message) for message in body["messages"]):
+        raise AsText("images")
+    # Shielded: others wait for it too.
+    before, whole = await asyncio.gather(asyncio.shield(last.prompt), rendered(services.servers, rollout_id, body))
+    turn = _after(before.rendered, last.ids, whole)
+    if turn is None:
+        reply = last_reply(body["messages"])
+        assert reply is not None and isinstance(services.tokenizer, PolicyTokenizer)
+        closed = {**body, "messages": body["messages"][: reply + 1], "add_generation_prompt": False}
+        closed_ids = await rendered(services.servers, rollout_id, closed)
+        turn = new_turn(services.tokenizer, last, before.rendered, closed_ids, whole)
+    return Prompt(before.ids + last.ids + turn, whole)
+
+
+def new_turn(tokenizer: PolicyTokenizer, reply: Reply, before: Ids, closed: Ids, whole: Ids) -> Ids:
+    """Return the ids after a reply that the server tokenizes differently.
+
+    Args:
+        before: the rendering of the chat that the reply answers, which ends where the reply begins.
+        closed: of that chat with the reply, which ends after the reply's turn.
+        whole: of the whole chat. As texts, each must begin with the one before it: else the template writes the
+            history anew, such as without thoughts, and that is what the model shall see.
+
+    Raises:
+        AsText: they do not, or how the template ends a turn cannot be told.
+    """
+    end = next((place for place in reversed(range(len(closed))) if closed[place] in tokenizer.special_ids), None)
+    text = tokenizer.text
+    if (
+        end is None
+        or not text(closed[:end]).startswith(text(before))
+        or not text(whole).startswith(text(closed))
+        or whole[: end + 1] != closed[: end + 1]
+    ):
+        raise AsText("template")
+    if reply.ids[-1] == closed[end]:
+        return whole[end + 1 :]
+    if reply.cut:
+        return whole[end:]
+    raise AsText("template")  # the model ended its turn by another token than the template does
+
+
+def _after(before: Ids, reply: Ids, whole: Ids) -> Ids | None:
+    """Return the ids after prompt and reply; None if the rendering does not begin with them."""
+    said = before + reply
+    return whole[len(said) :] if whole[: len(said)] == said else None
+
+
+def _count_text(services: Services, reason: str) -> None:
+    if services.settings.gateway.cumulative_tokens:
+        services.metrics.counts["text_calls"] += 1
+        services.metrics.counts[f"text_calls/{reason}"] += 1
+
+
+def _has_images(message: Message) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(part.get("type", "text") != "text" for part in content)

@@ -1,0 +1,296 @@
+"""Chats that continue from sampled ids: prompts against ids put together by hand, and the cases that stay text."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from empo2.recipe.config import load_settings
+from empo2.recipe.launcher.serving import vllm_command, vllm_server
+from empo2.recipe.protocol import PROMPT_IDS
+from empo2.recipe.trainer.verl_config import build_verl_config, take_prompt_ids
+
+from .harness import BLOCK, GatewayUnderTest, prompt_ids, running_gateway
+from .model_server import MODEL, Body, tokenizer
+
+END = tokenizer().convert_tokens_to_ids("<|im_end|>")
+ON = "gateway.cumulative_tokens=true"
+SYSTEM = {"role": "system", "content": "You play."}
+ACT: Body = {"type": "function", "function": {"name": "act", "parameters": {"type": "object", "properties": {}}}}
+
+
+def ids(text: str) -> list[int]:
+    return tokenizer()(text, add_special_tokens=False)["input_ids"]
+
+
+def letters(text: str) -> list[int]:
+    """The text's tokens, a character each: not what the tokenizer makes of it."""
+    found = tokenizer().convert_tokens_to_ids([letter.replace(" ", "Ġ") for letter in text])
+    assert found != ids(text) and tokenizer().decode(found) == text
+    return found
+
+
+def user(text: str) -> Body:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> Body:
+    return {"role": "assistant", "content": text}
+
+
+def turn(text: str, role: str = "user") -> str:
+    """What the template writes after a reply's last token: the new turn and the begin of the next reply."""
+    return f"\n<|im_start|>{role}\n{text}<|im_end|>\n<|im_start|>assistant\n"
+
+
+FIRST = ids(f"<|im_start|>system\nYou play.<|im_end|>{turn('a room')}")
+
+
+@pytest.fixture
+async def gateway(quiet: None, empty_stores: None, tmp_path: Path) -> AsyncIterator[GatewayUnderTest]:
+    async with running_gateway(tmp_path, ON) as running:
+        yield running
+
+
+async def play(
+    gateway: GatewayUnderTest, replies: list[Any], chats: list[Any], rollout: str | None = None, **more: Any
+) -> list[list[int]]:
+    """The prompt ids of calls that get these replies."""
+    answers = iter(replies)
+    gateway.model.reply = lambda body: next(answers)
+    bodies = [{"messages": chat, "max_tokens": 64, **more} for chat in chats]
+    return await gateway.play(rollout or await gateway.create("no-memory"), bodies)
+
+
+def growing(*texts: str) -> list[list[Body]]:
+    """The chats of an agent that sends everything: user, reply, user, ..."""
+    messages = [SYSTEM, *(said(text) if number % 2 else user(text) for number, text in enumerate(texts))]
+    return [messages[: 2 + number] for number in range(0, len(texts), 2)]
+
+
+CHATS = growing("a room", "go north", "a hall", "look", "a lamp")
+REPLIES = [{"content": "go north", "sampled": [*letters("go north"), END]}, "look", "take the lamp"]
+
+
+async def test_a_chat_continues_from_the_sampled_ids(gateway: GatewayUnderTest):
+    sent = await play(gateway, REPLIES, CHATS)
+    second = [*FIRST, *letters("go north"), END, *ids(turn("a hall"))]
+    third = [*second, *ids("look"), END, *ids(turn("a lamp"))]
+    assert sent == [FIRST, second, third]
+    metrics = await gateway.drain()
+    assert (metrics["empo2/continued_calls"], metrics["empo2/text_calls"]) == (2, 0)
+    assert metrics["empo2/token_drift"] == 1 / 2, "the third call's new reply is tokenized as it was sampled"
+    # Where a reply drifts, the server renders the chat with and without the new turn.
+    assert len(gateway.model.requests("/tokenize")) == 2 + 1
+
+
+async def test_without_the_option_drift_is_counted_and_nothing_else(quiet: None, empty_stores: None, tmp_path: Path):
+    async with running_gateway(tmp_path) as gateway:
+        sent = await play(gateway, REPLIES, CHATS)
+        assert sent[1] == [*FIRST, *ids("go north"), END, *ids(turn("a hall"))]
+        assert not gateway.model.requests("/tokenize")
+        metrics = await gateway.drain()
+    assert (metrics["empo2/token_drift"], metrics["empo2/continued_calls"], metrics["empo2/text_calls"]) == (0.5, 0, 0)
+
+
+async def test_where_nothing_drifts_the_chat_is_sent_as_text(gateway: GatewayUnderTest):
+    sent = await play(gateway, ["go north", "look", "wait"], CHATS)
+    assert sent[1] == [*FIRST, *ids("go north"), END, *ids(turn("a hall"))]
+    assert not any("prompt_token_ids" in seen.body for seen in gateway.model.requests())
+    metrics = await gateway.drain()
+    assert (metrics["empo2/token_drift"], metrics["empo2/continued_calls"], metrics["empo2/text_calls"]) == (0, 0, 0)
+
+
+async def test_a_reply_that_met_its_limit_is_given_the_end_of_its_turn(gateway: GatewayUnderTest):
+    reply = {"content": "", "sampled": [*letters("go north"), END]}
+    sent = await play(gateway, [reply, "look"], growing("a room", "go nor", "a hall"), max_tokens=6)
+    assert sent[1] == [*FIRST, *letters("go nor"), END, *ids(turn("a hall"))]
+
+
+async def test_a_tool_call_stays_as_it_was_written(gateway: GatewayUnderTest):
+    """The template writes a space after each colon; the model did not, and vLLM's parser does not tell."""
+    call = {"id": "1", "type": "function", "function": {"name": "act", "arguments": '{"n": 1}'}}
+    written = [*ids('<tool_call>\n{"name":"act","arguments":{"n":1}}\n</tool_call>'), END]
+    reply = {"content": None, "tool_calls": [call], "sampled": written}
+    first = [SYSTEM, user("a room")]
+    result = {"role": "tool", "tool_call_id": "1", "content": "a hall"}
+    # As a client may send it back: empty content, other spaces.
+    copy = {"id": "1", "type": "function", "function": {"name": "act", "arguments": '{"n":1}'}}
+    chats = [first, [*first, {"role": "assistant", "content": "", "tool_calls": [copy]}, result]]
+    sent = await play(gateway, [reply, "look"], chats, tools=[ACT])
+    shown = "<tool_response>\na hall\n</tool_response>"
+    assert sent[1] == [*sent[0], *written, *ids(turn(shown))]
+
+
+async def test_replies_to_the_same_chat_are_told_apart(gateway: GatewayUnderTest):
+    north, south = {"content": "north", "sampled": [*letters("north"), END]}, "south"
+    begin = [SYSTEM, user("a room")]
+    chats = [begin, begin, [*begin, said("south"), user("a hall")], [*begin, said("north"), user("a hall")]]
+    sent = await play(gateway, [north, south, "a", "b"], chats)
+    assert sent[-2:] == [
+        [*FIRST, *ids("south"), END, *ids(turn("a hall"))],
+        [*FIRST, *letters("north"), END, *ids(turn("a hall"))],
+    ]
+
+
+async def test_tip_free_prompts_continue_as_the_prompts_with_tips_do(gateway: GatewayUnderTest):
+    await gateway.store_tips([{"messages": CHATS[0]}], "Take the lamp.")
+    rollout = await gateway.create("memory", "off-policy")
+    sent = await play(gateway, REPLIES, CHATS, rollout)
+    events = await gateway.events(rollout, "empo2_call")
+    free = [event["tip_free_prompt_token_ids"] for event in events]
+    second = [*FIRST, *letters("go north"), END, *ids(turn("a hall"))]
+    assert free == [FIRST, second, [*second, *ids("look"), END, *ids(turn("a lamp"))]]
+    assert [event["prompt_token_ids"] for event in events] == sent
+    assert sent[0] != FIRST and BLOCK in tokenizer().decode(sent[0])
+    for before, after, reply in zip(sent[:-1], sent[1:], [letters("go north"), ids("look")], strict=True):
+        assert after[: len(before) + len(reply) + 1] == [*before, *reply, END]
+
+
+async def test_the_calls_of_plain_grpo_continue_too(quiet: None, empty_stores: None, tmp_path: Path):
+    async with running_gateway(tmp_path, ON, "algorithm.name=grpo") as gateway:
+        rollout = await gateway.create(None)
+        sent = await play(gateway, REPLIES, CHATS, rollout)
+        assert sent[1] == [*FIRST, *letters("go north"), END, *ids(turn("a hall"))]
+        assert "top_p" in gateway.last().body
+        assert (await gateway.drain())["empo2/continued_calls"] == 2
+
+
+DRIFTED = {"content": "go north", "sampled": [*letters("go north"), END]}
+# A template that does not show the last reply of a chat, so that a longer chat does not begin with a shorter one.
+FORGETFUL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '.' if loop.last and m.role == 'assistant' else m.content }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "reply", "second", "change"),
+    [
+        ("history", DRIFTED, growing("a room", "go  north", "a hall")[1], {}),
+        ("history", DRIFTED, growing("another room", "go north", "a hall")[1], {}),
+        ("tools", DRIFTED, CHATS[1], {"tools": [ACT]}),
+        ("stop", {**DRIFTED, "stop_reason": "\n"}, CHATS[1], {}),
+        ("reasoning", {**DRIFTED, "reasoning": "hm"}, CHATS[1], {}),
+        ("template", {"content": "go north", "sampled": [*letters("go north"), 0]}, CHATS[1], {}),
+        ("template", DRIFTED, CHATS[1], {"chat_template": FORGETFUL}),
+    ],
+)
+async def test_what_is_no_continuation_is_sent_as_text(
+    gateway: GatewayUnderTest, reason: str, reply: Body, second: list[Body], change: Body
+):
+    """And is counted: a changed history, other tools, a turn that the template does not render as it was sampled."""
+    answers = iter([reply, "look"])
+    gateway.model.reply = lambda body: next(answers)
+    first = {"messages": CHATS[0], "max_tokens": 64} | ({} if "tools" in change else change)
+    sent = await gateway.play(await gateway.create("no-memory"), [first, {**first, "messages": second, **change}])
+    rendered = gateway.model.prompt_ids({"messages": second, **change}, "/tokenize")
+    assert sent[1] == rendered
+    metrics = await gateway.drain()
+    assert {name: value for name, value in metrics.items() if "text_calls" in name} == {
+        "empo2/text_calls": 1,
+        f"empo2/text_calls/{reason}": 1,
+    }
+
+
+async def test_a_server_that_cannot_render_or_take_ids_costs_nothing_but_the_row(gateway: GatewayUnderTest):
+    gateway.model.fault = lambda path, body: 500 if path == "/tokenize" else None
+    as_text = [*FIRST, *ids("go north"), END, *ids(turn("a hall"))]
+    assert (await play(gateway, REPLIES, CHATS[:2]))[1] == as_text
+    gateway.model.fault = lambda path, body: None
+    gateway.model.takes_ids = False
+    sent = await play(gateway, REPLIES, CHATS)
+    assert sent[1:] == [as_text, [*as_text, *ids("look"), END, *ids(turn("a lamp"))]]
+    metrics = await gateway.drain()
+    assert (metrics["empo2/text_calls/failed"], metrics["empo2/text_calls/ignored"]) == (1, 1)
+    assert metrics["empo2/continued_calls"] == 0
+
+
+async def test_images_stay_with_the_server(gateway: GatewayUnderTest):
+    picture = {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url", "text": "IMAGE"}]}
+    chats = [CHATS[0], [*CHATS[0], said("go north"), picture]]
+    await play(gateway, REPLIES, chats)
+    assert (await gateway.drain())["empo2/text_calls/images"] == 1
+
+
+def test_vllm_is_started_so_that_it_takes_ids(tmp_path: Path):
+    for value, expected in (("true", [PROMPT_IDS]), ("false", [])):
+        command = vllm_command(load_settings("cpu", [f"gateway.cumulative_tokens={value}"]), MODEL, 1)
+        assert [command[place + 1] for place, word in enumerate(command) if word == "--middleware"] == expected
+
+
+def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
+    settings = load_settings("cpu")
+    config = build_verl_config(settings, model_path=MODEL, run_directory=tmp_path, gateway_url="", gateway_key="")
+    options = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+    before = dict(options)
+    take_prompt_ids(config)
+    assert options == {**before, "middleware": PROMPT_IDS}
+    options.middleware = "my.own"
+    take_prompt_ids(config)
+    assert options.middleware == "my.own"
+
+
+async def test_prompts_of_an_event_are_those_of_the_model_request(gateway: GatewayUnderTest):
+    rollout = await gateway.create("no-memory")
+    await play(gateway, REPLIES, CHATS, rollout)
+    recorded = [event["prompt_token_ids"] for event in await gateway.events(rollout, "empo2_call")]
+    assert recorded == [prompt_ids(event) for event in await gateway.events(rollout, "model_request")]
+
+
+@dataclass
+class Vllm:
+    """The real one, in the place of the scripted server."""
+
+    url: str
+    reply: Any = None
+
+    @contextmanager
+    def serve(self) -> Iterator["Vllm"]:
+        yield self
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(590)
+async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(quiet: None, empty_stores: None, tmp_path: Path):
+    """Calls that vLLM forces are written as JSON, and rendered in the template's form: each drifts. Then free text."""
+    direction = {"type": "string", "enum": ["north", "south"]}
+    schema = {"type": "object", "properties": {"direction": direction}, "required": ["direction"]}
+    act = {"type": "function", "function": {"name": "act", "parameters": {**schema, "additionalProperties": False}}}
+    expected: list[list[int]] = []
+    with vllm_server(MODEL, ON) as url:
+        server: Any = Vllm(url)
+        async with running_gateway(tmp_path, ON, model=server) as gateway:
+            gateway.client.timeout = httpx.Timeout(300)
+            rollout = await gateway.create("no-memory")
+            messages: list[Body] = [SYSTEM, user("a room")]
+            new = turn("a room")
+            for number in range(7):
+                choice = "required" if number < 3 else "none"
+                body = {"messages": messages, "tools": [act], "tool_choice": choice, "max_tokens": 64}
+                answer = (await gateway.call(rollout, body)).raise_for_status().json()
+                reply, sampled = answer["choices"][0]["message"], answer["choices"][0]["token_ids"]
+                assert len(answer["choices"][0]["logprobs"]["content"]) == len(sampled) > 0
+                calls = reply.get("tool_calls") or []
+                assert [call["function"]["name"] for call in calls] == ["act"] * (number < 3)
+                if expected:
+                    assert answer["prompt_token_ids"] == [*expected[-1], *ids(new)]
+                end = [] if sampled[-1] == END else [END]
+                expected.append([*answer["prompt_token_ids"], *sampled, *end])
+                messages = [
+                    *messages,
+                    {name: reply[name] for name in ("role", "content", "tool_calls") if reply.get(name)},
+                ]
+                text = f"hall {number}"
+                messages += [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls] or [
+                    user(text)
+                ]
+                new = turn(f"<tool_response>\n{text}\n</tool_response>" if calls else text)
+            metrics = await gateway.drain()
+    assert metrics["empo2/text_calls"] == 0
+    assert metrics["empo2/continued_calls"] == 6
+    assert metrics["empo2/token_drift"] >= 3 / 6
