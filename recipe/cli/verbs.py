@@ -1,4 +1,4 @@
-"""The command line: ``empo2 init | train | sweep | eval | adapt | critic | gateway | report | show | memory | demo``."""
+"""The command line, ``empo2``: a verb each."""
 
 from typing import Annotated
 

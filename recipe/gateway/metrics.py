@@ -12,8 +12,8 @@ class StepMetrics:
     """Counts and sums since the step began; `drain` returns them as metrics and starts the next step.
 
     Attributes:
-        counts: by name; ``tips_refused/REASON`` and ``text_calls/REASON`` for each reason, ``requests`` for the model calls
-            of all rollouts, and with a critic those of `Reranking`.
+        counts: by name; ``tips_refused/REASON`` and ``text_calls/REASON`` for each reason, ``requests`` for the model
+            calls of all rollouts, and with a critic those of `Reranking`.
         ended_before: rollouts that had ended when the step began.
         memory_seconds: spent on calls before they were sent.
         embedding_seconds: the part of it spent waiting for embeddings.
