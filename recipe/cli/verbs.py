@@ -1,11 +1,14 @@
-"""The command line: ``empo2 init | train | sweep | eval | adapt | gateway | report | memory | demo``."""
+"""The command line.
+
+``empo2 init | train | sweep | eval | adapt | export | serve | gateway | report | memory | demo``.
+"""
 
 from typing import Annotated
 
 import typer
 
 from empo2.recipe import __version__
-from empo2.recipe.cli import adapt, eval, init, memory, sweep
+from empo2.recipe.cli import adapt, eval, export, init, memory, serve, sweep
 from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.report import report
@@ -40,6 +43,8 @@ app.command(epilog=HELP)(train)
 app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
 app.command(epilog=adapt.EXAMPLES)(adapt.adapt)
+app.command(epilog=export.EXAMPLES)(export.export)
+app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=HELP)(gateway)
 app.command()(report)
 app.command()(demo)

@@ -25,6 +25,7 @@ from empo2.recipe.gateway.access import KeyCheck
 from empo2.recipe.gateway.credit import TipCredit
 from empo2.recipe.gateway.dialects.models import model_routes
 from empo2.recipe.gateway.dialects.translator import Translator
+from empo2.recipe.gateway.direct_calls import DirectCalls, DirectChats
 from empo2.recipe.gateway.episode import Episodes
 from empo2.recipe.gateway.guard import RequestGuard
 from empo2.recipe.gateway.logs import described
@@ -47,7 +48,13 @@ _SWEEP_SECONDS = 60
 
 
 def make_gateway(
-    settings: Settings, *, model_path: str, keys: protocol.Keys, folder: Path, memory: MemoryService
+    settings: Settings,
+    *,
+    model_path: str,
+    keys: protocol.Keys,
+    folder: Path,
+    memory: MemoryService,
+    serving: protocol.Serving | None = None,
 ) -> FastAPI:
     """Return agent-lightning's app with EMPO²'s middleware and routes, to be served instead of ``agl-server``.
 
@@ -56,6 +63,7 @@ def make_gateway(
         keys: what callers must present; empty for none.
         folder: below it, and nowhere else, snapshots are written and restored.
         memory: closed with the app.
+        serving: how agents are answered that have no rollout; None if there are none.
 
     Raises:
         OSError: the model's tokenizer cannot be read.
@@ -77,10 +85,11 @@ def make_gateway(
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
     app = upstream.agent_lightning_app(proxy, keys.admin)
-    app.include_router(model_routes(model_path))
+    app.include_router(model_routes(serving.name if serving else model_path))
     app.include_router(_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
     # The one added last is asked first.
-    app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector)
+    chats = DirectChats(serving.tag) if serving and serving.tag else None
+    app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector, chats=chats)
     max_bytes = int(settings.gateway.max_request * 2**20)
     app.add_middleware(Translator, max_bytes=max_bytes)
     others = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=_CALL_SECONDS)
@@ -94,6 +103,8 @@ def make_gateway(
     )
     app.add_middleware(RequestGuard, max_bytes=max_bytes)
     app.add_middleware(KeyCheck, keys=keys)
+    if serving:
+        app.add_middleware(DirectCalls)
     upstream_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
@@ -101,6 +112,8 @@ def make_gateway(
         async with upstream_lifespan(app) as state, client, others:
             if external:
                 upstream.send_by(app, client)
+            if serving:
+                upstream.serve_agents(app, proxy)
             sweeping = asyncio.create_task(_sweep(services, episodes))
             try:
                 yield state

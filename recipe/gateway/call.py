@@ -125,12 +125,12 @@ class ModelCall:
         reply = reply_of(response)
         if reply is None:
             return
-        prompt_ids = response.get("prompt_token_ids") or response["choices"][0].get("prompt_token_ids") or []
-        if not prompt_ids and self._services.settings.model.server is None:
-            return
         if isinstance(self._found.request, PromptRequest):
             episode.prompt_tips.replied(body["prompt"], spoken(reply))
         if episode.tag.read_only:
+            return
+        prompt_ids = response.get("prompt_token_ids") or response["choices"][0].get("prompt_token_ids") or []
+        if not prompt_ids and self._services.settings.model.server is None:
             return
         chat = self._with_tips.get("messages") or [{"role": "user", "content": str(self._with_tips.get("prompt"))}]
         shared = {name: body[name] for name in _SHARED if name in body}

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from empo2.recipe.gateway import sampling, upstream
 from empo2.recipe.gateway.call import ModelCall, count_sampling
+from empo2.recipe.gateway.direct_calls import SERVED, DirectChats
 from empo2.recipe.gateway.episode import Episode, Episodes
 from empo2.recipe.gateway.guard import parse, replayed
 from empo2.recipe.gateway.reflector import Reflector
@@ -22,10 +23,23 @@ _ROLLOUT = re.compile(r"/api/rollouts/([^/]+)")
 
 
 class MemoryMiddleware:
-    """Expects requests that `KeyCheck` and `RequestGuard` have let through."""
+    """Expects requests that `KeyCheck` and `RequestGuard` have let through.
 
-    def __init__(self, app: ASGIApp, *, services: Services, episodes: Episodes, reflector: Reflector) -> None:
+    Args:
+        chats: of agents that have no rollout; None if they are shown no tips.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        services: Services,
+        episodes: Episodes,
+        reflector: Reflector,
+        chats: DirectChats | None = None,
+    ) -> None:
         self._app = app
+        self._chats = chats
         self._services = services
         self._episodes = episodes
         self._reflector = reflector
@@ -35,9 +49,12 @@ class MemoryMiddleware:
             return await self._app(scope, receive, send)
         method, path = scope["method"], scope["path"]
         if method == "POST" and (match := _CALL.fullmatch(path)):
+            if self._chats is not None and match[1] == SERVED:
+                body = await _body(receive)
+                return await self._call(self._chats.episode(body), body, scope, receive, send)
             episode, is_train = self._episodes.of(match[1], match[2]), match[3] == "train"
             if episode is not None and (is_train or episode.tag.read_only):
-                return await self._call(episode, scope, receive, send)
+                return await self._call(episode, await _body(receive), scope, receive, send)
             if is_train and episode is None and self._services.settings.algorithm.name == "grpo":
                 return await self._call_without_memory(scope, receive, send)
         elif method == "PATCH" and (match := _ROLLOUT.fullmatch(path)):
@@ -49,8 +66,8 @@ class MemoryMiddleware:
             return None
         return await self._app(scope, receive, send)
 
-    async def _call(self, episode: Episode, scope: Scope, receive: Receive, send: Send) -> None:
-        call = await ModelCall.prepare(self._services, episode, await _body(receive))
+    async def _call(self, episode: Episode, body: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
+        call = await ModelCall.prepare(self._services, episode, body)
         status, chunks, recorded = 0, [], False
 
         async def capture(message: Message) -> None:

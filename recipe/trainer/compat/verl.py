@@ -43,6 +43,22 @@ def use_torch_padding_helpers() -> None:
     attention_utils._get_attention_functions = lambda: (index_first_axis, pad_input, rearrange, unpad_input)
 
 
+def push_merged_lora() -> None:
+    """Copy the merged weights that verl pushes to vLLM with ``model.lora.merge``.
+
+    ``FSDPEngine.get_per_tensor_param`` merges the LoRA into the weights, takes references to them, and restores them in
+    place (``merged_lora_context``) before it reads the references: vLLM would get the weights without the LoRA.
+    """
+    import verl.utils.fsdp_utils as fsdp_utils
+
+    renamed = fsdp_utils.normalize_peft_param_name  # called once, on the merged weights
+
+    def copied(params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: weight.detach().to("cpu", copy=True) for name, weight in renamed(params).items()}
+
+    fsdp_utils.normalize_peft_param_name = copied
+
+
 def run_without_accelerator() -> None:
     """Make verl's FSDP2 engine and its vLLM rollout run on the CPU. Idempotent."""
     # Ray is given a GPU that does not exist (ray_init.num_gpus); verl would ask it for an "NPU".
@@ -111,6 +127,7 @@ def run_without_accelerator() -> None:
 
 if importlib.util.find_spec("flash_attn") is None:
     use_torch_padding_helpers()
+push_merged_lora()
 if ray_environment.device() == "cpu":
     import_without_sklearn()
     run_without_accelerator()
