@@ -72,7 +72,7 @@ class Run(_Section):
     save_every: NotNegative
     keep_checkpoints: Positive
     resume: Literal["never", "auto"]
-    loggers: list[str]
+    loggers: list[Literal["tensorboard", "wandb", "console", "mlflow", "swanlab", "clearml", "trackio"]]
 
 
 class Algorithm(_Section):

@@ -33,7 +33,8 @@ def build_verl_config(
         resume_from: a checkpoint of the run; its step is not validated again.
 
     Raises:
-        ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's.
+        ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's, a logger is not installed, or as
+            `check_lora`.
     """
     # agent-lightning's own search path is pkg://verl, and would import verl before Ray has been started.
     verl = importlib.util.find_spec("verl")
@@ -69,6 +70,7 @@ def build_verl_config(
             shown = redacted({key.rpartition(".")[2]: value}).popitem()[1]
             raise ConfigError(f"verl.{key}={shown!r}: not an option of verl or agent-lightning: {reason}") from None
     check_lora(config)
+    _check_loggers(settings)
     with open_dict(config):
         config.empo2 = literally(settings.to_dict() | {"run_directory": str(run_directory)})
     return config
@@ -86,6 +88,12 @@ def check_lora(config: DictConfig) -> None:
             f"actor_rollout_ref.model.lora_rank={model.lora_rank}: vLLM answers agents without the LoRA unless it is "
             "merged; set actor_rollout_ref.model.lora.merge=True"
         )
+
+
+def _check_loggers(settings: Settings) -> None:
+    for name in settings.run.loggers:
+        if name != "console" and importlib.util.find_spec(name) is None:
+            raise ConfigError(f"run.loggers={settings.run.loggers}: the package {name} is not installed; add it by pip")
 
 
 def read_settings(config: DictConfig) -> Settings:
