@@ -51,7 +51,7 @@ def serve(
     The gateway answers /v1/chat/completions, /completions, /responses, /messages and /models, also as streams, for
     whoever has the key. Agents keep their temperature; one that sets none gets model.val_temperature.
     """
-    from empo2.recipe.config import load_settings
+    from empo2.recipe.config import lay_over, load_settings, read_layer
     from empo2.recipe.launcher.launch import check_gpus
     from empo2.recipe.launcher.run_directory import check_memory_file
     from empo2.recipe.launcher.serving import gateway_of
@@ -62,16 +62,16 @@ def serve(
     subject = find_subject(model, server)
     if config is not None and subject.settings_file is not None:
         raise ConfigError(f"--config {config}: {model} has its run's settings; change some of them by key=value")
-    settings = load_settings(
-        profile,
-        overrides or (),
-        file=config or subject.settings_file,
-        layer={
-            "model": {"server": server},
-            "algorithm": {"name": "empo2" if memory else "grpo"},  # the latter loads no embedder
-            **({"gateway": {"key": key}} if key else {}),
-        },
-    )
+    source = config or subject.settings_file
+    given = {} if source is None else read_layer(source)
+    # No agent is started; its variables may be secrets, which a run's settings lack.
+    layer = {section: values for section, values in given.items() if section != "agent"}
+    chosen = {
+        "model": {"server": server},
+        "algorithm": {"name": "empo2" if memory else "grpo"},  # the latter loads no embedder
+        "gateway": {"key": key} if key else {},
+    }
+    settings = load_settings(profile, overrides or (), layer=lay_over(layer, chosen))
     file, tag, said = None, None, "none; --memory shows tips"
     if memory:
         file = find_bank(bank) if bank is not None else subject.memory

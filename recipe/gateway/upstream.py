@@ -60,9 +60,11 @@ def send_by(app: FastAPI, client: httpx.AsyncClient) -> None:
 
 
 class ServingRouter(ProxyRouter):
-    """Leaves an agent its temperature; without one it gets that of validation. Answers have no token ids."""
+    """Leaves agents that are not trained their temperature; one without gets validation's. They see no token ids."""
 
     def prepare_body(self, body: dict[str, Any], mode: str) -> dict[str, Any]:
+        if mode == "train":
+            return super().prepare_body(body, mode)
         asked = body.get("temperature")
         return {**body, "model": self._model_name, "temperature": self._val_temperature if asked is None else asked}
 

@@ -102,7 +102,9 @@ def test_an_exported_checkpoint_is_a_hugging_face_model(tmp_path: Path, base: An
 
     subject = find_subject(str(target), None)
     assert subject.settings_file == target / "empo2.yaml" and subject.memory == target / "memory.sqlite"
-    assert load_settings(file=subject.settings_file, overrides=["agent.env={}"]).algorithm.seed == 7
+    assert load_settings(file=subject.settings_file, overrides=["agent.env.OPENAI_API_KEY=x"]).algorithm.seed == 7
+    code, message = run(["serve", str(target), "--memory"])  # needs no variables of the agent's
+    assert code == 2 and message.endswith("memory.sqlite has no tips"), message
 
 
 def test_the_last_checkpoint_without_its_memory_beside_the_run(tmp_path: Path, base: Any) -> None:
