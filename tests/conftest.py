@@ -25,6 +25,7 @@ SLOW = (
     "recipe/test_export.py",
     "recipe/test_frameworks.py",
     "recipe/test_gateway.py::test_the_real_controller_plays_many_agents_at_once",
+    "recipe/test_lora.py",
     "recipe/test_models.py",
     "recipe/test_same_episodes.py",
     "recipe/test_serving.py::test_the_command_serves_until_ctrl_c",
