@@ -33,6 +33,7 @@ TRAINER_SIDE = {
     "recipe/trainer/trainer.py",
     "recipe/trainer/updates.py",
     "recipe/trainer/compat/agentlightning.py",
+    "recipe/trainer/compat/lora.py",
     "recipe/trainer/compat/trained_logits.py",
     "recipe/trainer/compat/verl.py",
     "recipe/trainer/compat/vllm.py",

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import openai
@@ -18,7 +19,7 @@ from .recipe.test_serving import TIP, bank
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 MODEL = "smollm2-135m-notes"
-CHAT = [{"role": "user", "content": "A dark room with a lamp. What do you do?"}]
+CHAT: list[Any] = [{"role": "user", "content": "A dark room with a lamp. What do you do?"}]
 
 
 def test_a_model_is_served_with_tips(
@@ -51,7 +52,7 @@ def check_clients(url: str, key: str) -> None:
     tip = len(tokenizer(TIP, add_special_tokens=False)["input_ids"])
     with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
-        request = {"model": MODEL, "messages": CHAT, "max_tokens": 12, "temperature": 0}
+        request: Any = {"model": MODEL, "messages": CHAT, "max_tokens": 12, "temperature": 0}
         answer = client.chat.completions.create(**request)
         assert answer.model == MODEL and answer.choices[0].message.content
         assert answer.usage.prompt_tokens > without_tips + tip
@@ -60,7 +61,7 @@ def check_clients(url: str, key: str) -> None:
         assert "".join(pieces) == answer.choices[0].message.content
         response = client.responses.create(model=MODEL, input=CHAT[0]["content"], max_output_tokens=12, temperature=0)
         assert response.output_text == answer.choices[0].message.content
-        assert response.usage.input_tokens == answer.usage.prompt_tokens
+        assert response.usage and response.usage.input_tokens == answer.usage.prompt_tokens
     with anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=key, max_retries=0) as claude:
         message = claude.messages.create(model=MODEL, messages=CHAT, max_tokens=12, temperature=0)
         assert "".join(block.text for block in message.content) == answer.choices[0].message.content

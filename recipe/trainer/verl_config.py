@@ -290,7 +290,7 @@ def _lora(settings: Settings) -> dict[str, Any]:
         "lora_rank": settings.model.lora_rank,
         "lora_alpha": settings.model.lora_alpha,
         "target_modules": "all-linear",
-        "lora": {"merge": True},  # see check_lora; compat/verl.py mends verl's merging
+        "lora": {"merge": True},  # see check_lora; compat/lora.py mends verl's merging
     }
 
 

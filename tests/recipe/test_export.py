@@ -29,7 +29,8 @@ def base() -> Any:
     torch.manual_seed(0)
     sizes: Any = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(**sizes, vocab_size=49_152, tie_word_embeddings=True, architectures=["LlamaForCausalLM"])
-    return LlamaForCausalLM(config).to(torch.bfloat16)
+    model: Any = LlamaForCausalLM(config)
+    return model.to(torch.bfloat16)
 
 
 def make_run(

@@ -32,7 +32,8 @@ from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_pad
 
 folder, checkpoint, tokenizer = sys.argv[1:]
 torch.manual_seed(0)
-sizes = dict(vocab_size=49152, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+sizes = dict(vocab_size=49152, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+             initializer_range=0.1)
 base = LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16).float()
 base.save_pretrained(folder)
 AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
@@ -53,11 +54,10 @@ def batch():
 
 
 def make():
-    fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     engine = EngineRegistry.get_engine_cls("language_model", "fsdp2")(
         HFModelConfig(path=folder, enable_gradient_checkpointing=False, lora_rank=4, lora_alpha=8,
                       lora={"merge": True}, override_config={"attn_implementation": "sdpa"}),
-        FSDPEngineConfig(strategy="fsdp2", model_dtype="fp32", mixed_precision=fp32, use_torch_compile=False),
+        FSDPEngineConfig(strategy="fsdp2", model_dtype="fp32", use_torch_compile=False),
         FSDPOptimizerConfig(lr=0.05, total_training_steps=9),
         CheckpointConfig(),
     )
@@ -99,7 +99,8 @@ def equal(a, b):
 
 engine = make()
 answers = {"begins_as_the_base": equal(pushed(engine), base_weights)}
-answers["before"] = gap(log_probs(engine), log_probs_of(base_weights))
+with engine.disable_adapter():  # the first pass of all, as with a KL term
+    answers["reference_before"] = gap(log_probs(engine), log_probs_of(base_weights))
 for _ in range(8):
     with engine.train_mode(disable_auto_offload=True):
         engine.optimizer_zero_grad()
@@ -134,12 +135,10 @@ def test_a_lora_is_pushed_saved_and_loaded(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["begins_as_the_base"] and found["before"] < 1e-4
+    assert found["begins_as_the_base"] and found["resumed"]
     assert found["learned"] > 1, found  # nats
-    assert found["pushed"] < 0.05  # bfloat16
+    assert max(found[name] for name in ("reference_before", "reference", "pushed")) < 0.1, found  # bfloat16
     assert found["trained_on"] == 0  # merging has left the trained weights as they were
-    assert found["reference"] < 1e-4  # of the KL term
-    assert found["resumed"]
     write_settings(load_settings("cpu", ["model.lora_rank=4"]), run)
     exported, pushed = load_file(merged(actor.parent) / "model.safetensors"), load_file(actor / "pushed.safetensors")
     assert {*exported} == {*pushed}

@@ -103,7 +103,7 @@ class Conversation:
         if len(self.responses) > _MOST_RESPONSES:
             _, dropped = self.responses.pop(next(iter(self.responses)))
             for item in dropped:
-                self.items.pop(item.get("id"), None)
+                self.items.pop(item.get("id", ""), None)
 
 
 class ResponsesCall:

@@ -13,6 +13,7 @@ import torch
 import verl.utils.device
 
 from empo2.recipe.trainer import ray_environment
+from empo2.recipe.trainer.compat import lora
 
 
 def _nothing(*args, **kwargs) -> None:
@@ -41,22 +42,6 @@ def use_torch_padding_helpers() -> None:
     from verl.utils.npu_flash_attn_utils import index_first_axis, pad_input, unpad_input
 
     attention_utils._get_attention_functions = lambda: (index_first_axis, pad_input, rearrange, unpad_input)
-
-
-def push_merged_lora() -> None:
-    """Copy the merged weights that verl pushes to vLLM with ``model.lora.merge``.
-
-    ``FSDPEngine.get_per_tensor_param`` merges the LoRA into the weights, takes references to them, and restores them in
-    place (``merged_lora_context``) before it reads the references: vLLM would get the weights without the LoRA.
-    """
-    import verl.utils.fsdp_utils as fsdp_utils
-
-    renamed = fsdp_utils.normalize_peft_param_name  # called once, on the merged weights
-
-    def copied(params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: weight.detach().to("cpu", copy=True) for name, weight in renamed(params).items()}
-
-    fsdp_utils.normalize_peft_param_name = copied
 
 
 def run_without_accelerator() -> None:
@@ -127,7 +112,8 @@ def run_without_accelerator() -> None:
 
 if importlib.util.find_spec("flash_attn") is None:
     use_torch_padding_helpers()
-push_merged_lora()
+lora.push_merged_lora()
+lora.keep_lora_trainable()
 if ray_environment.device() == "cpu":
     import_without_sklearn()
     run_without_accelerator()
