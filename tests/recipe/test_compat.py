@@ -181,6 +181,14 @@ def test_patched_verl_pushes_weights_with_their_lora(tmp_path: Path) -> None:
     assert found == {"names": True, "with_lora": [True, 28], "without": False, "unchanged": True}
 
 
+def test_fsdp2_asks_in_the_first_pass_what_is_trained() -> None:
+    """And peft freezes a LoRA while it is disabled, as for the reference of the KL term."""
+    asked = source("torch", "distributed/fsdp/_fully_shard/_fsdp_param_group.py").split("def _init_mp_dtypes", 1)[1]
+    assert "self._orig_dtype = next(iter(orig_dtypes)) if trainable_params else None" in asked
+    disabled = source("peft", "tuners/tuners_utils.py").split("def enable_adapters(self, enabled", 1)[1]
+    assert "_set_layer_requires_grad(layer, False)" in disabled.split("def ", 1)[0]
+
+
 # vLLM 0.20.2
 
 
