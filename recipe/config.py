@@ -72,7 +72,7 @@ class Run(_Section):
     save_every: NotNegative
     keep_checkpoints: Positive
     resume: Literal["never", "auto"]
-    loggers: list[str]
+    loggers: list[Literal["tensorboard", "wandb", "console", "mlflow", "swanlab", "clearml", "trackio"]]
 
 
 class Algorithm(_Section):
@@ -130,6 +130,8 @@ class Model(_Section):
     path: str
     server: Annotated[str, Field(pattern=r"^https?://")] | None
     tool_parser: str
+    lora_rank: NotNegative
+    lora_alpha: Positive
     temperature: Annotated[float, Field(gt=0)]
     val_temperature: Annotated[float, Field(ge=0)]
     max_prompt_tokens: Positive

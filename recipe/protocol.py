@@ -109,6 +109,18 @@ class RolloutTag(Mode):
             return None
 
 
+class Serving(_Message):
+    """How the gateway answers agents that have no rollout: told by ``empo2 serve`` when it starts the gateway.
+
+    Attributes:
+        name: of the model, as agents see it.
+        tag: of their calls, read-only; None if they are shown no tips.
+    """
+
+    name: str
+    tag: RolloutTag | None = None
+
+
 class CallEvent(_Message):
     """One model call of a tagged rollout, recorded by the gateway.
 

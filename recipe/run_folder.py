@@ -17,6 +17,7 @@ METRICS_FILE = "metrics.jsonl"
 EPISODES_FILE = "episodes.jsonl"  # one trained episode of each step
 ROLLOUTS_FILE = "rollouts.sqlite"  # all rollouts of the last steps, see rollout_log.py
 CONFIG_FILE = "config.yaml"
+SETTINGS_FILE = "empo2.yaml"  # the same in the folder of an exported model, whose config.json is the model's
 TASKS_FILE = "tasks.json"
 CHECKPOINTS = "checkpoints"
 
@@ -87,15 +88,15 @@ def is_complete(folder: Path) -> bool:
 
 def last_checkpoint(directory: Path) -> Path | None:
     """Return the complete checkpoint of the latest step; None if there is none."""
-    return next(reversed(_complete_checkpoints(directory)), None)
+    return next(reversed(complete_checkpoints(directory)), None)
 
 
 def remove_old_checkpoints(directory: Path, keep: int) -> None:
     """Remove all but the latest ``keep`` complete ones; verl forgets older ones when a run is continued."""
-    for folder in set(directory.glob(f"{_STEP}*")) - set(_complete_checkpoints(directory)[-keep:]):
+    for folder in set(directory.glob(f"{_STEP}*")) - set(complete_checkpoints(directory)[-keep:]):
         shutil.rmtree(folder)
 
 
-def _complete_checkpoints(directory: Path) -> list[Path]:
+def complete_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints, earliest step first."""
     return sorted((marker.parent for marker in directory.glob(f"{_STEP}*/{_COMPLETE}")), key=step_of)

@@ -46,6 +46,7 @@ TRAINER_SIDE = {
     "recipe/trainer/trainer.py",
     "recipe/trainer/updates.py",
     "recipe/trainer/compat/agentlightning.py",
+    "recipe/trainer/compat/lora.py",
     "recipe/trainer/compat/prompt_ids.py",
     "recipe/trainer/compat/trained_logits.py",
     "recipe/trainer/compat/verl.py",

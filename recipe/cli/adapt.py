@@ -129,7 +129,7 @@ def adapt(
             put_bank(request.bank, folder)
             with (
                 serving(request.settings, folder, resolved) as served,
-                closing(GatewayClient(served.url, served.admin_key)) as gateway,
+                closing(GatewayClient(served.url, served.keys.admin)) as gateway,
             ):
                 start = (folder / "start.sqlite").absolute()
                 if memory != "off":

@@ -12,7 +12,7 @@ import typer
 from empo2.recipe.cli.settings import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.protocol import Keys
+from empo2.recipe.protocol import Keys, Serving
 
 _FINISH_SECONDS = 3  # for calls under way when the gateway is told to end
 _STOP_SECONDS = 15  # in all; the launcher's guard kills after 20
@@ -32,6 +32,7 @@ def gateway(
         typer.Option(metavar="FOLDER", help="Below it the trainer may save and restore.  [default: that of --memory]"),
     ] = None,
     fd: Annotated[int | None, typer.Option(hidden=True)] = None,  # a listening socket of the launcher's
+    serving: Annotated[str | None, typer.Option(hidden=True)] = None,  # protocol.Serving, from empo2 serve
 ) -> None:
     """Start the gateway alone, in the place of agl-server."""
     from empo2.memory import EmbedderError, MemoryFileError
@@ -61,7 +62,14 @@ def gateway(
         except (MemoryFileError, OSError) as error:
             raise ConfigError(f"--memory {memory}: {error}") from None
         try:
-            app = make_gateway(settings, model_path=model, keys=keys, folder=snapshots or memory.parent, memory=opened)
+            app = make_gateway(
+                settings,
+                model_path=model,
+                keys=keys,
+                folder=snapshots or memory.parent,
+                memory=opened,
+                serving=Serving.model_validate_json(serving) if serving is not None else None,
+            )
         except OSError as error:
             raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
         # Objects of torch and transformers live on; scanning them again would block the event loop for 0.3 seconds.

@@ -132,7 +132,7 @@ def show(
 ) -> None:
     """Show tips."""
     with reading(memory) as db:
-        tips = stored_tips(db, _chosen_scopes(db, scope), order=order, limit=count)
+        tips = stored_tips(db, chosen_scopes(db, scope), order=order, limit=count)
     _print(tips_table(tips) if tips else "no tips yet")
 
 
@@ -151,7 +151,7 @@ def search(
 ) -> None:
     """Show the tips that would be found for a state."""
     with reading(memory) as db:
-        chosen = _chosen_scopes(db, scope)
+        chosen = chosen_scopes(db, scope)
         if not chosen:
             _print("no tips yet")
             return
@@ -180,7 +180,7 @@ def search(
 def stats(memory: Memory, scope: Scope = None) -> None:
     """Show sizes, hit rates, returns and learned values."""
     with reading(memory) as db:
-        chosen = _chosen_scopes(db, scope)
+        chosen = chosen_scopes(db, scope)
         name, dimension = embedder_of(db)
         counts, played = scope_counts(db, chosen), plays(db, chosen)
         tips = stored_tips(db, chosen, order="used")
@@ -219,7 +219,7 @@ def values(
     rate = defaults.memory.value_learning_rate if learning_rate is None else learning_rate
     scale = defaults.algorithm.scale if return_scale is None else return_scale
     with reading(memory) as db:
-        chosen = _chosen_scopes(db, scope)
+        chosen = chosen_scopes(db, scope)
         uses = uses_of_tips(db, chosen, rate, lambda score: scale * score)
         failures = failures_among_best(db, chosen)
     if not uses:
@@ -237,7 +237,7 @@ def values(
 def similarities(memory: Memory, scope: Scope = None) -> None:
     """Show how similar the first states of different tasks are, and the settings that follow for MemRL's retrieval."""
     with reading(memory) as db:
-        found = first_state_similarities(db, _chosen_scopes(db, scope))
+        found = first_state_similarities(db, chosen_scopes(db, scope))
         name, _ = embedder_of(db)
     _print(f"{found.states:,} first states, {found.pairs:,} pairs, keys of {name}")
     _print(f"cosine: mean {found.mean:.3f}, standard deviation {found.deviation:.3f}; 20 % above {found.threshold:.3f}")
@@ -339,7 +339,7 @@ def prune(
     if conditions == Conditions():
         raise ConfigError("prune: give at least one of --score-below, --value-below, --never-shown and --older-than")
     with reading(memory) as db:
-        chosen = _chosen_scopes(db, scope)
+        chosen = chosen_scopes(db, scope)
         tips = stored_tips(db, chosen, order="best", conditions=conditions)
         total = sum(count.tips for count in scope_counts(db, chosen))
         embedder, dimension = embedder_of(db)
@@ -354,7 +354,7 @@ def prune(
         _print(tips_table(tips[:10]))
 
 
-def _chosen_scopes(db: sqlite3.Connection, asked: str | None) -> list[str]:
+def chosen_scopes(db: sqlite3.Connection, asked: str | None) -> list[str]:
     """Return the scopes with the requested fields, or the scope with exactly this text.
 
     Raises:

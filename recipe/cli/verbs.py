@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from empo2.recipe import __version__
-from empo2.recipe.cli import adapt, critic, eval, init, memory, show, sweep
+from empo2.recipe.cli import adapt, critic, eval, export, init, memory, serve, show, sweep
 from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.report import report
@@ -41,6 +41,8 @@ app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
 app.command(epilog=adapt.EXAMPLES)(adapt.adapt)
 app.command(epilog=critic.EXAMPLES)(critic.critic)
+app.command(epilog=export.EXAMPLES)(export.export)
+app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=HELP)(gateway)
 app.command()(report)
 app.command(epilog=show.EXAMPLES)(show.show)

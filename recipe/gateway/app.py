@@ -28,6 +28,7 @@ from empo2.recipe.gateway.credit import TipCredit
 from empo2.recipe.gateway.dialects.count_tokens import TokenCounter
 from empo2.recipe.gateway.dialects.models import model_routes
 from empo2.recipe.gateway.dialects.translator import Translator
+from empo2.recipe.gateway.direct_calls import DirectCalls, DirectChats
 from empo2.recipe.gateway.episode import Episodes
 from empo2.recipe.gateway.guard import RequestGuard
 from empo2.recipe.gateway.logs import described
@@ -52,7 +53,13 @@ _SWEEP_SECONDS = 60
 
 
 def make_gateway(
-    settings: Settings, *, model_path: str, keys: protocol.Keys, folder: Path, memory: MemoryService
+    settings: Settings,
+    *,
+    model_path: str,
+    keys: protocol.Keys,
+    folder: Path,
+    memory: MemoryService,
+    serving: protocol.Serving | None = None,
 ) -> FastAPI:
     """Return agent-lightning's app with EMPO²'s middleware and routes, to be served instead of ``agl-server``.
 
@@ -61,6 +68,7 @@ def make_gateway(
         keys: what callers must present; empty for none.
         folder: below it, and nowhere else, snapshots are written and restored.
         memory: closed with the app.
+        serving: how agents are answered that have no rollout; None if there are none.
 
     Raises:
         OSError: the model's tokenizer cannot be read.
@@ -82,7 +90,7 @@ def make_gateway(
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
     app = upstream.agent_lightning_app(proxy, keys.admin)
-    app.include_router(model_routes(model_path))
+    app.include_router(model_routes(serving.name if serving else model_path))
     app.include_router(_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
     agents = httpx.AsyncClient(transport=transport(), timeout=_CALL_SECONDS) if external else None
     if settings.critic.path is not None:
@@ -93,7 +101,8 @@ def make_gateway(
         agents = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS)
         app.add_middleware(EvaluationSteps)
     # The one added last is asked first.
-    app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector)
+    chats = DirectChats(serving.tag) if serving and serving.tag else None
+    app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector, chats=chats)
     max_bytes = int(settings.gateway.max_request * 2**20)
     app.add_middleware(Translator, max_bytes=max_bytes)
     app.add_middleware(TokenCounter, servers=services.servers)
@@ -108,6 +117,8 @@ def make_gateway(
     )
     app.add_middleware(RequestGuard, max_bytes=max_bytes)
     app.add_middleware(KeyCheck, keys=keys)
+    if serving:
+        app.add_middleware(DirectCalls)
     upstream_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
@@ -115,6 +126,8 @@ def make_gateway(
         async with upstream_lifespan(app) as state, client, others, agents or contextlib.nullcontext():
             if agents is not None:
                 upstream.send_by(app, agents)
+            if serving:
+                upstream.serve_agents(app, proxy)
             sweeping = asyncio.create_task(_sweep(services, episodes))
             try:
                 yield state

@@ -112,15 +112,13 @@ class ModelCall:
         reply = reply_of(response)
         if reply is None:
             return
-        prompt_ids = prompt_ids_of(response)
-        if not prompt_ids and self._services.settings.model.server is None:
-            return
         if isinstance(self._found.request, PromptRequest):
             episode.prompt_tips.replied(body["prompt"], spoken(reply))
-        self._tokens.answered(response, prompt_ids)
-        if self._tip_free is not None:
-            episode.replies.add(body, self._tip_free, response)
-        if episode.tag.read_only:
+        if prompt_ids := prompt_ids_of(response):
+            self._tokens.answered(response, prompt_ids)
+            if self._tip_free is not None:
+                episode.replies.add(body, self._tip_free, response)
+        if episode.tag.read_only or (not prompt_ids and self._services.settings.model.server is None):
             return
         chat = self._with_tips.get("messages") or [{"role": "user", "content": str(self._with_tips.get("prompt"))}]
         shared = {name: body[name] for name in _SHARED if name in body}

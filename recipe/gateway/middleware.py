@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.call import ModelCall, PlainCall
+from empo2.recipe.gateway.direct_calls import SERVED, DirectChats
 from empo2.recipe.gateway.episode import Episodes
 from empo2.recipe.gateway.guard import parse, replayed
 from empo2.recipe.gateway.reflector import Reflector
@@ -22,10 +23,23 @@ _ROLLOUT = re.compile(r"/api/rollouts/([^/]+)")
 
 
 class MemoryMiddleware:
-    """Expects requests that `KeyCheck` and `RequestGuard` have let through."""
+    """Expects requests that `KeyCheck` and `RequestGuard` have let through.
 
-    def __init__(self, app: ASGIApp, *, services: Services, episodes: Episodes, reflector: Reflector) -> None:
+    Args:
+        chats: of agents that have no rollout; None if they are shown no tips.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        services: Services,
+        episodes: Episodes,
+        reflector: Reflector,
+        chats: DirectChats | None = None,
+    ) -> None:
         self._app = app
+        self._chats = chats
         self._services = services
         self._episodes = episodes
         self._reflector = reflector
@@ -36,6 +50,10 @@ class MemoryMiddleware:
         method, path = scope["method"], scope["path"]
         if method == "POST" and (match := _CALL.fullmatch(path)):
             self._services.metrics.counts["requests"] += 1
+            if self._chats is not None and match[1] == SERVED:
+                body = await _body(receive)
+                call = await ModelCall.prepare(self._services, self._chats.episode(body), body)
+                return await self._play(call, scope, receive, send)
             episode, is_train = self._episodes.of(match[1], match[2]), match[3] == "train"
             if episode is not None and (is_train or episode.tag.read_only):
                 call = await ModelCall.prepare(self._services, episode, await _body(receive))

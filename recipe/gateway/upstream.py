@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-from agentlightning.schemas import DEFAULT_ATTEMPT_ID, TERMINAL_STATES, RolloutState
+from agentlightning.schemas import DEFAULT_ATTEMPT_ID as DEFAULT_ATTEMPT_ID
+from agentlightning.schemas import TERMINAL_STATES, RolloutCreate, RolloutState
 from agentlightning.server.app import create_app
 from agentlightning.server.proxy import NoServersError as NoServersError
 from agentlightning.server.proxy import ProxyRouter
 from agentlightning.server.routes.events import record_event
+from agentlightning.server.routes.rollouts import enqueue_rollouts
 from agentlightning.server.store import _events, _rollouts, _terminal_order
 from fastapi import FastAPI, HTTPException
 
@@ -55,6 +57,32 @@ class OpenAITransport(httpx.AsyncBaseTransport):
 def send_by(app: FastAPI, client: httpx.AsyncClient) -> None:
     """Let the app send the agents' calls by this client; to be called while the app runs."""
     app.state.http_client = client
+
+
+class ServingRouter(ProxyRouter):
+    """Leaves agents that are not trained their temperature; one without gets validation's. They see no token ids."""
+
+    def prepare_body(self, body: dict[str, Any], mode: str) -> dict[str, Any]:
+        if mode == "train":
+            return super().prepare_body(body, mode)
+        asked = body.get("temperature")
+        return {**body, "model": self._model_name, "temperature": self._val_temperature if asked is None else asked}
+
+
+def serve_agents(app: FastAPI, proxy: dict[str, Any]) -> None:
+    """Let the app forward the agents' calls as a `ServingRouter` does; to be called while the app runs."""
+    app.state.proxy_router = ServingRouter(proxy)
+
+
+async def keep_open(rollout_id: str) -> None:
+    """Create a rollout if it is not there."""
+    await enqueue_rollouts([RolloutCreate(rollout_id=rollout_id, input={}, is_train=False)])
+
+
+def forget_events(rollout_id: str) -> None:
+    """Drop what was recorded of a rollout so far."""
+    if rollout_id in _events:
+        _events[rollout_id].clear()
 
 
 def exists(rollout_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Find a run's checkpoint, and merge its weights into a Hugging Face folder by verl's own merger."""
+"""Find a run's checkpoint, and merge its weights, and a LoRA into them, into a Hugging Face folder."""
 
 import os
 import subprocess
@@ -7,20 +7,38 @@ import tempfile
 from pathlib import Path
 
 from empo2.recipe.errors import ConfigError, ProcessError
-from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, is_complete, last_checkpoint
+from empo2.recipe.launcher.models import merge_adapter
+from empo2.recipe.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    checkpoint_folder,
+    complete_checkpoints,
+    is_complete,
+    last_checkpoint,
+    step_of,
+)
 
 _MERGED = "merged"
+_ADAPTER = "lora_adapter"  # verl's merger puts a LoRA there, beside the weights that it belongs to
 _LINES = 5
 
 
-def find_checkpoint(path: Path) -> Path:
-    """Return a checkpoint's folder: the given one, or the last one of a run's folder.
+def find_checkpoint(path: Path, step: int | None = None) -> Path:
+    """Return a checkpoint's folder: the given one, or one of a run's folder.
+
+    Args:
+        step: of the run's checkpoint; None for the last.
 
     Raises:
         ConfigError: there is no complete checkpoint.
     """
-    if is_complete(path):
+    if is_complete(path) and step in (None, step_of(path)):
         return path
+    if step is not None and (path / CHECKPOINTS).is_dir():
+        if is_complete(checkpoint := checkpoint_folder(path / CHECKPOINTS, step)):
+            return checkpoint
+        steps = ", ".join(str(step_of(each)) for each in complete_checkpoints(path / CHECKPOINTS)) or "none"
+        raise ConfigError(f"{path}: no checkpoint of step {step}; there are those of {steps}")
     if (path / CONFIG_FILE).is_file():
         if checkpoint := last_checkpoint(path / CHECKPOINTS):
             return checkpoint
@@ -51,5 +69,9 @@ def merged(checkpoint: Path) -> Path:
         if done.returncode or not (made / "config.json").is_file():
             lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
             raise ProcessError(f"{checkpoint}: verl cannot merge its weights: {' | '.join(lines[-_LINES:])}")
+        if (made / _ADAPTER).is_dir():
+            whole = Path(scratch) / "whole"
+            merge_adapter(made, made / _ADAPTER, whole)
+            made = whole
         made.rename(target)  # atomic: the folder is complete or absent
     return target

@@ -81,7 +81,7 @@ def _smollm2(cache: Path) -> Path:
 def _notes(cache: Path, adapter: Path) -> Path:
     """A new LoRA gets a directory of its own: part of the name is its checksum."""
     base, checksum = _smollm2(cache), verify(adapter)
-    return _built(cache / f"{NOTES}-{_REVISION}-{checksum[:12]}", lambda target: _merge(base, adapter, target))
+    return _built(cache / f"{NOTES}-{_REVISION}-{checksum[:12]}", lambda target: merge_adapter(base, adapter, target))
 
 
 def _built(target: Path, build: Callable[[Path], None]) -> Path:
@@ -130,8 +130,8 @@ def verify(adapter: Path) -> str:
     return sums[ADAPTER_FILES[-1]]
 
 
-def _merge(base: Path, adapter: Path, target: Path) -> None:
-    """Write `base` with the LoRA merged into its weights (in fp32, kept as bf16) to `target`."""
+def merge_adapter(base: Path, adapter: Path, target: Path) -> None:
+    """Write the model `base` with the LoRA `adapter` merged into its weights (in fp32, kept as bf16) to `target`."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer

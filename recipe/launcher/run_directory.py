@@ -27,7 +27,7 @@ from empo2.recipe.run_folder import (
 
 _ASIDE = "set-aside-"
 # If these changed, the weights, tips and metrics so far would no longer be comparable with later ones.
-_FIXED = ("algorithm.name", "model.path", "memory.scope", "memory.embedder")
+_FIXED = ("algorithm.name", "model.path", "model.lora_rank", "memory.scope", "memory.embedder")
 
 
 def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
@@ -109,9 +109,9 @@ def _continue(settings: Settings, directory: Path) -> Path | None:
     before, now = yaml.safe_load(config.read_text()), settings.to_dict()
     for key in _FIXED:
         section, setting = key.split(".")
-        if before[section][setting] != now[section][setting]:
+        if (began := before[section].get(setting, now[section][setting])) != now[section][setting]:
             raise ConfigError(
-                f"{key}={now[section][setting]!r}: the run {name!r} began with {before[section][setting]!r}, which "
+                f"{key}={now[section][setting]!r}: the run {name!r} began with {began!r}, which "
                 "cannot change; give that, or another run.name"
             )
     checkpoint = last_checkpoint(directory / CHECKPOINTS)

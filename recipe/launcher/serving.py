@@ -1,4 +1,4 @@
-"""Serve a model to agents without a trainer: vLLM (or a server that runs already), gateway and controller."""
+"""Serve a model to agents without a trainer: vLLM (or a server that runs already), gateway and, to play, controller."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ from empo2.recipe.launcher.commands import (
 from empo2.recipe.launcher.processes import Processes, bind, running
 from empo2.recipe.launcher.run_directory import write_settings
 from empo2.recipe.launcher.tool_calls import tool_support
-from empo2.recipe.protocol import PROMPT_IDS
+from empo2.recipe.protocol import PROMPT_IDS, Keys, Serving
 
 _SERVER_KEY = "OPENAI_API_KEY"
 _VLLM_SECONDS = 900  # a 7B model from a cold disk takes minutes
@@ -37,18 +37,22 @@ _GPU_MEMORY = 0.9  # of each GPU: there is no trainer beside vLLM
 
 @dataclass(frozen=True)
 class Served:
-    """A gateway with a model and a controller behind it.
+    """A gateway with a model behind it.
 
     Attributes:
         client: of the gateway, with its admin key.
-        url, admin_key: of the gateway.
-        check: raises if a process ended or the user interrupted.
+        url, keys: of the gateway.
+        processes: the gateway's and all others; ``check`` raises if one ended or the user interrupted.
     """
 
     client: httpx.Client
     url: str
-    admin_key: str
-    check: Callable[[], object]
+    keys: Keys
+    processes: Processes
+
+    @property
+    def check(self) -> Callable[[], object]:
+        return self.processes.check
 
 
 @contextlib.contextmanager
@@ -56,9 +60,28 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
     """Start everything that agents need to play with ``model``, and stop it when the block is left.
 
     Args:
+        settings, directory, model: as for `gateway_of`.
+
+    Raises:
+        Empo2Error: a process ended, or the server does not answer.
+        KeyboardInterrupt: the user interrupted.
+    """
+    with gateway_of(settings, directory, model) as served:
+        # As in training: agents get the controller's environment, and never see the admin key.
+        controller = controller_command(settings, served.url)
+        served.processes.start("controller", controller, secrets={KEY: served.keys.agent}, restartable=True)
+        yield served
+
+
+@contextlib.contextmanager
+def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Serving | None = None) -> Iterator[Served]:
+    """Start a gateway with ``model`` behind it, and stop it when the block is left.
+
+    Args:
         settings: with ``model.server`` set, no vLLM is started.
         directory: existing folder for logs, settings and the gateway's memory.
         model: the name or folder that vLLM loads, or the server's name for it.
+        agents: how agents are answered that have no rollout; None if there are none.
 
     Raises:
         Empo2Error: a process ended, or the server does not answer.
@@ -80,18 +103,17 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
         with running(directory, environment) as processes, in_memory(settings) as file:
             endpoint = settings.model.server
             if endpoint is None:
-                endpoint = _start_vllm(settings, model, processes)
+                endpoint = _start_vllm(settings, model, processes, name=agents.name if agents else None)
             gateway = gateway_command(directory, file, listener.fileno())
+            if agents is not None:
+                gateway += ["--serving", agents.model_dump_json()]
             processes.start("gateway", gateway, secrets=gateway_secrets, inherit=(file, listener.fileno()))
             wait_for_gateway(url, processes)
             if settings.model.server is None:
                 _wait_for_vllm(endpoint, processes)
             with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys.admin}"}, timeout=60) as client:
                 client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
-                # As in training: agents get the controller's environment, and never see the admin key.
-                controller = controller_command(settings, url)
-                processes.start("controller", controller, secrets={KEY: keys.agent}, restartable=True)
-                yield Served(client, url, keys.admin, processes.check)
+                yield Served(client, url, keys, processes)
 
 
 @contextlib.contextmanager
@@ -141,8 +163,12 @@ def check_server(url: str, model: str) -> None:
         raise ConfigError(f"model.server={url!r}: has no model {model!r}; it has {', '.join(sorted(names)[:10])}")
 
 
-def vllm_command(settings: Settings, model: str, port: int) -> list[str]:
-    """Return the command line of a vLLM server that answers on 127.0.0.1."""
+def vllm_command(settings: Settings, model: str, port: int, name: str | None = None) -> list[str]:
+    """Return the command line of a vLLM server that answers on 127.0.0.1.
+
+    Args:
+        name: of the model in its answers; by default ``model``, by which it can be asked for in any case.
+    """
     hardware = settings.hardware
     options = {
         "model": model,
@@ -164,8 +190,9 @@ def vllm_command(settings: Settings, model: str, port: int) -> list[str]:
     if settings.gateway.cumulative_tokens:
         options["middleware"] = PROMPT_IDS
     tools = ["--enable-auto-tool-choice"] if "tool-call-parser" in options else []
+    names = ["--served-model-name", name, model] if name is not None else []
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *tools, "--enforce-eager"]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *names, *tools, "--enforce-eager"]
 
 
 def _vllm_environment(settings: Settings) -> dict[str, str]:
@@ -178,10 +205,10 @@ def _vllm_environment(settings: Settings) -> dict[str, str]:
     return VARIABLES
 
 
-def _start_vllm(settings: Settings, model: str, processes: Processes) -> str:
+def _start_vllm(settings: Settings, model: str, processes: Processes, name: str | None = None) -> str:
     """Start vLLM on a free port; return its address."""
     port = _free_port()
-    processes.start("vllm", vllm_command(settings, model, port))
+    processes.start("vllm", vllm_command(settings, model, port, name))
     return f"http://127.0.0.1:{port}/v1"
 
 

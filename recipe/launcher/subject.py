@@ -1,4 +1,4 @@
-"""What an evaluation is of: a checkpoint of a run, a Hugging Face model, or a model of a server."""
+"""What is evaluated, served or exported: a checkpoint of a run, a Hugging Face model, or a model of a server."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.checkpoints import find_checkpoint, merged, run_of
 from empo2.recipe.launcher.models import resolve_model
-from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, is_complete, step_of
+from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, SETTINGS_FILE, is_complete, step_of
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to evaluate.
+    """A model.
 
     Attributes:
         name: for people and folder names.
@@ -25,14 +25,20 @@ class Subject:
 
     @property
     def settings_file(self) -> Path | None:
-        """The settings of the checkpoint's run."""
-        return run_of(self.checkpoint) / CONFIG_FILE if self.checkpoint else None
+        """The settings of the checkpoint's run, or those that were exported with a model."""
+        return run_of(self.checkpoint) / CONFIG_FILE if self.checkpoint else self._exported(SETTINGS_FILE)
 
     @property
     def memory(self) -> Path | None:
-        """The memory of the checkpoint's step."""
-        file = self.checkpoint / MEMORY_FILE if self.checkpoint else None
-        return file if file is not None and file.is_file() else None
+        """The memory of the checkpoint's step, or the one that was exported with a model."""
+        if self.checkpoint is None:
+            return self._exported(MEMORY_FILE)
+        file = self.checkpoint / MEMORY_FILE
+        return file if file.is_file() else None
+
+    def _exported(self, name: str) -> Path | None:
+        file = Path(self.model or "", name)
+        return file if self.model and file.is_file() else None
 
     def resolve(self) -> str:
         """Return what vLLM loads; a checkpoint is merged at first."""

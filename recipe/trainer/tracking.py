@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -23,14 +24,17 @@ _TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
 class RunTracking(Tracking):
     """verl's loggers, and one line per step in the run's metrics.jsonl (verl's own file logger overwrites).
 
-    The loggers get the configuration, and this process's command line, which wandb reads itself, without secrets.
+    What tensorboard and wandb write lies in the run's folder, unless their own variables say otherwise. The loggers get
+    the configuration, and this process's command line, which wandb reads itself, without secrets.
     """
 
     def __init__(self, *args: Any, config: dict[str, Any], **kwargs: Any) -> None:
         shown = redacted({**config, "argv": sys.argv})
         sys.argv = shown.pop("argv")
+        if directory := config.get("empo2", {}).get("run_directory"):
+            os.environ.setdefault("TENSORBOARD_DIR", str(Path(directory, "tensorboard")))
+            os.environ.setdefault("WANDB_DIR", str(directory))
         super().__init__(*args, config=shown, **kwargs)
-        directory = config.get("empo2", {}).get("run_directory")
         self._file = Path(directory) / METRICS_FILE if directory else None
 
     def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:

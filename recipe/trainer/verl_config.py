@@ -33,7 +33,8 @@ def build_verl_config(
         resume_from: a checkpoint of the run; its step is not validated again.
 
     Raises:
-        ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's.
+        ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's, a logger is not installed, or as
+            `check_lora`.
     """
     # agent-lightning's own search path is pkg://verl, and would import verl before Ray has been started.
     verl = importlib.util.find_spec("verl")
@@ -44,6 +45,8 @@ def build_verl_config(
     layers = [_common(settings, model_path, run_directory, gateway_url, gateway_key)]
     if settings.hardware.device == "cpu":
         layers.append(_cpu(settings))
+    if settings.model.lora_rank:
+        layers.append({"actor_rollout_ref": {"model": _lora(settings)}})
     if tool_parser is not None:
         options = {"enable_auto_tool_choice": True, "tool_call_parser": tool_parser}
         layers.append({"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": options}}}})
@@ -66,9 +69,31 @@ def build_verl_config(
             reason = str(error).splitlines()[0]
             shown = redacted({key.rpartition(".")[2]: value}).popitem()[1]
             raise ConfigError(f"verl.{key}={shown!r}: not an option of verl or agent-lightning: {reason}") from None
+    check_lora(config)
+    _check_loggers(settings)
     with open_dict(config):
         config.empo2 = literally(settings.to_dict() | {"run_directory": str(run_directory)})
     return config
+
+
+def check_lora(config: DictConfig) -> None:
+    """Refuse a LoRA that vLLM gets as an adapter: agents name the model, and vLLM would sample without the adapter.
+
+    Raises:
+        ConfigError: verl's ``lora_rank`` is given without ``lora.merge``.
+    """
+    model = config.actor_rollout_ref.model
+    if model.lora_rank > 0 and not model.lora.merge:
+        raise ConfigError(
+            f"actor_rollout_ref.model.lora_rank={model.lora_rank}: vLLM answers agents without the LoRA unless it is "
+            "merged; set actor_rollout_ref.model.lora.merge=True"
+        )
+
+
+def _check_loggers(settings: Settings) -> None:
+    for name in settings.run.loggers:
+        if name != "console" and importlib.util.find_spec(name) is None:
+            raise ConfigError(f"run.loggers={settings.run.loggers}: the package {name} is not installed; add it by pip")
 
 
 def read_settings(config: DictConfig) -> Settings:
@@ -77,7 +102,8 @@ def read_settings(config: DictConfig) -> Settings:
     A user's own configuration for agent-lightning gives the sizes of a step by verl's keys.
 
     Raises:
-        ConfigError: a setting is unknown, ill-typed or impossible, or stands under a key that nothing reads.
+        ConfigError: a setting is unknown, ill-typed or impossible, or stands under a key that nothing reads; or
+            as `check_lora`.
     """
     for key in map(str, config):
         if key.startswith("+"):
@@ -85,6 +111,7 @@ def read_settings(config: DictConfig) -> Settings:
                 f"{key}: the + belongs to Hydra's command line; OmegaConf.from_dotlist takes it for a part of the "
                 f"name, which nothing reads. Write {key.lstrip('+')}.KEY=VALUE"
             )
+    check_lora(config)
     layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
     layer.pop("run_directory", None)
     actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
@@ -262,6 +289,15 @@ def _common(settings: Settings, model_path: str, run_directory: Path, url: str, 
                 **({"_node_ip_address": "127.0.0.1"} if hardware.nodes == 1 else {}),
             }
         },
+    }
+
+
+def _lora(settings: Settings) -> dict[str, Any]:
+    return {
+        "lora_rank": settings.model.lora_rank,
+        "lora_alpha": settings.model.lora_alpha,
+        "target_modules": "all-linear",
+        "lora": {"merge": True},  # see check_lora; compat/lora.py mends verl's merging
     }
 
 

@@ -19,7 +19,7 @@ from empo2.memory import Embedder
 from empo2.recipe.config import load_settings
 from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
-from empo2.recipe.protocol import Keys
+from empo2.recipe.protocol import Keys, Serving
 
 from .model_server import MODEL, Body, ModelServer, Seen, serving
 
@@ -193,6 +193,7 @@ async def running_gateway(
     words: Words | None = None,
     embedder: Embedder | None = None,
     model: ModelServer | None = None,
+    serving_agents: Serving | None = None,
 ) -> AsyncIterator[GatewayUnderTest]:
     words, model = words or Words(), model or ModelServer()
     checked = load_settings("cpu", ["reflection.timeout=10", "memory.top_k=10", *settings])
@@ -203,6 +204,7 @@ async def running_gateway(
         keys=Keys(AGENT_KEY, KEY),
         folder=folder,
         memory=open_memory(checked, file, embedder or words),
+        serving=serving_agents,
     )
     async with AsyncExitStack() as stack:
         stack.enter_context(model.serve())

@@ -119,6 +119,76 @@ def test_ray_workers_environment_is_verls() -> None:
     assert {name: value for name, value in named.items() if name not in others} == ray_environment._VERL_VARIABLES
 
 
+PUSHED_LORA = """
+import json
+from types import SimpleNamespace
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import LlamaConfig, LlamaForCausalLM
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method="file://%s")
+sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
+base = LlamaForCausalLM(LlamaConfig(**sizes))
+weights = {name: weight.clone() for name, weight in base.state_dict().items()}
+model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+lora = {}
+for name, weight in model.named_parameters():
+    if "lora_" in name:
+        torch.nn.init.normal_(weight)
+        lora[name.removeprefix("base_model.model.")] = weight.detach().clone()
+mesh = init_device_mesh("cpu", (1,))
+for layer in base.model.layers:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+
+engine = SimpleNamespace(
+    module=model, model_config=SimpleNamespace(lora={"merge": True}), _uses_fsdp2_cpu_offload_policy=True,
+    _is_offload_param=False, _qat_enabled=False,
+)
+pushed = dict(FSDPEngine.get_per_tensor_param(engine)[0])
+merged = dict(weights)
+for name in lora:
+    if "lora_A" in name:
+        module = name.removesuffix(".lora_A.default.weight")
+        delta = lora[f"{module}.lora_B.default.weight"] @ lora[name]
+        merged[f"{module}.weight"] = weights[f"{module}.weight"] + 2 * delta
+
+def equal(found, wanted):
+    return [name for name in wanted if torch.equal(found[name], wanted[name].bfloat16())]
+
+kept = {name.replace(".base_layer", ""): weight.full_tensor() for name, weight in base.state_dict().items()}
+print(json.dumps({
+    "names": set(pushed) == set(weights),
+    "with_lora": [sorted(equal(pushed, merged)) == sorted(weights), len(lora)],
+    "without": sorted(equal(pushed, weights)) == sorted(weights),
+    "unchanged": all(torch.equal(kept[name], weight) for name, weight in weights.items()),
+}))
+"""
+
+
+def test_verl_pushes_weights_without_their_lora(tmp_path: Path) -> None:
+    """Without our module: it restores what it has merged before the weights are read."""
+    found = run(PUSHED_LORA % (tmp_path / "rendezvous"))
+    assert found == {"names": True, "with_lora": [False, 28], "without": True, "unchanged": True}
+
+
+def test_patched_verl_pushes_weights_with_their_lora(tmp_path: Path) -> None:
+    """W + alpha / r * B A, and the trained weights are as before."""
+    found = run(PUSHED_LORA % (tmp_path / "rendezvous"), VERL_USE_EXTERNAL_MODULES="empo2.recipe.trainer.compat.verl")
+    assert found == {"names": True, "with_lora": [True, 28], "without": False, "unchanged": True}
+
+
+def test_fsdp2_asks_in_the_first_pass_what_is_trained() -> None:
+    """And peft freezes a LoRA while it is disabled, as for the reference of the KL term."""
+    asked = source("torch", "distributed/fsdp/_fully_shard/_fsdp_param_group.py").split("def _init_mp_dtypes", 1)[1]
+    assert "self._orig_dtype = next(iter(orig_dtypes)) if trainable_params else None" in asked
+    disabled = source("peft", "tuners/tuners_utils.py").split("def enable_adapters(self, enabled", 1)[1]
+    assert "_set_layer_requires_grad(layer, False)" in disabled.split("def ", 1)[0]
+
+
 # vLLM 0.20.2
 
 

@@ -334,6 +334,24 @@ def test_kl_and_saving() -> None:
     assert composed("gpu", "model.val_temperature=0").actor_rollout_ref.rollout.val_kwargs.do_sample is False
 
 
+def test_a_lora_is_merged_for_vllm() -> None:
+    model = composed("gpu", "model.lora_rank=16", "model.lora_alpha=32").actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha, model.target_modules, model.lora.merge) == (16, 32, "all-linear", True)
+    assert composed("gpu").actor_rollout_ref.model.lora_rank == 0
+
+
+def test_a_lora_that_vllm_would_not_sample_with() -> None:
+    """By verl's own options, in the settings or in a script's configuration."""
+    unmerged = r"^actor_rollout_ref.model.lora_rank=8: .* set actor_rollout_ref.model.lora.merge=True$"
+    with pytest.raises(ConfigError, match=unmerged):
+        composed("cpu", "verl.actor_rollout_ref.model.lora_rank=8")
+    config = composed("cpu", "model.lora_rank=8")
+    assert read_settings(config).model.lora_rank == 8
+    config.actor_rollout_ref.model.lora.merge = False
+    with pytest.raises(ConfigError, match=unmerged):
+        read_settings(config)
+
+
 def test_options_of_verl_by_their_own_name() -> None:
     config = composed("cpu", "verl.trainer.balance_batch=false", "verl.actor_rollout_ref.actor.optim.lr=0.5")
     assert config.trainer.balance_batch is False

@@ -706,7 +706,7 @@ def test_agents_get_neither_the_admin_key_nor_the_servers(tmp_path: Path, monkey
         while not files["controller"].exists() or not files["controller"].read_text().endswith("}"):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert served.admin_key == "key-of-the-operator"
+        assert served.keys.admin == "key-of-the-operator"
     names = ("EMPO2_KEY", "EMPO2_ADMIN_KEY", "OPENAI_API_KEY")
     found = {name: [json.loads(file.read_text()).get(key) for key in names] for name, file in files.items()}
     assert found == {

@@ -46,6 +46,7 @@ _OWN = (
     "conversation",
     "prompt",
 )
+_MOST_RESPONSES = 10_000  # kept of a rollout; only agents that have none (empo2 serve) come to as many
 _NEED_OPENAI = ("background", "conversation", "prompt")
 # Repeated in the answer, with the value of a request that does not have them.
 _ECHOED = {
@@ -85,7 +86,7 @@ class Conversation:
         """Return all items of a response and of those before it, oldest first; none for None.
 
         Raises:
-            ValueError: there is no such response in this rollout.
+            ValueError: there is no such response in this rollout, or it is too old.
         """
         added: list[list[Body]] = []
         while response_id is not None:
@@ -99,6 +100,10 @@ class Conversation:
         """Store a response and the items of its request."""
         self.responses[response["id"]] = (response["previous_response_id"], [*items, *response["output"]])
         self.items |= {item["id"]: item for item in response["output"]}
+        if len(self.responses) > _MOST_RESPONSES:
+            _, dropped = self.responses.pop(next(iter(self.responses)))
+            for item in dropped:
+                self.items.pop(item.get("id", ""), None)
 
 
 class ResponsesCall:

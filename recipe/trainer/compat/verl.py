@@ -13,6 +13,7 @@ import torch
 import verl.utils.device
 
 from empo2.recipe.trainer import ray_environment
+from empo2.recipe.trainer.compat import lora
 
 
 def _nothing(*args, **kwargs) -> None:
@@ -111,6 +112,8 @@ def run_without_accelerator() -> None:
 
 if importlib.util.find_spec("flash_attn") is None:
     use_torch_padding_helpers()
+lora.push_merged_lora()
+lora.keep_lora_trainable()
 if ray_environment.device() == "cpu":
     import_without_sklearn()
     run_without_accelerator()

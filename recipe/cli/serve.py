@@ -1,0 +1,140 @@
+"""``empo2 serve``."""
+
+import os
+import shlex
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from empo2.recipe.cli.eval import Bank, Model, Server, put_bank
+from empo2.recipe.cli.settings import Config, Key, Overrides, Profile
+from empo2.recipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from empo2.recipe.launcher.serving import Served
+    from empo2.recipe.protocol import RolloutTag
+
+_POLL_SECONDS = 0.5
+
+EXAMPLES = """\b
+examples:
+  empo2 serve runs/demo gateway.port=8080
+  empo2 serve runs/demo --memory --scope task=find-animal,variation=3
+  empo2 serve smollm2-135m-instruct --profile cpu
+
+Settings are given as key=value; for a run they are laid over the run's own.
+"""
+
+
+def serve(
+    model: Model,
+    overrides: Overrides = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Show tips. Nothing is written to the memory.")] = False,
+    bank: Bank = None,
+    scope: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCOPE",
+            help='Whose tips are shown: task=find-animal,variation=3 or {"task": "find-animal"}.  [default: the only]',
+        ),
+    ] = None,
+    server: Server = None,
+    key: Key = None,
+    profile: Profile = None,
+    config: Config = None,
+) -> None:
+    """Serve a model to agents, as a server compatible with OpenAI's and Anthropic's, until Ctrl-C.
+
+    The gateway answers /v1/chat/completions, /completions, /responses, /messages and /models, also as streams, for
+    whoever has the key. Agents keep their temperature; one that sets none gets model.val_temperature.
+    """
+    from empo2.recipe.config import lay_over, load_settings, read_layer
+    from empo2.recipe.launcher.launch import check_gpus
+    from empo2.recipe.launcher.run_directory import check_memory_file
+    from empo2.recipe.launcher.serving import gateway_of
+    from empo2.recipe.launcher.subject import find_bank, find_subject
+    from empo2.recipe.protocol import Serving
+
+    os.umask(0o077)  # chats and tips are for their owner only
+    subject = find_subject(model, server)
+    if config is not None and subject.settings_file is not None:
+        raise ConfigError(f"--config {config}: {model} has its run's settings; change some of them by key=value")
+    source = config or subject.settings_file
+    given = {} if source is None else read_layer(source)
+    # No agent is started; its variables may be secrets, which a run's settings lack.
+    layer = {section: values for section, values in given.items() if section != "agent"}
+    chosen = {
+        "model": {"server": server},
+        "algorithm": {"name": "empo2" if memory else "grpo"},  # the latter loads no embedder
+        "gateway": {"key": key} if key else {},
+    }
+    settings = load_settings(profile, overrides or (), layer=lay_over(layer, chosen))
+    file, tag, said = None, None, "none; --memory shows tips"
+    if memory:
+        file = find_bank(bank) if bank is not None else subject.memory
+        if file is None:
+            raise ConfigError(f"--memory: {model} has no memory; give one by --bank")
+        check_memory_file(file, settings, key=f"--bank {file}")
+        tag, said = _tag(file, scope)
+    elif bank is not None or scope is not None:
+        raise ConfigError("--bank and --scope: choose the tips that --memory shows; give that, too")
+    if server is None:
+        check_gpus(settings)
+    resolved = subject.resolve()
+    with tempfile.TemporaryDirectory(prefix="empo2-serve-") as folder:
+        put_bank(file, Path(folder))
+        print(f"model    {subject.name}\nmemory   {said}\nlogs     {folder}, until the end\nstarting ...", flush=True)
+        name = subject.name if server is None else resolved
+        with gateway_of(settings, Path(folder), resolved, agents=Serving(name=name, tag=tag)) as served:
+            _say(served, name, secret=key is None and bool(os.environ.get("EMPO2_KEY")))
+            try:
+                while True:
+                    served.check()
+                    time.sleep(_POLL_SECONDS)
+            except KeyboardInterrupt:
+                print("stopping ...", flush=True)
+
+
+def _tag(file: Path, asked: str | None) -> tuple["RolloutTag", str]:
+    """Return the tag of calls that are shown a scope's tips, and what to say of them.
+
+    Raises:
+        ConfigError: there is no such scope, or there are several.
+    """
+    from empo2.memory.browse import reading, scope_counts
+    from empo2.recipe.cli.memory import chosen_scopes
+    from empo2.recipe.cli.memory_tables import scope_text
+    from empo2.recipe.protocol import RolloutTag
+
+    with reading(file) as db:
+        counts = [count for count in scope_counts(db, chosen_scopes(db, asked)) if count.tips]
+    if not counts:
+        raise ConfigError(f"--memory: {file} has no tips" + (f" in --scope {asked}" if asked is not None else ""))
+    if len(counts) > 1:
+        names = ", ".join(scope_text(count.scope) for count in counts[:5])
+        raise ConfigError(
+            f"--memory: the memory has tips in {len(counts)} scopes, such as {names}; give one by --scope"
+        )
+    (count,) = counts
+    tag = RolloutTag(rollout_mode="memory", scope=count.scope, read_only=True)
+    return tag, f"{count.tips:,} tips of scope {scope_text(count.scope) or 'all tasks'}, read only"
+
+
+def _say(served: "Served", name: str, *, secret: bool) -> None:
+    """Print how agents reach the model.
+
+    Args:
+        secret: True if the key comes from the environment and is not to be shown.
+    """
+    url, key = f"{served.url}/v1", "$EMPO2_KEY" if secret else served.keys.agent
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    print(
+        f"URL      {url}\nkey      {key}\nagents   export OPENAI_BASE_URL={url} OPENAI_API_KEY={key}\n"
+        f"         export ANTHROPIC_BASE_URL={served.url} ANTHROPIC_API_KEY={key}\n"
+        f'example  curl {url}/chat/completions -H "Authorization: Bearer {key}" -H "Content-Type: application/json" '
+        f"-d {shlex.quote(body)}\nready; Ctrl-C stops it",
+        flush=True,
+    )

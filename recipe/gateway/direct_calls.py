@@ -1,0 +1,71 @@
+"""Calls of agents that have no rollout, as of any OpenAI-compatible server: ``/v1/...`` (``empo2 serve``).
+
+They all belong to one rollout, which stays open and keeps no events, since nobody trains on them. Each chat is an
+episode of its own, so that tips are shown as in validation.
+"""
+
+import hashlib
+import json
+from collections import OrderedDict
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.episode import Episode
+from empo2.recipe.protocol import RolloutTag
+
+SERVED = "served"  # the rollout's id
+_PATH = "/v1/"
+_ROLLOUT_PATH = f"/proxy/rollout/{SERVED}/attempt/{upstream.DEFAULT_ATTEMPT_ID}/mode/val/openai/v1/"
+_MOST_CHATS = 10_000
+
+
+class DirectCalls:
+    """ASGI middleware that turns ``/v1/...`` into a call of the one rollout. It comes before all that reads paths."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(_PATH):
+            return await self._app(scope, receive, send)
+        path = _ROLLOUT_PATH + scope["path"].removeprefix(_PATH)
+        await upstream.keep_open(SERVED)
+        try:
+            await self._app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+        finally:
+            upstream.forget_events(SERVED)
+
+
+class DirectChats:
+    """The episodes of chats, told apart by how they open; the one that was used longest ago is dropped.
+
+    Two chats that open with the same messages share an episode, and with it the tips of the turns that are the same.
+
+    Args:
+        tag: of the episodes.
+    """
+
+    def __init__(self, tag: RolloutTag) -> None:
+        self._tag = tag
+        self._episodes: OrderedDict[bytes, Episode] = OrderedDict()
+
+    def episode(self, body: dict[str, Any]) -> Episode:
+        """Return the episode of a request: a chat completion, or a completion, which is a chat of its own."""
+        key = _opening(body)
+        episode = self._episodes.pop(key, None) or Episode(SERVED, upstream.DEFAULT_ATTEMPT_ID, self._tag)
+        self._episodes[key] = episode
+        if len(self._episodes) > _MOST_CHATS:
+            self._episodes.popitem(last=False)
+        return episode
+
+
+def _opening(body: dict[str, Any]) -> bytes:
+    """Return a digest of a chat's messages before the first reply, or of a prompt."""
+    messages = body.get("messages")
+    opening: Any = body.get("prompt")
+    if isinstance(messages, list):
+        replies = (index for index, message in enumerate(messages) if message.get("role") == "assistant")
+        opening = messages[: next(replies, len(messages))]
+    return hashlib.blake2b(json.dumps(opening, sort_keys=True).encode(), digest_size=16).digest()

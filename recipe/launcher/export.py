@@ -1,0 +1,129 @@
+"""Export a checkpoint: a Hugging Face folder with weights, tokenizer, chat template, settings and a model card."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from empo2.recipe.config import load_settings, read_layer
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.launcher.checkpoints import merged, run_of
+from empo2.recipe.run_folder import (
+    CONFIG_FILE,
+    MEMORY_FILE,
+    METRICS_FILE,
+    SETTINGS_FILE,
+    read_metrics,
+    step_of,
+)
+
+_CARD = "README.md"
+_WEIGHTS = ".safetensors"
+_VALIDATION = ("val/return", "val/success_rate", "val/memory_return", "val/memory_success_rate")
+
+
+def export_checkpoint(checkpoint: Path, target: Path, *, memory: bool) -> None:
+    """Write a checkpoint to a new folder, which transformers, vLLM and ``empo2 serve`` load.
+
+    Where the file system allows it, the weights are hard links to those merged in the checkpoint and take no room.
+
+    Args:
+        memory: True to add the memory of the checkpoint's step.
+
+    Raises:
+        ConfigError: the folder exists or cannot be made, or the checkpoint has no memory.
+        ProcessError: as `merged`.
+    """
+    if memory and not (checkpoint / MEMORY_FILE).is_file():
+        raise ConfigError(f"--memory: {checkpoint} has none; algorithm.name=grpo trains without")
+    if target.exists():
+        raise ConfigError(f"--output {target}: exists; give another folder, or remove it")
+    weights = merged(checkpoint)
+    try:
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.absolute().parent) as scratch:
+            made = Path(scratch) / target.name
+            shutil.copytree(weights, made, copy_function=_link_weights)
+            shutil.copy(run_of(checkpoint) / CONFIG_FILE, made / SETTINGS_FILE)
+            if memory:
+                shutil.copy(checkpoint / MEMORY_FILE, made)
+            (made / _CARD).write_text(model_card(checkpoint, memory=memory))
+            made.rename(target)  # atomic: the folder is complete or absent
+    except OSError as error:
+        raise ConfigError(f"--output {target}: cannot be written: {error.strerror}") from None
+
+
+def model_card(checkpoint: Path, *, memory: bool) -> str:
+    """Return the text of a model card: run, step, base model, results, and the settings that are not the defaults."""
+    run, step = run_of(checkpoint), step_of(checkpoint)
+    settings = read_layer(run / CONFIG_FILE)
+    algorithm, model = settings["algorithm"], settings["model"]
+    name = "EMPO²" if algorithm["name"] == "empo2" else "GRPO"
+    rank = model.get("lora_rank")
+    rows = {
+        "run": run.name,
+        "step": f"{step} of {settings['run']['steps']}",
+        "base model": model["path"],
+        "trained": f"{name}, {f'a LoRA of rank {rank}, merged' if rank else 'all weights'}",
+        "agent": settings["agent"]["class"],
+        "tasks": settings["tasks"]["source"],
+    }
+    if results := _results(run, step):
+        rows["validation"] = results
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    changed = yaml.safe_dump(_differing(settings, load_settings().to_dict()), sort_keys=False, allow_unicode=True)
+    files = f"All settings are in `{SETTINGS_FILE}`."
+    if memory:
+        files += f" `{MEMORY_FILE}` holds the tips of this step, which `empo2 serve --memory` shows."
+    return (
+        f"---\n{yaml.safe_dump(_metadata(model['path']), sort_keys=False)}---\n\n# {run.name}, step {step}\n\n"
+        "Trained with [agent-lightning](https://github.com/microsoft/agent-lightning) and EMPO² "
+        f"([arXiv 2602.23008](https://arxiv.org/abs/2602.23008)).\n\n| | |\n|---|---|\n{table}\n\n{files} "
+        f"Those that are not the defaults:\n\n```yaml\n{changed}```\n"
+    )
+
+
+def _metadata(base: str) -> dict[str, Any]:
+    on_the_hub = base.count("/") == 1 and not base.startswith(("/", ".", "~")) and not Path(base).exists()
+    return {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        **({"base_model": base} if on_the_hub else {}),
+        "tags": ["reinforcement-learning", "agent-lightning", "empo2"],
+    }
+
+
+def _results(run: Path, step: int) -> str:
+    """Return the results of the last validation up to the step; "" if there was none."""
+    if not (run / METRICS_FILE).is_file():
+        return ""
+    for row in reversed([row for row in read_metrics(run) if row["step"] <= step]):
+        if found := [f"{name} {row[name]:.3g}" for name in _VALIDATION if name in row]:
+            return f"{', '.join(found)} (step {row['step']:.0f})"
+    return ""
+
+
+def _differing(values: dict[str, Any] | Any, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the nested values that are not the defaults."""
+    found = {}
+    for key, value in values.items():
+        default = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default, dict) and default:
+            value, default = _differing(value, default), {}
+        if value != default:
+            found[key] = value
+    return found
+
+
+def _link_weights(source: str, target: str) -> str:
+    """Copy a file; link one of weights, which nobody edits."""
+    if source.endswith(_WEIGHTS):
+        try:
+            os.link(source, target)
+        except OSError:  # another file system, or one without hard links
+            return shutil.copy2(source, target)
+        return target
+    return shutil.copy2(source, target)

@@ -1,0 +1,61 @@
+"""``run.loggers``: what they write, and where."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from empo2.recipe.config import load_settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.trainer.verl_config import build_verl_config
+
+STEPS = {1: {"training/return": 0.25, "val/return": 1.0}, 2: {"training/return": -3.5}}
+
+
+def config_of(folder: Path, *loggers: str) -> dict[str, Any]:
+    settings = load_settings("cpu", [f"run.loggers=[{', '.join(loggers)}]"])
+    config = build_verl_config(settings, model_path="m", run_directory=folder, gateway_url="", gateway_key="")
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    return values
+
+
+@pytest.mark.stack
+def test_tensorboard_and_wandb_write_to_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from empo2.recipe.trainer.tracking import RunTracking
+
+    for name in ("TENSORBOARD_DIR", "WANDB_DIR"):
+        monkeypatch.setenv(name, "")  # so that it is as before in the end
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = tmp_path / "run"
+    run.mkdir()
+    config = config_of(run, "tensorboard", "wandb")
+    trainer = config["trainer"]
+    assert (trainer["project_name"], trainer["experiment_name"]) == ("empo2", "run")
+    tracking = RunTracking("empo2", "run", default_backend=trainer["logger"], config=config)
+    for step, metrics in STEPS.items():
+        tracking.log(metrics, step=step)
+    del tracking  # closes them
+
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    found = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    assert found == {"training/return": [(1, 0.25), (2, -3.5)], "val/return": [(1, 1.0)]}
+    (history,) = (run / "wandb").glob("offline-run-*/*.wandb")
+    assert b"training/return" in history.read_bytes()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [{"step": step, **metrics} for step, metrics in STEPS.items()]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_logger_that_cannot_log_is_refused_before_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run.loggers.0='tensorbord': input should be 'tensorboard', 'wandb'"):
+        load_settings("cpu", ["run.loggers=[tensorbord]"])
+    with pytest.raises(ConfigError, match=r"the package swanlab is not installed; add it by pip"):
+        config_of(tmp_path, "tensorboard", "swanlab")
