@@ -21,6 +21,7 @@ CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's 
 
 ROUTES = "/empo2"
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
+PAUSE, RESUME = f"{ROUTES}/pause", f"{ROUTES}/resume"
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,28 @@ class DrainRequest(_Message):
     """
 
     timeout: float
+
+
+class PauseRequest(_Message):
+    """Body of ``POST /empo2/pause``; calls and reflections that come after it wait for ``POST /empo2/resume``.
+
+    Attributes:
+        timeout: seconds to wait for those under way.
+    """
+
+    timeout: float
+
+
+class PauseState(_Message):
+    """Response of ``POST /empo2/pause``.
+
+    Attributes:
+        at_pause: calls and reflections that were under way when it came.
+        under_way: those of them that still are.
+    """
+
+    at_pause: int
+    under_way: int
 
 
 class FileRequest(_Message):

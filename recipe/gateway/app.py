@@ -88,6 +88,7 @@ def make_gateway(
         OtherCalls,
         trained=choice_of(settings.gateway.trained_calls),
         servers=services.servers,
+        gate=services.gate,
         other=settings.gateway.other_server,
         client=others,
         counts=services.metrics.counts,
@@ -152,9 +153,10 @@ def _routes(
     async def drain(request: protocol.DrainRequest) -> dict[str, float]:
         loop = asyncio.get_running_loop()
         end = loop.time() + request.timeout
-        await reflector.wait(request.timeout)
+        if services.gate.is_open:  # behind a closed one none is under way, and those that wait go on later
+            await reflector.wait(request.timeout)
         await episodes.settle_all(max(0.0, end - loop.time()))
-        await credit.conclude_pairs()
+        await credit.conclude_pairs(upstream.unread_pairs())
         try:
             async with asyncio.timeout(_COMMIT_SECONDS):
                 await memory.commit_visits()
@@ -162,6 +164,16 @@ def _routes(
             log.error("the memory failed", error=described(error))
             services.metrics.counts["memory_failures"] += 1
         return services.metrics.drain() | {"empo2/memory_size": memory.size}
+
+    @router.post(protocol.PAUSE)
+    async def pause(request: protocol.PauseRequest) -> protocol.PauseState:
+        at_pause, under_way = await services.gate.close(request.timeout)
+        return protocol.PauseState(at_pause=at_pause, under_way=under_way)
+
+    @router.post(protocol.RESUME)
+    async def resume() -> dict[str, str]:
+        services.gate.open()
+        return {"status": "ok"}
 
     @router.post(protocol.SNAPSHOT)
     async def snapshot(request: protocol.FileRequest) -> dict[str, str]:

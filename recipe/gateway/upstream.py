@@ -14,6 +14,7 @@ from agentlightning.server.store import _events, _rollouts
 from fastapi import FastAPI, HTTPException
 
 from empo2.recipe.config import Model
+from empo2.recipe.protocol import RolloutTag
 
 
 def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
@@ -88,6 +89,12 @@ def rewards_of(rollout_id: str) -> list[Any]:
     """Return the values of the reward events of the attempt that counts, in their order."""
     events = _events.get(rollout_id, {}).get(attempt_of(rollout_id), [])
     return [event.data.get("value") for event in events if event.event_type == "reward"]
+
+
+def unread_pairs() -> set[str]:
+    """Return the paired groups of which the trainer has not read and deleted all rollouts."""
+    tags = (RolloutTag.read(rollout.metadata) for rollout in _rollouts.values())
+    return {tag.pair for tag in tags if tag is not None and tag.pair is not None}
 
 
 def unchanged_since(time: float) -> Iterator[str]:

@@ -70,6 +70,7 @@ async def test_tips_of_a_paired_group_are_credited_with_what_they_added(gateway:
         rollout = await gateway.create_as({"empo2": {**tag, "rollout_mode": mode, "pair": pair}})
         await gateway.play(rollout, ROOMS)
         await gateway.finish(rollout, score)
+        await gateway.client.delete(f"/api/rollouts/{rollout}")
 
     await play("p", "memory", 80)  # ends before what it is compared with
     await play("p", "no-memory", 20)
