@@ -6,6 +6,7 @@ import os
 import random
 import shlex
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import anthropic
 import httpx
 import openai
+from agentlightning.hooks import RolloutHooks
 from openai.types.responses import ResponseCompletedEvent, ResponseIncompleteEvent
 
 from empo2.agents.scienceworld import tasks as scienceworld
@@ -154,3 +156,51 @@ class SpeakingAgent:
         event = {"event_type": "reward", "data": {"value": len(said) / 100}}
         headers = {"Authorization": f"Bearer {key}"}
         httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
+
+
+def paces() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Eight tasks of `PacedAgent`, two of them slow: of any four, two end in the step in which they are issued."""
+    rows = [{"name": f"task {number}", "pace": "slow" if number < 2 else "fast"} for number in range(8)]
+    return rows, rows[-1:]
+
+
+class PacedAgent:
+    """Three turns. With PACE=slow the first one is of the run's first step and the others of a later one (METRICS)."""
+
+    def run(self) -> None:
+        client = openai.OpenAI(base_url=os.environ["AGL_OPENAI_BASE_URL"], api_key=os.environ["AGL_KEY"])
+        messages: list[Any] = []
+        said = ""
+        for text in ("A dark room. What do you do?", "Nothing happens. What now?", "A door opens. And now?"):
+            messages.append({"role": "user", "content": f"{os.environ['NAME']}: {text}"})
+            answer = client.chat.completions.create(model="any", messages=messages, max_tokens=8)
+            reply = answer.choices[0].message.content or ""
+            messages.append({"role": "assistant", "content": reply})
+            said += reply
+            while os.environ["PACE"] == "slow" and not os.path.exists(os.environ["METRICS"]):
+                time.sleep(0.2)
+        score = len(said) / 100 + random.Random(rollout_id()).random()
+        headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
+        event = {"event_type": "reward", "data": {"value": score}}
+        httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
+
+
+class Recorder(RolloutHooks):
+    """Writes each rollout that ended well as a line of RECORDED: its task, its tag, and the calls of its model."""
+
+    def on_succeeded(self, rollout: Any, events: dict[str, list[Any]], store: Any) -> None:
+        calls = [event for attempt in events.values() for event in attempt if event.event_type == "model_request"]
+        tag = getattr(rollout.metadata, "empo2", None)
+        line = {"rollout": rollout.rollout_id, "task": rollout.input["name"], "tag": tag, "calls": []}
+        for call in calls:
+            choice = call.data["response"]["choices"][0]
+            line["calls"].append(
+                {
+                    "version": call.data["model_version"],
+                    "prompt": call.data["response"]["prompt_token_ids"],
+                    "reply": choice["token_ids"],
+                    "log_probs": [token["logprob"] for token in choice["logprobs"]["content"]] if tag else None,
+                }
+            )
+        with open(os.environ["RECORDED"], "a") as file:
+            file.write(json.dumps(line) + "\n")
