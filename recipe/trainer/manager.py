@@ -148,6 +148,12 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self.gateway_metrics: dict[str, float] = {}
         self.timing: dict[str, float] = {}
 
+    def delete_model(self) -> dict[str, Any]:
+        """Delete the registered model servers; calls that come until others are registered wait."""
+        if self._pauses:
+            self._gateway.pause()
+        return super().delete_model()
+
     def register_model(self, server_addresses: list[str]) -> list[Model]:
         """Register the model servers with their version; calls that wait for them go on."""
         registered = [
@@ -208,7 +214,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         return self._usable(played, is_train=is_train), self.carried_over
 
     def drop_carried_over(self) -> None:
-        """Delete the rollouts that still run: their agents' calls fail."""
+        """Delete the rollouts that still run, and let their agents' calls go on, which then fail."""
         for rollout in self.carried_over:
             self._delete_rollout(rollout.rollout_id)
         self.carried_over = []

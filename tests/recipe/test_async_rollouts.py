@@ -132,7 +132,7 @@ def modes(seed: int, step: int, groups: int) -> list[Mode]:
 async def test_a_group_that_outlives_its_step(gateway: GatewayUnderTest) -> None:
     """Three groups are issued, two of them end: the third goes on in the next step, as the same group in its mode.
 
-    Its turns were sampled by the weights before the first update (one turn) and after it (two turns).
+    Two of its turns were sampled by the weights before the first update, one after it.
     """
     seed = next(
         seed
@@ -174,8 +174,14 @@ async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, late
     second = [asyncio.create_task(gateway.call(rollout, ROOMS[1])) for rollout in slow]
     done, _ = await asyncio.wait(second, timeout=_A_WHILE)
     assert not done  # the weights change
+    await resume(gateway)  # as where a validation was played in between
+    await asyncio.to_thread(later.delete_model)
+    await asyncio.gather(*second)  # they were let through: the servers are deleted after that
+    third = [asyncio.create_task(gateway.call(rollout, ROOMS[2])) for rollout in slow]
+    done, _ = await asyncio.wait(third, timeout=_A_WHILE)
+    assert not done  # rather than answered that there is no server
     await asyncio.to_thread(later.register_model, [gateway.model.url])
-    await asyncio.gather(*second)
+    assert [answer.status_code for answer in await asyncio.gather(*second, *third)] == [200] * 4
     ending = asyncio.create_task(
         asyncio.to_thread(
             later.enqueue_and_wait_until_group_completed,
@@ -186,7 +192,6 @@ async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, late
         )
     )
     for number, rollout in enumerate(slow):
-        await gateway.call(rollout, ROOMS[2])
         await gateway.finish(rollout, float(number))
     usable, carried = await ending
     assert [rollout.rollout_id for rollout in usable] == slow
@@ -196,7 +201,7 @@ async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, late
     plain = [gateway.model.prompt_ids(body, CHAT) for body in ROOMS]
     for rollout in usable:
         triplets = rollout.triplets or []
-        assert [triplet.metadata["server"]["version"] for triplet in triplets] == [0, 1, 1]
+        assert [triplet.metadata["server"]["version"] for triplet in triplets] == [0, 0, 1]
         assert [triplet.prompt["token_ids"] for triplet in triplets] == plain  # free of the tips that were shown
         assert len(kept[rollout.rollout_id].tips) == 1
         for triplet in triplets:

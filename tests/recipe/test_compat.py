@@ -215,6 +215,17 @@ def test_driver_starts_a_balancer_and_imports_vllm() -> None:
     )
 
 
+def test_asynchronous_mode_refuses_calls_while_the_weights_change() -> None:
+    """gateway/gate.py lets them wait; the manager opens the gate once servers are registered; the steps end a run."""
+    paused = source("agentlightning", "server/proxy.py").split("if pause_state.paused:", 1)[1].split("inflight", 1)[0]
+    assert "status_code=429" in paused
+    text = source("agentlightning", "verl/trainer.py")
+    rollout = text.split("def _rollout(", 1)[1].split("def _train_step", 1)[0]
+    assert rollout.index("self._resume_gateway()") < rollout.index("rollout_manager.delete_model()")
+    assert rollout.index("get_train_data_batch(") < rollout.index("self._pause_and_drain_gateway(")
+    assert "or self.epoch > self.config.trainer.total_epochs:" in text.split("def fit(", 1)[1]
+
+
 def test_adapter_rounds_scores() -> None:
     """rows.py sets them again: bfloat16 has three digits."""
     assert "scores = torch.tensor(reward_list, dtype=torch.bfloat16)" in source(
