@@ -14,7 +14,6 @@ from typing import Any
 import anthropic
 import httpx
 import openai
-from agentlightning.hooks import RolloutHooks
 from openai.types.responses import ResponseCompletedEvent, ResponseIncompleteEvent
 
 from empo2.agents.scienceworld import tasks as scienceworld
@@ -159,7 +158,7 @@ class SpeakingAgent:
 
 
 def paces() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Eight tasks of `PacedAgent`, two of them slow: of any four, two end in the step in which they are issued."""
+    """Eight tasks of `PacedAgent`; the first two are slow."""
     rows = [{"name": f"task {number}", "pace": "slow" if number < 2 else "fast"} for number in range(8)]
     return rows, rows[-1:]
 
@@ -183,24 +182,3 @@ class PacedAgent:
         headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
         event = {"event_type": "reward", "data": {"value": score}}
         httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
-
-
-class Recorder(RolloutHooks):
-    """Writes each rollout that ended well as a line of RECORDED: its task, its tag, and the calls of its model."""
-
-    def on_succeeded(self, rollout: Any, events: dict[str, list[Any]], store: Any) -> None:
-        calls = [event for attempt in events.values() for event in attempt if event.event_type == "model_request"]
-        tag = getattr(rollout.metadata, "empo2", None)
-        line = {"rollout": rollout.rollout_id, "task": rollout.input["name"], "tag": tag, "calls": []}
-        for call in calls:
-            choice = call.data["response"]["choices"][0]
-            line["calls"].append(
-                {
-                    "version": call.data["model_version"],
-                    "prompt": call.data["response"]["prompt_token_ids"],
-                    "reply": choice["token_ids"],
-                    "log_probs": [token["logprob"] for token in choice["logprobs"]["content"]] if tag else None,
-                }
-            )
-        with open(os.environ["RECORDED"], "a") as file:
-            file.write(json.dumps(line) + "\n")
