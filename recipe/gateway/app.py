@@ -26,6 +26,7 @@ from empo2.recipe.gateway.credit import TipCredit
 from empo2.recipe.gateway.dialects.models import model_routes
 from empo2.recipe.gateway.dialects.translator import Translator
 from empo2.recipe.gateway.episode import Episodes
+from empo2.recipe.gateway.gate import GatedCalls
 from empo2.recipe.gateway.guard import RequestGuard
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.metrics import StepMetrics
@@ -81,6 +82,7 @@ def make_gateway(
     app.include_router(_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
     # The one added last is asked first.
     app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector)
+    app.add_middleware(GatedCalls, gate=services.gate)
     max_bytes = int(settings.gateway.max_request * 2**20)
     app.add_middleware(Translator, max_bytes=max_bytes)
     others = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=_CALL_SECONDS)

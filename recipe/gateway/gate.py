@@ -2,6 +2,11 @@
 
 import asyncio
 import contextlib
+import re
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_CALL = re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/openai/v1/(chat/completions|completions)")
 
 
 class PolicyGate:
@@ -46,3 +51,16 @@ class PolicyGate:
 
     def open(self) -> None:
         self._opened.set()
+
+
+class GatedCalls:
+    """ASGI middleware that lets model calls through the gate."""
+
+    def __init__(self, app: ASGIApp, gate: PolicyGate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_call = scope["type"] == "http" and scope["method"] == "POST" and _CALL.fullmatch(scope["path"])
+        async with self._gate if is_call else contextlib.nullcontext():
+            await self._app(scope, receive, send)

@@ -35,8 +35,11 @@ class MemoryMiddleware:
             return await self._app(scope, receive, send)
         method, path = scope["method"], scope["path"]
         if method == "POST" and (match := _CALL.fullmatch(path)):
-            async with self._services.gate:
-                return await self._pass(match, scope, receive, send)
+            episode, is_train = self._episodes.of(match[1], match[2]), match[3] == "train"
+            if episode is not None and (is_train or episode.tag.read_only):
+                return await self._call(episode, scope, receive, send)
+            if is_train and episode is None and self._services.settings.algorithm.name == "grpo":
+                return await self._call_without_memory(scope, receive, send)
         elif method == "PATCH" and (match := _ROLLOUT.fullmatch(path)):
             return await self._patch(match[1], scope, receive, send)
         elif method == "DELETE" and (match := _ROLLOUT.fullmatch(path)):
@@ -44,14 +47,6 @@ class MemoryMiddleware:
             if not upstream.exists(match[1]):
                 self._episodes.forget(match[1])
             return None
-        return await self._app(scope, receive, send)
-
-    async def _pass(self, match: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
-        episode, is_train = self._episodes.of(match[1], match[2]), match[3] == "train"
-        if episode is not None and (is_train or episode.tag.read_only):
-            return await self._call(episode, scope, receive, send)
-        if is_train and episode is None and self._services.settings.algorithm.name == "grpo":
-            return await self._call_without_memory(scope, receive, send)
         return await self._app(scope, receive, send)
 
     async def _call(self, episode: Episode, scope: Scope, receive: Receive, send: Send) -> None:
