@@ -35,6 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "agent.class=stack_agent:PacedAgent",
         f"agent.env={{NAME: input.name, PACE: input.pace, METRICS: {run / 'metrics.jsonl'}}}",
         "agent.concurrency=8",
+        "hardware.kv_cache=1",
         "tasks.source=stack_agent:paces",
         "verl.data.shuffle=false",
         "memory.scope=all-tasks",

@@ -128,8 +128,8 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         gateway: GatewayClient,
         group_size: int,
         step: int,
-        version: int,
-        pauses: bool,
+        version: int = 0,
+        pauses: bool = False,
         hooks: RolloutHooks | None = None,
         **others: Any,
     ) -> None:
