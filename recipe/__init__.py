@@ -31,9 +31,16 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
     from empo2.recipe.trainer.gateway_client import GatewayClient
-    from empo2.recipe.trainer.verl_config import check_tasks, check_tip_tokens, read_settings, take_prompt_ids
+    from empo2.recipe.trainer.verl_config import (
+        check_async,
+        check_tasks,
+        check_tip_tokens,
+        read_settings,
+        take_prompt_ids,
+    )
 
     settings = read_settings(config)
+    check_async(settings, config)
     check_tasks(settings, config, train_dataset, val_dataset)
     if settings.gateway.cumulative_tokens:
         take_prompt_ids(config)

@@ -25,6 +25,7 @@ PROMPT_IDS = "empo2.recipe.trainer.compat.prompt_ids.PromptTokenIds"
 
 ROUTES = "/empo2"
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
+PAUSE, RESUME = f"{ROUTES}/pause", f"{ROUTES}/resume"
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,28 @@ class DrainRequest(_Message):
     """
 
     timeout: float
+
+
+class PauseRequest(_Message):
+    """Body of ``POST /empo2/pause``; calls and reflections that come after it wait for ``POST /empo2/resume``.
+
+    Attributes:
+        timeout: seconds to wait for those under way.
+    """
+
+    timeout: float
+
+
+class PauseState(_Message):
+    """Response of ``POST /empo2/pause``.
+
+    Attributes:
+        at_pause: calls and reflections that were under way when it came.
+        under_way: those of them that still are.
+    """
+
+    at_pause: int
+    under_way: int
 
 
 class FileRequest(_Message):

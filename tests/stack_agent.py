@@ -6,6 +6,7 @@ import os
 import random
 import shlex
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -153,4 +154,31 @@ class SpeakingAgent:
                     said += "".join(block.text for block in content if block.type == "text")
         event = {"event_type": "reward", "data": {"value": len(said) / 100}}
         headers = {"Authorization": f"Bearer {key}"}
+        httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
+
+
+def paces() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Eight tasks of `PacedAgent`; the first two are slow."""
+    rows = [{"name": f"task {number}", "pace": "slow" if number < 2 else "fast"} for number in range(8)]
+    return rows, rows[-1:]
+
+
+class PacedAgent:
+    """Three turns. With PACE=slow the first one is of the run's first step and the others of a later one (METRICS)."""
+
+    def run(self) -> None:
+        client = openai.OpenAI(base_url=os.environ["AGL_OPENAI_BASE_URL"], api_key=os.environ["AGL_KEY"])
+        messages: list[Any] = []
+        said = ""
+        for text in ("A dark room. What do you do?", "Nothing happens. What now?", "A door opens. And now?"):
+            messages.append({"role": "user", "content": f"{os.environ['NAME']}: {text}"})
+            answer = client.chat.completions.create(model="any", messages=messages, max_tokens=8)
+            reply = answer.choices[0].message.content or ""
+            messages.append({"role": "assistant", "content": reply})
+            said += reply
+            while os.environ["PACE"] == "slow" and not os.path.exists(os.environ["METRICS"]):
+                time.sleep(0.2)
+        score = len(said) / 100 + random.Random(rollout_id()).random()
+        headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
+        event = {"event_type": "reward", "data": {"value": score}}
         httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()

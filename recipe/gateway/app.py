@@ -30,6 +30,7 @@ from empo2.recipe.gateway.dialects.models import model_routes
 from empo2.recipe.gateway.dialects.translator import Translator
 from empo2.recipe.gateway.direct_calls import DirectCalls, DirectChats
 from empo2.recipe.gateway.episode import Episodes
+from empo2.recipe.gateway.gate import GatedCalls
 from empo2.recipe.gateway.guard import RequestGuard
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.metrics import StepMetrics
@@ -103,6 +104,7 @@ def make_gateway(
     # The one added last is asked first.
     chats = DirectChats(serving.tag) if serving and serving.tag else None
     app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector, chats=chats)
+    app.add_middleware(GatedCalls, gate=services.gate)
     max_bytes = int(settings.gateway.max_request * 2**20)
     app.add_middleware(Translator, max_bytes=max_bytes)
     app.add_middleware(TokenCounter, servers=services.servers)
@@ -111,6 +113,7 @@ def make_gateway(
         OtherCalls,
         trained=choice_of(settings.gateway.trained_calls),
         servers=services.servers,
+        gate=services.gate,
         other=settings.gateway.other_server,
         client=others,
         counts=services.metrics.counts,
@@ -184,9 +187,10 @@ def _routes(
     async def drain(request: protocol.DrainRequest) -> dict[str, float]:
         loop = asyncio.get_running_loop()
         end = loop.time() + request.timeout
-        await reflector.wait(request.timeout)
+        if services.gate.is_open:  # behind a closed one none is under way, and those that wait go on later
+            await reflector.wait(request.timeout)
         await episodes.settle_all(max(0.0, end - loop.time()))
-        await credit.conclude_pairs()
+        await credit.conclude_pairs(upstream.unread_pairs())
         try:
             async with asyncio.timeout(_COMMIT_SECONDS):
                 await memory.commit_visits()
@@ -194,6 +198,16 @@ def _routes(
             log.error("the memory failed", error=described(error))
             services.metrics.counts["memory_failures"] += 1
         return services.metrics.drain() | {"empo2/memory_size": memory.size}
+
+    @router.post(protocol.PAUSE)
+    async def pause(request: protocol.PauseRequest) -> protocol.PauseState:
+        at_pause, under_way = await services.gate.close(request.timeout)
+        return protocol.PauseState(at_pause=at_pause, under_way=under_way)
+
+    @router.post(protocol.RESUME)
+    async def resume() -> dict[str, str]:
+        services.gate.open()
+        return {"status": "ok"}
 
     @router.post(protocol.SNAPSHOT)
     async def snapshot(request: protocol.FileRequest) -> dict[str, str]:

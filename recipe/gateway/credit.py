@@ -1,6 +1,7 @@
 """Credit the tips that finished episodes were shown with what they were worth."""
 
 from collections import defaultdict
+from collections.abc import Collection
 
 import structlog
 
@@ -34,12 +35,17 @@ class TipCredit:
         else:
             self._baselines[pair].append(scaled_return(self._services.settings.algorithm, score))
 
-    async def conclude_pairs(self) -> None:
-        """Record the episodes of paired groups; where no rollout without tips has a return, the baseline is 0."""
-        waiting, self._waiting = self._waiting, []
-        baselines, self._baselines = self._baselines, defaultdict(list)
-        for episode, score in waiting:
-            without = baselines[episode.tag.pair or ""]
+    async def conclude_pairs(self, open_pairs: Collection[str]) -> None:
+        """Record the episodes of paired groups; where no rollout without tips has a return, the baseline is 0.
+
+        Args:
+            open_pairs: those of which more rollouts may end; their episodes go on waiting.
+        """
+        baselines = {pair: self._baselines.pop(pair) for pair in self._baselines.keys() - open_pairs}
+        ended = [(episode, score) for episode, score in self._waiting if episode.tag.pair not in open_pairs]
+        self._waiting = [(episode, score) for episode, score in self._waiting if episode.tag.pair in open_pairs]
+        for episode, score in ended:
+            without = baselines.get(episode.tag.pair or "", [])
             await self._record(episode, score, baseline=sum(without) / len(without) if without else 0.0)
 
     async def _record(self, episode: Episode, score: float, *, baseline: float) -> None:

@@ -1,5 +1,6 @@
 """Calls that are not the policy's to learn from: they pass to the server that answers them, and leave no trace."""
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -9,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from empo2.recipe.gateway.gate import PolicyGate
 from empo2.recipe.gateway.guard import parse, refusal, replayed
 from empo2.recipe.gateway.trained_calls import Choice
 from empo2.recipe.gateway.upstream import ModelServers, NoServersError
@@ -26,6 +28,7 @@ class OtherCalls:
     Args:
         trained: tells which calls pass to the app; None for all.
         servers: the policy's, which answer the others if there is no other server.
+        gate: before the policy's servers.
         other: address of that server (``gateway.other_server``); it alone answers ``/embeddings``.
         client: for the other server.
         counts: ``untrained_calls`` is counted.
@@ -37,6 +40,7 @@ class OtherCalls:
         *,
         trained: Choice | None,
         servers: ModelServers,
+        gate: PolicyGate,
         other: str | None,
         client: httpx.AsyncClient,
         counts: Counter[str],
@@ -44,6 +48,7 @@ class OtherCalls:
         self._app = app
         self._trained = trained
         self._servers = servers
+        self._gate = gate if other is None else contextlib.nullcontext()
         self._other = other
         self._client = client
         self._counts = counts
@@ -64,8 +69,9 @@ class OtherCalls:
                 problem = f"gateway.trained_calls failed: {type(error).__name__}: {error}"
                 return await refusal(500, problem, call=True)(scope, rest, send)
             self._counts["untrained_calls"] += 1
-        response = await self._answer(rollout_id, path, headers, raw)
-        await response(scope, rest, send)
+        async with self._gate:
+            response = await self._answer(rollout_id, path, headers, raw)
+            await response(scope, rest, send)
 
     async def _answer(self, rollout_id: str, path: str, headers: dict[str, str], raw: bytes) -> Response:
         headers = {name: value for name, value in headers.items() if name not in _OWN_HEADERS}

@@ -69,8 +69,9 @@ class Reflector:
             counts["tip_tokens"] += episode.tip_tokens
 
     async def _conclude(self, episode: Episode, score: float) -> None:
-        await self._credit.finished(episode, score)
-        await self._reflect(episode, score, score >= self._services.settings.algorithm.success_return)
+        async with self._services.gate:  # the memory does not change either while the weights do
+            await self._credit.finished(episode, score)
+            await self._reflect(episode, score, score >= self._services.settings.algorithm.success_return)
 
     async def _reflect(self, episode: Episode, score: float, success: bool) -> None:
         counts, settings = self._services.metrics.counts, self._services.settings.reflection

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from empo2.memory import MemoryService
 from empo2.recipe.config import Settings
+from empo2.recipe.gateway.gate import PolicyGate
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.state import StateReader
 from empo2.recipe.gateway.tips import shown_tip
@@ -23,6 +24,7 @@ class Services:
     tokenizer: TipTokenizer
     metrics: StepMetrics
     state: StateReader
+    gate: PolicyGate = field(default_factory=PolicyGate)
     _seen: set[str] = field(default_factory=set)
     _shown: Callable[[str], str] = field(init=False)
 

@@ -16,6 +16,7 @@ from agentlightning.server.store import _events, _rollouts, _terminal_order
 from fastapi import FastAPI, HTTPException
 
 from empo2.recipe.config import Model
+from empo2.recipe.protocol import RolloutTag
 
 
 def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
@@ -132,6 +133,12 @@ def answered_calls(rollout_id: str, attempt_id: str) -> int:
     """Return the number of an attempt's model calls that were answered."""
     events = _events.get(rollout_id, {}).get(attempt_id, [])
     return sum(event.event_type == "model_request" and event.data.get("status") == "ok" for event in events)
+
+
+def unread_pairs() -> set[str]:
+    """Return the paired groups of which the trainer has not read and deleted all rollouts."""
+    tags = (RolloutTag.read(rollout.metadata) for rollout in _rollouts.values())
+    return {tag.pair for tag in tags if tag is not None and tag.pair is not None}
 
 
 def unchanged_since(time: float) -> Iterator[str]:

@@ -5,8 +5,22 @@ from pathlib import Path
 import httpx
 
 from empo2.recipe.errors import Empo2Error, GatewayError
-from empo2.recipe.protocol import DRAIN, RESTORE, SNAPSHOT, STATE, DrainRequest, FileRequest, GatewayState, settle_route
+from empo2.recipe.protocol import (
+    DRAIN,
+    PAUSE,
+    RESTORE,
+    RESUME,
+    SNAPSHOT,
+    STATE,
+    DrainRequest,
+    FileRequest,
+    GatewayState,
+    PauseRequest,
+    PauseState,
+    settle_route,
+)
 
+_PAUSE_SECONDS = 60  # of one request
 _SECONDS = 300  # an answer takes milliseconds; a gateway that is silent for so long has failed
 
 
@@ -69,6 +83,19 @@ class GatewayClient:
     def settle(self, rollout_id: str) -> None:
         """Wait until all calls of a finished rollout have their events."""
         self._http.post(settle_route(rollout_id)).raise_for_status()
+
+    def pause(self) -> int:
+        """Hold the policy's calls and reflections; return how many were under way, when all of these are done."""
+        states: list[PauseState] = []
+        while not states or states[-1].under_way:
+            response = self._http.post(PAUSE, json=PauseRequest(timeout=_PAUSE_SECONDS).model_dump())
+            response.raise_for_status()
+            states.append(PauseState.model_validate(response.json()))
+        return states[0].at_pause
+
+    def resume(self) -> None:
+        """Let the policy's calls and reflections go on."""
+        self._http.post(RESUME).raise_for_status()
 
     def drain(self, seconds: float) -> dict[str, float]:
         """Wait at most ``seconds`` for the running reflections; return the gateway's metrics of the step."""

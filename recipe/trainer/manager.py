@@ -4,12 +4,18 @@ import itertools
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from agentlightning.hooks import RolloutHooks
-from agentlightning.schemas import Rollout, RolloutCreate
-from agentlightning.verl.agl_rollout_manager import AglRolloutManager, CompletedRollout, EnqueuedRollout
+from agentlightning.schemas import Model, Rollout, RolloutCreate
+from agentlightning.verl.agl_rollout_manager import (
+    AglAsyncRolloutManager,
+    AglRolloutManager,
+    CompletedRollout,
+    EnqueuedRollout,
+)
 
 from empo2.recipe.config import Algorithm, Settings
 from empo2.recipe.errors import NoUsableRollouts
@@ -27,6 +33,7 @@ from empo2.recipe.trainer.results import (
     prepare_for_training,
     tips_of,
     unusable,
+    versions_of,
 )
 from empo2.recipe.trainer.timing import rollout_times, timed
 
@@ -97,15 +104,21 @@ class TagRequests(RolloutHooks):
         self._hooks.on_failed(rollout, store)
 
 
-class Empo2RolloutManager(AglRolloutManager):
-    """agent-lightning's manager that tags rollouts and returns only those that can be trained on.
+class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
+    """agent-lightning's managers, as one that tags rollouts and returns only those that can be trained on.
 
     Args:
         gateway: asked to complete the events of a rollout, and to finish its reflections.
         group_size: rollouts of a training task; agent-lightning's ``train_rollout_n`` is not read.
-        step: the training step, from which the modes are drawn.
+        step: the training step, from which the modes of the groups that are issued are drawn.
+        version: number of updates that the weights of the model servers have had.
+        pauses: whether rollouts may still run when those that were waited for have ended.
         hooks: the user's own.
         others: agent-lightning's further arguments.
+
+    Attributes:
+        carried_over: the training rollouts that still run, whole groups.
+        pause_metrics: calls under way at the pause, and the seconds until they were answered (agent-lightning's names).
     """
 
     def __init__(
@@ -115,6 +128,8 @@ class Empo2RolloutManager(AglRolloutManager):
         gateway: GatewayClient,
         group_size: int,
         step: int,
+        version: int = 0,
+        pauses: bool = False,
         hooks: RolloutHooks | None = None,
         **others: Any,
     ) -> None:
@@ -125,10 +140,29 @@ class Empo2RolloutManager(AglRolloutManager):
         self._has_user_hooks = hooks is not None
         self._settings = settings
         self._gateway = gateway
+        self._version = version
+        self._pauses = pauses
+        self.carried_over: list[EnqueuedRollout] = []
+        self.pause_metrics: dict[str, float] = {}
         self.results = StepResults()
         self.played: list[CompletedRollout] = []  # as they ended, with those that are dropped
         self.gateway_metrics: dict[str, float] = {}
         self.timing: dict[str, float] = {}
+
+    def delete_model(self) -> dict[str, Any]:
+        """Delete the registered model servers; calls that come until others are registered wait."""
+        if self._pauses:
+            self._gateway.pause()
+        return super().delete_model()
+
+    def register_model(self, server_addresses: list[str]) -> list[Model]:
+        """Register the model servers with their version; calls that wait for them go on."""
+        registered = [
+            model.model_copy(update={"version": self._version}) for model in super().register_model(server_addresses)
+        ]
+        self.client.post_with_retry("/api/models", json=[model.model_dump(mode="json") for model in registered])
+        self._gateway.resume()
+        return registered
 
     def _run_succeeded_hook(self, rollout: Rollout) -> None:
         if self._has_user_hooks:  # agent-lightning would read all events of a rollout for it
@@ -156,8 +190,45 @@ class Empo2RolloutManager(AglRolloutManager):
         """
         with timed(self.timing, "rollouts"):
             played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
+        return self._usable(played, is_train=is_train)
+
+    def enqueue_and_wait_until_group_completed(
+        self,
+        data: dict[str, Any],
+        carry_over_enqueued_rollouts: list[EnqueuedRollout],
+        *,
+        is_train: bool,
+        target_finished_group_num: int,
+    ) -> tuple[list[CompletedRollout], list[EnqueuedRollout]]:
+        """Play the rollouts until so many groups have ended; return the usable ones of these, and ``carried_over``.
+
+        Raises:
+            NoUsableRollouts: as `enqueue_and_wait_until_completed`.
+        """
+        with timed(self.timing, "rollouts"):
+            played, self.carried_over = super().enqueue_and_wait_until_group_completed(
+                data,
+                carry_over_enqueued_rollouts,
+                is_train=is_train,
+                target_finished_group_num=target_finished_group_num,
+            )
+        return self._usable(played, is_train=is_train), self.carried_over
+
+    def drop_carried_over(self) -> None:
+        """Delete the rollouts that still run, and let their agents' calls go on, which then fail."""
+        for rollout in self.carried_over:
+            self._delete_rollout(rollout.rollout_id)
+        self.carried_over = []
+        self._gateway.resume()
+
+    def _usable(self, played: list[CompletedRollout], *, is_train: bool) -> list[CompletedRollout]:
         with timed(self.timing, "drain"):
-            self.gateway_metrics = self._gateway.drain(self._settings.reflection.timeout)
+            if self._pauses:
+                begin = perf_counter()
+                self.pause_metrics["training/async/proxy_inflight_at_pause"] = self._gateway.pause()
+                self.pause_metrics["training/async/proxy_drain_seconds"] = perf_counter() - begin
+            if is_train or not self._pauses:  # training rollouts go on during a validation: the next step counts it
+                self.gateway_metrics = self._gateway.drain(self._settings.reflection.timeout)
         self.played = played
         self.timing |= rollout_times(played)
         select = self._trainable if is_train else self._validated
@@ -211,6 +282,7 @@ class Empo2RolloutManager(AglRolloutManager):
             agent_metrics=agent_metrics(rollout),
             task=rollout.input or {},
             tips=tips_of(rollout),
+            versions=versions_of(rollout),
         )
         return trained
 

@@ -44,6 +44,7 @@ class RolloutResult:
         agent_metrics: numbers by name that the agent reported beside its reward.
         task: its input.
         tips: ids of the tips that it was shown, in their order.
+        versions: those of the weights that sampled its turns (updates before them), ascending.
     """
 
     group: str
@@ -57,6 +58,7 @@ class RolloutResult:
     agent_metrics: Mapping[str, float] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     tips: Sequence[int] = ()
+    versions: Sequence[int] = ()
 
 
 @dataclass
@@ -134,6 +136,12 @@ def tips_of(rollout: CompletedRollout) -> list[int]:
     """Return the ids of the tips that a rollout was shown, in their order."""
     calls = [CallEvent.model_validate(event["data"]) for event in rollout.events if event["event_type"] == CALL_EVENT]
     return list(dict.fromkeys(tip for call in calls for tip in call.tip_ids))
+
+
+def versions_of(rollout: CompletedRollout) -> list[int]:
+    """Return the versions of the model servers that sampled a rollout's turns, ascending."""
+    versions = {triplet.metadata.get("server", {}).get("version") for triplet in rollout.triplets or []}
+    return sorted(versions - {None})
 
 
 def unusable(rollout: CompletedRollout, *, is_train: bool) -> str | None:

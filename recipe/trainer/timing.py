@@ -21,7 +21,8 @@ def rollout_times(rollouts: Iterable[CompletedRollout]) -> dict[str, float]:
     """Return the mean seconds of a rollout's parts, over the rollouts that called the model.
 
     ``queue``: until its agent was started, ``start``: until its first call, ``model``: all of its calls, as the gateway
-    saw them, ``agent``: the rest, until its end was noticed. Parallel calls of one agent each count in full.
+    saw them, ``agent``: the rest, until its end was noticed, also while its calls waited for an update. Parallel calls
+    of one agent each count in full.
     """
     sums: dict[str, float] = dict.fromkeys(("queue", "start", "model", "agent"), 0.0)
     count = 0

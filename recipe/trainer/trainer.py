@@ -4,6 +4,7 @@
 import json
 import math
 import sqlite3
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,7 @@ from empo2.recipe.trainer.record import episode_record, recorded_row
 from empo2.recipe.trainer.results import StepResults
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import range_warning, tolerance_warning, training_scores
+from empo2.recipe.trainer.staleness import staleness
 from empo2.recipe.trainer.tracking import name_sums, step_line, training_metrics, validation_metrics
 from empo2.recipe.trainer.updates import fill_up, planned_batch
 
@@ -62,12 +64,9 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         self._settings = settings
         self._gateway = gateway
         self._manager: Empo2RolloutManager | None = None  # of the current or the last batch of rollouts
+        self._version = 0  # updates that vLLM's weights have had
         self._validated: list[StepResults] = []
         policy_loss = self.config.actor_rollout_ref.actor.policy_loss
-        if self.is_async:
-            raise ConfigError(
-                "agentlightning.async_rollout.enabled=True: EMPO² draws modes step by step; set it to false"
-            )
         if policy_loss.loss_mode != PER_ROLLOUT_MEAN_LOSS_MODE:
             raise ConfigError(
                 f"actor_rollout_ref.actor.policy_loss.loss_mode={policy_loss.loss_mode!r}: EMPO² is defined on "
@@ -84,6 +83,8 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
                     "the advantages; its settings are algorithm.baseline and algorithm.normalize_by_std"
                 )
         self._group_size = count_mini_batches_in_rows(self.config)
+        if self.is_async:  # tasks are drawn ahead, so that their epochs are over before the steps are
+            self.config.trainer.total_epochs = sys.maxsize
 
     def init_workers(self) -> None:
         super().init_workers()
@@ -102,11 +103,24 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
 
     def _make_rollout_manager(self, manager_cls: type[RolloutManagerT]) -> RolloutManagerT:
         make: Any = partial(
-            Empo2RolloutManager, settings=self._settings, gateway=self._gateway, group_size=self._group_size
+            Empo2RolloutManager,
+            settings=self._settings,
+            gateway=self._gateway,
+            group_size=self._group_size,
+            version=self._version,
+            pauses=self.is_async,
         )
         manager = super()._make_rollout_manager(make)
         self._manager = manager
         return manager
+
+    def _resume_gateway(self) -> None:
+        """Do nothing: the manager resumes it, once the model servers are registered."""
+
+    def _pause_and_drain_gateway(self, *, reason: str) -> dict[str, Any]:
+        """Return the metrics of the pause, which the manager made as soon as its groups had ended."""
+        assert self._manager is not None
+        return self._manager.pause_metrics
 
     @property
     def _results(self) -> StepResults:
@@ -114,11 +128,15 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         return self._manager.results
 
     def _rollout(self, gen_batch: DataProto, is_train: bool) -> tuple[DataProto, dict[str, Any]]:
+        self._version = self.global_steps - is_train  # validation comes after the step's update
         try:
             batch, metrics = super()._rollout(gen_batch, is_train)
         except NoUsableRollouts as error:
-            self._abort_all_rollout_requests()  # pyright: ignore[reportUnusedCoroutine]
+            if not self.is_async:
+                self._abort_all_rollout_requests()  # pyright: ignore[reportUnusedCoroutine]
             if is_train:
+                assert self._manager is not None
+                self._carry_over_rollouts = self._manager.carried_over
                 raise
             print(f"validation: {error}", flush=True)
             batch, metrics = DataProto(batch=None), {}
@@ -153,6 +171,8 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             "empo2/reply_tokens_lost": sum(result.reply_tokens for result in results.kept.values())
             - int(kept.batch["response_mask"].sum()),
         }
+        if self.is_async:
+            metrics |= staleness(trained, self._version)
         if (gain := tip_gain(trained, algorithm)) is not None:
             metrics["empo2/tip_gain"] = gain
         print(step_line(self.global_steps, metrics, rollouts=len(ids), rows=len(kept)), flush=True)
@@ -195,6 +215,9 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
                 attempt += 1
                 lost += self._results.dropped.total()
         assert result is not None, "no row is dropped (count_mini_batches_in_rows)"
+        if self.is_async and self.global_steps >= self.total_training_steps:
+            assert self._manager is not None
+            self._manager.drop_carried_over()  # the last validation has the model servers for itself
         metrics, batch = result
         metrics["empo2/step_attempts"] = attempt
         metrics["empo2/rollouts_dropped"] += lost

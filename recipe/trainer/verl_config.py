@@ -34,7 +34,7 @@ def build_verl_config(
 
     Raises:
         ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's, a logger is not installed, or as
-            `check_lora`.
+            `check_lora` and `check_async`.
     """
     # agent-lightning's own search path is pkg://verl, and would import verl before Ray has been started.
     verl = importlib.util.find_spec("verl")
@@ -73,6 +73,7 @@ def build_verl_config(
     _check_loggers(settings)
     with open_dict(config):
         config.empo2 = literally(settings.to_dict() | {"run_directory": str(run_directory)})
+    check_async(settings, config)
     return config
 
 
@@ -131,6 +132,33 @@ def read_settings(config: DictConfig) -> Settings:
     for section, values in said.items():
         layer[section] = values | layer.get(section, {})
     return load_settings(layer=layer)
+
+
+def check_async(settings: Settings, config: DictConfig) -> None:
+    """Refuse asynchronous rollouts with settings that they cannot be right with.
+
+    Raises:
+        ConfigError: names the setting and why.
+    """
+    chosen, algorithm = config.agentlightning.async_rollout, settings.algorithm
+    if not chosen.enabled:
+        return
+    size, trained = chosen.async_train_batch_size, config.data.train_batch_size
+    if size is None or size <= trained:
+        raise ConfigError(
+            f"agentlightning.async_rollout.async_train_batch_size={size}: is the number of groups that are played at "
+            f"once, of which a step trains data.train_batch_size={trained} (algorithm.tasks_per_step); must exceed it"
+        )
+    if algorithm.name == "empo2" and algorithm.mode_per == "step":
+        raise ConfigError(
+            "algorithm.mode_per='step': with agentlightning.async_rollout.enabled groups that were issued in different "
+            "steps are trained together, so a step has no mode of its own; set it to group"
+        )
+    if algorithm.name == "empo2" and algorithm.off_policy_old_log_probs == "tip-free":
+        raise ConfigError(
+            "algorithm.off_policy_old_log_probs='tip-free': with agentlightning.async_rollout.enabled the weights that "
+            "sampled a rollout may be gone when it is trained, and cannot be asked; set it to with-tips"
+        )
 
 
 def check_tasks(

@@ -254,6 +254,37 @@ def test_settings_of_a_configuration_written_for_agent_lightning() -> None:
     assert (algorithm.tasks_per_step, algorithm.updates_per_step, algorithm.seed) == (6, 2, 5)
 
 
+ASYNC = "verl.agentlightning.async_rollout.enabled=true"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "async_train_batch_size=None"),
+        (["verl.agentlightning.async_rollout.async_train_batch_size=16"], "async_train_batch_size=16"),
+        (["verl.agentlightning.async_rollout.async_train_batch_size=17"], "algorithm.mode_per='step'"),
+        (
+            [
+                "verl.agentlightning.async_rollout.async_train_batch_size=17",
+                "algorithm.mode_per=group",
+                "algorithm.off_policy_old_log_probs=tip-free",
+            ],
+            "algorithm.off_policy_old_log_probs='tip-free'",
+        ),
+    ],
+)
+def test_asynchronous_rollouts_refuse_what_they_cannot_be_right_with(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        composed("gpu", ASYNC, *overrides)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_asynchronous_rollouts_of_a_group_each_and_of_grpo_are_accepted() -> None:
+    size = "verl.agentlightning.async_rollout.async_train_batch_size=32"
+    for chosen in ("algorithm.mode_per=group", "algorithm.name=grpo"):
+        assert composed("gpu", ASYNC, size, chosen).agentlightning.async_rollout.enabled
+
+
 def test_hydras_prefix_in_omegaconfs_list() -> None:
     """As a script merges it: ``+empo2`` would be a section of that name, which nothing reads."""
     config = composed("cpu")

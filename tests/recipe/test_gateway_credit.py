@@ -70,6 +70,7 @@ async def test_tips_of_a_paired_group_are_credited_with_what_they_added(gateway:
         rollout = await gateway.create_as({"empo2": {**tag, "rollout_mode": mode, "pair": pair}})
         await gateway.play(rollout, ROOMS)
         await gateway.finish(rollout, score)
+        await gateway.client.delete(f"/api/rollouts/{rollout}")
 
     await play("p", "memory", 80)  # ends before what it is compared with
     await play("p", "no-memory", 20)
@@ -83,6 +84,26 @@ async def test_tips_of_a_paired_group_are_credited_with_what_they_added(gateway:
     await play("alone", "memory", 100)
     await gateway.drain()
     assert await values(gateway) == {"alpha": pytest.approx(0.15 + 0.3 * (1 - 0.15))}
+
+
+async def test_a_pair_of_which_a_rollout_still_runs_waits_for_it(gateway: GatewayUnderTest):
+    """Where rollouts outlive a step, the step's end says nothing about the pair."""
+    await gateway.store_tips(ROOMS, "alpha")
+    gateway.model.fault = in_reflection(500)
+    tag = {"update_mode": "on-policy", "scope": "a", "pair": "p"}
+    with_tips, without = [
+        await gateway.create_as({"empo2": {**tag, "rollout_mode": mode}}) for mode in ("memory", "no-memory")
+    ]
+    await gateway.play(with_tips, ROOMS)
+    await gateway.finish(with_tips, 80)
+    await gateway.drain()
+    assert await values(gateway) == {"alpha": 0}
+    await gateway.play(without, ROOMS)
+    await gateway.finish(without, 20)
+    for rollout in (with_tips, without):
+        await gateway.client.delete(f"/api/rollouts/{rollout}")
+    await gateway.drain()
+    assert await values(gateway) == {"alpha": pytest.approx(0.3 * (0.8 - 0.2))}
 
 
 async def test_a_search_that_finds_nothing_is_a_play_without_credit(gateway: GatewayUnderTest):

@@ -310,7 +310,7 @@ def trainer_of(
     trainer.config = configuration()
     trainer._group_size = count_mini_batches_in_rows(trainer.config)
     trainer._settings = load_settings("gpu", ["algorithm.updates_per_step=2"])
-    trainer.global_steps = 7
+    trainer.global_steps, trainer.is_async = 7, False
     trainer.resource_pool_manager = type("Pool", (), {"get_n_gpus": lambda self: gpus})()
     rollouts = played(returns, **rows)
     results = {
@@ -546,6 +546,40 @@ def test_what_gets_no_gradient_is_said(monkeypatch: pytest.MonkeyPatch, capsys: 
         "step 7: training on 15 rollouts in 15 rows; dropped 2 failed by agent; WARNING: 1 rows dropped, their prompt "
         f"exceeds model.max_prompt_tokens, {lost} reply tokens without gradient"
     )
+
+
+def test_rollouts_that_outlive_their_step_are_not_lost_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step none of whose rollouts can be used is begun again, with those that still run; none of them is aborted."""
+    trainer = trainer_of(in_groups(16), monkeypatch)
+    trainer.is_async, trainer._carry_over_rollouts = True, ["trained"]
+    trainer._manager.carried_over = ["running"]
+
+    def rollout(self: Any, gen_batch: DataProto, is_train: bool) -> None:
+        raise NoUsableRollouts("none")
+
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_rollout", rollout)
+    monkeypatch.delattr(AgentLightningRayPPOTrainer, "_abort_all_rollout_requests")
+    with pytest.raises(NoUsableRollouts):
+        trainer._rollout(DataProto(), is_train=True)
+    assert trainer._carry_over_rollouts == ["running"]
+
+
+def test_rollouts_that_still_run_after_the_last_step_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of(in_groups(16), monkeypatch)
+    trainer.is_async, trainer.total_training_steps, dropped = True, 8, []
+    trainer._manager.drop_carried_over = lambda: dropped.append(trainer.global_steps)
+    kept = trainer._manager.results.kept
+    for number, name in enumerate(kept):
+        kept[name] = replace(kept[name], versions=[5, 6] if number < 4 else [6])
+    batch, metrics = trainer._rollout(DataProto(), is_train=True)
+    assert (metrics["empo2/staleness_mean"], metrics["empo2/staleness_max"]) == (0.25, 1)
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", lambda *_: (metrics, normalised(batch)))
+    trainer._train_step({}, False)
+    assert dropped == []
+    batch.batch[GIVEN_ADVANTAGES] = batch.batch["advantages"]
+    trainer.global_steps = 8
+    trainer._train_step({}, False)
+    assert dropped == [8]
 
 
 def test_nothing_to_warn_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

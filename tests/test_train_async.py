@@ -1,0 +1,125 @@
+"""The whole stack, real: rollouts that outlive the step in which they were issued."""
+
+import json
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from empo2.recipe.launcher.models import resolve_model
+
+from .test_train import CLI, _environment, metrics_of
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500)]
+
+STEPS, AT_ONCE, PER_STEP, GROUP = 3, 4, 2, 2  # groups that are played at once, and trained in a step
+SEED = 24  # the first step issues groups of all three modes, the second off-policy and on-policy with tips
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("async")
+    run = directory / "runs" / "test"
+    arguments = [
+        "run.name=test",
+        f"run.steps={STEPS}",
+        "run.validate_first=false",
+        "run.save_every=1",
+        f"run.keep_checkpoints={STEPS}",
+        "verl.actor_rollout_ref.actor.checkpoint.save_contents=[model]",
+        "agent.class=stack_agent:PacedAgent",
+        f"agent.env={{NAME: input.name, PACE: input.pace, METRICS: {run / 'metrics.jsonl'}}}",
+        "agent.concurrency=8",
+        "hardware.kv_cache=1",
+        "tasks.source=stack_agent:paces",
+        "verl.data.shuffle=false",
+        "memory.scope=all-tasks",
+        f"algorithm.seed={SEED}",
+        "algorithm.mode_per=group",
+        "algorithm.return_tolerance=0",
+        "algorithm.learning_rate=3e-4",  # so that the versions can be told apart
+        f"algorithm.tasks_per_step={PER_STEP}",
+        f"algorithm.rollouts_per_task={GROUP}",
+        "verl.agentlightning.async_rollout.enabled=true",
+        f"verl.agentlightning.async_rollout.async_train_batch_size={AT_ONCE}",
+        f"verl.agentlightning.hooks={Path(__file__).with_name('stack_hooks.py')}",
+    ]
+    done = subprocess.run(
+        [*CLI, "train", "--profile", "cpu", *arguments],
+        cwd=directory,
+        env=_environment(RECORDED=str(directory / "recorded")),
+        capture_output=True,
+        text=True,
+        timeout=1400,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    yield run
+
+
+def recorded(run: Path) -> list[dict[str, Any]]:
+    """The training rollouts that ended well."""
+    lines = map(json.loads, (run.parent.parent / "recorded").read_text().splitlines())
+    # agent-lightning calls the hook once in each step in which a rollout's group is not complete.
+    return list({line["rollout"]: line for line in lines if line["tag"] is not None}.values())
+
+
+def test_every_step_trains_whole_groups_and_counts_what_is_stale(run: Path) -> None:
+    steps = metrics_of(run)
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    assert [line["training/async/n_completed_rollouts"] for line in steps] == [PER_STEP * GROUP] * 3
+    assert [line["training/async/n_new_carry_over_rollouts"] for line in steps] == [(AT_ONCE - PER_STEP) * GROUP] * 3
+    assert all(line["empo2/rollouts_dropped"] == line["empo2/turns_dropped"] == 0 for line in steps)
+    assert steps[0]["empo2/staleness_mean"] == 0
+    assert sum(line["empo2/staleness_mean"] for line in steps) > 0
+    assert sum(line["empo2/reflections_failed"] for line in steps) == 0
+    assert sum(line["empo2/tips_written"] for line in steps) > 0
+    assert "val/return" in steps[-1]  # the rollouts that still ran at the end did not hold it up
+
+
+def test_no_rollout_and_no_group_mixes_modes(run: Path) -> None:
+    """Eight groups were issued, of eight tasks."""
+    modes = defaultdict(set)
+    for line in recorded(run):
+        modes[line["task"]].add((line["tag"]["rollout_mode"], line["tag"]["update_mode"]))
+    assert all(len(of_group) == 1 for of_group in modes.values())
+    assert len(set.union(*modes.values())) > 1
+    assert max(line["empo2/off_policy_rows"] for line in metrics_of(run)) > 0
+
+
+def log_probs(model: Any, prompt: list[int], reply: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1]
+    return logits.float().log_softmax(-1)[torch.arange(len(reply)), torch.tensor(reply)]
+
+
+def test_each_call_was_sampled_by_the_version_that_it_names(run: Path) -> None:
+    """vLLM's log-probs are those of its version's weights, and of no other's, in rollouts of several versions too."""
+    rollouts = recorded(run)
+    several = [line for line in rollouts if len({call["version"] for call in line["calls"]}) > 1]
+    assert several
+    calls = [call for line in [*several[:2], *rollouts[:2], *rollouts[-2:]] for call in line["calls"]]
+    gaps: dict[int, list[float]] = {}
+    model: Any = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2-135m-instruct"), dtype=torch.float32)
+    versions = sorted({call["version"] for call in calls})
+    for version in versions:
+        if version:
+            (shard,) = (run / "checkpoints" / f"global_step_{version}" / "actor").glob("model_world_size_1_rank_0.pt")
+            weights = torch.load(shard, weights_only=False)
+            full = {
+                name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in weights.items()
+            }
+            model.load_state_dict(full)
+        gaps[version] = [
+            float((log_probs(model, call["prompt"], call["reply"]) - torch.tensor(call["log_probs"])).abs().mean())
+            for call in calls
+        ]
+    for sampled in versions:
+        own = [number for number, call in enumerate(calls) if call["version"] == sampled]
+        means = {version: sum(gaps[version][number] for number in own) / len(own) for version in versions}
+        assert means[sampled] < 0.1
+        assert all(means[sampled] < mean / 2 for version, mean in means.items() if version != sampled), means
