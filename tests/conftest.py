@@ -25,6 +25,7 @@ SLOW = (
     "recipe/test_frameworks.py",
     "recipe/test_gateway.py::test_the_real_controller_plays_many_agents_at_once",
     "recipe/test_models.py",
+    "recipe/test_published.py",
     "recipe/test_same_episodes.py",
     "test_bench.py",
     "test_command_line.py",
