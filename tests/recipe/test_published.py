@@ -75,6 +75,7 @@ async def test_a_published_agent(agent: Published, tmp_path: Path, monkeypatch: 
         code = main([*agent.init, "--model", MODEL, "--server", model.url, "--time-limit", str(SECONDS)])
     printed = capfd.readouterr()
     assert code == 0, printed.out + printed.err
+    print(printed.out, [seen.body for seen in model.requests()])
     without_tips = [(seen.prompt_ids, seen.reply_ids) for seen in model.requests()]
     (reward,) = re.findall(r"the reward was reported: (.*)", printed.out)
 
@@ -89,7 +90,7 @@ async def test_a_published_agent(agent: Published, tmp_path: Path, monkeypatch: 
         assert [event["value"] for event in await gateway.events(rollout, "reward")] == [float(reward)]
         await gateway.patch(rollout, "succeeded")
         assert (await gateway.drain())["empo2/reflections_failed"] == 0
-        trained = await rows(gateway, rollout)
+        trained = await rows(gateway, rollout, limit=8192)
     assert [tokenizer().decode(ids).count(BLOCK) for ids in sent] == [1] * len(without_tips)
     assert [call["tip_free_prompt_token_ids"] for call in calls] == [prompt for prompt, _ in without_tips]
     whole = [prompt + reply for prompt, reply in without_tips]

@@ -22,8 +22,14 @@ class State(TypedDict):
 
 
 llm = ChatOpenAI(model="gpt-4o-mini").bind_tools([search])
+
+
+def chatbot(state: State) -> dict:
+    return {"messages": [llm.invoke(state["messages"])]}
+
+
 builder = StateGraph(State)
-builder.add_node("chatbot", lambda state: {"messages": [llm.invoke(state["messages"])]})
+builder.add_node("chatbot", chatbot)
 builder.add_node("tools", ToolNode([search]))
 builder.add_conditional_edges("chatbot", tools_condition)
 builder.add_edge("tools", "chatbot")
