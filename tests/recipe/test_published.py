@@ -75,7 +75,6 @@ async def test_a_published_agent(agent: Published, tmp_path: Path, monkeypatch: 
         code = main([*agent.init, "--model", MODEL, "--server", model.url, "--time-limit", str(SECONDS)])
     printed = capfd.readouterr()
     assert code == 0, printed.out + printed.err
-    print(printed.out, [seen.body for seen in model.requests()])
     without_tips = [(seen.prompt_ids, seen.reply_ids) for seen in model.requests()]
     (reward,) = re.findall(r"the reward was reported: (.*)", printed.out)
 
