@@ -660,11 +660,11 @@ async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest)
         assert (await client.models.retrieve("claude")).id == "claude"
 
 
-async def test_a_rollout_that_is_gone_takes_its_responses_with_it(gateway: GatewayUnderTest):
+async def test_a_rollout_that_is_gone_takes_its_responses_and_threads_with_it(gateway: GatewayUnderTest):
     translator = Translator(lambda *_: None, 1)  # pyright: ignore[reportArgumentType]
     first, second, third = [await gateway.create() for _ in range(3)]
-    kept: dict[str, Conversation] = {name: translator._conversation(name) for name in (first, second)}
-    assert translator._conversation(first) is kept[first]
+    held = {name: translator._held_of(name) for name in (first, second)}
+    assert translator._held_of(first) is held[first]
     await gateway.client.delete(f"/api/rollouts/{first}")
-    translator._conversation(third)
-    assert list(translator._conversations) == [second, third]
+    translator._held_of(third)
+    assert list(translator._held) == [second, third]
