@@ -27,7 +27,8 @@ def test_published_agents_are_trained(tmp_path: Path) -> None:
     rows = [{"line": agent.line, "agent": agent.name, **agent.task} for agent in AGENTS]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "validation.jsonl").write_text(f"{json.dumps(rows[0])}\n")
-    limit = json.dumps(json.dumps({"max_new_tokens": REPLY_TOKENS, "temperature": 1.0, "top_k": -1, "top_p": 1.0}))
+    generation = {"max_new_tokens": REPLY_TOKENS, "top_k": -1, "top_p": 1.0, "repetition_penalty": 1.0}
+    limit = json.dumps(json.dumps(generation))
     vllm = f"{{vllm: {{override_generation_config: {limit}}}}}"
     arguments = [
         "run.name=test",
