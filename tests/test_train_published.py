@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from .recipe.published_agents import PUBLISHED
+from .recipe.published_agents import PUBLISHED, table
 from .test_train import CLI, _environment, metrics_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500)]
 
-# Streams with a tool through /responses, chat completions and Anthropic's /messages; tools without a stream.
-TRAINED = ["Vercel's AI SDK (JavaScript)", "agno", "anthropic's README (Python)", "langgraph"]
-AGENTS = [agent for agent in PUBLISHED if agent.name in TRAINED]
+# Those of which README says so. They stream with a tool through /responses, chat completions and Anthropic's /messages,
+# and use tools without a stream.
+AGENTS = [agent for agent in PUBLISHED if table()[agent.name].trained == "yes"]
 REPLY_TOKENS = 48  # the agents set no max_tokens, and the small model may write on and on
 
 
@@ -62,4 +62,4 @@ def test_published_agents_are_trained(tmp_path: Path) -> None:
     assert first["empo2/hit_rate"] == 0 < second["empo2/hit_rate"]
     with contextlib.closing(sqlite3.connect(f"file:{run / 'memory.sqlite'}?mode=ro", uri=True)) as database:
         shown = dict(database.execute("SELECT scope, min(hits) FROM plays GROUP BY scope"))
-    assert {json.loads(scope)["agent"] for scope, hits in shown.items() if hits} == set(TRAINED)
+    assert {json.loads(scope)["agent"] for scope, hits in shown.items() if hits} == {agent.name for agent in AGENTS}
