@@ -17,6 +17,9 @@ setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again
 frameworks: setup ## add the frameworks that agents/frameworks plays in (only=langgraph: that one)
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --compile-bytecode \
 		$(addprefix --requirements ,$(wildcard requirements/frameworks/$(only).txt))
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/mcp-1
+	@VIRTUAL_ENV=build/mcp-1 $(BIN)/uv pip install --quiet --no-deps --requirements requirements/mcp-1.txt
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > build/mcp-1/lib/python3.12/site-packages/beside.pth
 	@! command -v npm >/dev/null || npm ci --silent --no-audit --no-fund --prefix tests/recipe/clients || \
 		echo "frameworks: without the clients in JavaScript, whose tests are skipped"
 

@@ -29,6 +29,7 @@ SLOW = (
     "recipe/test_gateway.py::test_the_real_controller_plays_many_agents_at_once",
     "recipe/test_lora.py",
     "recipe/test_models.py",
+    "recipe/test_published.py",
     "recipe/test_same_episodes.py",
     "recipe/test_serving.py::test_the_command_serves_until_ctrl_c",
     "test_bench.py",

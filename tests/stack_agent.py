@@ -11,10 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
-from openai.types.responses import ResponseCompletedEvent, ResponseIncompleteEvent
 
 from empo2.agents.scienceworld import tasks as scienceworld
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
@@ -105,55 +103,6 @@ class GuessingAgent:
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": reply}]
         event = {"event_type": "reward", "data": {"value": score}}
         headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
-        httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
-
-
-def ways() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """A task for each way to speak of `SpeakingAgent`."""
-    rows = [{"way": way} for way in ("chat", "responses", "messages")]
-    return rows, rows[:1]
-
-
-class SpeakingAgent:
-    """Two streamed turns, with a tool, in the API that WAY names. The reward is the length of what was said."""
-
-    def run(self) -> None:
-        address, key = os.environ["AGL_OPENAI_BASE_URL"], os.environ["AGL_KEY"]
-        client, claude = (
-            openai.OpenAI(base_url=address, api_key=key),
-            anthropic.Anthropic(base_url=address, api_key=key),
-        )
-        schema: Any = {"type": "object", "properties": {"place": {"type": "string"}}}
-        function: Any = {"name": "look", "parameters": schema}
-        messages: list[Any] = []
-        said, last = "", None
-        for text in ("A dark room. What do you do?", "Nothing happens. What now?"):
-            messages.append({"role": "user", "content": text})
-            match os.environ["WAY"]:
-                case "chat":
-                    tools: Any = [{"type": "function", "function": function}]
-                    request: Any = {"model": "any", "messages": messages, "tools": tools, "max_tokens": 24}
-                    with client.chat.completions.stream(**request) as stream:
-                        stream.until_done()
-                        message = stream.current_completion_snapshot.choices[0].message  # may have met max_tokens
-                    messages.append(message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
-                    said += message.content or ""
-                case "responses":
-                    functions = [{"type": "function", **function}]
-                    request = {"model": "any", "input": text, "max_output_tokens": 24, "tools": functions}
-                    with client.responses.stream(**request, previous_response_id=last) as stream:
-                        ends = (ResponseCompletedEvent, ResponseIncompleteEvent)  # the second: it met its limit
-                        (response,) = (event.response for event in stream if isinstance(event, ends))
-                    said, last = said + response.output_text, response.id
-                case _:
-                    tool: Any = {"name": "look", "input_schema": schema}
-                    request = {"model": "any", "messages": messages, "tools": [tool], "max_tokens": 24}
-                    with claude.messages.stream(**request) as stream:
-                        content = stream.get_final_message().content
-                    messages.append({"role": "assistant", "content": [block.to_dict() for block in content]})
-                    said += "".join(block.text for block in content if block.type == "text")
-        event = {"event_type": "reward", "data": {"value": len(said) / 100}}
-        headers = {"Authorization": f"Bearer {key}"}
         httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
 
 

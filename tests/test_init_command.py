@@ -146,7 +146,7 @@ COMMAND = ("--command", f"{sys.executable} play.py")
         ("chat(messages)\nraise KeyError('the door')", 1, ["wrong  the agent failed: KeyError: 'the door'\n"]),
         ("os.environ['QUESTION']", 1, ["1 + 1", "wrong  the agent failed: KeyError: 'QUESTION'; if it is a variable"]),
         ("import nowhere_to_be_found", 1, ["wrong  the agent failed: ModuleNotFoundError: No module named 'nowhere_"]),
-        ("reward(1)", 1, ["no model call came", "AGL_OPENAI_BASE_URL"]),
+        ("reward(1)", 1, ["no model call came", "AGL_OPENAI_BASE_URL", "DSPY_CACHEDIR"]),
         ("chat(messages, max_tokens=1)\nreward(37)", 0, ["the reward 37 lies outside", "--rewards WORST BEST"]),
     ],
     ids=[

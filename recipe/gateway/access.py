@@ -21,6 +21,8 @@ _OF_AGENTS = (
     ("GET", re.compile(r"/api/rollouts")),
     ("PATCH", re.compile(r"/api/rollouts/[^/]+")),
 )
+# Whether a command has reported its reward itself. Other events of a rollout hold what it was shown.
+_REWARD = ("GET", re.compile(r"/api/rollouts/[^/]+/events"), b"event_type=reward")
 
 
 class KeyCheck:
@@ -40,7 +42,8 @@ class KeyCheck:
             refusal = JSONResponse({"detail": "Invalid or missing API key"}, 401)  # as agent-lightning answers
             return await refusal(scope, receive, send)
         method, path = scope["method"], scope["path"]
-        if not any(method == verb and route.fullmatch(path) for verb, route in _OF_AGENTS):
+        rewards = method == _REWARD[0] and _REWARD[1].fullmatch(path) and scope["query_string"] == _REWARD[2]
+        if not (rewards or any(method == verb and route.fullmatch(path) for verb, route in _OF_AGENTS)):
             refusal = JSONResponse({"detail": f"{method} {path} needs the admin key (EMPO2_ADMIN_KEY)"}, 403)
             return await refusal(scope, receive, send)
         scope = {**scope, "headers": list(scope["headers"])}

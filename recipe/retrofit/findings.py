@@ -67,7 +67,8 @@ def _calls(trace: Trace, proxied: list[Call], *, other_server: bool) -> Iterator
         yield Finding(
             "wrong",
             "no model call came: the agent must take the model's address from AGL_OPENAI_BASE_URL "
-            "(a command also from OPENAI_BASE_URL)",
+            "(a command also from OPENAI_BASE_URL); if it keeps replies in a cache on disk, give each episode an empty "
+            "one, for DSPy by DSPY_CACHEDIR={EMPO2_REWARD_FILE}.cache at the front of the line",
         )
     elif trace.exit_code == 0 and not any(call.status for call in trace.calls):
         yield Finding("wrong", "the agent gave up on every model call before it was answered: give it more time")

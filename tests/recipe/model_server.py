@@ -142,7 +142,9 @@ class ModelServer:
             return _error(400, repr(error))
         if seen.path == "/tokenize":
             return JSONResponse({"tokens": seen.prompt_ids, "count": len(seen.prompt_ids), "max_model_len": 8192})
-        limit = body.get("max_tokens") or body.get("max_completion_tokens") or 16
+        # Without a limit, a chat fills the context, and a completion has 16 tokens.
+        left = max(self.context - len(seen.prompt_ids), 1) if "messages" in body else 16
+        limit = body.get("max_tokens") or body.get("max_completion_tokens") or left
         if len(seen.prompt_ids) + limit > self.context:
             return _error(400, f"This model's maximum context length is {self.context} tokens.")
         if self.answer is not None:

@@ -180,8 +180,12 @@ async def end(gateway: GatewayUnderTest, played: Played) -> None:
     assert (await gateway.drain())["empo2/reflections_failed"] == 0
 
 
-async def rows(gateway: GatewayUnderTest, rollout: str) -> list[list[int]]:
-    """A rollout's training rows: agent-lightning's own manager and adapter, with the removal of tips between them."""
+async def rows(gateway: GatewayUnderTest, rollout: str, limit: int = 2048) -> list[list[int]]:
+    """A rollout's training rows: agent-lightning's own manager and adapter, with the removal of tips between them.
+
+    Args:
+        limit: tokens of a row's first prompt, and of the rest.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl's own
         import torch
@@ -210,8 +214,8 @@ async def rows(gateway: GatewayUnderTest, rollout: str) -> list[list[int]]:
     trained, _, left_out = prepare_for_training(completed)
     assert left_out == 0
     adapter = RolloutAdapter(
-        max_prompt_length=2048,
-        max_response_length=2048,
+        max_prompt_length=limit,
+        max_response_length=limit,
         device=torch.device("cpu"),
         pad_token_id=0,
         trace_aggregator_level="trajectory",

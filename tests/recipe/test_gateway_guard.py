@@ -150,6 +150,7 @@ OF_AGENTS = [
     ("POST", "/proxy/rollout/{}/attempt/0/mode/train/openai/v1/chat/completions", {"messages": ROOMS[0]["messages"]}),
     ("POST", "/api/rollouts/{}/attempt/0/events", {"event_type": "reward", "data": {"value": 1}}),
     ("GET", "/api/rollouts?state_in=running", None),
+    ("GET", "/api/rollouts/{}/events?event_type=reward", None),
     ("PATCH", "/api/rollouts/{}", {"status": {"state": "succeeded"}}),
 ]
 OF_THE_TRAINER = [
@@ -162,6 +163,8 @@ OF_THE_TRAINER = [
     ("DELETE", "/api/models", None),
     ("POST", "/api/rollouts", [{"input": {}}]),
     ("GET", "/api/rollouts/{}/events", None),
+    ("GET", "/api/rollouts/{}/events?event_type=model_request", None),
+    ("GET", "/api/rollouts/{}/events?event_type=reward&event_type=model_request", None),
     ("DELETE", "/api/rollouts/{}", None),
     ("POST", "/proxy/pause", {}),
     ("POST", "/proxy/resume", None),

@@ -35,7 +35,7 @@ class Translator:
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._conversations: dict[str, Conversation] = {}  # by rollout
+        self._held: dict[str, tuple[Conversation, dict[str, Body]]] = {}  # by rollout: responses, Anthropic's threads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match = _CALL.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -68,16 +68,16 @@ class Translator:
     def _dialect(self, kind: str, rollout_id: str, body: Body) -> Dialect:
         match kind:
             case "messages":
-                return AnthropicCall(body)
+                return AnthropicCall(body, self._held_of(rollout_id)[1])
             case "responses":
-                return ResponsesCall(body, self._conversation(rollout_id))
+                return ResponsesCall(body, self._held_of(rollout_id)[0])
             case _:
                 return StreamedCompletion(kind, body)
 
-    def _conversation(self, rollout_id: str) -> Conversation:
-        if rollout_id not in self._conversations:
-            self._conversations = {name: kept for name, kept in self._conversations.items() if upstream.exists(name)}
-        return self._conversations.setdefault(rollout_id, Conversation())
+    def _held_of(self, rollout_id: str) -> tuple[Conversation, dict[str, Body]]:
+        if rollout_id not in self._held:
+            self._held = {name: held for name, held in self._held.items() if upstream.exists(name)}
+        return self._held.setdefault(rollout_id, (Conversation(), {}))
 
     def _translated(self, dialect: Dialect, path: str, content: bytes) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:

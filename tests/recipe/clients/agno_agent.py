@@ -1,4 +1,4 @@
-"""agno, streamed: its chat, /responses and Anthropic models."""
+"""agno, streamed: its /responses and its Anthropic model."""
 
 import sys
 
@@ -12,19 +12,13 @@ def look(place: str) -> str:
 
 
 def model():
-    match sys.argv[1]:
-        case "messages":
-            from agno.models.anthropic import Claude
+    if sys.argv[1] == "messages":
+        from agno.models.anthropic import Claude
 
-            return Claude(id="any", max_tokens=64)
-        case "responses":
-            from agno.models.openai import OpenAIResponses
+        return Claude(id="any", max_tokens=64)
+    from agno.models.openai import OpenAIResponses
 
-            return OpenAIResponses(id="any", max_output_tokens=64)
-        case _:
-            from agno.models.openai import OpenAIChat
-
-            return OpenAIChat(id="any", max_tokens=64)
+    return OpenAIResponses(id="any", max_output_tokens=64)
 
 
 player = Agent(model=model(), tools=[look], system_message="You play a game.", telemetry=False)

@@ -1,7 +1,6 @@
-"""openai-agents, as it comes: the /responses API, streamed."""
+"""openai-agents with chat completions, streamed."""
 
 import asyncio
-import sys
 
 from agents import Agent, ModelSettings, OpenAIProvider, RunConfig, Runner, function_tool
 
@@ -18,7 +17,7 @@ def look(place: str) -> str:
 
 async def main() -> None:
     player = Agent("player", instructions="You play a game.", tools=[look], model="any")
-    provider = OpenAIProvider(use_responses=sys.argv[1] == "responses")
+    provider = OpenAIProvider(use_responses=False)
     config = RunConfig(model_provider=provider, tracing_disabled=True, model_settings=ModelSettings(max_tokens=64))
     run = Runner.run_streamed(player, "Find the lamp.", run_config=config)
     async for _ in run.stream_events():

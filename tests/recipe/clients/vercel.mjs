@@ -1,4 +1,4 @@
-// Vercel's AI SDK, streamed: /responses (its default), chat completions and Anthropic's messages.
+// Vercel's AI SDK, streamed: chat completions, by two of its clients, and Anthropic's messages.
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
@@ -7,7 +7,6 @@ import { z } from "zod";
 
 const [baseURL, apiKey] = [process.env.OPENAI_BASE_URL, process.env.OPENAI_API_KEY];
 const model = {
-  responses: () => createOpenAI({ baseURL, apiKey })("any"),
   chat: () => createOpenAI({ baseURL, apiKey }).chat("any"),
   compatible: () => createOpenAICompatible({ name: "x", baseURL, apiKey, includeUsage: true })("any"),
   messages: () => createAnthropic({ baseURL, apiKey })("any"),
