@@ -172,7 +172,7 @@ def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert trainer.trained.batch["recorded"][real].sum() == 1
     trainer.config.actor_rollout_ref.actor.use_kl_loss = False
     batch.batch["advantages"][:] = 0.0  # all rows but the first one of an update are left out
-    batch.batch["returns"][1:] = 1.0
+    batch.batch["returns"][0] = 0.0  # so that another row is recorded
     trainer._update_actor(batch)
     records = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [7, 8, 8]
