@@ -100,7 +100,7 @@ def test_the_name_of_a_start_that_failed_is_free(tmp_path: Path, left: str) -> N
     aside = last_set_aside(run)
     assert aside == run / "set-aside-1"
     if left != "nothing":
-        assert (aside / "trainer.log").read_text() == "trainer.log of the first time"
+        assert aside and (aside / "trainer.log").read_text() == "trainer.log of the first time"
         assert not {path.name for path in run.iterdir()} & {"trainer.log", "memory.sqlite", "tasks.json"}
 
 

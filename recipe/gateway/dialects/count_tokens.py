@@ -35,7 +35,7 @@ class TokenCounter:
         if not upstream.exists(rollout_id):
             return _refused(404, f"Rollout not found: {rollout_id}")
         try:
-            call = AnthropicCall(parse(raw))
+            call = AnthropicCall(parse(raw), {})  # a thread is not known here
             check_call(call.body, chat=True)
         except ValueError as error:
             return _refused(400, str(error))
