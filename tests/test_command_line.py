@@ -79,11 +79,13 @@ def test_missing_java(tmp_path: Path) -> None:
 
 
 def test_run_folder_exists(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    metrics = tmp_path / "runs" / "mine" / "metrics.jsonl"
+    metrics.parent.mkdir(parents=True)
+    metrics.write_text('{"step": 1}\n')
     done = run_cli("train", "--profile", "cpu", "run.name=mine", directory=tmp_path)
     assert done.returncode == 2
     assert "run.name='mine'" in done.stderr and done.stderr.count("\n") == 1
-    assert list((tmp_path / "runs" / "mine").iterdir()) == []
+    assert list(metrics.parent.iterdir()) == [metrics]
 
 
 @pytest.mark.parametrize("command", ["train", "gateway"])

@@ -440,6 +440,6 @@ def test_agent_that_always_fails_ends_the_run_with_one_clear_line(tmp_path: Path
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
     (line,) = done.stderr.splitlines()
     assert "none of 8 rollouts can be used: 8 failed" in line
-    assert "subprocess exited with code 1" in line and "controller.log" in line
+    assert "RuntimeError: the game server is down (stack_agent.py:" in line and "controller.log" in line
     (run,) = (tmp_path / "runs").iterdir()
     assert "the game server is down" in (run / "controller.log").read_text()

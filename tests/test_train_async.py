@@ -121,5 +121,5 @@ def test_each_call_was_sampled_by_the_version_that_it_names(run: Path) -> None:
     for sampled in versions:
         own = [number for number, call in enumerate(calls) if call["version"] == sampled]
         means = {version: sum(gaps[version][number] for number in own) / len(own) for version in versions}
-        assert means[sampled] < 0.1
+        assert means[sampled] < 0.3  # of bfloat16, after large updates
         assert all(means[sampled] < mean / 2 for version, mean in means.items() if version != sampled), means

@@ -31,9 +31,9 @@ def test_a_lora_is_trained_and_vllm_samples_with_it(tmp_path: Path) -> None:
         "run.validate_first=false",
         f"model.lora_rank={RANK}",
         f"model.lora_alpha={ALPHA}",
-        "agent.class=stack_agent:SpeakingAgent",
-        "agent.env={WAY: input.way}",
-        "tasks.source=stack_agent:ways",
+        "agent.class=stack_agent:PacedAgent",
+        "agent.env={NAME: input.name, PACE: fast, METRICS: ''}",
+        "tasks.source=stack_agent:paces",
         "algorithm.name=grpo",
         "algorithm.learning_rate=3e-3",  # far from the base model in one step
         "algorithm.kl_coefficient=0.001",  # measures how far

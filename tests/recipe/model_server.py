@@ -108,6 +108,7 @@ class ModelServer:
 
     @contextmanager
     def serve(self) -> Iterator["ModelServer"]:
+        tokenizer()  # importing it takes longer than a client waits on a busy machine
         app = FastAPI()
         app.add_api_route("/{path:path}", self._answer, methods=["POST"])
         with serving(_WithTransport(app)) as url:

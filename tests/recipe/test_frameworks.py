@@ -389,8 +389,9 @@ def test_lists_add_to_both_profiles_and_change_nothing():
         for line in file.read_text().splitlines():
             name, version = line.split("==")
             assert pins.setdefault(name, version) == version
-    for profile in ("cpu", "gpu"):
-        own = {line.partition("==")[0] for line in (folder / f"{profile}.txt").read_text().splitlines()}
-        assert not own & pins.keys()
+    profiles = {profile: set((folder / f"{profile}.txt").read_text().splitlines()) for profile in ("cpu", "gpu")}
+    added = {f"{name}=={version}" for name, version in pins.items()}
+    assert not profiles["cpu"] & added
+    assert {line for line in profiles["gpu"] if line.partition("==")[0] in pins} <= added
     overrides = [line.split()[0] for line in (folder / "overrides-frameworks.txt").read_text().splitlines()[1:]]
-    assert set(overrides) <= set((folder / "cpu.txt").read_text().splitlines())
+    assert set(overrides) <= profiles["cpu"] | profiles["gpu"] | added
