@@ -62,6 +62,6 @@ def test_a_lora_is_trained_and_vllm_samples_with_it(tmp_path: Path) -> None:
     base = load_file(Path(resolve_model("smollm2-135m-instruct")) / "model.safetensors")[f"{name}.weight"]
     assert torch.equal(trained[f"{name}.base_layer.weight"].bfloat16(), base)
     learned = ALPHA / RANK * trained[f"{name}.lora_B.default.weight"] @ trained[f"{name}.lora_A.default.weight"]
-    found = load_file(exported / "model.safetensors")[f"{name}.weight"].float()
-    assert (learned.abs().max() / base.float().abs().max()) > 0.01
-    torch.testing.assert_close(found - base.float(), learned, atol=2e-3, rtol=0.05)
+    found = load_file(exported / "model.safetensors")[f"{name}.weight"]
+    assert (found != base).float().mean() > 0.05  # many changes are smaller than bfloat16 tells apart
+    torch.testing.assert_close(found, (base.float() + learned).bfloat16(), atol=1e-4, rtol=0.016)
