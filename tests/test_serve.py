@@ -64,5 +64,6 @@ def check_clients(url: str, key: str) -> None:
         assert response.usage and response.usage.input_tokens == answer.usage.prompt_tokens
     with anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=key, max_retries=0) as claude:
         message = claude.messages.create(model=MODEL, messages=CHAT, max_tokens=12, extra_body={"temperature": 0})
-        assert "".join(block.text for block in message.content if block.type == "text") == answer.choices[0].message.content
+        said = "".join(block.text for block in message.content if block.type == "text")
+        assert said == answer.choices[0].message.content
         assert message.usage.input_tokens == answer.usage.prompt_tokens
