@@ -22,10 +22,24 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def empty_stores() -> Iterator[None]:
-    """agent-lightning's stores belong to the process."""
+    """agent-lightning's stores belong to the process, and tests of other files may have left something in them."""
+    for store in STORES:
+        store.clear()
     yield
     for store in STORES:
         store.clear()
+
+
+@pytest.fixture
+def offline_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A wandb with a process of its own: that of a test before may have ended."""
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb.teardown()
+    yield
+    wandb.teardown()
 
 
 @pytest.fixture

@@ -65,6 +65,7 @@ def test_a_wrong_setting_is_named_without_its_secret() -> None:
 
 
 @pytest.mark.stack
+@pytest.mark.usefixtures("offline_wandb")
 def test_no_logger_of_verl_is_given_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """wandb, offline: what ``wandb.init`` is given, and every byte that it writes."""
     import wandb
@@ -72,8 +73,6 @@ def test_no_logger_of_verl_is_given_a_secret(tmp_path: Path, monkeypatch: pytest
     from empo2.recipe.trainer.tracking import RunTracking
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
     monkeypatch.setattr(sys, "argv", ["empo2", "train", "--key", "key-of-the-gateway"])
     given: list[dict[str, Any]] = []

@@ -22,6 +22,7 @@ def config_of(folder: Path, *loggers: str) -> dict[str, Any]:
 
 
 @pytest.mark.stack
+@pytest.mark.usefixtures("offline_wandb")
 def test_tensorboard_and_wandb_write_to_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -30,8 +31,6 @@ def test_tensorboard_and_wandb_write_to_the_runs_folder(tmp_path: Path, monkeypa
     for name in ("TENSORBOARD_DIR", "WANDB_DIR"):
         monkeypatch.setenv(name, "")  # so that it is as before in the end
         monkeypatch.delenv(name)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     run = tmp_path / "run"

@@ -24,6 +24,7 @@ class SWAgent:
         score = float(info.get("score", 0.0))
         for _ in range(int(os.environ.get("SW_MAX_STEPS", "30"))):
             actions = env.get_valid_action_object_combinations_with_templates()
+            actions = sorted(actions, key=lambda each: each["action"])  # the game gives them in any order
             text = f"OBSERVATION:\n{observation}\n\nINVENTORY:\n{env.inventory()}\n\nACTIONS:\n{numbered(actions)}"
             messages.append({"role": "user", "content": text if messages else head + text})
             completion = await client.chat.completions.create(
