@@ -93,13 +93,13 @@ def make_gateway(
     app = upstream.agent_lightning_app(proxy, keys.admin)
     app.include_router(model_routes(serving.name if serving else model_path))
     app.include_router(_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
-    agents = httpx.AsyncClient(transport=transport(), timeout=_CALL_SECONDS) if external else None
+    ranking = None
     if settings.critic.path is not None:
         critic = load_critic(settings.critic.path, settings.memory)
         reranking = Reranking(
             transport(), settings.critic, critic, memory=memory, state=services.state, counts=services.metrics.counts
         )
-        agents = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS)
+        ranking = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS)
         app.add_middleware(EvaluationSteps)
     # The one added last is asked first.
     chats = DirectChats(serving.tag) if serving and serving.tag else None
@@ -126,9 +126,9 @@ def make_gateway(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with upstream_lifespan(app) as state, client, others, agents or contextlib.nullcontext():
-            if agents is not None:
-                upstream.send_by(app, agents)
+        async with upstream_lifespan(app) as state, client, others, ranking or contextlib.nullcontext():
+            if ranking is not None or external:
+                upstream.send_by(app, ranking or client)
             if serving:
                 upstream.serve_agents(app, proxy)
             sweeping = asyncio.create_task(_sweep(services, episodes))

@@ -18,7 +18,6 @@ from empo2.recipe.gateway.guard import parse, replayed
 from empo2.recipe.gateway.reflector import Reflector
 from empo2.recipe.gateway.services import Services
 
-_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/(train|val)/openai/v1/(chat/completions|completions)")
 _ROLLOUT = re.compile(r"/api/rollouts/([^/]+)")
 
 
@@ -48,7 +47,7 @@ class MemoryMiddleware:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         method, path = scope["method"], scope["path"]
-        if method == "POST" and (match := _CALL.fullmatch(path)):
+        if method == "POST" and (match := upstream.MODEL_CALL.fullmatch(path)):
             self._services.metrics.counts["requests"] += 1
             if self._chats is not None and match[1] == SERVED:
                 body = await _body(receive)

@@ -7,7 +7,6 @@ policy would not have sampled what is chosen.
 
 import asyncio
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -30,7 +29,6 @@ log = structlog.get_logger()
 
 type Body = dict[str, Any]
 
-_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/val/openai/v1/(chat/completions|completions)")
 _step: ContextVar[int | None] = ContextVar("step", default=None)  # of the evaluation call that this task serves
 
 
@@ -41,8 +39,9 @@ class EvaluationSteps:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match = _CALL.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        token = _step.set(upstream.answered_calls(match[1], match[2]) if match else None)
+        match = upstream.MODEL_CALL.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        step = upstream.answered_calls(match[1], match[2]) if match and match[3] == "val" else None
+        token = _step.set(step)
         try:
             await self._app(scope, receive, send)
         finally:

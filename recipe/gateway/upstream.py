@@ -1,6 +1,7 @@
 """All uses of agent-lightning's server (1.0.2), including its private names."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,11 @@ from fastapi import FastAPI, HTTPException
 
 from empo2.recipe.config import Model
 from empo2.recipe.protocol import RolloutTag
+
+# The path of a model call: rollout, attempt, mode, and the rest of OpenAI's path.
+MODEL_CALL = re.compile(
+    r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/(train|val)/openai/v1/(chat/completions|completions)"
+)
 
 
 def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
