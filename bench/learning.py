@@ -47,6 +47,11 @@ def keep(trial: Trial, runs: Path) -> None:
             out.write(json.dumps(kept | {"cpu_seconds": seconds[row["step"]]}) + "\n")
 
 
+def is_kept(trial: Trial) -> bool:
+    """Return True if a trial's metrics are kept until its last step; the plan may have got more steps since."""
+    return max((row["step"] for row in read_lines(result_of(trial))), default=-1) >= trial.settings.run.steps
+
+
 def say(trial: Trial, text: str) -> None:
     print(f"{time.strftime('%H:%M')}  {trial.name}  {text}", flush=True)
 
@@ -66,7 +71,7 @@ def main() -> None:
         raise SystemExit(f"--only {' '.join(sorted(unknown))}: not in {PLAN.name}, which has {', '.join(names)}")
     wanted = [trial for trial in trials if arguments.only is None or trial.name in arguments.only]
     for trial in wanted:
-        if not result_of(trial).exists():
+        if not is_kept(trial):
             if not has_ended(trial, arguments.runs):
                 try:
                     train(trial, arguments.runs, partial(say, trial))
