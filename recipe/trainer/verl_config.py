@@ -334,7 +334,10 @@ def _cpu(settings: Settings) -> dict[str, Any]:
     workers = settings.hardware.gpus_per_node
     return {
         "actor_rollout_ref": {
-            "actor": {"fsdp_config": {"model_dtype": "fp32", "param_offload": False, "optimizer_offload": False}},
+            "actor": {
+                "fsdp_config": {"model_dtype": "fp32", "param_offload": False, "optimizer_offload": False},
+                "optim": {"override_optimizer_config": {"fused": True}},
+            },
             "rollout": {
                 "free_cache_engine": False,
                 "enable_sleep_mode": False,
