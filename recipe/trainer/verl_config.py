@@ -44,7 +44,7 @@ def build_verl_config(
         config = compose(config_name="config", overrides=[search_path])
     layers = [_common(settings, model_path, run_directory, gateway_url, gateway_key)]
     if settings.hardware.device == "cpu":
-        layers.append(_cpu(settings))
+        layers.append(cpu_options(settings))
     if settings.model.lora_rank:
         layers.append({"actor_rollout_ref": {"model": _lora(settings)}})
     if tool_parser is not None:
@@ -329,7 +329,7 @@ def _lora(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _cpu(settings: Settings) -> dict[str, Any]:
+def cpu_options(settings: Settings) -> dict[str, Any]:
     """Apply the settings that differ without a GPU; compat/ explains them."""
     workers = settings.hardware.gpus_per_node
     return {

@@ -1,4 +1,4 @@
-"""Log-probs, entropies and gradients are verl's own, where tokens are trained; elsewhere no logits are computed."""
+"""Where tokens are trained, log-probs, entropies, gradients and updates are verl's; elsewhere are no logits."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 RUN = """
-import json, sys
+import gc, json, sys
 from functools import partial
 
 import torch
@@ -25,7 +25,9 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine import FSDPEngineWithLMHead
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
+from empo2.recipe.config import load_settings
 from empo2.recipe.trainer.compat.trained_logits import TrainedLogitsEngine
+from empo2.recipe.trainer.verl_config import cpu_options
 
 folder, micro_batch = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(0)
@@ -61,13 +63,13 @@ def loss(model_output, data, dp_group=None):
     return ((log_prob * log_prob.sin() + 0.3 * entropy) * tokens).sum(), {}
 
 
-def run(engine_class):
+def run(engine_class, **optimizer):
     fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     engine = engine_class(
         HFModelConfig(path=folder, load_tokenizer=False, enable_gradient_checkpointing=False,
                       override_config={"attn_implementation": "sdpa"}),
         FSDPEngineConfig(strategy="fsdp2", model_dtype="fp32", mixed_precision=fp32, use_torch_compile=False),
-        FSDPOptimizerConfig(lr=0.1, total_training_steps=1),
+        FSDPOptimizerConfig(lr=0.1, total_training_steps=1, **optimizer),
         CheckpointConfig(),
     )
     engine.initialize()
@@ -78,17 +80,34 @@ def run(engine_class):
         engine.optimizer_zero_grad()
         engine.forward_backward_batch(batch(), loss)
         gradients = [p.grad.full_tensor().flatten() for p in engine.module.parameters()]
+        engine.optimizer_step()
+        updated = [p.full_tensor().detach().flatten() for p in engine.module.parameters()]
     log_probs, entropies = (torch.cat(each) for each in zip(*seen))
-    return torch.cat(gradients), log_probs, entropies, logits
+    return torch.cat(gradients), log_probs, entropies, logits, torch.cat(updated)
 
 
-theirs, ours = run(FSDPEngineWithLMHead), run(TrainedLogitsEngine)
+theirs = run(FSDPEngineWithLMHead)
+frozen = gc.get_freeze_count()
+ours = run(TrainedLogitsEngine)
+frozen = frozen, gc.get_freeze_count()
+optimizer = cpu_options(load_settings("cpu"))["actor_rollout_ref"]["actor"]["optim"]
+fused = run(TrainedLogitsEngine, **optimizer)
 print(json.dumps({
+    "frozen": frozen,
+    "collected": len(gc.get_objects()),
+    "optimizer": optimizer,
+    "update": float((ours[4] - fused[4]).abs().max()),
+    "gradient": float((ours[0] - fused[0]).abs().max()),
     "differences": [float((a - b).abs().max()) for a, b in zip(theirs[:3], ours[:3])],
     "sizes": [float(a.abs().max()) for a in theirs[:3]],
     "logits": [theirs[3], ours[3]],
 }))
 """
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    return {size: compare(tmp_path_factory.mktemp("rows"), size) for size in (1, 2)}
 
 
 def compare(folder: Path, micro_batch: int) -> Any:
@@ -108,10 +127,22 @@ def compare(folder: Path, micro_batch: int) -> Any:
     # The union over a micro-batch: row 0 has 5 6 7 11 12 (one before its tokens), row 1 has 2 3 7, row 3 has 6 7 8 9.
     [(1, [5, 3, 1, 4]), (2, [7, 4])],
 )
-def test_numbers_are_verls_own(tmp_path: Path, micro_batch: int, kept: list[int]) -> None:
-    result = compare(tmp_path, micro_batch)
+def test_numbers_are_verls_own(results: dict[int, Any], micro_batch: int, kept: list[int]) -> None:
+    result = results[micro_batch]
     assert all(size > 1e-2 for size in result["sizes"])
     assert max(result["differences"]) < 1e-5
     theirs, ours = result["logits"]
     assert ours == kept
     assert sum(theirs) > sum(ours)
+
+
+def test_the_fused_optimizer_makes_the_same_update(results: dict[int, Any]) -> None:
+    assert results[1]["optimizer"] == {"override_optimizer_config": {"fused": True}}
+    assert results[1]["gradient"] == 0
+    assert results[1]["update"] < 1e-6  # of 0.1, the learning rate
+
+
+def test_a_collection_of_garbage_walks_over_little(results: dict[int, Any]) -> None:
+    before, frozen = results[1]["frozen"]  # Python freezes some hundred objects itself
+    assert before < 1000
+    assert frozen > 20 * results[1]["collected"]
