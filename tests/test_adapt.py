@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from empo2.recipe.evaluation.adaptation import TASKS
-from empo2.recipe.evaluation.results import Result, bank_of, read_results
+from empo2.recipe.evaluation.adaptation import TASKS, bank_of
+from empo2.recipe.evaluation.results import Result, read_results
 
 from .processes import mark, marked, until  # noqa: F401
 
