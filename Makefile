@@ -38,7 +38,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope
 # The training in tests/test_train.py comes first and is of one worker, all other tests of the other. At the end, what
 # was skipped is listed with the reason.
 test: frameworks ## run all tests, the real stack included
-	$(PYTEST) -r fEs
+	$(PYTEST) -r fEs --durations=25
 
 test-fast: setup ## run the tests that need neither the real stack nor much time
 	$(PYTEST) -r fE -m "not stack and not slow"

@@ -139,11 +139,16 @@ def differences_table(lines: Mapping[str, Mapping[str, Interval]]) -> "Table":
 
 
 def interval_text(interval: Interval, sign: str = "") -> str:
-    """Return a mean and, on a second line, its interval; the mean alone where there is no interval."""
+    """Return a mean and, on a second line, its interval; the mean alone where there is no interval. Three digits each."""
     if not _known(interval):
         return ""
-    mean, low, high = (f"{value:{sign}.{1 if abs(value) >= 10 else 2}f}" for value in interval)
+    mean, low, high = (_three_digits(value, sign) for value in interval)
     return mean if np.isnan(interval.low) else f"{mean}\n{low}…{high}"
+
+
+def _three_digits(value: float, sign: str) -> str:
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 99.95 else 0
+    return f"{value:{sign}.{decimals}f}"
 
 
 def failures_line(results: Iterable[Result]) -> str:

@@ -27,8 +27,8 @@ from empo2.recipe.evaluation.evaluation import MEMORY_OFF, MEMORY_ON, planned_ep
 from empo2.recipe.evaluation.panels import Panel, load_panel, make
 from empo2.recipe.evaluation.play import result_of
 from empo2.recipe.evaluation.results import Planned, Result, Results, read_results
-from empo2.recipe.evaluation.statistics import area, bootstrap, cumulative_success, forgetting, over_seeds
-from empo2.recipe.evaluation.summary import OVERALL, differences, failures_line, summarize
+from empo2.recipe.evaluation.statistics import Interval, area, bootstrap, cumulative_success, forgetting, over_seeds
+from empo2.recipe.evaluation.summary import OVERALL, differences, failures_line, interval_text, summarize
 from empo2.recipe.launcher.serving import serving
 
 from .harness import ROOMS, is_reflection, running_gateway
@@ -490,6 +490,13 @@ def test_report_of_two_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "+30.0…+40.0" in said
     assert (tmp_path / "evaluation.png").stat().st_size > 10_000
     assert read_evaluations(before)[0].part == MEMORY_OFF
+
+
+def test_a_figure_has_three_digits() -> None:
+    """Seven columns of intervals up to 100 fit 80 characters."""
+    assert interval_text(Interval(96.875, 90.625, 100.0)) == "96.9\n90.6…100"
+    assert interval_text(Interval(-6.25, -99.96, 9.0), "+") == "-6.25\n-100…+9.00"
+    assert interval_text(Interval(1234.5, math.nan, math.nan)) == "1234"
 
 
 def test_one_command_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
