@@ -139,7 +139,7 @@ def differences_table(lines: Mapping[str, Mapping[str, Interval]]) -> "Table":
 
 
 def interval_text(interval: Interval, sign: str = "") -> str:
-    """Return a mean and, on a second line, its interval; the mean alone where there is no interval. Three digits each."""
+    """Return a mean and, on a second line, its interval, if there is one; three digits each."""
     if not _known(interval):
         return ""
     mean, low, high = (_three_digits(value, sign) for value in interval)
