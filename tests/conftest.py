@@ -51,5 +51,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         file = item.path.relative_to(HERE).as_posix()
         if not {file, f"{file}::{item.name.partition('[')[0]}"}.isdisjoint(SLOW):
             item.add_marker("slow")
-    # One worker trains for as long as the other needs for everything else.
-    items.sort(key=lambda item: item.path.name != "test_train.py")
+        item.add_marker(pytest.mark.xdist_group("whole stack" if _whole_stack(item) else file))
+    items.sort(key=lambda item: not _whole_stack(item))
+
+
+def _whole_stack(item: pytest.Item) -> bool:
+    """Return True for the trainings and their like, which one worker plays: two at once need more than 24 GB.
+
+    It begins with them; the other worker needs as long for everything else.
+    """
+    return item.path.parent == HERE and item.get_closest_marker("stack") is not None
