@@ -33,7 +33,7 @@ demo: setup ## see the small model explore, write notes and learn, on a CPU
 small-model: setup ## make the small model's LoRA anew from scripted play, with its checksums
 	$(BIN)/python -m empo2.small_model.make
 
-PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # One worker begins with the trainings (tests/conftest.py). At the end, what was skipped is listed with the reason.
 test: frameworks ## run all tests, the real stack included

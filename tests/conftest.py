@@ -2,8 +2,10 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 # A shell starts background jobs with Ctrl-C ignored, and nohup ignores SIGHUP. What the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -11,6 +13,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)  # a handler is not inherited
 
 HERE = Path(__file__).parent
+WHOLE_STACK = {file.name for file in HERE.glob("test_*.py") if "pytest.mark.stack" in file.read_text()}
 
 # Files, or tests of a file: seconds each, for what they start (frameworks, verl, embedder, servers) or wait for.
 SLOW = (
@@ -51,13 +54,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         file = item.path.relative_to(HERE).as_posix()
         if not {file, f"{file}::{item.name.partition('[')[0]}"}.isdisjoint(SLOW):
             item.add_marker("slow")
-        item.add_marker(pytest.mark.xdist_group("whole stack" if _whole_stack(item) else file))
-    items.sort(key=lambda item: not _whole_stack(item))
+    items.sort(key=lambda item: item.path.name not in WHOLE_STACK)
 
 
-def _whole_stack(item: pytest.Item) -> bool:
-    """Return True for the trainings and their like, which one worker plays: two at once need more than 24 GB.
+class OneTraining(LoadFileScheduling):
+    """Gives each worker whole files, and one worker all trainings, with which it begins.
 
-    It begins with them; the other worker needs as long for everything else.
+    Two trainings at once need more than 24 GB. The other worker needs as long for everything else.
     """
-    return item.path.parent == HERE and item.get_closest_marker("stack") is not None
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder, _, file = nodeid.partition("::")[0].rpartition("/")
+        return "whole stack" if folder == HERE.name and file in WHOLE_STACK else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneTraining | None:
+    return OneTraining(config, log) if config.getvalue("dist") == "loadfile" else None
