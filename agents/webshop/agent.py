@@ -6,13 +6,11 @@ To train it (settings in train.yaml):
 """
 
 from contextlib import closing
-from pathlib import Path
 
 from ..text_game.agent import Server, TextAgent, connect, play_chat
 from ..text_game.game import Outcome, TextGame
-from .catalogue import Catalogue
 from .environment import Environment
-from .tasks import Episode
+from .tasks import Episode, open_catalogue
 
 ROLE = "You are a customer of a shop: find a product that is all that the instruction asks for, and buy it."
 
@@ -43,6 +41,6 @@ class WebShopAgent(TextAgent[Episode]):
     episode = Episode
 
     def play(self, episode: Episode, server: Server) -> Outcome:
-        with closing(Catalogue(Path(episode.catalogue))) as catalogue:
+        with closing(open_catalogue(episode.catalogue)) as catalogue:
             environment = Environment(catalogue, episode.hits, episode.option_matching)
             return play_chat(Game(environment, episode), connect(server))

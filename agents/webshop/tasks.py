@@ -28,7 +28,7 @@ class Episode(TextEpisode):
 
     variables = "WEBSHOP"
 
-    catalogue: str  # its folder
+    catalogue: str  # its folder, or "own"
     goal: int  # the goal's number after the original's shuffle
     hits: int  # products on a page of search results
     option_matching: OptionMatching  # how the options of synthetic goals are compared with the chosen ones
@@ -90,13 +90,22 @@ def load(
         seed=seed,
     )
     episode(catalogue=catalogue, goal=0)  # checks every argument before something is built
-    folder = own_catalogue() if catalogue == OWN else Path(catalogue).expanduser()
-    with closing(Catalogue(folder)) as opened:
+    if catalogue != OWN:
+        catalogue = str(Path(catalogue).expanduser().absolute())
+    with closing(open_catalogue(catalogue)) as opened:
         parts = goals.split(opened.goals, split)
-    episode = partial(episode, catalogue=str(folder.absolute()))
+    episode = partial(episode, catalogue=catalogue)
     train = _some(parts["train"], "train_goals", train_goals)
     test = _some(parts[test_split], "test_goals", test_goals)
     return [asdict(episode(goal=goal)) for goal in train], [asdict(episode(goal=goal)) for goal in test]
+
+
+def open_catalogue(name: str) -> Catalogue:
+    """Open the catalogue in a folder, or for "own" the project's own, built when it is first asked for.
+
+    Raises CatalogueError for a folder that is not a catalogue.
+    """
+    return Catalogue(own_catalogue() if name == OWN else Path(name).expanduser())
 
 
 def _some(part: range, key: str, wanted: int | Sequence[int] | None) -> Sequence[int]:

@@ -12,7 +12,7 @@ from empo2.agents.webshop import agent, tasks
 from empo2.agents.webshop.agent import WebShopAgent
 from empo2.agents.webshop.catalogue import Catalogue, build
 from empo2.agents.webshop.environment import NOT_POSSIBLE
-from empo2.agents.webshop.tasks import Episode, load
+from empo2.agents.webshop.tasks import Episode, load, open_catalogue
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.tasks import check_agent, load_tasks, scope_of
 
@@ -213,10 +213,19 @@ def test_the_settings_beside_the_agent_play_the_projects_own_catalogue(tmp_path,
     assert {variable: path for variable, path in settings.agent.env.items() if path.startswith("input.")} == (
         Episode.env_map()
     )
-    assert {Path(row["catalogue"]).parent for row in rows.train} == {tmp_path / "empo2"}
+    assert {row["catalogue"] for row in rows.train} == {"own"}  # as rows of a panel say, and the same on any machine
+    with closing(open_catalogue("own")) as shop:
+        assert shop.products == 1000
+    assert next((tmp_path / "empo2").glob("webshop-1000-*/catalogue.sqlite"))
     assert len({row["goal"] for row in rows.train}) == 2
     assert len({scope_of(row, settings.memory.scope) for row in rows.train}) == 1
     assert (settings.algorithm.scale, settings.algorithm.new_state_reward) == (0.01, 1)
+
+
+def test_a_panels_row_may_name_the_projects_own_catalogue(run, server, episode):
+    server.reply = scripted("search[mug]")
+    assert run(episode(catalogue="own", goal=0, max_steps=1))["message"] == "goal 0: score 0 after 1 of 1 steps"
+    assert "Back to Search" not in server.chats[0]["messages"][-1]["content"]
 
 
 def test_the_papers_settings(shop_folder):
