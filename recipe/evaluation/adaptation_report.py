@@ -13,7 +13,7 @@ from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN
 from empo2.recipe.evaluation.curves import Curves, by_trial, curves, figures
 from empo2.recipe.evaluation.results import FACTS_FILE, Result, read_results
-from empo2.recipe.evaluation.summary import failures_line, interval_text, table_of
+from empo2.recipe.evaluation.summary import failures_line, interval_text, show_table, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,8 +68,8 @@ def show_adaptations(folders: Sequence[Path], console: "Console") -> Path:
     for each in adapted:
         for panel, found in each.panels.items():
             console.print(f"\n{each.name}, {panel}", style="bold", soft_wrap=True, highlight=False, markup=False)
-            console.print(trials_table(found))
-            console.print(figures_table(found))
+            show_table(trials_table(found), console)
+            show_table(figures_table(found), console)
             if said := forgetting_line(found):
                 console.print(said, soft_wrap=True, highlight=False)
         if said := failures_line(each.results):

@@ -16,6 +16,7 @@ from empo2.recipe.evaluation.summary import (
     differences_table,
     failures_line,
     results_table,
+    show_table,
     summarize,
 )
 
@@ -75,7 +76,7 @@ def print_evaluation(folder: Path, console: "Console") -> None:
         lines = summarize(evaluation.results, evaluation.groups, evaluation.success_return)
         summary[evaluation.part] = {name: asdict(line) for name, line in lines.items()}
         console.print(f"\n{evaluation.name}", style="bold", soft_wrap=True, highlight=False, markup=False)
-        console.print(results_table(lines))
+        show_table(results_table(lines), console)
         if said := failures_line(evaluation.results):
             console.print(said, soft_wrap=True, highlight=False, markup=False)
         console.print(_cost(evaluation.results), soft_wrap=True, highlight=False)
@@ -110,7 +111,7 @@ def _print_difference(before: Evaluation, after: Evaluation, console: "Console")
     lines = differences(before.results, after.results, before.groups, before.success_return)
     title = f"\n{after.name}  minus  {before.name}, task by task"
     console.print(title, style="bold", soft_wrap=True, highlight=False, markup=False)
-    console.print(differences_table(lines))
+    show_table(differences_table(lines), console)
     return lines
 
 

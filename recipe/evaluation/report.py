@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from empo2.recipe.evaluation.charts import draw_picture, scaled, validation_charts
 from empo2.recipe.evaluation.lines import Line
 from empo2.recipe.evaluation.page import write_page
-from empo2.recipe.evaluation.summary import interval_text, table_of
+from empo2.recipe.evaluation.summary import interval_text, show_table, table_of
 from empo2.recipe.run_folder import Row, read_metrics, step_mode
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def show_lines(lines: Sequence[Line], folder: Path, console: "Console") -> None:
     """
     single = sum(len(line.runs) for line in lines) == 1
     if not single:
-        console.print(figures_table(lines))
+        show_table(figures_table(lines), console)
     picture = draw_picture(lines, folder / ("curves.png" if single else "comparison.png"))
     page = write_page(lines, folder / "report.html")
     console.print(f"curves  {picture}\nreport  {page}", soft_wrap=True, highlight=False, markup=False)

@@ -11,9 +11,11 @@ from empo2.recipe.evaluation.results import Result
 from empo2.recipe.evaluation.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 OVERALL = "overall"
+_WIDEST = 1000  # characters of a line
 _WON = 0.7  # of a success's return: EMPO2's environment counts a finished ScienceWorld episode above 70 as won [code]
 
 
@@ -182,3 +184,14 @@ def table_of(headings: Sequence[str]) -> "Table":
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number > 0)
     return table
+
+
+def show_table(table: "Table", console: "Console") -> None:
+    """Print a table as wide as it is: a narrow terminal wraps its lines, but no figure is cut."""
+    width = console.width
+    whole = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    console.width = max(whole, width)  # `print` takes no width beyond it
+    try:
+        console.print(table)
+    finally:
+        console.width = width

@@ -28,7 +28,15 @@ from empo2.recipe.evaluation.panels import Panel, load_panel, make
 from empo2.recipe.evaluation.play import result_of
 from empo2.recipe.evaluation.results import Planned, Result, Results, read_results
 from empo2.recipe.evaluation.statistics import Interval, area, bootstrap, cumulative_success, forgetting, over_seeds
-from empo2.recipe.evaluation.summary import OVERALL, differences, failures_line, interval_text, summarize
+from empo2.recipe.evaluation.summary import (
+    OVERALL,
+    differences,
+    failures_line,
+    interval_text,
+    show_table,
+    summarize,
+    table_of,
+)
 from empo2.recipe.launcher.serving import serving
 
 from .harness import ROOMS, is_reflection, running_gateway
@@ -497,6 +505,18 @@ def test_a_figure_has_three_digits() -> None:
     assert interval_text(Interval(96.875, 90.625, 100.0)) == "96.9\n90.6…100"
     assert interval_text(Interval(-6.25, -99.96, 9.0), "+") == "-6.25\n-100…+9.00"
     assert interval_text(Interval(1234.5, math.nan, math.nan)) == "1234"
+
+
+def test_no_figure_of_a_wide_table_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    interval = Interval(-12.34, -56.78, 91.23)
+    table = table_of(["task", *map(str, range(12))])
+    table.add_row("the-longest-name-of-a-task", *[interval_text(interval)] * 12)
+    show_table(table, Console(width=40))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.count("-56.8…91.2") for line in lines if "…" in line] == [12]
+    assert any(line.startswith("the-longest-name-of-a-task ") for line in lines)
 
 
 def test_one_command_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
