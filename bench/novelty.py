@@ -41,10 +41,9 @@ from empo2.agents.text_game.game import State, TextGame
 from empo2.agents.textworld_express.agent import Environment as TextWorld
 from empo2.agents.textworld_express.agent import begin
 from empo2.agents.textworld_express.tasks import Episode as TextWorldEpisode
-from empo2.agents.webshop.agent import Catalogue
 from empo2.agents.webshop.agent import Environment as WebShop
 from empo2.agents.webshop.agent import Game as WebShopGame
-from empo2.agents.webshop.generated import own_catalogue
+from empo2.agents.webshop.tasks import OWN, open_catalogue
 from empo2.agents.webshop.tasks import Episode as WebShopEpisode
 from empo2.memory import SentenceEmbedder
 from empo2.recipe.config import load_settings
@@ -251,7 +250,7 @@ def textworld(name: str, seeds: int, rollouts: int, actions: ActionForm) -> Iter
 
 def webshop(goals: Sequence[int], rollouts: int, actions: ActionForm) -> Iterator[Visit]:
     hits, choices = (10, 0) if actions == "free-text" else (3, 8)
-    with closing(Catalogue(own_catalogue())) as catalogue:
+    with closing(open_catalogue(OWN)) as catalogue:
         environment = WebShop(catalogue, hits)
         for goal in goals:
             episode = WebShopEpisode(

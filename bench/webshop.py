@@ -43,7 +43,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from openai import OpenAI
-from empo2.agents.webshop.agent import Catalogue, Environment
+from empo2.agents.webshop.agent import Environment
+from empo2.agents.webshop.catalogue import Catalogue
 client = OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none")
 with closing(Catalogue(Path(sys.argv[1]))) as catalogue:
     environment = Environment(catalogue)
