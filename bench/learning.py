@@ -18,7 +18,7 @@ from learning_report import KEPT, write_report
 
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.launcher.plan import Trial, read_plan
-from empo2.recipe.launcher.sweep import clock_of, has_ended, train
+from empo2.recipe.launcher.sweep import clock_of, has_ended, reaches_end, train
 from empo2.recipe.run_folder import read_lines, read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -47,11 +47,6 @@ def keep(trial: Trial, runs: Path) -> None:
             out.write(json.dumps(kept | {"cpu_seconds": seconds[row["step"]]}) + "\n")
 
 
-def is_kept(trial: Trial) -> bool:
-    """Return True if a trial's metrics are kept until its last step; the plan may have got more steps since."""
-    return max((row["step"] for row in read_lines(result_of(trial))), default=-1) >= trial.settings.run.steps
-
-
 def say(trial: Trial, text: str) -> None:
     print(f"{time.strftime('%H:%M')}  {trial.name}  {text}", flush=True)
 
@@ -71,7 +66,7 @@ def main() -> None:
         raise SystemExit(f"--only {' '.join(sorted(unknown))}: not in {PLAN.name}, which has {', '.join(names)}")
     wanted = [trial for trial in trials if arguments.only is None or trial.name in arguments.only]
     for trial in wanted:
-        if not is_kept(trial):
+        if not reaches_end(result_of(trial), trial):  # the plan may have got more steps since
             if not has_ended(trial, arguments.runs):
                 try:
                     train(trial, arguments.runs, partial(say, trial))

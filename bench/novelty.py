@@ -254,7 +254,7 @@ def webshop(goals: Sequence[int], rollouts: int, actions: ActionForm) -> Iterato
         environment = WebShop(catalogue, hits)
         for goal in goals:
             episode = WebShopEpisode(
-                catalogue="own",
+                catalogue=OWN,
                 goal=goal,
                 hits=hits,
                 max_steps=15,

@@ -13,7 +13,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)  # a handler is not inherited
 
 HERE = Path(__file__).parent
-WHOLE_STACK = {file.name for file in HERE.glob("test_*.py") if "pytest.mark.stack" in file.read_text()}
+WHOLE_STACK = {f"{HERE.name}/{file.name}" for file in HERE.glob("test_*.py") if "pytest.mark.stack" in file.read_text()}
 
 # Files, or tests of a file: seconds each, for what they start (frameworks, verl, embedder, servers) or wait for.
 SLOW = (
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         file = item.path.relative_to(HERE).as_posix()
         if not {file, f"{file}::{item.name.partition('[')[0]}"}.isdisjoint(SLOW):
             item.add_marker("slow")
-    items.sort(key=lambda item: item.path.name not in WHOLE_STACK)
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in WHOLE_STACK)
 
 
 class OneTraining(LoadFileScheduling):
@@ -64,8 +64,8 @@ class OneTraining(LoadFileScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        folder, _, file = nodeid.partition("::")[0].rpartition("/")
-        return "whole stack" if folder == HERE.name and file in WHOLE_STACK else super()._split_scope(nodeid)
+        file = super()._split_scope(nodeid)
+        return "whole stack" if file in WHOLE_STACK else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneTraining | None:

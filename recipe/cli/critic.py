@@ -47,6 +47,7 @@ def critic(
     from empo2.recipe.critic.episodes import read_episodes
     from empo2.recipe.critic.model import Critic, Facts
     from empo2.recipe.critic.training import train, transitions_of
+    from empo2.recipe.evaluation.summary import show_table
 
     os.umask(0o077)
     memory, success_return = _common_settings(folders)
@@ -74,7 +75,7 @@ def critic(
     learned = train(data, track(range(updates), f"{len(data):,} actions", console=console), seed=seed)
     q, advantages = learned.judge(transitions_of(testing, success_return, embed))
     Critic(facts, learned.q).save(output)
-    console.print(judgements_table(testing, success_return, q, advantages))
+    show_table(judgements_table(testing, success_return, q, advantages), console)
     console.print(f"critic  {output}", soft_wrap=True, markup=False)
 
 

@@ -74,8 +74,12 @@ def check_settings(trials: Sequence[Trial], folder: Path) -> None:
 
 def has_ended(trial: Trial, folder: Path) -> bool:
     """Return True if the last step of a trial has its metrics."""
-    steps = [row["step"] for row in read_lines(folder / trial.name / METRICS_FILE)]
-    return max(steps, default=-1) >= trial.settings.run.steps
+    return reaches_end(folder / trial.name / METRICS_FILE, trial)
+
+
+def reaches_end(metrics: Path, trial: Trial) -> bool:
+    """Return True if a file of metrics, a line for each step, has a trial's last step."""
+    return max((row["step"] for row in read_lines(metrics)), default=-1) >= trial.settings.run.steps
 
 
 def train(trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAIN) -> None:

@@ -330,7 +330,7 @@ def _lora(settings: Settings) -> dict[str, Any]:
 
 
 def cpu_options(settings: Settings) -> dict[str, Any]:
-    """Apply the settings that differ without a GPU; compat/ explains them."""
+    """Return the options that differ without a GPU; compat/ explains them."""
     workers = settings.hardware.gpus_per_node
     return {
         "actor_rollout_ref": {

@@ -507,7 +507,7 @@ def test_a_figure_has_three_digits() -> None:
     assert interval_text(Interval(1234.5, math.nan, math.nan)) == "1234"
 
 
-def test_no_figure_of_a_wide_table_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_figure_of_a_wide_table_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
     interval = Interval(-12.34, -56.78, 91.23)
