@@ -5,7 +5,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from empo2.recipe.evaluation.adaptation import TASKS, bank_of
 from empo2.recipe.evaluation.results import Result, read_results
+from empo2.recipe.run_folder import read_lines
 
 from .processes import mark, marked, until  # noqa: F401
 
@@ -31,22 +31,24 @@ def adapt(folder: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def by_trial(results: list[Result]) -> dict[str, list[Result]]:
-    return {part: [each for each in results if each.part == part] for part in dict.fromkeys(r.part for r in results)}
+def part(trial: int) -> str:
+    return f"seed 0, trial {trial}, {TASKS}"
+
+
+def of_trial(trial: int, results: list[Result]) -> list[Result]:
+    return [each for each in results if each.part == part(trial)]
 
 
 def test_adaptation_goes_on_after_a_kill(tmp_path: Path, mark: str) -> None:  # noqa: F811
     out, environment = tmp_path / "out", {**os.environ, "EMPO2_TEST_MARK": mark}
     first = adapt(tmp_path, environment)
     file = out / "results.jsonl"
-    deadline = time.monotonic() + 600
-    while not (file.exists() and len(file.read_text().splitlines()) > TASKS_PLAYED * ROLLOUTS):
-        assert first.poll() is None and time.monotonic() < deadline, first.communicate()[0]
-        time.sleep(0.02)
+    until(lambda: len(read_lines(file)) > TASKS_PLAYED * ROLLOUTS or first.poll() is not None, 600)
+    assert first.poll() is None, first.communicate()[0]
     first.send_signal(signal.SIGKILL)
     first.communicate()
     until(lambda: not marked(mark), 60)
-    kept = by_trial(read_results(out))
+    kept = of_trial(0, read_results(out))
     assert bank_of(out, 0)[0] == 0  # trial 1 had begun
 
     second = adapt(tmp_path, environment)
@@ -54,17 +56,15 @@ def test_adaptation_goes_on_after_a_kill(tmp_path: Path, mark: str) -> None:  # 
     assert second.returncode == 0, said
     results = read_results(out)
     assert Counter(each.key for each in results) == {
-        (f"seed 0, trial {trial}, {TASKS}", index, sample): 1
+        (part(trial), index, sample): 1
         for trial in range(TRIALS + 1)
         for index in range(TASKS_PLAYED)
         for sample in range(ROLLOUTS)
     }
     assert {each.failed for each in results} == {None}
-    trials = by_trial(results)
-    zero, *later = [trials[f"seed 0, trial {trial}, {TASKS}"] for trial in range(TRIALS + 1)]
-    assert zero == kept[f"seed 0, trial 0, {TASKS}"]  # not played again
-    assert {each.calls_with_tips for each in zero} == {0}
-    assert all(each.calls_with_tips for each in later[-1])
+    assert of_trial(0, results) == kept  # not played again
+    assert {each.calls_with_tips for each in kept} == {0}
+    assert all(each.calls_with_tips for each in of_trial(TRIALS, results))
     trial, bank = bank_of(out, 0)
     assert trial == TRIALS and bank is not None
     with closing(sqlite3.connect(bank)) as database:
