@@ -1,10 +1,10 @@
-"""The picture and the tables of docs/learning.md, from the results in bench/learning/."""
+"""The pictures and the table of docs/learning.md, from the results in bench/learning/."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -15,8 +15,13 @@ KEPT = ("step", "training/success_rate", "training/return", "training/intrinsic"
 ALONE, WITH_MEMORY, UNSEEN = "val/train/success_rate", "val/train/memory_success_rate", "val/unseen/success_rate"
 BEGIN, END = "<!-- made by bench/learning.py report -->", "<!-- end -->"
 
+PICTURES = {"Success of the arms": "learning.png", "By computing time, and every arm": "learning-arms.png"}
+COLORS = ("#8C8C8C", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")
+
 type Curve = tuple[np.ndarray, np.ndarray]
 """Steps [n] and values [n]."""
+type Runs = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
+"""By arm, the metrics of its runs: a row for each step."""
 
 
 def curve(rows: Sequence[Mapping[str, float]], metric: str, against: str = "step") -> Curve:
@@ -39,7 +44,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def write_report(plan_file: Path, results: Path, docs: Path) -> None:
-    """Write docs/learning.png, and the tables into docs/learning.md between the marks.
+    """Write docs/learning*.png, and the table into docs/learning.md between the marks.
 
     Raises:
         SystemExit: no run is finished.
@@ -58,12 +63,13 @@ def write_report(plan_file: Path, results: Path, docs: Path) -> None:
     page = docs / "learning.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    picture = "![Success of each arm](learning.png)"
-    page.write_text(f"{before}{BEGIN}\n\n{picture}\n\n{table(arms, runs)}\n{END}{after}")
-    draw(arms, runs, docs / "learning.png")
+    pictures = [f"![{text}]({file})" for text, file in PICTURES.items()]
+    page.write_text("\n\n".join((before + BEGIN, pictures[0], table(arms, runs), pictures[1], END + after)))
+    for draw, file in zip((draw_most, draw_arms), PICTURES.values(), strict=True):
+        draw(arms, runs, docs / file)
 
 
-def table(arms: Mapping[str, Any], runs: Mapping[str, Sequence[Any]]) -> str:
+def table(arms: Mapping[str, Any], runs: Runs) -> str:
     """Return the comparison as a Markdown table; intervals are of the mean over seeds."""
     grpo = [curve(rows, ALONE) for rows in runs.get("grpo", ())]
     goal = float(np.mean([values[-1] for _, values in grpo])) if grpo else math.nan
@@ -88,7 +94,7 @@ def table(arms: Mapping[str, Any], runs: Mapping[str, Sequence[Any]]) -> str:
             f"{np.mean([rows[-1]['cpu_seconds'] for rows in found]) / 60:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def distance(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
@@ -102,46 +108,67 @@ def percent(values: Sequence[float]) -> str:
     return f"{100 * found.mean:.0f} %" + ("" if math.isnan(found.high) else f" ± {100 * (found.high - found.mean):.0f}")
 
 
-def draw(arms: Mapping[str, Any], runs: Mapping[str, Sequence[Any]], target: Path) -> None:
-    """Draw success without memory by steps and by CPU time, and success with memory; bands span the seeds."""
+def draw_most(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
+    """Draw the arms with the most seeds: success without notes, and with them."""
+    most = max(map(len, runs.values()))
+    repeated = {name: found for name, found in runs.items() if len(found) == most}
+    panels = (
+        Panel("Training houses, without notes", ALONE, repeated),
+        Panel("The same houses, with notes", WITH_MEMORY, repeated),
+    )
+    _draw(arms, panels, (1, 2), target)
+
+
+def draw_arms(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
+    """Draw success by computing time and on unseen houses, and all arms' first seeds."""
+    first = {name: found[:1] for name, found in runs.items()}
+    panels = (
+        Panel("Training houses, without notes, by computing time", ALONE, runs, "cpu_seconds"),
+        Panel("Unseen houses, without notes", UNSEEN, runs),
+        Panel("First seed of each arm: without notes", ALONE, first),
+        Panel("First seed of each arm: with notes", WITH_MEMORY, first),
+    )
+    _draw(arms, panels, (2, 2), target)
+
+
+class Panel(NamedTuple):
+    title: str
+    metric: str
+    runs: Runs
+    against: str = "step"
+
+
+def _draw(arms: Mapping[str, Any], panels: Sequence[Panel], shape: tuple[int, int], target: Path) -> None:
+    """Draw means over seeds; bands span the seeds, and an arm with one seed is dotted."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels = (
-        ("Training houses, without notes", ALONE, "step", "step", 1),
-        ("The same, by computing time", ALONE, "cpu_seconds", "CPU minutes", 60),
-        ("Training houses, with notes", WITH_MEMORY, "step", "step", 1),
-        ("Unseen houses, without notes", UNSEEN, "step", "step", 1),
-    )
-    colors = dict(
-        zip(arms, ("#8C8C8C", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222"), strict=True)
-    )
+    colors = dict(zip(arms, COLORS, strict=True))
+    height, width = shape
     with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 8}):
-        figure, grid = plt.subplots(1, 4, figsize=(16, 4), sharey=True, layout="constrained")
-        for axes, (title, metric, against, label, unit) in zip(grid, panels, strict=True):
-            for name, found in runs.items():
-                curves = [points for rows in found if len((points := curve(rows, metric, against))[0])]
-                if not curves:
+        figure, grid = plt.subplots(
+            height, width, figsize=(4.7 * width, 3.4 * height), sharey=True, squeeze=False, layout="constrained"
+        )
+        for axes, panel in zip(grid.flat, panels, strict=True):
+            unit = 60 if panel.against == "cpu_seconds" else 1
+            for name, found in panel.runs.items():
+                curves = [points for rows in found if len((points := curve(rows, panel.metric, panel.against))[0])]
+                if len({len(x) for x, _ in curves}) != 1:
                     continue
-                if len({len(x) for x, _ in curves}) == 1:
-                    x, heights = np.mean([x for x, _ in curves], axis=0) / unit, 100 * np.array([y for _, y in curves])
-                    axes.plot(
-                        x,
-                        heights.mean(axis=0),
-                        color=colors[name],
-                        marker=".",
-                        label=arms[name]["title"],
-                        linewidth=2 if len(curves) > 1 else 1,
-                        linestyle="-" if len(curves) > 1 else ":",
-                    )
-                    axes.fill_between(x, heights.min(axis=0), heights.max(axis=0), color=colors[name], alpha=0.15)
-            axes.set_title(title, loc="left", weight="bold")
-            axes.set_xlabel(label)
+                x, heights = np.mean([x for x, _ in curves], axis=0) / unit, 100 * np.array([y for _, y in curves])
+                style = {"linewidth": 2} if len(curves) > 1 else {"linewidth": 1.2, "linestyle": ":"}
+                label = arms[name]["title"] + (f" ({len(curves)} seeds)" if len(curves) > 1 else "")
+                axes.plot(x, heights.mean(axis=0), color=colors[name], marker=".", label=label, **style)
+                axes.fill_between(x, heights.min(axis=0), heights.max(axis=0), color=colors[name], alpha=0.15)
+            axes.set_title(panel.title, loc="left", weight="bold", fontsize=10)
+            axes.set_xlabel("CPU minutes" if panel.against == "cpu_seconds" else "step")
             axes.spines[["top", "right"]].set_visible(False)
-        grid[0].set_ylabel("coin found, % of episodes")
-        grid[0].set_ylim(-3, 103)
-        grid[0].legend()
+            axes.set_ylim(-3, 103)
+            if axes.lines:
+                axes.legend(loc="upper left")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("coin found, % of episodes")
         figure.savefig(target, dpi=130)
         plt.close(figure)

@@ -68,5 +68,6 @@ class OneTraining(LoadFileScheduling):
         return "whole stack" if file in WHOLE_STACK else file
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest -p no:xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneTraining | None:
     return OneTraining(config, log) if config.getvalue("dist") == "loadfile" else None

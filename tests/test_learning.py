@@ -72,4 +72,5 @@ def test_the_report_is_made_from_results(tmp_path: Path):
     assert table[0][:5] == ["| GRPO", "2", "20 % ± 127", "10 % ± 64", "12"]  # t of 1 degree of freedom is 12.7
     # EMPO² is at 0.35 after 6 steps, above GRPO's 0.2; the distance is 0.55 at most and 0.2 at the end.
     assert table[1][4] == "6" and table[1][7].startswith("55 %") and ", 20 %" in table[1][7]
-    assert (docs / "learning.png").read_bytes().startswith(b"\x89PNG")
+    for picture in report.PICTURES.values():
+        assert f"({picture})" in text and (docs / picture).read_bytes().startswith(b"\x89PNG")

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from .catalogue import Catalogue, build
 from .environment import Environment
-from .generated import own_catalogue
 from .json_stream import read_json
-from .tasks import MAX_STEPS
+from .tasks import MAX_STEPS, OWN, open_catalogue
 
 FEW = 0.5  # of the instructions: if the shop has fewer, --human is probably a mistake
 
@@ -52,7 +51,7 @@ def main() -> None:
         epilog="example: python -m empo2.agents.webshop play --goal 3",
     )
     player.add_argument(
-        "--catalogue", type=Path, metavar="FOLDER", help="one that was built (default: the project's own)"
+        "--catalogue", default=OWN, metavar="FOLDER", help="one that was built (default: %(default)s, the project's)"
     )
     player.add_argument("--goal", type=int, default=0, metavar="N", help="which instruction (default: %(default)s)")
     player.add_argument("--max-steps", type=int, default=MAX_STEPS, metavar="N", help="(default: %(default)s)")
@@ -86,7 +85,7 @@ def _build(options: argparse.Namespace) -> None:
 
 
 def _play(options: argparse.Namespace) -> None:
-    with closing(Catalogue(options.catalogue or own_catalogue())) as catalogue:
+    with closing(open_catalogue(options.catalogue)) as catalogue:
         if options.goal not in range(catalogue.goals):
             raise ValueError(f"--goal {options.goal} must be one of 0 ... {catalogue.goals - 1}")
         environment = Environment(catalogue)
