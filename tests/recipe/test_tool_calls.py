@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ def render(chat: list[Any], *, template: str | None = None, answer_next: bool = 
     return tokenizer().apply_chat_template(chat, tokenize=False, **options)
 
 
+@cache
+def own_template() -> str:
+    from gguf import GGUFReader
+
+    return GGUFReader(models._smollm2_gguf()).fields["tokenizer.chat_template"].contents()
+
+
 @pytest.mark.parametrize("answer_next", [False, True])
 @pytest.mark.parametrize(
     "chat",
@@ -44,10 +52,7 @@ def render(chat: list[Any], *, template: str | None = None, answer_next: bool = 
     ],
 )
 def test_without_tools_the_template_is_the_models_own(chat: list[Any], answer_next: bool):
-    from gguf import GGUFReader
-
-    own = GGUFReader(models._smollm2_gguf()).fields["tokenizer.chat_template"].contents()
-    assert render(chat, answer_next=answer_next) == render(chat, template=own, answer_next=answer_next)
+    assert render(chat, answer_next=answer_next) == render(chat, template=own_template(), answer_next=answer_next)
 
 
 def parsed(text: str, name: str = "hermes") -> tuple[str | None, list[tuple[str, Any]]]:
