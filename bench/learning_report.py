@@ -13,6 +13,17 @@ from empo2.recipe.evaluation.statistics import area, over_seeds
 
 KEPT = ("step", "training/success_rate", "training/return", "training/intrinsic", "val/", "empo2/", "timing_s/step")
 ALONE, WITH_MEMORY, UNSEEN = "val/train/success_rate", "val/train/memory_success_rate", "val/unseen/success_rate"
+FLAT = "empo2/groups_without_gradient"
+SEEN = {
+    "groups without a gradient": FLAT,
+    "episodes with notes": "empo2/memory_fraction",
+    "off-policy episodes": "empo2/off_policy_fraction",
+    "masked tokens": "empo2/masked_token_fraction",
+    "notes written a step": "empo2/tips_written",
+    "notes shown an episode": "empo2/tips_per_episode",
+}
+"""By heading, a metric of a training step."""
+BLOCK = 8  # steps, of which a mean is drawn
 BEGIN, END = "<!-- made by bench/learning.py report -->", "<!-- end -->"
 
 PICTURES = {"Success of the arms": "learning.png", "By computing time, and every arm": "learning-arms.png"}
@@ -64,9 +75,16 @@ def write_report(plan_file: Path, results: Path, docs: Path) -> None:
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     pictures = [f"![{text}]({file})" for text, file in PICTURES.items()]
-    page.write_text("\n\n".join((before + BEGIN, pictures[0], table(arms, runs), pictures[1], END + after)))
-    for draw, file in zip((draw_most, draw_arms), PICTURES.values(), strict=True):
+    made = pictures[0], table(arms, runs), table_of_updates(arms, runs), pictures[1]
+    page.write_text("\n\n".join((before + BEGIN, *made, END + after)))
+    for draw, file in zip((draw_repeated, draw_arms), PICTURES.values(), strict=True):
         draw(arms, runs, docs / file)
+
+
+def over_blocks(points: Curve) -> Curve:
+    """Return the means of a curve over blocks of steps, each at its last step."""
+    steps, values = (part[: len(part) // BLOCK * BLOCK].reshape(-1, BLOCK) for part in points)
+    return steps[:, -1], values.mean(axis=1)
 
 
 def table(arms: Mapping[str, Any], runs: Runs) -> str:
@@ -97,6 +115,19 @@ def table(arms: Mapping[str, Any], runs: Runs) -> str:
     return "\n".join(lines)
 
 
+def table_of_updates(arms: Mapping[str, Any], runs: Runs) -> str:
+    """Return what the updates were made from as a Markdown table: means over all steps and seeds."""
+    lines = [f"| arm | {' | '.join(SEEN)} |", "|---" * (1 + len(SEEN)) + "|"]
+    for name, found in runs.items():
+        steps = [row for rows in found for row in rows if FLAT in row]
+        cells = []
+        for heading, metric in SEEN.items():
+            mean = np.mean([row.get(metric, 0.0) for row in steps])
+            cells.append(f"{mean:.1f}" if heading.startswith("notes") else f"{100 * mean:.3g} %")
+        lines.append(f"| {arms[name]['title']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def distance(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
     """Return success with memory minus success without, at each validation of a run."""
     return curve(rows, WITH_MEMORY)[1] - curve(rows, ALONE)[1]
@@ -108,15 +139,15 @@ def percent(values: Sequence[float]) -> str:
     return f"{100 * found.mean:.0f} %" + ("" if math.isnan(found.high) else f" ± {100 * (found.high - found.mean):.0f}")
 
 
-def draw_most(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
-    """Draw the arms with the most seeds: success without notes, and with them."""
-    most = max(map(len, runs.values()))
-    repeated = {name: found for name, found in runs.items() if len(found) == most}
+def draw_repeated(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
+    """Draw the arms that have several seeds: success without notes and with them, and groups that teach nothing."""
+    repeated = {name: found for name, found in runs.items() if arms[name]["seeds"] > 1}
     panels = (
         Panel("Training houses, without notes", ALONE, repeated),
         Panel("The same houses, with notes", WITH_MEMORY, repeated),
+        Panel("Groups without a gradient, %", FLAT, repeated),
     )
-    _draw(arms, panels, (1, 2), target)
+    _draw(arms, panels, (1, 3), target)
 
 
 def draw_arms(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
@@ -147,14 +178,16 @@ def _draw(arms: Mapping[str, Any], panels: Sequence[Panel], shape: tuple[int, in
 
     colors = dict(zip(arms, COLORS, strict=True))
     height, width = shape
-    with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 8}):
+    with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 10}):
         figure, grid = plt.subplots(
-            height, width, figsize=(4.7 * width, 3.4 * height), sharey=True, squeeze=False, layout="constrained"
+            height, width, figsize=(4.2 * width, 3.4 * height + 0.4), sharey=True, squeeze=False, layout="constrained"
         )
         for axes, panel in zip(grid.flat, panels, strict=True):
             unit = 60 if panel.against == "cpu_seconds" else 1
             for name, found in panel.runs.items():
                 curves = [points for rows in found if len((points := curve(rows, panel.metric, panel.against))[0])]
+                if panel.metric == FLAT:
+                    curves = [over_blocks(points) for points in curves]
                 if len({len(x) for x, _ in curves}) != 1:
                     continue
                 x, heights = np.mean([x for x, _ in curves], axis=0) / unit, 100 * np.array([y for _, y in curves])
@@ -166,9 +199,9 @@ def _draw(arms: Mapping[str, Any], panels: Sequence[Panel], shape: tuple[int, in
             axes.set_xlabel("CPU minutes" if panel.against == "cpu_seconds" else "step")
             axes.spines[["top", "right"]].set_visible(False)
             axes.set_ylim(-3, 103)
-            if axes.lines:
-                axes.legend(loc="upper left")
+            axes.set_xlim(left=0)
         for axes in grid[:, 0]:
             axes.set_ylabel("coin found, % of episodes")
+        figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
         figure.savefig(target, dpi=130)
         plt.close(figure)

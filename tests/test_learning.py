@@ -43,6 +43,8 @@ def test_curves():
     assert steps.tolist() == [0, 6, 12] and values.tolist() == [0, 0.5, 1]
     assert report.first_reach((steps, values), 0.4) == 6
     assert math.isnan(report.first_reach((steps, values), 1.1))
+    steps_of_blocks, means = report.over_blocks((np.arange(1, 18), np.arange(17.0)))
+    assert steps_of_blocks.tolist() == [8, 16] and means.tolist() == [3.5, 11.5]  # (0 + ... + 7) / 8
     steps, mean = report.mean_curve([(steps, values), (np.array([0, 12]), np.array([0.2, 0.6]))])
     assert steps.tolist() == [0, 12] and mean.tolist() == [0.1, 0.8]
 
@@ -61,7 +63,8 @@ def test_the_report_is_made_from_results(tmp_path: Path):
                     "val/unseen/success_rate": 0.0,
                     "cpu_seconds": 60 * step,
                 }
-                | ({report.WITH_MEMORY: noted} if name == "empo2" else {})
+                | ({report.WITH_MEMORY: noted, "empo2/memory_fraction": noted} if name == "empo2" else {})
+                | ({report.FLAT: alone, "empo2/tips_written": step} if step else {})
                 for step, alone, noted in ((0, 0.0, 0.0), (6, end / 2, 0.9), (12, end, 0.9))
             ]
             (results / f"{name}-{seed}.jsonl").write_text("".join(f"{report.json.dumps(line)}\n" for line in lines))
@@ -72,5 +75,8 @@ def test_the_report_is_made_from_results(tmp_path: Path):
     assert table[0][:5] == ["| GRPO", "2", "20 % ± 127", "10 % ± 64", "12"]  # t of 1 degree of freedom is 12.7
     # EMPO² is at 0.35 after 6 steps, above GRPO's 0.2; the distance is 0.55 at most and 0.2 at the end.
     assert table[1][4] == "6" and table[1][7].startswith("55 %") and ", 20 %" in table[1][7]
+    # Steps 6 and 12 of two seeds: for GRPO flat groups (0.05 + 0.1 + 0.15 + 0.3) / 4, 9 notes a step.
+    assert table[2][1:4] == ["15 %", "0 %", "0 %"] and table[2][5] == "9.0"
+    assert table[3][2] == "90 %"
     for picture in report.PICTURES.values():
         assert f"({picture})" in text and (docs / picture).read_bytes().startswith(b"\x89PNG")
