@@ -154,7 +154,7 @@ def draw_arms(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
     """Draw success by computing time and on unseen houses, and all arms' first seeds."""
     first = {name: found[:1] for name, found in runs.items()}
     panels = (
-        Panel("Training houses, without notes, by computing time", ALONE, runs, "cpu_seconds"),
+        Panel("Without notes, by computing time", ALONE, runs, "cpu_seconds"),
         Panel("Unseen houses, without notes", UNSEEN, runs),
         Panel("First seed of each arm: without notes", ALONE, first),
         Panel("First seed of each arm: with notes", WITH_MEMORY, first),
