@@ -155,6 +155,8 @@ def serve(control: socket.socket, imported: Imported) -> dict[str, str] | None:
             sys.stderr.flush()
             pid = os.fork()
             if not pid:
+                # First: when this server is killed and the connection closes, the controller ends the agent's session.
+                os.setsid()
                 _forget(selector, control, connection)
                 return environment
             _answer(connection, {"pid": pid})
@@ -178,8 +180,7 @@ def _forget(selector: selectors.BaseSelector, control: socket.socket, connection
 
 
 def become_agent(environment: dict[str, str]) -> None:
-    """Give this forked process a session, variables and random numbers of its own."""
-    os.setsid()
+    """Give this forked process variables and random numbers of its own."""
     os.environ.clear()
     os.environ.update(environment)
     if numpy := sys.modules.get("numpy.random"):  # Python's own generator is seeded anew by a fork

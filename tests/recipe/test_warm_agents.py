@@ -158,6 +158,18 @@ async def test_when_the_forking_process_is_killed_its_agents_fail_and_later_ones
     assert "the process that forks them has ended" in said
 
 
+async def test_an_agent_whose_session_comes_late_ends_with_the_forking_process(warm, tmp_path: Path) -> None:
+    (tmp_path / "late_agent.py").write_text(
+        "import os, time\nfrom warm_agents_of_tests import Agent\nsetsid = os.setsid\n"
+        "os.setsid = lambda: (time.sleep(1), setsid())\n"
+    )
+    agents = warm("late_agent:Agent")
+    running = await agents.fork("hang")
+    agents.agents._server.kill()
+    assert await running.wait() == -signal.SIGKILL
+    until(lambda: not psutil.pid_exists(running.pid) or psutil.Process(running.pid).status() == psutil.STATUS_ZOMBIE)
+
+
 async def test_a_class_that_cannot_be_imported_says_so_in_one_line(warm) -> None:
     agents = warm("no_such_module:Agent")
     agent = await agents.start("tell")
