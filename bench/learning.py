@@ -1,7 +1,7 @@
 """Does EMPO² learn where exploration is the bottleneck? Train the arms of bench/learning.yaml, and compare them.
 
     .venv/bin/python bench/learning.py run       # train what is not trained yet, one run at a time; hours on two cores
-    .venv/bin/python bench/learning.py report    # the pictures and the table of docs/learning.md from the results
+    .venv/bin/python bench/learning.py report    # the pictures and the tables of docs/learning.md from the results
 
 It is the sweep `empo2 sweep bench/learning.yaml --profile cpu --config agents/coin_collector/train.yaml`, with results
 that are kept in bench/learning/, a file for each run; the runs themselves, with weights and memories, are in

@@ -1,4 +1,4 @@
-"""The pictures and the table of docs/learning.md, from the results in bench/learning/."""
+"""The pictures and the tables of docs/learning.md, from the results in bench/learning/."""
 
 import json
 import math
@@ -23,7 +23,6 @@ SEEN = {
     "notes shown an episode": "empo2/tips_per_episode",
 }
 """By heading, a metric of a training step."""
-BLOCK = 8  # steps, of which a mean is drawn
 BEGIN, END = "<!-- made by bench/learning.py report -->", "<!-- end -->"
 
 PICTURES = {"Success of the arms": "learning.png", "By computing time, and every arm": "learning-arms.png"}
@@ -55,7 +54,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def write_report(plan_file: Path, results: Path, docs: Path) -> None:
-    """Write docs/learning*.png, and the table into docs/learning.md between the marks.
+    """Write docs/learning*.png, and the tables into docs/learning.md between the marks.
 
     Raises:
         SystemExit: no run is finished.
@@ -81,9 +80,9 @@ def write_report(plan_file: Path, results: Path, docs: Path) -> None:
         draw(arms, runs, docs / file)
 
 
-def over_blocks(points: Curve) -> Curve:
+def over_blocks(points: Curve, block: int) -> Curve:
     """Return the means of a curve over blocks of steps, each at its last step."""
-    steps, values = (part[: len(part) // BLOCK * BLOCK].reshape(-1, BLOCK) for part in points)
+    steps, values = (part[: len(part) // block * block].reshape(-1, block) for part in points)
     return steps[:, -1], values.mean(axis=1)
 
 
@@ -145,7 +144,7 @@ def draw_repeated(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
     panels = (
         Panel("Training houses, without notes", ALONE, repeated),
         Panel("The same houses, with notes", WITH_MEMORY, repeated),
-        Panel("Groups without a gradient, %", FLAT, repeated),
+        Panel("Groups without a gradient, %", FLAT, repeated, block=8),
     )
     _draw(arms, panels, (1, 3), target)
 
@@ -163,10 +162,13 @@ def draw_arms(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
 
 
 class Panel(NamedTuple):
+    """Runs' curves of a metric, of which the means over blocks of steps are drawn."""
+
     title: str
     metric: str
     runs: Runs
     against: str = "step"
+    block: int = 1
 
 
 def _draw(arms: Mapping[str, Any], panels: Sequence[Panel], shape: tuple[int, int], target: Path) -> None:
@@ -185,9 +187,8 @@ def _draw(arms: Mapping[str, Any], panels: Sequence[Panel], shape: tuple[int, in
         for axes, panel in zip(grid.flat, panels, strict=True):
             unit = 60 if panel.against == "cpu_seconds" else 1
             for name, found in panel.runs.items():
-                curves = [points for rows in found if len((points := curve(rows, panel.metric, panel.against))[0])]
-                if panel.metric == FLAT:
-                    curves = [over_blocks(points) for points in curves]
+                curves = [over_blocks(curve(rows, panel.metric, panel.against), panel.block) for rows in found]
+                curves = [points for points in curves if len(points[0])]
                 if len({len(x) for x, _ in curves}) != 1:
                     continue
                 x, heights = np.mean([x for x, _ in curves], axis=0) / unit, 100 * np.array([y for _, y in curves])

@@ -43,7 +43,7 @@ def test_curves():
     assert steps.tolist() == [0, 6, 12] and values.tolist() == [0, 0.5, 1]
     assert report.first_reach((steps, values), 0.4) == 6
     assert math.isnan(report.first_reach((steps, values), 1.1))
-    steps_of_blocks, means = report.over_blocks((np.arange(1, 18), np.arange(17.0)))
+    steps_of_blocks, means = report.over_blocks((np.arange(1, 18), np.arange(17.0)), 8)
     assert steps_of_blocks.tolist() == [8, 16] and means.tolist() == [3.5, 11.5]  # (0 + ... + 7) / 8
     steps, mean = report.mean_curve([(steps, values), (np.array([0, 12]), np.array([0.2, 0.6]))])
     assert steps.tolist() == [0, 12] and mean.tolist() == [0.1, 0.8]

@@ -19,7 +19,7 @@ from empo2.recipe.controller.__main__ import start_agents_with
 from empo2.recipe.controller.warm_agents import ForkedAgent, WarmAgents
 from empo2.recipe.retrofit.upstream import worker_command
 
-from ..processes import mark, until
+from ..processes import mark, marked, until
 
 __all__ = ["mark"]
 
@@ -158,7 +158,7 @@ async def test_when_the_forking_process_is_killed_its_agents_fail_and_later_ones
     assert "the process that forks them has ended" in said
 
 
-async def test_an_agent_whose_session_comes_late_ends_with_the_forking_process(warm, tmp_path: Path) -> None:
+async def test_an_agent_whose_session_comes_late_ends_with_the_forking_process(warm, tmp_path: Path, mark: str) -> None:
     (tmp_path / "late_agent.py").write_text(
         "import os, time\nfrom warm_agents_of_tests import Agent\nsetsid = os.setsid\n"
         "os.setsid = lambda: (time.sleep(1), setsid())\n"
@@ -167,7 +167,7 @@ async def test_an_agent_whose_session_comes_late_ends_with_the_forking_process(w
     running = await agents.fork("hang")
     agents.agents._server.kill()
     assert await running.wait() == -signal.SIGKILL
-    until(lambda: not psutil.pid_exists(running.pid) or psutil.Process(running.pid).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: not marked(mark))
 
 
 async def test_a_class_that_cannot_be_imported_says_so_in_one_line(warm) -> None:
