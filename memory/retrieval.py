@@ -37,7 +37,11 @@ class Policy(Protocol):
 class ByScore:
     """EMPO²'s retrieval (arXiv 2602.23008): the entries that are similar enough, best score first.
 
-    Ties are broken by similarity, then newest first. Each text counts once, by its first entry in this order.
+    Ties, which the paper leaves open, are broken by similarity, then by learned value, then newest first. Each text
+    counts once, by its first entry in this order.
+
+    Without the value, equal scores favour errors: a true tip that is written again is a duplicate and stays old, while
+    each slip of the pen is a new text, and comes first (docs/learning.md).
 
     Attributes:
         k: most rows to return.
@@ -49,7 +53,7 @@ class ByScore:
 
     def __call__(self, entries: Entries) -> np.ndarray:
         similar = np.flatnonzero(entries.similarities > self.min_similarity)
-        return _first_of_texts(similar, (entries.scores, entries.similarities), entries.texts, self.k)
+        return _first_of_texts(similar, (entries.scores, entries.similarities, entries.values), entries.texts, self.k)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ def store(path):
         yield store
 
 
-def add(store, episode, *keys, scope="task", **options):
+def add(store, episode, *keys, scope="task", tip=None, **options):
     steps = [Step(f"s{i}", key, "look") for i, key in enumerate(keys)]
-    store.add_episode(scope, episode, tip=f"tip of {episode}", score=1.0, success=None, steps=steps, **options)
+    store.add_episode(scope, episode, tip=tip or f"tip of {episode}", score=1.0, success=None, steps=steps, **options)
 
 
 def play(store, episode, shown, reward, scope="task", learning_rate=0.5, score=7.0, success=None):
@@ -63,6 +63,18 @@ def test_values_move_towards_the_reward(store, path):
     assert values(store) == {"a": 0.3125, "b": 0.5, "c": 0.5}
     assert values(store, NORTH) == values(store)  # one value for all the states of a tip
     assert rows(path, "SELECT value FROM tips ORDER BY id") == [(0.3125,), (0.5,), (0.5,)]
+
+
+def test_a_tip_that_has_helped_comes_before_a_newer_one_of_equal_score(store):
+    """A true tip is written again, which is a duplicate; then one slip of the pen is a new text of the same score."""
+    add(store, "true", EAST)
+    play(store, "p1", {1: 1}, reward=1.0)
+    add(store, "again", EAST, tip="tip of true")
+    add(store, "slip", EAST)
+    order = ["tip of true", "tip of slip"]
+    assert [tip.text for tip in store.search("task", EAST, ByScore(2, 0.5))] == order
+    play(store, "p2", {1: 1, 2: 1}, reward=0.0)  # shown together, they fail together
+    assert [tip.text for tip in store.search("task", EAST, ByScore(2, 0.5))] == order
 
 
 def test_a_tip_shown_in_many_turns_counts_once_and_the_turns_are_kept(store, path):

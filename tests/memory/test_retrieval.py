@@ -46,8 +46,8 @@ def test_value_with_fixed_statistics_of_the_similarities():
     assert replace(fixed, weight=0.05)(columns).tolist() == [0, 1]  # 0.095 - 0.05 > 0.05 - 0.095
 
 
-def by_score(similarities, scores, texts, k=10, min_similarity=0.5):
-    return ByScore(k, min_similarity)(entries(similarities, scores, texts=texts)).tolist()
+def by_score(similarities, scores, texts, k=10, min_similarity=0.5, values=None):
+    return ByScore(k, min_similarity)(entries(similarities, scores, values, texts)).tolist()
 
 
 def test_score_orders_and_similarity_only_admits():
@@ -73,8 +73,10 @@ def test_random_tips_are_drawn_from_all_texts_alike():
     assert AtRandom(2, rng(0))(entries([])).tolist() == []
 
 
-def test_equal_scores_go_by_similarity_then_newest_first():
+def test_equal_scores_go_by_similarity_then_value_then_newest_first():
     assert by_score([0.6, 0.8, 0.8, 0.7], [1, 1, 1, 1], [0, 1, 2, 3]) == [2, 1, 3, 0]
+    assert by_score([0.6, 0.8, 0.8, 0.7], [1, 1, 1, 1], [0, 1, 2, 3], values=[9, 2, 1, 5]) == [1, 2, 3, 0]
+    assert by_score([0.8, 0.8, 0.8, 0.8], [1, 2, 2, 1], [0, 1, 2, 3], values=[9, 0, -1, 0]) == [1, 2, 0, 3]
 
 
 def test_an_episode_answers_once_with_its_most_similar_entry():
@@ -241,7 +243,7 @@ def test_ranking_equals_plain_python(rows, k, minimum):
     def similar(similarity):
         return similarity > minimum
 
-    assert ByScore(k, minimum)(columns).tolist() == plain(rows, lambda row: (row[1], row[0]), k, similar)
+    assert ByScore(k, minimum)(columns).tolist() == plain(rows, lambda row: (row[1], row[0], row[2]), k, similar)
     assert BySimilarity(k, minimum)(columns).tolist() == plain(rows, lambda row: (row[0], row[1]), k, similar)
 
 
