@@ -4,7 +4,7 @@
     .venv/bin/python bench/learning.py report    # the pictures and the tables of docs/learning.md from the results
 
 It is the sweep `empo2 sweep bench/learning.yaml --profile cpu --config agents/coin_collector/train.yaml`, with results
-that are kept in bench/learning/, a file for each run; the runs themselves, with weights and memories, are in
+that are kept in bench/learning/, one or two files for each run; the runs themselves, with weights and memories, are in
 runs/learning/ and can be removed. A run that was interrupted goes on from its last checkpoint.
 """
 
@@ -14,12 +14,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-from learning_report import KEPT, write_report
+from learning_notes import outcomes_by_notes, training_houses
+from learning_report import KEPT, NOTES, write_report
 
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.launcher.plan import Trial, read_plan
 from empo2.recipe.launcher.sweep import clock_of, has_ended, reaches_end, train
-from empo2.recipe.run_folder import read_lines, read_metrics
+from empo2.recipe.run_folder import MEMORY_FILE, read_lines, read_metrics
 
 ROOT = Path(__file__).parents[1]
 PLAN = Path(__file__).with_suffix(".yaml")
@@ -38,13 +39,17 @@ def result_of(trial: Trial) -> Path:
 
 
 def keep(trial: Trial, runs: Path) -> None:
-    """Write the metrics that the report reads, a line for each step."""
+    """Write what the report reads: metrics, a line for each step, and what notes episodes were shown."""
     seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(clock_of(trial, runs))}
     RESULTS.mkdir(exist_ok=True)
     with result_of(trial).open("w") as out:
         for row in read_metrics(runs / trial.name):
             kept = {key: round(value, 6) for key, value in row.items() if key.startswith(KEPT)}
             out.write(json.dumps(kept | {"cpu_seconds": seconds[row["step"]]}) + "\n")
+    if trial.settings.algorithm.name != "grpo":
+        houses = training_houses(trial.settings.tasks.args["level"], trial.settings.tasks.args["train_houses"])
+        outcomes = outcomes_by_notes(runs / trial.name / MEMORY_FILE, houses)
+        (RESULTS / f"{trial.name}{NOTES}").write_text(json.dumps(outcomes) + "\n")
 
 
 def say(trial: Trial, text: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from learning_notes import KINDS, Outcomes
 
 from empo2.recipe.evaluation.statistics import area, over_seeds
 
@@ -23,6 +24,8 @@ SEEN = {
     "notes shown an episode": "empo2/tips_per_episode",
 }
 """By heading, a metric of a training step."""
+NOTES = ".notes.json"
+"""End of the name of a run's file that says what notes its episodes were shown (`learning_notes.Outcomes`)."""
 BEGIN, END = "<!-- made by bench/learning.py report -->", "<!-- end -->"
 
 PICTURES = {"Success of the arms": "learning.png", "By computing time, and every arm": "learning-arms.png"}
@@ -74,7 +77,11 @@ def write_report(plan_file: Path, results: Path, docs: Path) -> None:
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     pictures = [f"![{text}]({file})" for text, file in PICTURES.items()]
-    made = pictures[0], table(arms, runs), table_of_updates(arms, runs), pictures[1]
+    shown = {
+        name: [json.loads(file.read_text()) for file in sorted(results.glob(f"{name}-[0-9]{NOTES}"))] for name in runs
+    }
+    tables = table(arms, runs), table_of_updates(arms, runs), table_of_notes(arms, shown)
+    made = pictures[0], *tables, pictures[1]
     page.write_text("\n\n".join((before + BEGIN, *made, END + after)))
     for draw, file in zip((draw_repeated, draw_arms), PICTURES.values(), strict=True):
         draw(arms, runs, docs / file)
@@ -124,6 +131,19 @@ def table_of_updates(arms: Mapping[str, Any], runs: Runs) -> str:
             mean = np.mean([row.get(metric, 0.0) for row in steps])
             cells.append(f"{mean:.1f}" if heading.startswith("notes") else f"{100 * mean:.3g} %")
         lines.append(f"| {arms[name]['title']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def table_of_notes(arms: Mapping[str, Any], shown: Mapping[str, Sequence[Outcomes]]) -> str:
+    """Return how often episodes found the coin, by what their notes said of it, as a Markdown table; over all seeds."""
+    lines = [f"| coin found, if notes tell of | {' | '.join(KINDS)} |", "|---" * (1 + len(KINDS)) + "|"]
+    for name, runs in shown.items():
+        cells = []
+        for kind in KINDS:
+            found, episodes = np.sum([run[kind] for run in runs], axis=(0, 1)) if runs else (0, 0)
+            cells.append(f"{100 * found / episodes:.0f} % of {episodes}" if episodes else "-")
+        if runs:
+            lines.append(f"| {arms[name]['title']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

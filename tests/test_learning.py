@@ -11,7 +11,16 @@ BENCH = Path(__file__).parents[1] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import learning  # noqa: E402
+import learning_notes as notes  # noqa: E402
 import learning_report as report  # noqa: E402
+
+from empo2.agents.coin_collector.levels import panel  # noqa: E402
+from empo2.agents.houses.house import House  # noqa: E402
+from empo2.memory import MemoryStore, Step  # noqa: E402
+
+HOUSE = House("hall", "den", {"hall": {"east": "study"}, "study": {"west": "hall", "north": "den"}, "den": {}})
+TRUE = "Coin in the den: hall move east, study move north, den take coin."
+FALSE = "Coin in the den: hall move west, study move north, den take coin."
 
 
 def test_the_plan_begins_with_the_first_seed_of_every_arm():
@@ -49,6 +58,41 @@ def test_curves():
     assert steps.tolist() == [0, 12] and mean.tolist() == [0.1, 0.8]
 
 
+def test_episodes_are_counted_by_what_their_notes_said(tmp_path: Path):
+    file, scope = tmp_path / "memory.sqlite", '{"level": "hard", "seed": 7}'
+    store = MemoryStore(file, embedder="none", dimension=2)
+    for number, text in enumerate((TRUE, FALSE, "No coin as far as the hall: hall no coin.", "Coin in the moon.")):
+        steps = [Step("hall", np.array([1.0, 0.0]), "move east")]
+        store.add_episode(scope, f"writer {number}", tip=text, score=0.0, success=False, steps=steps)
+    # Eight episodes, so two in a quarter: notes 1 (true), 1 and 2, 2, 3, 4 (false), none, 1 and 3, 1.
+    for number, (shown, found) in enumerate(
+        [((1,), 1), ((1, 2), 0), ((2,), 1), ((3,), 0), ((4,), 0), ((), 1), ((1, 3), 1), ((1,), 0)]
+    ):
+        store.record_play(
+            scope,
+            f"player {number}",
+            score=100.0 * found,
+            success=bool(found),
+            searches=1,
+            hits=len(shown),
+            shown=dict.fromkeys(shown, 1),
+            reward=float(found),
+            learning_rate=0.3,
+        )
+    store.close()
+    assert notes.outcomes_by_notes(file, {7: HOUSE}) == {
+        "the coin, true": [[1, 1], [0, 0], [0, 0], [1, 2]],
+        "the coin, true and false": [[0, 1], [0, 0], [0, 0], [0, 0]],
+        "the coin, false": [[0, 0], [1, 1], [0, 1], [0, 0]],
+        "no coin": [[0, 0], [0, 1], [1, 1], [0, 0]],
+    }
+
+
+def test_the_houses_of_the_experiment_have_their_coins_where_the_agent_finds_them():
+    (seed, house), *_ = notes.training_houses("hard", 2).items()
+    assert house.distance == 4 and len(house.doors) == 11 and seed == panel("hard")["train"][0]
+
+
 def test_the_report_is_made_from_results(tmp_path: Path):
     docs, results = tmp_path / "docs", tmp_path / "results"
     docs.mkdir()
@@ -68,6 +112,9 @@ def test_the_report_is_made_from_results(tmp_path: Path):
                 for step, alone, noted in ((0, 0.0, 0.0), (6, end / 2, 0.9), (12, end, 0.9))
             ]
             (results / f"{name}-{seed}.jsonl").write_text("".join(f"{report.json.dumps(line)}\n" for line in lines))
+            if name == "empo2":  # of a kind 1 of 4, 2 of 4 ... in a quarter; of the last kind no episode
+                counts = {kind: [[number, 4 if number else 0]] * 4 for number, kind in enumerate(notes.KINDS[::-1])}
+                (results / f"{name}-{seed}{report.NOTES}").write_text(report.json.dumps(counts))
     report.write_report(learning.PLAN, results, docs)
     text = (docs / "learning.md").read_text()
     assert text.startswith("before\n") and text.endswith(f"{report.END}\nafter\n") and "old" not in text
@@ -78,5 +125,6 @@ def test_the_report_is_made_from_results(tmp_path: Path):
     # Steps 6 and 12 of two seeds: for GRPO flat groups (0.05 + 0.1 + 0.15 + 0.3) / 4, 9 notes a step.
     assert table[2][1:4] == ["15 %", "0 %", "0 %"] and table[2][5] == "9.0"
     assert table[3][2] == "90 %"
+    assert table[4] == ["| EMPO²", "75 % of 32", "50 % of 32", "25 % of 32", "- |"]
     for picture in report.PICTURES.values():
         assert f"({picture})" in text and (docs / picture).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,62 @@
+"""What the notes that episodes were shown said of the coin, whether it was true, and how often the coin was found."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from empo2.agents.coin_collector.environment import walk
+from empo2.agents.coin_collector.levels import LEVELS, panel
+from empo2.agents.houses.house import House
+from empo2.agents.textworld_express.environment import Environment
+from empo2.memory.browse import plays, reading, stored_tips
+from empo2.small_model.notes import parse
+
+KINDS = ("the coin, true", "the coin, true and false", "the coin, false", "no coin")
+"""What an episode's notes say of the coin's place: right ones alone, both, wrong ones alone, nothing."""
+QUARTERS = 4
+
+type Outcomes = dict[str, list[list[int]]]
+"""By kind of notes, for each quarter of the run's episodes with notes: [episodes with the coin found, episodes]."""
+
+
+def training_houses(level: str, count: int) -> dict[int, House]:
+    """Return the first houses of a level's training panel by their seeds; starts Java for a second."""
+    with Environment() as world:
+        return {seed: walk(world, LEVELS[level].rooms, seed) for seed in panel(level)["train"][:count]}
+
+
+def outcomes_by_notes(memory: Path, houses: Mapping[int, House]) -> Outcomes:
+    """Return how often the coin was found in the training episodes that were to have notes, by what those said.
+
+    Notes that the memory has dropped since count as absent; here it drops none.
+
+    Raises:
+        MemoryFileError: the file cannot be read.
+    """
+    with reading(memory) as db:
+        said = {tip.id: _said(tip.text, houses[_seed(tip.scope)]) for tip in stored_tips(db, order="newest")}
+        shown: dict[str, set[bool]] = {}
+        for episode, tip in db.execute("SELECT episode, tip_id FROM credits"):
+            if (true := said.get(tip)) is not None:
+                shown.setdefault(episode, set()).add(true)
+        found = plays(db)
+    outcomes = {kind: [[0, 0] for _ in range(QUARTERS)] for kind in KINDS}
+    for index, play in enumerate(found):
+        of = shown.get(play.episode, set())
+        kind = KINDS[(1 if False in of else 0) if True in of else (2 if False in of else 3)]
+        counts = outcomes[kind][QUARTERS * index // len(found)]
+        counts[0] += bool(play.success)
+        counts[1] += 1
+    return outcomes
+
+
+def _seed(scope: str) -> int:
+    return json.loads(scope)["seed"]
+
+
+def _said(text: str, house: House) -> bool | None:
+    """Return whether a note of the coin's place is true; None for any other note."""
+    if not text.startswith("Coin in "):
+        return None
+    note = parse(text)
+    return note is not None and note.true_of(house)
