@@ -78,7 +78,9 @@ def write_report(plan_file: Path, results: Path, docs: Path) -> None:
     _, _, after = rest.partition(END)
     pictures = [f"![{text}]({file})" for text, file in PICTURES.items()]
     shown = {
-        name: [json.loads(file.read_text()) for file in sorted(results.glob(f"{name}-[0-9]{NOTES}"))] for name in runs
+        name: [json.loads(file.read_text()) for file in files]
+        for name in runs
+        if (files := sorted(results.glob(f"{name}-[0-9]{NOTES}")))
     }
     tables = table(arms, runs), table_of_updates(arms, runs), table_of_notes(arms, shown)
     made = pictures[0], *tables, pictures[1]
@@ -140,10 +142,9 @@ def table_of_notes(arms: Mapping[str, Any], shown: Mapping[str, Sequence[Outcome
     for name, runs in shown.items():
         cells = []
         for kind in KINDS:
-            found, episodes = np.sum([run[kind] for run in runs], axis=(0, 1)) if runs else (0, 0)
+            found, episodes = np.sum([run[kind] for run in runs], axis=(0, 1))
             cells.append(f"{100 * found / episodes:.0f} % of {episodes}" if episodes else "-")
-        if runs:
-            lines.append(f"| {arms[name]['title']} | {' | '.join(cells)} |")
+        lines.append(f"| {arms[name]['title']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

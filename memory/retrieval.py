@@ -40,7 +40,7 @@ class ByScore:
     Ties, which the paper leaves open, are broken by similarity, then by learned value, then newest first. Each text
     counts once, by its first entry in this order.
 
-    Without the value, equal scores favour errors: a true tip that is written again is a duplicate and stays old, while
+    Without the value, equal scores favor errors: a true tip that is written again is a duplicate and stays old, while
     each slip of the pen is a new text, and comes first (docs/learning.md).
 
     Attributes:

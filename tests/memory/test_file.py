@@ -65,7 +65,7 @@ def test_a_snapshot_is_a_memory_of_its_own(store, tmp_path):
     with closing(open_store(target)) as copy:
         assert found(copy) == [("a", 0.75)]
         add(copy, "only here")
-    assert found(store) == [("later", 0.0), ("a", 0.75)]
+    assert found(store) == [("a", 0.75), ("later", 0.0)]
 
 
 def test_a_snapshot_replaces_what_a_killed_process_left(tmp_path):
@@ -131,7 +131,7 @@ def test_restore_goes_back_and_the_store_goes_on(store, tmp_path):
     assert [row[0] for row in rows(tmp_path / "memory.db", "plays")] == ["p"]
     assert rows(tmp_path / "memory.db", "credits") == [("p", 1, 2), ("p", 77, 1)]
     add(store, "after")
-    (new, *_) = store.search("task", EAST, ByScore(10, 0.5))
+    (*_, new) = store.search("task", EAST, ByScore(10, 0.5))
     assert new.id == 4  # 3 was given to what has been undone, and may still be on its way in some episode
     assert sorted(path.name for path in tmp_path.glob("snapshot*")) == ["snapshot.db"]
 
@@ -220,7 +220,7 @@ def test_restoring_from_a_damaged_snapshot_changes_nothing(store, tmp_path):
     add(store, "c")  # nothing is locked or attached still
     store.snapshot(snapshot)
     store.restore(snapshot)
-    assert found(store) == [("c", 0.0), ("a", 0.75)]
+    assert found(store) == [("a", 0.75), ("c", 0.0)]
 
 
 def test_others_can_read_while_the_store_is_open(store, tmp_path):
