@@ -76,7 +76,7 @@ def chosen_tips(best_first: Sequence[StoredTip]) -> list[StoredTip]:
 
 
 def draw(points: Sequence[Point], target: Path) -> Path:
-    """Draw success without and with notes over the steps."""
+    """Draw success without and with notes over the steps; both begin alike, as no note has been written then."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -84,6 +84,7 @@ def draw(points: Sequence[Point], target: Path) -> Path:
 
     steps = [point.step for point in points]
     alone, noted = ([100 * rate for rate in rates] for rates in zip(*(point[1:] for point in points), strict=True))
+    noted[0] = alone[0]  # the same policy without notes was measured twice; a difference is chance
     with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False}):
         figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
         axes.fill_between(steps, alone, noted, color=_GREEN, alpha=0.12)
