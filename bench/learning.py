@@ -42,14 +42,14 @@ def keep(trial: Trial, runs: Path) -> None:
     """Write what the report reads: metrics, a line for each step, and what notes episodes were shown."""
     seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(clock_of(trial, runs))}
     RESULTS.mkdir(exist_ok=True)
-    with result_of(trial).open("w") as out:
-        for row in read_metrics(runs / trial.name):
-            kept = {key: round(value, 6) for key, value in row.items() if key.startswith(KEPT)}
-            out.write(json.dumps(kept | {"cpu_seconds": seconds[row["step"]]}) + "\n")
     if trial.settings.algorithm.name != "grpo":
         houses = training_houses(trial.settings.tasks.args["level"], trial.settings.tasks.args["train_houses"])
         outcomes = outcomes_by_notes(runs / trial.name / MEMORY_FILE, houses)
         (RESULTS / f"{trial.name}{NOTES}").write_text(json.dumps(outcomes) + "\n")
+    with result_of(trial).open("w") as out:  # last: with it a run counts as kept
+        for row in read_metrics(runs / trial.name):
+            kept = {key: round(value, 6) for key, value in row.items() if key.startswith(KEPT)}
+            out.write(json.dumps(kept | {"cpu_seconds": seconds[row["step"]]}) + "\n")
 
 
 def say(trial: Trial, text: str) -> None:

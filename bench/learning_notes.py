@@ -1,18 +1,19 @@
 """What the notes that episodes were shown said of the coin, whether it was true, and how often the coin was found."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from empo2.agents.coin_collector.environment import walk
 from empo2.agents.coin_collector.levels import LEVELS, panel
 from empo2.agents.houses.house import House
-from empo2.agents.textworld_express.environment import Environment
 from empo2.memory.browse import plays, reading, stored_tips
-from empo2.small_model.notes import parse
+from empo2.small_model.houses import walk_all
+from empo2.small_model.notes import COIN, parse
 
 KINDS = ("the coin, true", "the coin, true and false", "the coin, false", "no coin")
 """What an episode's notes say of the coin's place: right ones alone, both, wrong ones alone, nothing."""
+_BY_TRUTHS = dict(zip(map(frozenset, ([True], [True, False], [False], [])), KINDS, strict=True))
 QUARTERS = 4
 
 type Outcomes = dict[str, list[list[int]]]
@@ -21,8 +22,8 @@ type Outcomes = dict[str, list[list[int]]]
 
 def training_houses(level: str, count: int) -> dict[int, House]:
     """Return the first houses of a level's training panel by their seeds; starts Java for a second."""
-    with Environment() as world:
-        return {seed: walk(world, LEVELS[level].rooms, seed) for seed in panel(level)["train"][:count]}
+    seeds = panel(level)["train"][:count]
+    return dict(zip(seeds, walk_all(seeds, [LEVELS[level].rooms]), strict=True))
 
 
 def outcomes_by_notes(memory: Path, houses: Mapping[int, House]) -> Outcomes:
@@ -35,15 +36,14 @@ def outcomes_by_notes(memory: Path, houses: Mapping[int, House]) -> Outcomes:
     """
     with reading(memory) as db:
         said = {tip.id: _said(tip.text, houses[_seed(tip.scope)]) for tip in stored_tips(db, order="newest")}
-        shown: dict[str, set[bool]] = {}
+        shown: defaultdict[str, set[bool]] = defaultdict(set)
         for episode, tip in db.execute("SELECT episode, tip_id FROM credits"):
             if (true := said.get(tip)) is not None:
-                shown.setdefault(episode, set()).add(true)
+                shown[episode].add(true)
         found = plays(db)
     outcomes = {kind: [[0, 0] for _ in range(QUARTERS)] for kind in KINDS}
     for index, play in enumerate(found):
-        of = shown.get(play.episode, set())
-        kind = KINDS[(1 if False in of else 0) if True in of else (2 if False in of else 3)]
+        kind = _BY_TRUTHS[frozenset(shown[play.episode])]
         counts = outcomes[kind][QUARTERS * index // len(found)]
         counts[0] += bool(play.success)
         counts[1] += 1
@@ -56,7 +56,7 @@ def _seed(scope: str) -> int:
 
 def _said(text: str, house: House) -> bool | None:
     """Return whether a note of the coin's place is true; None for any other note."""
-    if not text.startswith("Coin in "):
+    if not text.startswith(COIN):
         return None
     note = parse(text)
     return note is not None and note.true_of(house)

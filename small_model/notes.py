@@ -9,6 +9,8 @@ from empo2.agents.houses.house import Doors, House
 
 Move = tuple[str, str]  # a room and the direction in which it is left
 
+COIN, NO_COIN = "Coin in ", "No coin as far as "  # how notes in the first wording begin
+
 
 @dataclass(frozen=True)
 class Note:
@@ -48,8 +50,8 @@ def render(note: Note, wording: int = 0) -> str:
 
 def _plain(end: str, way: list[str], found: bool) -> str:
     if found:
-        return f"Coin in the {end}: {', '.join([*way, f'{end} take coin'])}."
-    return f"No coin as far as the {end}: {', '.join([*way, f'{end} no coin'])}."
+        return f"{COIN}the {end}: {', '.join([*way, f'{end} take coin'])}."
+    return f"{NO_COIN}the {end}: {', '.join([*way, f'{end} no coin'])}."
 
 
 def _go(end: str, way: list[str], found: bool) -> str:

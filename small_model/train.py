@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from empo2.small_model.notes import COIN, NO_COIN
 from empo2.small_model.rows import Message
 
 WORKERS = 2  # two processes of one thread each are faster than one of two, and do not spin on a busy machine
 ACTION_WEIGHT = 4.0  # of an action's tokens in the loss; a note's have 1
-WRITTEN = ("Coin in ", "No coin as far as ")  # how a note begins
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -60,7 +60,7 @@ def encode(messages: Sequence[Message], tokenizer: Any) -> Encoded:
             begin, end = len(render(index, answer_next=True)), len(render(index + 1))
             tokens = range(begin, end - 1)  # the template's newline after the end of a turn is not generated
             learned += tokens
-            weights += [1.0 if message.content.startswith(WRITTEN) else ACTION_WEIGHT] * len(tokens)
+            weights += [1.0 if message.content.startswith((COIN, NO_COIN)) else ACTION_WEIGHT] * len(tokens)
     return Encoded(render(len(messages)), learned, weights)
 
 
