@@ -14,10 +14,9 @@ from empo2.small_model.notes import COIN, parse
 KINDS = ("the coin, true", "the coin, true and false", "the coin, false", "no coin")
 """What an episode's notes say of the coin's place: right ones alone, both, wrong ones alone, nothing."""
 _BY_TRUTHS = dict(zip(map(frozenset, ([True], [True, False], [False], [])), KINDS, strict=True))
-QUARTERS = 4
 
-type Outcomes = dict[str, list[list[int]]]
-"""By kind of notes, for each quarter of the run's episodes with notes: [episodes with the coin found, episodes]."""
+type Outcomes = dict[str, list[int]]
+"""By kind of notes: [episodes with the coin found, episodes]."""
 
 
 def training_houses(level: str, count: int) -> dict[int, House]:
@@ -41,10 +40,9 @@ def outcomes_by_notes(memory: Path, houses: Mapping[int, House]) -> Outcomes:
             if (true := said.get(tip)) is not None:
                 shown[episode].add(true)
         found = plays(db)
-    outcomes = {kind: [[0, 0] for _ in range(QUARTERS)] for kind in KINDS}
-    for index, play in enumerate(found):
-        kind = _BY_TRUTHS[frozenset(shown[play.episode])]
-        counts = outcomes[kind][QUARTERS * index // len(found)]
+    outcomes = {kind: [0, 0] for kind in KINDS}
+    for play in found:
+        counts = outcomes[_BY_TRUTHS[frozenset(shown[play.episode])]]
         counts[0] += bool(play.success)
         counts[1] += 1
     return outcomes

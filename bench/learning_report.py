@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,13 +64,9 @@ def write_report(plan_file: Path, results: Path, docs: Path) -> None:
     """
     arms = yaml.safe_load(plan_file.read_text())["arms"]
     runs = {
-        name: [
-            [json.loads(line) for line in file.read_text().splitlines()]
-            for file in sorted(results.glob(f"{name}-[0-9].jsonl"))
-        ]
-        for name in arms
+        name: [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        for name, files in files_by_arm(arms, results, ".jsonl").items()
     }
-    runs = {name: found for name, found in runs.items() if found}
     if not runs:
         raise SystemExit(f"no result in {results}; make them with: bench/learning.py run")
     page = docs / "learning.md"
@@ -79,14 +75,19 @@ def write_report(plan_file: Path, results: Path, docs: Path) -> None:
     pictures = [f"![{text}]({file})" for text, file in PICTURES.items()]
     shown = {
         name: [json.loads(file.read_text()) for file in files]
-        for name in runs
-        if (files := sorted(results.glob(f"{name}-[0-9]{NOTES}")))
+        for name, files in files_by_arm(runs, results, NOTES).items()
     }
     tables = table(arms, runs), table_of_updates(arms, runs), table_of_notes(arms, shown)
     made = pictures[0], *tables, pictures[1]
     page.write_text("\n\n".join((before + BEGIN, *made, END + after)))
     for draw, file in zip((draw_repeated, draw_arms), PICTURES.values(), strict=True):
         draw(arms, runs, docs / file)
+
+
+def files_by_arm(arms: Iterable[str], results: Path, ending: str) -> dict[str, list[Path]]:
+    """Return the files of each arm that has any, one for each seed, in the order of the seeds."""
+    found = {name: sorted(results.glob(f"{name}-[0-9]{ending}")) for name in arms}
+    return {name: files for name, files in found.items() if files}
 
 
 def over_blocks(points: Curve, block: int) -> Curve:
@@ -142,7 +143,7 @@ def table_of_notes(arms: Mapping[str, Any], shown: Mapping[str, Sequence[Outcome
     for name, runs in shown.items():
         cells = []
         for kind in KINDS:
-            found, episodes = np.sum([run[kind] for run in runs], axis=(0, 1))
+            found, episodes = np.sum([run[kind] for run in runs], axis=0)
             cells.append(f"{100 * found / episodes:.0f} % of {episodes}" if episodes else "-")
         lines.append(f"| {arms[name]['title']} | {' | '.join(cells)} |")
     return "\n".join(lines)

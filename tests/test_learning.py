@@ -64,7 +64,7 @@ def test_episodes_are_counted_by_what_their_notes_said(tmp_path: Path):
     for number, text in enumerate((TRUE, FALSE, "No coin as far as the hall: hall no coin.", "Coin in the moon.")):
         steps = [Step("hall", np.array([1.0, 0.0]), "move east")]
         store.add_episode(scope, f"writer {number}", tip=text, score=0.0, success=False, steps=steps)
-    # Eight episodes, so two in a quarter: notes 1 (true), 1 and 2, 2, 3, 4 (false), none, 1 and 3, 1.
+    # Eight episodes: notes 1 (true), 1 and 2, 2, 3, 4 (false), none, 1 and 3, 1.
     for number, (shown, found) in enumerate(
         [((1,), 1), ((1, 2), 0), ((2,), 1), ((3,), 0), ((4,), 0), ((), 1), ((1, 3), 1), ((1,), 0)]
     ):
@@ -81,10 +81,10 @@ def test_episodes_are_counted_by_what_their_notes_said(tmp_path: Path):
         )
     store.close()
     assert notes.outcomes_by_notes(file, {7: HOUSE}) == {
-        "the coin, true": [[1, 1], [0, 0], [0, 0], [1, 2]],
-        "the coin, true and false": [[0, 1], [0, 0], [0, 0], [0, 0]],
-        "the coin, false": [[0, 0], [1, 1], [0, 1], [0, 0]],
-        "no coin": [[0, 0], [0, 1], [1, 1], [0, 0]],
+        "the coin, true": [2, 3],
+        "the coin, true and false": [0, 1],
+        "the coin, false": [1, 2],
+        "no coin": [1, 2],
     }
 
 
@@ -112,8 +112,8 @@ def test_the_report_is_made_from_results(tmp_path: Path):
                 for step, alone, noted in ((0, 0.0, 0.0), (6, end / 2, 0.9), (12, end, 0.9))
             ]
             (results / f"{name}-{seed}.jsonl").write_text("".join(f"{report.json.dumps(line)}\n" for line in lines))
-            if name == "empo2":  # of a kind 1 of 4, 2 of 4 ... in a quarter; of the last kind no episode
-                counts = {kind: [[number, 4 if number else 0]] * 4 for number, kind in enumerate(notes.KINDS[::-1])}
+            if name == "empo2":  # of a kind 4 of 16, 8 of 16 ...; of the last kind no episode
+                counts = {kind: [4 * number, 16 if number else 0] for number, kind in enumerate(notes.KINDS[::-1])}
                 (results / f"{name}-{seed}{report.NOTES}").write_text(report.json.dumps(counts))
     report.write_report(learning.PLAN, results, docs)
     text = (docs / "learning.md").read_text()

@@ -16,7 +16,7 @@ def demo(
 ) -> None:
     """Train the small model on two houses that it has never seen, and show what its notes are worth.
 
-    Some eight minutes on two cores, without a GPU: EMPO² with vLLM, verl and the gateway, as on a big machine.
+    Some ten minutes on two cores, without a GPU: EMPO² with vLLM, verl and the gateway, as on a big machine.
     """
     from rich.console import Console
 

@@ -56,12 +56,11 @@ def sentences(points: Sequence[Point]) -> list[str]:
     first, last = points[0], points[-1]
     widest = max(points[1:], key=lambda point: point.with_notes - point.alone)
     gap, end = widest.with_notes - widest.alone, last.with_notes - last.alone
-    noted = max(points[1:], key=lambda point: point.with_notes)
     moved = "so part of what the notes say is in the weights now" if end < gap else "so it has not closed yet"
     return [
         f"Before training, without notes, the task succeeds in {_percent(first.alone)} of the episodes.",
-        f"With the notes that it has written by step {noted.step}, it succeeds in {_percent(noted.with_notes)}; "
-        f"without them, at the same step, in {_percent(noted.alone)}.",
+        f"With the notes that it has written by step {widest.step}, it succeeds in {_percent(widest.with_notes)}; "
+        f"without them, at the same step, in {_percent(widest.alone)}.",
         f"After {last.step} steps it succeeds without notes in {_percent(last.alone)}: "
         f"{_change(first.alone, last.alone)}. "
         f"Notes add {_points(gap)} at step {widest.step} and {_points(end)} at the end"

@@ -16,7 +16,7 @@ def test_a_run_that_learns():
     before, noted, after = sentences([Point(0, 0.125, 0.125), Point(5, 0.25, 0.75), Point(10, 0.625, 0.875)])
     assert before == "Before training, without notes, the task succeeds in 12 % of the episodes."
     assert noted == (
-        "With the notes that it has written by step 10, it succeeds in 88 %; without them, at the same step, in 62 %."
+        "With the notes that it has written by step 5, it succeeds in 75 %; without them, at the same step, in 25 %."
     )
     assert after == (
         "After 10 steps it succeeds without notes in 62 %: 50 points more than before. Notes add +50 points at step 5 "
