@@ -139,6 +139,38 @@ def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, command: list[str
         assert (process.returncode, errors) == (130, said), seconds
 
 
+DROPS_CTRL_C = """
+import os, signal, sys
+from empo2.recipe import cli
+
+umask = os.umask
+
+def drops_ctrl_c(mask):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        return umask(mask)
+
+os.umask = drops_ctrl_c
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "gateway"])
+def test_ctrl_c_that_a_library_drops_is_not_lost(tmp_path: Path, command: str) -> None:
+    """What C's PyObject_HasAttr does to it, done by the call with which each command begins."""
+    done = subprocess.run(
+        [sys.executable, "-c", DROPS_CTRL_C, command, "--profile", "cpu"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    said = "empo2: interrupted; everything that was started has been stopped\n"
+    assert (done.returncode, done.stderr) == (130, said)
+    assert not list(tmp_path.rglob("gateway.log"))
+
+
 def _handles_ctrl_c(pid: int) -> bool:
     """Whether our package is being imported; before, the interpreter itself is."""
     return any("pydantic_core" in line.path for line in psutil.Process(pid).memory_maps())

@@ -8,19 +8,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
 
-_interrupted = False
+from empo2.recipe import interruption
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return its exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored, as in a background job
-        signal.signal(signal.SIGINT, _interrupt)
-        sys.excepthook, sys.unraisablehook = (
-            _unless_interrupted(sys.excepthook),
-            _unless_interrupted(sys.unraisablehook),
-        )
+    interruption.handle()
+    sys.excepthook, sys.unraisablehook = (
+        _unless_interrupted(sys.excepthook),
+        _unless_interrupted(sys.unraisablehook),
+    )
     code, message = 130, ""
     try:
         from .verbs import run
@@ -29,14 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         pass
     except BaseException:
-        if not _interrupted:
+        if not interruption.came():
             raise
-    if _interrupted or code == 130:  # a library may have turned the interruption into an error of its own
+    if interruption.came() or code == 130:  # a library may have turned the interruption into an error of its own
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         code, message = 130, "empo2: interrupted; everything that was started has been stopped"
     if message:
         print(message, file=sys.stderr, flush=True)
-    if _interrupted:
+    if interruption.came():
         # Python would end by SIGINT, though it was handled, if it met the interruption in exec (as of dataclasses).
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -44,12 +42,6 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def _interrupt(*_: Any) -> None:
-    global _interrupted
-    _interrupted = True
-    raise KeyboardInterrupt
-
-
 def _unless_interrupted(hook: Callable[..., None]) -> Callable[..., None]:
     """Return the hook made silent for an interruption: extension modules and callbacks print it where it meets them."""
-    return lambda *arguments: None if _interrupted else hook(*arguments)
+    return lambda *arguments: None if interruption.came() else hook(*arguments)

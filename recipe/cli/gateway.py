@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from empo2.recipe import interruption
 from empo2.recipe.cli.settings import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
@@ -95,6 +96,10 @@ def _serve(app: object, listener: socket.socket) -> None:
     import uvicorn
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            interruption.check()  # from here on, uvicorn handles it
+            await super().startup(sockets)
+
         def handle_exit(self, sig: int, frame: object) -> None:
             timer = threading.Timer(_STOP_SECONDS, os._exit, [128 + sig])
             timer.daemon = True

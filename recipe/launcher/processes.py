@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from empo2.agents.process_guard import adopt_orphans, end_descendants, guarded
+from empo2.recipe import interruption
 from empo2.recipe.errors import ConfigError, ProcessError
 
 _STOP_SECONDS = 20
@@ -44,6 +45,9 @@ def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes
     """Yield an empty set of processes, and stop all that were started when the block is left.
 
     Only ``Processes.check`` raises for Ctrl-C, SIGTERM and SIGHUP, so that they cannot interrupt the stopping.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came before, and a library dropped it.
     """
     processes = Processes(directory, environment)
     numbers = [signal.SIGINT, signal.SIGTERM]
@@ -51,6 +55,7 @@ def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes
         numbers.append(signal.SIGHUP)
     previous = {number: signal.signal(number, processes.interrupt) for number in numbers}
     try:
+        interruption.check()
         with ending_descendants():  # also children of a guard that is killed
             try:
                 yield processes

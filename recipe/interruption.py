@@ -1,0 +1,36 @@
+"""Ctrl-C before a command has its own handler of it: raised, and kept, so that a library which drops it cannot lose it.
+
+Much of the imports is code that clears every error, as C's ``PyObject_HasAttr`` does. This module is light.
+"""
+
+import signal
+from typing import Any
+
+_came = False
+
+
+def handle() -> None:
+    """Handle Ctrl-C from now on, unless something else does or it is ignored, as in a background job."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def came() -> bool:
+    """Return whether Ctrl-C came."""
+    return _came
+
+
+def check() -> None:
+    """Raise if Ctrl-C came; to be called where another handler takes over.
+
+    Raises:
+        KeyboardInterrupt: it came, and whatever met it went on.
+    """
+    if _came:
+        raise KeyboardInterrupt
+
+
+def _interrupt(*_: Any) -> None:
+    global _came
+    _came = True
+    raise KeyboardInterrupt
