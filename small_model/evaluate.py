@@ -17,6 +17,7 @@ import numpy as np
 
 from empo2.agents.coin_collector.levels import LEVELS
 from empo2.agents.houses.house import House
+from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import Reflection, load_settings
 from empo2.recipe.launcher.models import NOTES, resolve_model
 from empo2.small_model.episodes import Episode, play
@@ -154,7 +155,7 @@ def main() -> None:
 
     checkpoint = resolve_model(arguments.model)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, fast_dtype()))
     houses = first(SEEDS[arguments.seeds], arguments.level, arguments.houses)
     level, reflection = LEVELS[arguments.level], load_settings("cpu", file=WORLD).reflection
     trial = Trial(model, tokenizer, houses, level.max_steps, reflection)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from empo2.memory.cpu import fast_dtype
 from empo2.small_model.notes import COIN, NO_COIN
 from empo2.small_model.rows import Message
 
@@ -80,11 +81,13 @@ def train(base: Path, rows: Sequence[Encoded], settings: Settings, output: Path,
 
 
 def lora(base: Path, settings: Settings, start: Path | None = None) -> Any:
-    """Return the base model, bf16, with a fresh LoRA, or with that of a folder."""
+    """Return the base model, as this CPU computes it fast, with a fresh LoRA, or with that of a folder."""
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        base, dtype=getattr(torch, fast_dtype()), attn_implementation="sdpa"
+    )
     if start is not None:
         return PeftModel.from_pretrained(model, start, is_trainable=True, autocast_adapter_dtype=False)
     config = LoraConfig(
@@ -120,7 +123,7 @@ def _worker(
     peft_model = lora(base, settings, start)
     model = peft_model.get_base_model()
     weights = [weight for weight in peft_model.parameters() if weight.requires_grad]
-    masters = [weight.detach().float().clone() for weight in weights]  # bf16 would lose small updates
+    masters = [weight.detach().float().clone() for weight in weights]  # bfloat16 would lose small updates
     optimizer = torch.optim.AdamW(masters, lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.99))
     updates = len(rows) // settings.batch
     started, tokens = time.monotonic(), 0
@@ -175,7 +178,7 @@ def _save(peft_model: Any, output: Path) -> None:
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    state = {name: weight.contiguous() for name, weight in get_peft_model_state_dict(peft_model).items()}
+    state = {name: weight.bfloat16().contiguous() for name, weight in get_peft_model_state_dict(peft_model).items()}
     save_file(state, output / "adapter_model.safetensors", metadata={"format": "pt"})
     config = peft_model.peft_config["default"]
     config.base_model_name_or_path = "smollm2-135m-instruct"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.commands import (
@@ -177,7 +178,7 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
         "max-model-len": settings.model.max_context_tokens,
         "max-num-seqs": hardware.max_sequences,
         "generation-config": "vllm",  # not the model's own top_p and the like, which training does not use either
-        "dtype": "bfloat16",
+        "dtype": "bfloat16" if hardware.device == "gpu" else fast_dtype(),
     }
     if hardware.device == "cpu":
         options["max-num-batched-tokens"] = 1024  # vLLM starts with a batch of this size to measure memory

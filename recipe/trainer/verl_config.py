@@ -8,6 +8,7 @@ from typing import Any
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import PROMPT_IDS, scope_of
@@ -331,18 +332,25 @@ def _lora(settings: Settings) -> dict[str, Any]:
 
 def cpu_options(settings: Settings) -> dict[str, Any]:
     """Return the options that differ without a GPU; compat/ explains them."""
-    workers = settings.hardware.gpus_per_node
+    workers, dtype = settings.hardware.gpus_per_node, fast_dtype()
+    precision = {"param_dtype": dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
     return {
         "actor_rollout_ref": {
             "actor": {
-                "fsdp_config": {"model_dtype": "fp32", "param_offload": False, "optimizer_offload": False},
+                "fsdp_config": {
+                    "model_dtype": "fp32",
+                    "mixed_precision": precision,
+                    "param_offload": False,
+                    "optimizer_offload": False,
+                },
                 "optim": {"override_optimizer_config": {"fused": True}},
             },
+            "ref": {"fsdp_config": {"mixed_precision": precision}},
             "rollout": {
                 "free_cache_engine": False,
                 "enable_sleep_mode": False,
                 "enforce_eager": True,
-                "dtype": "bfloat16",
+                "dtype": dtype,
                 "max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size to measure memory
                 "engine_kwargs": {
                     "vllm": {
