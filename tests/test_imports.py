@@ -20,6 +20,7 @@ FLOORS = (
         "critic",
         "errors",
         "failures",
+        "interruption",
         "loading",
         "redaction",
         "rollout_log",

@@ -20,6 +20,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 
+from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.launch import bind
 from empo2.recipe.launcher.models import resolve_model
@@ -289,8 +290,10 @@ def script_overrides(url: str, model: str, trouble: str, folder: Path) -> list[s
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
         "actor_rollout_ref.actor.use_torch_compile=false",
+        f"+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={fast_dtype()}",
         "actor_rollout_ref.rollout.name=vllm",
         "actor_rollout_ref.rollout.n=8",
+        f"actor_rollout_ref.rollout.dtype={fast_dtype()}",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
         "actor_rollout_ref.rollout.max_model_len=1024",
         "actor_rollout_ref.rollout.max_num_seqs=32",

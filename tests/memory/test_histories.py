@@ -93,7 +93,7 @@ class Model:
         entries = enumerate(self.entries.get(scope, []))
         rows = [(*self.tips[row[0]][2:], similarity(row[3], query), i, row) for i, row in entries]
         rows = [row for row in rows if row[3] > MIN_SIMILARITY]
-        order = {"score": (1, 3, 4), "similarity": (3, 1, 4), "value": (3, 4)}[policy]
+        order = {"score": (1, 3, 2, 4), "similarity": (3, 1, 4), "value": (3, 4)}[policy]
         found, texts = [], set()
         for row in sorted(rows, key=lambda row: [row[i] for i in order], reverse=True):
             if row[0] not in texts:
