@@ -33,7 +33,7 @@ def tell(run: Path) -> str:
         steps = episode_steps(db, tips[0]) if tips else []
     parts = [*(f"tip ({_outcome(tip)})  {tip.text}" for tip in tips)]
     if steps:
-        parts += ["", "the episode of the first tip"]
+        parts += ["", "the episode of the first tip, each move once"]
         parts += [f"  {' '.join(state.split())}\n    > {action}" for state, action in steps]
     parts += ["", *sentences(points), f"picture  {draw(points, run / PICTURE)}"]
     return "\n".join(parts)
@@ -69,9 +69,15 @@ def sentences(points: Sequence[Point]) -> list[str]:
 
 
 def chosen_tips(best_first: Sequence[StoredTip]) -> list[StoredTip]:
-    """Return the best tip, and the worst tip of a failure."""
+    """Return the first tip of the best score, and the worst tip of a failure.
+
+    Of a later tip with the same text the memory has only the moves that are new.
+    """
+    if not best_first:
+        return []
+    best = min(best_first, key=lambda tip: (-tip.score, tip.id))
     failures = [tip for tip in best_first if not tip.success]
-    return [*best_first[:1], *[tip for tip in failures[-1:] if tip != best_first[0]]]
+    return [best, *[tip for tip in failures[-1:] if tip != best]]
 
 
 def draw(points: Sequence[Point], target: Path) -> Path:

@@ -56,11 +56,13 @@ def test_the_whole_story(tmp_path: Path):
     ]
     store.add_episode("s", "one", tip="No coin as far as the hall.", score=0.0, success=False, steps=way[:1])
     store.add_episode("s", "two", tip="Coin in the den.", score=100.0, success=True, steps=way)
+    slip = Step("You are in the hall.", key, "move eastern shade")  # all that is new in an episode with the same tip
+    store.add_episode("s", "three", tip="Coin in the den.", score=100.0, success=True, steps=[slip, *way])
     store.close()
     told = tell(tmp_path).splitlines()
     assert told[:2] == ["tip (after a success)  Coin in the den.", "tip (after a failure)  No coin as far as the hall."]
     assert told[3:8] == [
-        "the episode of the first tip",
+        "the episode of the first tip, each move once",
         "  You are in the hall.",
         "    > move east",
         "  You are in the den. You see a coin.",
