@@ -9,10 +9,12 @@ from typing import Any
 _came = False
 
 
-def handle() -> None:
-    """Handle Ctrl-C from now on, unless something else does or it is ignored, as in a background job."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+def handle() -> bool:
+    """Handle Ctrl-C from now on, if nothing else does and it is not ignored (background jobs); return whether so."""
+    free = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if free:
         signal.signal(signal.SIGINT, _interrupt)
+    return free
 
 
 def came() -> bool:

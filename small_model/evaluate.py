@@ -150,12 +150,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="all numbers as JSON")
     arguments = parser.parse_args()
 
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     checkpoint = resolve_model(arguments.model)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, fast_dtype()))
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=fast_dtype())
     houses = first(SEEDS[arguments.seeds], arguments.level, arguments.houses)
     level, reflection = LEVELS[arguments.level], load_settings("cpu", file=WORLD).reflection
     trial = Trial(model, tokenizer, houses, level.max_steps, reflection)

@@ -85,9 +85,7 @@ def lora(base: Path, settings: Settings, start: Path | None = None) -> Any:
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        base, dtype=getattr(torch, fast_dtype()), attn_implementation="sdpa"
-    )
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=fast_dtype(), attn_implementation="sdpa")
     if start is not None:
         return PeftModel.from_pretrained(model, start, is_trainable=True, autocast_adapter_dtype=False)
     config = LoraConfig(

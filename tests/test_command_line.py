@@ -16,6 +16,7 @@ import torch
 from .processes import until
 
 CLI = [sys.executable, "-m", "empo2.recipe.cli"]
+INTERRUPTED = "empo2: interrupted; everything that was started has been stopped\n"
 
 
 def run_cli(*arguments: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -135,8 +136,7 @@ def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, command: list[str
             time.sleep(seconds)
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=60)
-        said = "empo2: interrupted; everything that was started has been stopped\n"
-        assert (process.returncode, errors) == (130, said), seconds
+        assert (process.returncode, errors) == (130, INTERRUPTED), seconds
 
 
 DROPS_CTRL_C = """
@@ -166,8 +166,7 @@ def test_ctrl_c_that_a_library_drops_is_not_lost(tmp_path: Path, command: str) -
         text=True,
         timeout=120,
     )
-    said = "empo2: interrupted; everything that was started has been stopped\n"
-    assert (done.returncode, done.stderr) == (130, said)
+    assert (done.returncode, done.stderr) == (130, INTERRUPTED)
     assert not list(tmp_path.rglob("gateway.log"))
 
 

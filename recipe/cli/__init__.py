@@ -14,11 +14,11 @@ from empo2.recipe import interruption
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return its exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted."""
-    interruption.handle()
-    sys.excepthook, sys.unraisablehook = (
-        _unless_interrupted(sys.excepthook),
-        _unless_interrupted(sys.unraisablehook),
-    )
+    if interruption.handle():
+        sys.excepthook, sys.unraisablehook = (
+            _unless_interrupted(sys.excepthook),
+            _unless_interrupted(sys.unraisablehook),
+        )
     code, message = 130, ""
     try:
         from .verbs import run

@@ -178,11 +178,12 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
         "max-model-len": settings.model.max_context_tokens,
         "max-num-seqs": hardware.max_sequences,
         "generation-config": "vllm",  # not the model's own top_p and the like, which training does not use either
-        "dtype": "bfloat16" if hardware.device == "gpu" else fast_dtype(),
     }
     if hardware.device == "cpu":
+        options["dtype"] = fast_dtype()
         options["max-num-batched-tokens"] = 1024  # vLLM starts with a batch of this size to measure memory
     else:
+        options["dtype"] = "bfloat16"
         options["gpu-memory-utilization"] = _GPU_MEMORY
         options["tensor-parallel-size"] = hardware.tensor_parallel
         options["data-parallel-size"] = hardware.gpus_per_node // hardware.tensor_parallel

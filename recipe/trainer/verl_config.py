@@ -333,7 +333,7 @@ def _lora(settings: Settings) -> dict[str, Any]:
 def cpu_options(settings: Settings) -> dict[str, Any]:
     """Return the options that differ without a GPU; compat/ explains them."""
     workers, dtype = settings.hardware.gpus_per_node, fast_dtype()
-    precision = {"param_dtype": dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
+    precision = {"param_dtype": dtype}  # verl's default for the rest is float32
     return {
         "actor_rollout_ref": {
             "actor": {
