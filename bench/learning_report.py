@@ -202,7 +202,7 @@ def _draw(arms: Mapping[str, Any], panels: Sequence[Panel], shape: tuple[int, in
 
     colors = dict(zip(arms, COLORS, strict=True))
     height, width = shape
-    with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 10}):
+    with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 9}):
         figure, grid = plt.subplots(
             height, width, figsize=(4.2 * width, 3.4 * height + 0.4), sharey=True, squeeze=False, layout="constrained"
         )
@@ -225,6 +225,6 @@ def _draw(arms: Mapping[str, Any], panels: Sequence[Panel], shape: tuple[int, in
             axes.set_xlim(left=0)
         for axes in grid[:, 0]:
             axes.set_ylabel("coin found, % of episodes")
-        figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         figure.savefig(target, dpi=130)
         plt.close(figure)

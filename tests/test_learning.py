@@ -4,7 +4,9 @@ import math
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
+import yaml
 
 RUNS = Path("runs")
 BENCH = Path(__file__).parents[1] / "bench"
@@ -128,3 +130,11 @@ def test_the_report_is_made_from_results(tmp_path: Path):
     assert table[4] == ["| EMPO²", "75 % of 32", "50 % of 32", "25 % of 32", "- |"]
     for picture in report.PICTURES.values():
         assert f"({picture})" in text and (docs / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_legend_of_all_arms_lies_within_the_picture(tmp_path: Path):
+    arms = yaml.safe_load(learning.PLAN.read_text())["arms"]
+    rows = [{report.ALONE: 0.5, "step": step, "cpu_seconds": step} for step in (0, 8)]
+    picture = tmp_path / "arms.png"
+    report.draw_arms(arms, {name: [rows] * arm["seeds"] for name, arm in arms.items()}, picture)
+    assert (plt.imread(picture)[:, [0, -1], :3] == 1).all()  # white: what is cut off reaches the edge
