@@ -97,7 +97,10 @@ def over_blocks(points: Curve, block: int) -> Curve:
 
 
 def table(arms: Mapping[str, Any], runs: Runs) -> str:
-    """Return the comparison as a Markdown table; intervals are of the mean over seeds."""
+    """Return the comparison as a Markdown table; intervals are of the mean over seeds.
+
+    CPU minutes are those of `repeated` arms.
+    """
     grpo = [curve(rows, ALONE) for rows in runs.get("grpo", ())]
     goal = float(np.mean([values[-1] for _, values in grpo])) if grpo else math.nan
     lines = [
@@ -118,7 +121,7 @@ def table(arms: Mapping[str, Any], runs: Runs) -> str:
             percent([curve(rows, UNSEEN)[1][-1] for rows in found]),
             percent([curve(rows, WITH_MEMORY)[1][-1] for rows in found]) if distances else "-",
             f"{percent([d.max() for d in distances])}, {percent([d[-1] for d in distances])}" if distances else "-",
-            f"{np.mean([rows[-1]['cpu_seconds'] for rows in found]) / 60:.0f}",
+            f"{np.mean([rows[-1]['cpu_seconds'] for rows in found]) / 60:.0f}" if name in repeated(arms, runs) else "-",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -160,23 +163,28 @@ def percent(values: Sequence[float]) -> str:
     return f"{100 * found.mean:.0f} %" + ("" if math.isnan(found.high) else f" ± {100 * (found.high - found.mean):.0f}")
 
 
+def repeated(arms: Mapping[str, Any], runs: Runs) -> Runs:
+    """Return the runs of the arms that have several seeds in the plan; they were trained on machines alike."""
+    return {name: found for name, found in runs.items() if arms[name]["seeds"] > 1}
+
+
 def draw_repeated(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
     """Draw the arms that have several seeds: success without notes and with them, and groups that teach nothing."""
-    repeated = {name: found for name, found in runs.items() if arms[name]["seeds"] > 1}
+    several = repeated(arms, runs)
     panels = (
-        Panel("Training houses, without notes", ALONE, repeated),
-        Panel("The same houses, with notes", WITH_MEMORY, repeated),
-        Panel("Groups without a gradient, %", FLAT, repeated, block=8),
+        Panel("Training houses, without notes", ALONE, several),
+        Panel("The same houses, with notes", WITH_MEMORY, several),
+        Panel("Groups without a gradient, %", FLAT, several, block=8),
     )
     _draw(arms, panels, (1, 3), target)
 
 
 def draw_arms(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
-    """Draw success by computing time and on unseen houses, and all arms' first seeds."""
+    """Draw success on unseen houses and by computing time, and all arms' first seeds."""
     first = {name: found[:1] for name, found in runs.items()}
     panels = (
-        Panel("Without notes, by computing time", ALONE, runs, "cpu_seconds"),
         Panel("Unseen houses, without notes", UNSEEN, runs),
+        Panel("Without notes, by computing time", ALONE, repeated(arms, runs), "cpu_seconds"),
         Panel("First seed of each arm: without notes", ALONE, first),
         Panel("First seed of each arm: with notes", WITH_MEMORY, first),
     )

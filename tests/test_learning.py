@@ -122,6 +122,7 @@ def test_the_report_is_made_from_results(tmp_path: Path):
     assert text.startswith("before\n") and text.endswith(f"{report.END}\nafter\n") and "old" not in text
     table = [line.split(" | ") for line in text.splitlines() if line.startswith(("| GRPO", "| EMPO²"))]
     assert table[0][:5] == ["| GRPO", "2", "20 % ± 127", "10 % ± 64", "12"]  # t of 1 degree of freedom is 12.7
+    assert table[0][8] == "12 |"
     # EMPO² is at 0.35 after 6 steps, above GRPO's 0.2; the distance is 0.55 at most and 0.2 at the end.
     assert table[1][4] == "6" and table[1][7].startswith("55 %") and ", 20 %" in table[1][7]
     # Steps 6 and 12 of two seeds: for GRPO flat groups (0.05 + 0.1 + 0.15 + 0.3) / 4, 9 notes a step.
@@ -130,6 +131,14 @@ def test_the_report_is_made_from_results(tmp_path: Path):
     assert table[4] == ["| EMPO²", "75 % of 32", "50 % of 32", "25 % of 32", "- |"]
     for picture in report.PICTURES.values():
         assert f"({picture})" in text and (docs / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_cpu_minutes_are_those_of_repeated_arms():
+    """An arm with one seed may have been trained on a slower machine."""
+    arms = yaml.safe_load(learning.PLAN.read_text())["arms"]
+    rows = [{report.ALONE: 0.5, report.UNSEEN: 0.0, "step": step, "cpu_seconds": 60 * step} for step in (0, 8)]
+    lines = report.table(arms, {"grpo": [rows] * 3, "no-mask": [rows]}).splitlines()
+    assert [line.split(" | ")[-1] for line in lines[2:]] == ["8 |", "- |"]
 
 
 def test_the_legend_of_all_arms_lies_within_the_picture(tmp_path: Path):
