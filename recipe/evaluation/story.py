@@ -42,13 +42,16 @@ def tell(run: Path) -> str:
 def read_points(rows: Sequence[Row]) -> list[Point]:
     """Return the validations without and with notes.
 
+    At the first no note has been written: the same policy is measured twice, so both rates are the mean.
+
     Raises:
-        Empo2Error: there is none.
+        Empo2Error: there are fewer than two.
     """
     points = [Point(int(row["step"]), row[ALONE], row[WITH_NOTES]) for row in rows if WITH_NOTES in row]
     if len(points) < 2:
         raise Empo2Error("the run has not been validated twice with memory; set run.validate_with_memory=true")
-    return points
+    before = (points[0].alone + points[0].with_notes) / 2
+    return [Point(points[0].step, before, before), *points[1:]]
 
 
 def sentences(points: Sequence[Point]) -> list[str]:
@@ -81,7 +84,7 @@ def chosen_tips(best_first: Sequence[StoredTip]) -> list[StoredTip]:
 
 
 def draw(points: Sequence[Point], target: Path) -> Path:
-    """Draw success without and with notes over the steps; both begin alike, as no note has been written then."""
+    """Draw success without and with notes over the steps."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -89,7 +92,6 @@ def draw(points: Sequence[Point], target: Path) -> Path:
 
     steps = [point.step for point in points]
     alone, noted = ([100 * rate for rate in rates] for rates in zip(*(point[1:] for point in points), strict=True))
-    noted[0] = alone[0]  # the same policy without notes was measured twice; a difference is chance
     with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False}):
         figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
         axes.fill_between(steps, alone, noted, color=_GREEN, alpha=0.12)

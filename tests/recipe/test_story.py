@@ -31,13 +31,13 @@ def test_a_run_that_does_not():
     assert "in 25 %: no change. Notes add -12 points at step 5 and -12 points at the end." in after
 
 
-def test_steps_without_validation_are_no_points():
+def test_steps_without_validation_are_no_points_and_the_first_one_was_measured_twice():
     rows = [
-        {"step": 0, "val/train/success_rate": 0.0, "val/train/memory_success_rate": 0.1},
+        {"step": 0, "val/train/success_rate": 0.0, "val/train/memory_success_rate": 0.5},
         {"step": 1, "training/return": 3.0},
         {"step": 2, "val/train/success_rate": 0.5, "val/train/memory_success_rate": 0.6},
     ]
-    assert read_points(rows) == [Point(0, 0.0, 0.1), Point(2, 0.5, 0.6)]
+    assert read_points(rows) == [Point(0, 0.25, 0.25), Point(2, 0.5, 0.6)]
     with pytest.raises(Empo2Error, match="validate_with_memory=true"):
         read_points(rows[:2])
 
