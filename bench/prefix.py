@@ -17,7 +17,6 @@ import multiprocessing
 import os
 import random
 import re
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -27,8 +26,9 @@ import httpx
 from rich.table import Table
 from shared import HEADERS, SCOPE, Goal, empo2_gateway, fill_memory, free_port, report, say, server, turns
 
-from empo2.memory.cpu import fast_dtype
+from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.models import SMOLLM2, resolve_model
+from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.trainer.ray_environment import VARIABLES
 
 TIPS = 500
@@ -116,11 +116,11 @@ async def compare(folder: Path, options: argparse.Namespace) -> list[Pass]:
     model = str(resolve_model(SMOLLM2))
     say("vLLM starts")
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--enforce-eager", "--dtype", fast_dtype(), "--max-num-batched-tokens", "1024"]
-    command += ["--max-model-len", str(_TOKENS), "--max-num-seqs", str(options.agents)]
+    own = [f"model.max_context_tokens={_TOKENS}", f"hardware.max_sequences={options.agents}"]
+    command = vllm_command(load_settings("cpu", own), model, port)
     # Only the development mode has the route that empties the prefix cache.
-    environment = {**os.environ, **VARIABLES, "VLLM_SERVER_DEV_MODE": "1"}
+    # The cache holds all episodes in float32, too: the reflections begin when the last of them has ended.
+    environment = {**os.environ, **VARIABLES, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4"}
     settings = [f"memory.capacity={2 * TIPS}", f"memory.top_k={options.top_k}", "reflection.max_tokens=48"]
     passes = []
     with (
