@@ -103,6 +103,7 @@ def table(arms: Mapping[str, Any], runs: Runs) -> str:
     """
     grpo = [curve(rows, ALONE) for rows in runs.get("grpo", ())]
     goal = float(np.mean([values[-1] for _, values in grpo])) if grpo else math.nan
+    several = repeated(arms, runs)
     lines = [
         "| arm | seeds | success at the end | area under the curve | steps to GRPO's end | unseen houses | "
         "with memory | distance, largest and at the end | CPU minutes |",
@@ -121,7 +122,7 @@ def table(arms: Mapping[str, Any], runs: Runs) -> str:
             percent([curve(rows, UNSEEN)[1][-1] for rows in found]),
             percent([curve(rows, WITH_MEMORY)[1][-1] for rows in found]) if distances else "-",
             f"{percent([d.max() for d in distances])}, {percent([d[-1] for d in distances])}" if distances else "-",
-            f"{np.mean([rows[-1]['cpu_seconds'] for rows in found]) / 60:.0f}" if name in repeated(arms, runs) else "-",
+            f"{np.mean([rows[-1]['cpu_seconds'] for rows in found]) / 60:.0f}" if name in several else "-",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
