@@ -47,7 +47,7 @@ from empo2.agents.webshop.tasks import OWN, open_catalogue
 from empo2.agents.webshop.tasks import Episode as WebShopEpisode
 from empo2.memory import SentenceEmbedder
 from empo2.recipe.config import load_settings
-from empo2.recipe.gateway.state import StateReader
+from empo2.recipe.gateway.tips.state import StateReader
 
 chat_state = StateReader(load_settings().memory).of_chat
 TASKS = (

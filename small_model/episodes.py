@@ -8,8 +8,8 @@ from empo2.agents.coin_collector.environment import TASK
 from empo2.agents.houses.agent import SYSTEM
 from empo2.agents.houses.house import TAKE, House, refused, room_text
 from empo2.recipe.config import Reflection
-from empo2.recipe.gateway.reflector import question
-from empo2.recipe.gateway.tips import refusal, render_tips, tip_of
+from empo2.recipe.gateway.episodes.reflector import question
+from empo2.recipe.gateway.tips.text import refusal, render_tips, tip_of
 from empo2.small_model.batch import Chats
 from empo2.small_model.notes import Note, Turn, parse
 

@@ -9,8 +9,8 @@ from empo2.agents.coin_collector.environment import TASK
 from empo2.agents.houses.agent import SYSTEM
 from empo2.agents.houses.house import TAKE, House, refused, room_text
 from empo2.recipe.config import Reflection
-from empo2.recipe.gateway.reflector import question
-from empo2.recipe.gateway.tips import render_tips
+from empo2.recipe.gateway.episodes.reflector import question
+from empo2.recipe.gateway.tips.text import render_tips
 from empo2.small_model.notes import WORDINGS, Note, Turn, falsified, note_of, render, way_to
 from empo2.small_model.player import Player, slip
 

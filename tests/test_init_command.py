@@ -11,7 +11,7 @@ import yaml
 from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.gateway.state import StateReader
+from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.launcher.tasks import load_tasks
 from empo2.recipe.retrofit.findings import cause, examine
 from empo2.recipe.retrofit.recorder import Body, Call, Trace

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from empo2.memory import MemoryFileError
 from empo2.memory.browse import reading, stored_tips
-from empo2.recipe.gateway.tips import TIPS_HEADING
+from empo2.recipe.gateway.tips.text import TIPS_HEADING
 from empo2.recipe.messages import Message, spoken, text_of
 from empo2.recipe.rollout_log import LoggedRollout
 from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, read_lines

@@ -13,7 +13,7 @@ from empo2.recipe.config import Settings
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.evaluation.results import Planned, Result
 from empo2.recipe.failures import FAILED_BY_AGENT, FAILED_BY_SYSTEM, cause_of_failure, numbers_of, reported_error
-from empo2.recipe.gateway.tips import TIPS_HEADING
+from empo2.recipe.gateway.tips.text import TIPS_HEADING
 from empo2.recipe.protocol import TAG, RolloutTag, scope_of
 
 _POLL_SECONDS = 0.3

@@ -23,25 +23,25 @@ from empo2.recipe import protocol
 from empo2.recipe.config import Settings
 from empo2.recipe.critic.model import load_critic
 from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.access import KeyCheck
-from empo2.recipe.gateway.credit import TipCredit
-from empo2.recipe.gateway.dialects.count_tokens import TokenCounter
-from empo2.recipe.gateway.dialects.models import model_routes
 from empo2.recipe.gateway.dialects.translator import Translator
-from empo2.recipe.gateway.direct_calls import DirectCalls, DirectChats
-from empo2.recipe.gateway.episode import Episodes
-from empo2.recipe.gateway.gate import GatedCalls
-from empo2.recipe.gateway.guard import RequestGuard
+from empo2.recipe.gateway.episodes.credit import TipCredit
+from empo2.recipe.gateway.episodes.episode import Episodes
+from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.middleware import MemoryMiddleware
-from empo2.recipe.gateway.other_calls import OtherCalls
-from empo2.recipe.gateway.reflector import Reflector
 from empo2.recipe.gateway.reranking import EvaluationSteps, Reranking
+from empo2.recipe.gateway.serve.count_tokens import TokenCounter
+from empo2.recipe.gateway.serve.direct_calls import DirectCalls, DirectChats
+from empo2.recipe.gateway.serve.models import model_routes
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.state import StateReader
-from empo2.recipe.gateway.tokenizer import tokenizer_of
-from empo2.recipe.gateway.trained_calls import choice_of
+from empo2.recipe.gateway.stages.access import KeyCheck
+from empo2.recipe.gateway.stages.gate import GatedCalls
+from empo2.recipe.gateway.stages.guard import RequestGuard
+from empo2.recipe.gateway.stages.other_calls import OtherCalls
+from empo2.recipe.gateway.stages.trained_calls import choice_of
+from empo2.recipe.gateway.tips.state import StateReader
+from empo2.recipe.gateway.tokens.tokenizer import tokenizer_of
 
 log = structlog.get_logger()
 

@@ -13,16 +13,17 @@ import numpy as np
 import structlog
 
 from empo2.memory import Novelty, Tip
-from empo2.recipe.gateway import sampling, upstream
-from empo2.recipe.gateway.episode import Episode, Turn
-from empo2.recipe.gateway.injection import Block, PromptRequest, Request
+from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.episodes.episode import Episode, Turn
 from empo2.recipe.gateway.logs import described
-from empo2.recipe.gateway.relevance import relevant_tips
-from empo2.recipe.gateway.rendering import TEMPLATE_ARGUMENTS
-from empo2.recipe.gateway.replies import Prompt, Replies
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.tips import TIPS_HEADING, render_tips, tip_line
-from empo2.recipe.gateway.tokens import ChatTokens, prompt_ids_of, tip_free
+from empo2.recipe.gateway.tips.injection import Block, PromptRequest, Request
+from empo2.recipe.gateway.tips.relevance import relevant_tips
+from empo2.recipe.gateway.tips.text import TIPS_HEADING, render_tips, tip_line
+from empo2.recipe.gateway.tokens import sampling
+from empo2.recipe.gateway.tokens.chat_tokens import ChatTokens, prompt_ids_of, tip_free
+from empo2.recipe.gateway.tokens.rendering import TEMPLATE_ARGUMENTS
+from empo2.recipe.gateway.tokens.replies import Prompt, Replies
 from empo2.recipe.messages import anchor_of, reply_of, spoken
 from empo2.recipe.protocol import CALL_EVENT, CallEvent
 

@@ -12,11 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.call import ModelCall, PlainCall
-from empo2.recipe.gateway.direct_calls import SERVED, DirectChats
-from empo2.recipe.gateway.episode import Episodes
-from empo2.recipe.gateway.guard import parse, replayed
-from empo2.recipe.gateway.reflector import Reflector
+from empo2.recipe.gateway.episodes.episode import Episodes
+from empo2.recipe.gateway.episodes.reflector import Reflector
+from empo2.recipe.gateway.serve.direct_calls import SERVED, DirectChats
 from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.stages.guard import parse, replayed
 
 _ROLLOUT = re.compile(r"/api/rollouts/([^/]+)")
 

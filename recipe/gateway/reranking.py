@@ -22,7 +22,7 @@ from empo2.recipe.config import CriticSettings
 from empo2.recipe.critic.model import Critic
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.logs import described
-from empo2.recipe.gateway.state import StateReader
+from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.messages import reply_of, spoken
 
 log = structlog.get_logger()

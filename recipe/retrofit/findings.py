@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from empo2.recipe.gateway.sampling import overridden
+from empo2.recipe.gateway.tokens.sampling import overridden
 from empo2.recipe.messages import newest_turn
 from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row
 from empo2.recipe.retrofit.recorder import Call, Trace

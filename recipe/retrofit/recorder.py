@@ -26,10 +26,10 @@ from fastapi.responses import JSONResponse
 
 from empo2.agents.process_guard import guarded
 from empo2.recipe.config import Gateway, Settings
-from empo2.recipe.gateway.dialects.models import model_routes
 from empo2.recipe.gateway.dialects.translator import Translator
-from empo2.recipe.gateway.guard import RequestGuard
-from empo2.recipe.gateway.trained_calls import choice_of
+from empo2.recipe.gateway.serve.models import model_routes
+from empo2.recipe.gateway.stages.guard import RequestGuard
+from empo2.recipe.gateway.stages.trained_calls import choice_of
 from empo2.recipe.retrofit.scripted_model import Body, answer_choice
 from empo2.recipe.retrofit.upstream import agent_variables, worker_command
 

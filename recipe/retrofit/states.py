@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from empo2.recipe.gateway.injection import with_block
-from empo2.recipe.gateway.state import StateReader
-from empo2.recipe.gateway.tips import render_tips
+from empo2.recipe.gateway.tips.injection import with_block
+from empo2.recipe.gateway.tips.state import StateReader
+from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.messages import Message, newest_observation, newest_turn, text_of
 from empo2.recipe.retrofit.recorder import Call
 

@@ -15,7 +15,7 @@ from empo2.agents.map_reader.environment import MapReaderEnvironment, walk
 from empo2.agents.map_reader.tasks import Episode, load
 from empo2.agents.textworld_express.environment import Environment
 from empo2.recipe.config import load_settings
-from empo2.recipe.gateway.state import StateReader
+from empo2.recipe.gateway.tips.state import StateReader
 from empo2.small_model.levels import bring_back
 from empo2.small_model.notes import Note, way_to
 from empo2.small_model.player import Player

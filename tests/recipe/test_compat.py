@@ -297,7 +297,7 @@ def test_driver_starts_a_balancer_and_imports_vllm() -> None:
 
 
 def test_asynchronous_mode_refuses_calls_while_the_weights_change() -> None:
-    """gateway/gate.py lets them wait; the manager opens the gate once servers are registered; the steps end a run."""
+    """gateway/stages/gate.py lets them wait; the manager opens the gate once servers are there; the steps end a run."""
     paused = source("agentlightning", "server/proxy.py").split("if pause_state.paused:", 1)[1].split("inflight", 1)[0]
     assert "status_code=429" in paused
     text = source("agentlightning", "verl/trainer.py")

@@ -23,8 +23,8 @@ from agentlightning.server.store import _events, _rollouts
 
 from empo2.memory import MemoryStore, SentenceEmbedder, Step
 from empo2.recipe.config import load_settings
-from empo2.recipe.gateway import rendering
-from empo2.recipe.gateway.tokenizer import PolicyTokenizer
+from empo2.recipe.gateway.tokens import rendering
+from empo2.recipe.gateway.tokens.tokenizer import PolicyTokenizer
 
 from . import toy_agent
 from .harness import (

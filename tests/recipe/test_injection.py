@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from empo2.memory import Tip
-from empo2.recipe.gateway.injection import Block, ChatTips, PromptTips, Request, with_block
-from empo2.recipe.gateway.tips import render_tips
+from empo2.recipe.gateway.tips.injection import Block, ChatTips, PromptTips, Request, with_block
+from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.messages import newest_turn, text_of
 
 from .model_server import normal, tokenizer

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from empo2.recipe.config import Reflection, load_settings
-from empo2.recipe.gateway.reflector import question, reflection_chats
-from empo2.recipe.gateway.tips import clean_tip, refusal, shown_tip, tip_of
+from empo2.recipe.gateway.episodes.reflector import question, reflection_chats
+from empo2.recipe.gateway.tips.text import clean_tip, refusal, shown_tip, tip_of
 from empo2.recipe.messages import reply_of, spoken
 
 Message = dict[str, Any]

@@ -11,7 +11,7 @@ import pytest
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.gateway.tips import render_tips
+from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.rollout_log import LoggedRollout, RolloutLog, read_dropped, read_played, read_rollouts
 
 

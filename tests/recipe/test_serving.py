@@ -19,8 +19,8 @@ from agentlightning.server.store import _events, _rollouts
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
-from empo2.recipe.gateway import direct_calls
 from empo2.recipe.gateway.dialects import responses
+from empo2.recipe.gateway.serve import direct_calls
 from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.protocol import RolloutTag, Serving
 

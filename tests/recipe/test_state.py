@@ -10,7 +10,7 @@ import pytest
 from empo2.memory import SentenceEmbedder
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.gateway.state import StateReader
+from empo2.recipe.gateway.tips.state import StateReader
 
 DEFAULT = StateReader(load_settings().memory)
 chat_state, prompt_state = DEFAULT.of_chat, DEFAULT.of_prompt

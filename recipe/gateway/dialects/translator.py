@@ -13,7 +13,7 @@ from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.dialect import Body, Dialect
 from empo2.recipe.gateway.dialects.responses import Conversation, ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
-from empo2.recipe.gateway.guard import check_call, parse, refusal, replayed
+from empo2.recipe.gateway.stages.guard import check_call, parse, refusal, replayed
 
 # A client of Anthropic's adds /v1 to the address that it is given, which may have one.
 _CALL = re.compile(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.injection import ChatTips, PromptTips
-from empo2.recipe.gateway.replies import Replies
+from empo2.recipe.gateway.tips.injection import ChatTips, PromptTips
+from empo2.recipe.gateway.tokens.replies import Replies
 from empo2.recipe.messages import Message
 from empo2.recipe.protocol import RolloutTag
 

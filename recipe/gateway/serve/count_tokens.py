@@ -8,8 +8,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
-from empo2.recipe.gateway.guard import check_call, parse, refusal
-from empo2.recipe.gateway.rendering import rendered
+from empo2.recipe.gateway.stages.guard import check_call, parse, refusal
+from empo2.recipe.gateway.tokens.rendering import rendered
 
 _COUNT = re.compile(r"/proxy/rollout/([^/]+)/attempt/[^/]+/mode/[^/]+/openai/v1/(?:v1/)?messages/count_tokens")
 

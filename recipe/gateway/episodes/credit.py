@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import structlog
 
-from empo2.recipe.gateway.episode import Episode
+from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.protocol import scaled_return

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from empo2.recipe.gateway.rendering import rendering_of
+from empo2.recipe.gateway.tokens.rendering import rendering_of
 from empo2.recipe.messages import Message, reply_of, text_of
 
 Body = dict[str, Any]

@@ -10,9 +10,9 @@ from starlette.datastructures import Headers
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from empo2.recipe.gateway.gate import PolicyGate
-from empo2.recipe.gateway.guard import parse, refusal, replayed
-from empo2.recipe.gateway.trained_calls import Choice
+from empo2.recipe.gateway.stages.gate import PolicyGate
+from empo2.recipe.gateway.stages.guard import parse, refusal, replayed
+from empo2.recipe.gateway.stages.trained_calls import Choice
 from empo2.recipe.gateway.upstream import ModelServers, NoServersError
 
 _CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/[^/]+/mode/[^/]+/openai/v1/(?:v1/)?(.+)")

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.episode import Episode
+from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.protocol import RolloutTag
 
 SERVED = "served"  # the rollout's id

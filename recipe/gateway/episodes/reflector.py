@@ -7,11 +7,11 @@ import structlog
 
 from empo2.memory import Step
 from empo2.recipe.config import Reflection
-from empo2.recipe.gateway.credit import TipCredit
-from empo2.recipe.gateway.episode import Episode
+from empo2.recipe.gateway.episodes.credit import TipCredit
+from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.tips import refusal, shown_tip, tip_of
+from empo2.recipe.gateway.tips.text import refusal, shown_tip, tip_of
 from empo2.recipe.messages import Message, reply_of, spoken, text_of
 
 log = structlog.get_logger()
