@@ -1,54 +1,38 @@
-"""agent-lightning's gateway with a memory: its own app plus one ASGI middleware and the ``/empo2`` routes.
-
-For rollouts that the trainer tagged (``metadata.empo2``) the middleware shows tips in their requests, records one
-``empo2_call`` event beside each of agent-lightning's ``model_request`` events, and asks for a tip when they end.
-"""
+"""The gateway: agent-lightning's app behind EMPO²'s pipeline, and beside it the routes under ``/empo2``."""
 
 import asyncio
 import contextlib
 import os
-import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import structlog
-from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi import FastAPI
 
-from empo2.memory import EmbedderError, MemoryFileError, MemoryService
+from empo2.memory import MemoryService
 from empo2.recipe import protocol
 from empo2.recipe.config import Settings
 from empo2.recipe.critic.model import load_critic
 from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.dialects.translator import Translator
 from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
-from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.metrics import StepMetrics
-from empo2.recipe.gateway.middleware import MemoryMiddleware
+from empo2.recipe.gateway.pipeline import Pipeline, stages
+from empo2.recipe.gateway.request import Stage
 from empo2.recipe.gateway.reranking import EvaluationSteps, Reranking
-from empo2.recipe.gateway.serve.count_tokens import TokenCounter
-from empo2.recipe.gateway.serve.direct_calls import DirectCalls, DirectChats
+from empo2.recipe.gateway.routes import empo2_routes
 from empo2.recipe.gateway.serve.models import model_routes
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.stages.access import KeyCheck
-from empo2.recipe.gateway.stages.gate import GatedCalls
-from empo2.recipe.gateway.stages.guard import RequestGuard
-from empo2.recipe.gateway.stages.other_calls import OtherCalls
-from empo2.recipe.gateway.stages.trained_calls import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.gateway.tokens.tokenizer import tokenizer_of
 
 log = structlog.get_logger()
 
-_NO_LIMIT = httpx.Limits(max_connections=None)
 _CALL_SECONDS = 300  # as agent-lightning's own client
-_MEMORY_ERRORS = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError)
-_COMMIT_SECONDS = 10  # for the visits of a step; most of it is waiting for another process that holds the file
 _CLOSE_SECONDS = 5
 _SWEEP_SECONDS = 60
 
@@ -61,8 +45,10 @@ def make_gateway(
     folder: Path,
     memory: MemoryService,
     serving: protocol.Serving | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+    watch: Stage | None = None,
 ) -> FastAPI:
-    """Return agent-lightning's app with EMPO²'s middleware and routes, to be served instead of ``agl-server``.
+    """Return agent-lightning's app with EMPO²'s pipeline and routes, to be served instead of ``agl-server``.
 
     Args:
         model_path: the name that the trainer registers its vLLM servers under, a resolved ``model.path``.
@@ -70,16 +56,19 @@ def make_gateway(
         folder: below it, and nowhere else, snapshots are written and restored.
         memory: closed with the app.
         serving: how agents are answered that have no rollout; None if there are none.
+        transport: reaches the model servers; by default over the network.
+        watch: stage that sees each trained call as the agent made it, in the form of a chat completion or completion.
 
     Raises:
         OSError: the model's tokenizer cannot be read.
         ConfigError: ``gateway.trained_calls`` names a function that cannot be imported; ``critic.path`` no critic.
     """
     proxy = upstream.proxy_settings(settings.model, model_path)
-    # Not agent-lightning's client: reflections would fill its pool of 100 connections, and agents would wait for them.
     external = settings.model.server is not None
-    transport = partial(upstream.OpenAITransport, os.environ.get("OPENAI_API_KEY")) if external else _transport
-    client = httpx.AsyncClient(transport=transport(), timeout=_CALL_SECONDS)
+    others = httpx.AsyncClient(transport=transport or _network(), timeout=_CALL_SECONDS)
+    if transport is None:
+        transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else _network()
+    client = httpx.AsyncClient(transport=transport, timeout=_CALL_SECONDS)
     services = Services(
         settings=settings,
         memory=memory,
@@ -88,49 +77,27 @@ def make_gateway(
         metrics=StepMetrics(),
         state=StateReader(settings.memory),
     )
+    agents_client = client
+    if settings.critic.path is not None:
+        critic, counts = load_critic(settings.critic.path, settings.memory), services.metrics.counts
+        reranking = Reranking(transport, settings.critic, critic, memory=memory, state=services.state, counts=counts)
+        agents_client = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS)
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
-    app = upstream.agent_lightning_app(proxy, keys.admin)
+    app = upstream.agent_lightning_app(proxy, keys.admin, agents_client, trained=serving is None)
     app.include_router(model_routes(serving.name if serving else model_path))
-    app.include_router(_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
-    ranking = None
-    if settings.critic.path is not None:
-        critic = load_critic(settings.critic.path, settings.memory)
-        reranking = Reranking(
-            transport(), settings.critic, critic, memory=memory, state=services.state, counts=services.metrics.counts
-        )
-        ranking = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS)
-        app.add_middleware(EvaluationSteps)
-    # The one added last is asked first.
-    chats = DirectChats(serving.tag) if serving and serving.tag else None
-    app.add_middleware(MemoryMiddleware, services=services, episodes=episodes, reflector=reflector, chats=chats)
-    app.add_middleware(GatedCalls, gate=services.gate)
-    max_bytes = int(settings.gateway.max_request * 2**20)
-    app.add_middleware(Translator, max_bytes=max_bytes)
-    app.add_middleware(TokenCounter, servers=services.servers)
-    others = httpx.AsyncClient(transport=_transport(), timeout=_CALL_SECONDS)
-    app.add_middleware(
-        OtherCalls,
-        trained=choice_of(settings.gateway.trained_calls),
-        servers=services.servers,
-        gate=services.gate,
-        other=settings.gateway.other_server,
-        client=others,
-        counts=services.metrics.counts,
+    app.include_router(empo2_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
+    way = stages(
+        services, keys=keys, episodes=episodes, reflector=reflector, others=others, serving=serving, watch=watch
     )
-    app.add_middleware(RequestGuard, max_bytes=max_bytes)
-    app.add_middleware(KeyCheck, keys=keys)
-    if serving:
-        app.add_middleware(DirectCalls)
+    if settings.critic.path is not None:
+        way.append(EvaluationSteps())
+    app.add_middleware(Pipeline, stages=way)
     upstream_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with upstream_lifespan(app) as state, client, others, ranking or contextlib.nullcontext():
-            if ranking is not None or external:
-                upstream.send_by(app, ranking or client)
-            if serving:
-                upstream.serve_agents(app, proxy)
+        async with upstream_lifespan(app) as state, client, others:
             sweeping = asyncio.create_task(_sweep(services, episodes))
             try:
                 yield state
@@ -144,8 +111,9 @@ def make_gateway(
     return app
 
 
-def _transport() -> httpx.AsyncBaseTransport:
-    return httpx.AsyncHTTPTransport(limits=_NO_LIMIT)
+def _network() -> httpx.AsyncBaseTransport:
+    """Return a transport without a limit: agents and reflections would wait for a pool's connections."""
+    return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
 
 
 async def _sweep(services: Services, episodes: Episodes) -> None:
@@ -156,90 +124,3 @@ async def _sweep(services: Services, episodes: Episodes) -> None:
         if dropped := episodes.drop_unchanged(lifetime):
             log.warning(f"{dropped} rollouts dropped: no change for gateway.rollout_lifetime={lifetime} seconds")
             services.metrics.counts["rollouts_expired"] += dropped
-
-
-def _routes(
-    services: Services, episodes: Episodes, reflector: Reflector, credit: TipCredit, model_path: str, folder: Path
-) -> APIRouter:
-    router, memory, settings = APIRouter(tags=["empo2"]), services.memory, services.settings
-
-    @router.get(protocol.STATE)
-    async def state() -> protocol.GatewayState:
-        return protocol.GatewayState(
-            model=model_path,
-            memory_size=memory.size,
-            episodes=len(episodes),
-            reflections=len(reflector),
-            temperature=settings.model.temperature,
-            val_temperature=settings.model.val_temperature,
-            success_return=settings.algorithm.success_return,
-            failure_return=settings.algorithm.failure_return,
-            episode_tokens=settings.memory.episode_tokens,
-            progress=services.metrics.progress(),
-        )
-
-    @router.post(protocol.settle_route("{rollout_id}"))
-    async def settle(rollout_id: str) -> dict[str, str]:
-        await episodes.settle(rollout_id)
-        return {"status": "ok"}
-
-    @router.post(protocol.DRAIN)
-    async def drain(request: protocol.DrainRequest) -> dict[str, float]:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + request.timeout
-        if services.gate.is_open:  # behind a closed one none is under way, and those that wait go on later
-            await reflector.wait(request.timeout)
-        await episodes.settle_all(max(0.0, end - loop.time()))
-        await credit.conclude_pairs(upstream.unread_pairs())
-        try:
-            async with asyncio.timeout(_COMMIT_SECONDS):
-                await memory.commit_visits()
-        except (*_MEMORY_ERRORS, TimeoutError) as error:
-            log.error("the memory failed", error=described(error))
-            services.metrics.counts["memory_failures"] += 1
-        return services.metrics.drain() | {"empo2/memory_size": memory.size}
-
-    @router.post(protocol.PAUSE)
-    async def pause(request: protocol.PauseRequest) -> protocol.PauseState:
-        at_pause, under_way = await services.gate.close(request.timeout)
-        return protocol.PauseState(at_pause=at_pause, under_way=under_way)
-
-    @router.post(protocol.RESUME)
-    async def resume() -> dict[str, str]:
-        services.gate.open()
-        return {"status": "ok"}
-
-    @router.post(protocol.SNAPSHOT)
-    async def snapshot(request: protocol.FileRequest) -> dict[str, str]:
-        with _refusing(request.path):
-            await memory.snapshot(_below(folder, request.path))
-        return {"path": request.path}
-
-    @router.post(protocol.RESTORE)
-    async def restore(request: protocol.FileRequest) -> dict[str, str]:
-        with _refusing(request.path):
-            await memory.restore(_below(folder, request.path))
-        return {"path": request.path}
-
-    return router
-
-
-def _below(folder: Path, path: str) -> Path:
-    """Return the path of a memory file below the folder, links resolved.
-
-    Raises:
-        ValueError: it is elsewhere, or its name does not end with .sqlite. Whether it exists is not said.
-    """
-    resolved = (folder / path).resolve()
-    if not resolved.is_relative_to(folder) or resolved.suffix != ".sqlite":
-        raise ValueError(f"must be a *.sqlite below {folder}; `empo2 gateway --snapshots` names another folder")
-    return resolved
-
-
-@contextmanager
-def _refusing(path: str) -> Iterator[None]:
-    """Turn an error of the memory into a response that says why."""
-    try:
-        yield
-    except _MEMORY_ERRORS as error:
-        raise HTTPException(409, detail=f"{path}: {error}") from None

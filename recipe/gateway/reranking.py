@@ -10,40 +10,35 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any
 
 import httpx
 import numpy as np
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
 
 from empo2.memory import MemoryService
 from empo2.recipe.config import CriticSettings
 from empo2.recipe.critic.model import Critic
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.logs import described
+from empo2.recipe.gateway.request import Body, Next, Request
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.messages import reply_of, spoken
 
 log = structlog.get_logger()
 
-type Body = dict[str, Any]
-
 _step: ContextVar[int | None] = ContextVar("step", default=None)  # of the evaluation call that this task serves
 
 
 class EvaluationSteps:
-    """ASGI middleware that tells `Reranking` the step of an evaluation call: the answered calls before it."""
+    """Stage that tells `Reranking` the step of an evaluation call: the answered calls before it."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match = upstream.MODEL_CALL.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        step = upstream.answered_calls(match[1], match[2]) if match and match[3] == "val" else None
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        evaluation = request.is_completion and request.mode == "val"
+        step = upstream.answered_calls(request.rollout_id, request.attempt_id) if evaluation else None
         token = _step.set(step)
         try:
-            await self._app(scope, receive, send)
+            return await forward(request)
         finally:
             _step.reset(token)
 

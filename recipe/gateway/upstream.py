@@ -1,8 +1,8 @@
 """All uses of agent-lightning's server (1.0.2), including its private names."""
 
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -19,11 +19,6 @@ from fastapi import FastAPI, HTTPException
 from empo2.recipe.config import Model
 from empo2.recipe.protocol import RolloutTag
 
-# The path of a model call: rollout, attempt, mode, and the rest of OpenAI's path.
-MODEL_CALL = re.compile(
-    r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/(train|val)/openai/v1/(chat/completions|completions)"
-)
-
 
 def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
     """Return agent-lightning's ``default_proxy``: the options that it forces on the agents' calls."""
@@ -35,9 +30,27 @@ def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
     }
 
 
-def agent_lightning_app(proxy: dict[str, Any], key: str) -> FastAPI:
-    """Return agent-lightning's own app; ``key`` is what every caller must present, empty for none."""
-    return create_app({"key": key, "default_proxy": proxy})
+def agent_lightning_app(proxy: dict[str, Any], key: str, client: httpx.AsyncClient, *, trained: bool = True) -> FastAPI:
+    """Return agent-lightning's own app.
+
+    Args:
+        key: what every caller must present; empty for none.
+        client: sends the agents' calls; closed by the caller. agent-lightning's own has at most 100 connections.
+        trained: False for agents that nobody trains: they keep their temperature, and see no token ids.
+    """
+    app = create_app({"key": key, "default_proxy": proxy})
+    own_lifespan = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        async with own_lifespan(app) as state:
+            app.state.http_client = client
+            if not trained:
+                app.state.proxy_router = ServingRouter(proxy)
+            yield state
+
+    app.router.lifespan_context = lifespan
+    return app
 
 
 # Fields of the gateway's requests that are vLLM's own; OpenAI's servers refuse a request that has one.
@@ -61,24 +74,14 @@ class OpenAITransport(httpx.AsyncBaseTransport):
         await self._transport.aclose()
 
 
-def send_by(app: FastAPI, client: httpx.AsyncClient) -> None:
-    """Let the app send the agents' calls by this client; to be called while the app runs."""
-    app.state.http_client = client
-
-
 class ServingRouter(ProxyRouter):
-    """Leaves agents that are not trained their temperature; one without gets validation's. They see no token ids."""
+    """Leaves agents their temperature; one without gets validation's. They see no token ids."""
 
     def prepare_body(self, body: dict[str, Any], mode: str) -> dict[str, Any]:
         if mode == "train":
             return super().prepare_body(body, mode)
         asked = body.get("temperature")
         return {**body, "model": self._model_name, "temperature": self._val_temperature if asked is None else asked}
-
-
-def serve_agents(app: FastAPI, proxy: dict[str, Any]) -> None:
-    """Let the app forward the agents' calls as a `ServingRouter` does; to be called while the app runs."""
-    app.state.proxy_router = ServingRouter(proxy)
 
 
 async def keep_open(rollout_id: str) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from empo2.recipe.config import Settings, warnings_of
 from empo2.recipe.errors import ConfigError, Empo2Error, ProcessError
-from empo2.recipe.gateway.stages.trained_calls import choice_of
+from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,

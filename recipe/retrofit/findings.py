@@ -15,7 +15,7 @@ from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row
 from empo2.recipe.retrofit.recorder import Call, Trace
 
 _PROXIED = ("chat/completions", "completions")
-_DIALECTS = ("responses", "messages", "v1/messages")
+_DIALECTS = ("responses", "messages")
 _REFUSED = {
     "embeddings": "went to /embeddings, which the policy does not have: name a server that does with "
     "gateway.other_server, or give the embedding client its address",
@@ -110,7 +110,7 @@ def _rows(calls: list[Call]) -> Iterator[Finding]:
 
 def _manner(calls: list[Call]) -> str:
     """Return how the calls were made, where that is not the usual way."""
-    paths = sorted({f"/{call.asked.removeprefix('v1/')}" for call in calls if call.asked in _DIALECTS})
+    paths = sorted({f"/{call.asked}" for call in calls if call.asked in _DIALECTS})
     streamed = sum(call.streamed for call in calls)
     where = f" to {' and '.join(paths)}" if paths else ""
     return where + (", streamed" if streamed == len(calls) else f", {streamed} of them streamed" if streamed else "")

@@ -1,10 +1,9 @@
-"""Record one episode of an agent against agent-lightning's real gateway with a scripted model behind it."""
+"""Record one episode of an agent against the gateway of training, with a scripted model behind it."""
 
 import asyncio
 import contextlib
 import json
 import os
-import re
 import secrets
 import socket
 import subprocess
@@ -14,29 +13,28 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Any
+from pathlib import Path
 
 import httpx
 import structlog
 import uvicorn
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID
-from agentlightning.server.app import create_app
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from empo2.agents.process_guard import guarded
-from empo2.recipe.config import Gateway, Settings
-from empo2.recipe.gateway.dialects.translator import Translator
-from empo2.recipe.gateway.serve.models import model_routes
-from empo2.recipe.gateway.stages.guard import RequestGuard
-from empo2.recipe.gateway.stages.trained_calls import choice_of
+from empo2.recipe.config import Settings
+from empo2.recipe.gateway.app import make_gateway
+from empo2.recipe.gateway.memory import open_memory
+from empo2.recipe.gateway.pipeline import Pipeline
+from empo2.recipe.gateway.request import Answer, Next, Request
+from empo2.recipe.protocol import Keys
 from empo2.recipe.retrofit.scripted_model import Body, answer_choice
 from empo2.recipe.retrofit.upstream import agent_variables, worker_command
 
 _MODEL = "policy"
-_CALL = re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/openai/v1/(.*)")
 _RECORD = "empo2.call"  # in the ASGI scope: the `Call` of a request
-_EVENTS = re.compile(r"/api/rollouts/[^/]+/attempt/[^/]+/events")
+_HUNG_UP = 499  # what agent-lightning answers to a client that is gone
 _EMBEDDING = {
     "object": "list",
     "data": [{"object": "embedding", "index": 0, "embedding": [0.0] * 8}],
@@ -55,7 +53,8 @@ class Call:
 
     Attributes:
         path: relative to the address, such as ``chat/completions``; of a translated request, that which it became.
-        body: as the model server gets it, as is ``answer``.
+        body: as the agent meant it, translated; empty if it was refused or is not trained.
+        answer: to that.
         parallel: True if it came while another request was still open.
         asked: the path that the agent asked for, such as ``responses``; "" for ``path``.
         streamed: True if the agent asked for a stream.
@@ -70,7 +69,7 @@ class Call:
     answer: Body = field(default_factory=dict)
     asked: str = ""
     streamed: bool = False
-    trained: bool = True
+    trained: bool = False
 
 
 @dataclass
@@ -114,18 +113,20 @@ def record(
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     variables = agent_variables(task, settings.agent.env)
-    trace, key = Trace(), secrets.token_urlsafe(16)
-    endpoint, model = server or (None, _MODEL)
-    with _serving(_gateway(trace, key, replies, model, settings.gateway)) as url:
-        headers = {"Authorization": f"Bearer {key}"}
+    trace, keys = Trace(), Keys(agent=secrets.token_urlsafe(16), admin=secrets.token_urlsafe(16))
+    endpoint, model = server or ("http://model/v1", _MODEL)
+    transport = httpx.AsyncHTTPTransport() if server else _ScriptedModel(replies)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _serving(_gateway(trace, settings, keys, model, transport, Path(folder))) as url,
+    ):
+        headers = {"Authorization": f"Bearer {keys.admin}"}
         with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
-            client.post(
-                "/api/models", json=[{"model": model, "endpoint": endpoint or f"{url}/model"}]
-            ).raise_for_status()
+            client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
             rollout = client.post("/api/rollouts", json=[{"input": task}]).raise_for_status().json()[0]["rollout_id"]
             attempt = f"rollout/{rollout}/attempt/{DEFAULT_ATTEMPT_ID}"
             addresses = {
-                "AGL_KEY": key,
+                "AGL_KEY": keys.agent,
                 "AGL_OPENAI_BASE_URL": f"{url}/proxy/{attempt}/mode/train/openai/v1",
                 "AGL_EVENT_URL": f"{url}/api/{attempt.replace('rollout/', 'rollouts/', 1)}/events",
             }
@@ -161,83 +162,77 @@ def _run(
         trace.output = output.read().decode(errors="replace")[-_OUTPUT_CHARACTERS:]
 
 
-def _gateway(trace: Trace, key: str, replies: Sequence[str], model_name: str, settings: Gateway) -> FastAPI:
-    """Return agent-lightning's app behind our gateway's translation; the scripted model is a route of the same app."""
-    max_bytes, trained = int(settings.max_request * 2**20), choice_of(settings.trained_calls)
-    temperatures = {mode: {"temperature": 1.0} for mode in ("train", "val")}
-    app = create_app({"key": key, "default_proxy": {"model_name": model_name, **temperatures}})
-    app.include_router(model_routes(model_name))
-    script, open_calls = chain(replies, repeat(replies[-1])), set()
+class _ScriptedModel(httpx.AsyncBaseTransport):
+    """Answers as a model server whose replies are given."""
 
-    @app.middleware("http")
-    async def record_translated(request: Request, call_next: Any) -> Response:
-        call: Call | None = request.scope.get(_RECORD)
-        match = _CALL.fullmatch(request.url.path)
-        if call is None or match is None:
-            return await call_next(request)
-        call.path, call.body = match[1], _json_object(await request.body())
-        response = await call_next(request)
-        content = b"".join([chunk async for chunk in response.body_iterator])
-        call.answer = _json_object(content)
-        return Response(content, response.status_code, dict(response.headers))
+    def __init__(self, replies: Sequence[str]) -> None:
+        self._script = chain(replies, repeat(replies[-1]))
 
-    app.add_middleware(Translator, max_bytes=max_bytes)
-    app.add_middleware(RequestGuard, max_bytes=max_bytes)
-
-    @app.middleware("http")
-    async def record_call(request: Request, call_next: Any) -> Response:
-        path = request.url.path
-        match = _CALL.fullmatch(path)
-        if request.method != "POST" or not (match or _EVENTS.fullmatch(path)):
-            return await call_next(request)
-        asked, body = match[1] if match else "", _json_object(await request.body())
-        if asked.endswith("messages/count_tokens"):  # Anthropic's; the gateway counts, and leaves no trace
-            return JSONResponse({"input_tokens": 1})
-        call = Call(asked, body, parallel=bool(open_calls), asked=asked, streamed=bool(body.get("stream")))
-        if match:
-            if asked == "embeddings" and settings.other_server is not None:
-                call.status, call.trained = 200, False
-                trace.calls.append(call)
-                return JSONResponse(_EMBEDDING)
-            call.trained = trained is None or trained(asked.removeprefix("v1/"), request.headers, body)
-            request.scope[_RECORD] = call
-            trace.calls.append(call)
-            open_calls.add(id(call))
-        try:
-            response = await call_next(request)
-            content = b"".join([chunk async for chunk in response.body_iterator])
-        finally:
-            open_calls.discard(id(call))
-        call.status = response.status_code
-        call.answer = call.answer or _json_object(content)
-        if not match and call.status >= 400:
-            trace.refused_events.append((call.status, content.decode(errors="replace")))
-        return Response(content, response.status_code, dict(response.headers))
-
-    @app.post("/model/{path:path}")
-    async def model(path: str, body: Body) -> Body:
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        path, body = request.url.path, json.loads(request.content)
+        if path.endswith("/tokenize"):
+            return httpx.Response(200, json={"tokens": [1]})
+        if path.endswith("/embeddings"):
+            return httpx.Response(200, json=_EMBEDDING)
         await asyncio.sleep(_REPLY_SECONDS)
         choices = [
-            {"index": index, "finish_reason": "stop", "token_ids": [1], **answer_choice(body, script)}
+            {"index": index, "finish_reason": "stop", "token_ids": [1], **answer_choice(body, self._script)}
             for index in range(body.get("n") or 1)
         ]
-        kind = "chat.completion" if path == "chat/completions" else "text_completion"
+        kind = "chat.completion" if path.endswith("/chat/completions") else "text_completion"
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        return {"id": "1", "object": kind, "created": 0, "model": _MODEL, "choices": choices, "usage": usage}
+        answer = {"id": "1", "object": kind, "created": 0, "model": _MODEL, "choices": choices, "usage": usage}
+        return httpx.Response(200, json=answer)
 
-    return app
 
+def _gateway(
+    trace: Trace, settings: Settings, keys: Keys, model: str, transport: httpx.AsyncBaseTransport, folder: Path
+) -> ASGIApp:
+    """Return the gateway of a training run, with a memory that is off, and with what fills the trace around it."""
+    algorithm = settings.algorithm.model_copy(update={"name": "grpo"})
+    gateway = settings.gateway.model_copy(update={"cumulative_tokens": False})  # a script's replies have no tokens
+    # As an external server's: no tokenizer of the model is looked for.
+    served = settings.model.model_copy(update={"server": "http://model/v1", "temperature": 1.0})
+    trial = settings.model_copy(update={"algorithm": algorithm, "gateway": gateway, "model": served})
+    memory, open_calls = open_memory(trial, folder / "memory.sqlite"), set[int]()
 
-def _json_object(content: bytes) -> Body:
-    try:
-        value = json.loads(content)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    async def asked(request: Request, forward: Next) -> Response:
+        if request.kind == "attempt events":
+            answer = await forward(request)
+            if answer.status_code >= 400:
+                trace.refused_events.append((answer.status_code, bytes(answer.body).decode(errors="replace")))
+            return answer
+        if not request.is_call or request.api == "messages/count_tokens":
+            return await forward(request)
+        call = Call(request.api, {}, parallel=bool(open_calls), asked=request.api)
+        request.scope[_RECORD] = call
+        trace.calls.append(call)
+        open_calls.add(id(call))
+        try:
+            answer = await forward(request)
+        finally:
+            open_calls.discard(id(call))
+        assert isinstance(answer, Answer)
+        call.status = 0 if answer.status_code == _HUNG_UP else answer.status_code
+        call.trained = call.trained or call.status != 200
+        call.streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
+        call.answer = call.answer or answer.value or {}
+        return answer
+
+    async def translated(request: Request, forward: Next) -> Response:
+        answer = await forward(request)
+        if (call := request.scope.get(_RECORD)) and isinstance(answer, Answer):
+            call.path, call.body, call.answer, call.trained = request.api, request.body, answer.value or {}, True
+        return answer
+
+    app = make_gateway(
+        trial, model_path=model, keys=keys, folder=folder, memory=memory, transport=transport, watch=translated
+    )
+    return Pipeline(app, [asked])
 
 
 @contextlib.contextmanager
-def _serving(app: FastAPI) -> Iterator[str]:
+def _serving(app: ASGIApp) -> Iterator[str]:
     """Serve the app in a thread on a free port of 127.0.0.1; yield its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

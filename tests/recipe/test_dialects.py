@@ -12,7 +12,7 @@ import pytest
 
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.responses import Conversation, ResponsesCall
-from empo2.recipe.gateway.dialects.translator import Translator
+from empo2.recipe.gateway.stages.dialect import Dialects
 
 from .harness import AGENT_KEY, BLOCK, ROOMS, GatewayUnderTest, is_reflection, prompt_ids, running_gateway
 from .model_server import MODEL, Body, tokenizer
@@ -661,7 +661,7 @@ async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest)
 
 
 async def test_a_rollout_that_is_gone_takes_its_responses_and_threads_with_it(gateway: GatewayUnderTest):
-    translator = Translator(lambda *_: None, 1)  # pyright: ignore[reportArgumentType]
+    translator = Dialects(1)
     first, second, third = [await gateway.create() for _ in range(3)]
     held = {name: translator._held_of(name) for name in (first, second)}
     assert translator._held_of(first) is held[first]

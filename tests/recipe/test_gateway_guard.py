@@ -20,7 +20,7 @@ import structlog
 
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.cli import main
-from empo2.recipe.gateway import app as app_module
+from empo2.recipe.gateway import routes
 from empo2.recipe.gateway.logs import configure_logs
 
 from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, running_gateway, turns
@@ -312,13 +312,13 @@ async def test_a_file_that_another_process_holds_delays_no_call(tmp_path: Path):
             assert time.perf_counter() - started < 3
             started = time.perf_counter()
             metrics = await gateway.drain(timeout=1)
-            assert time.perf_counter() - started < 1 + app_module._COMMIT_SECONDS + 2
+            assert time.perf_counter() - started < 1 + routes._COMMIT_SECONDS + 2
             assert metrics["empo2/memory_late"] >= 1
             assert metrics["empo2/memory_failures"] >= 1
 
 
 async def test_a_drain_does_not_wait_for_a_memory_that_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(app_module, "_COMMIT_SECONDS", 0.5)
+    monkeypatch.setattr(routes, "_COMMIT_SECONDS", 0.5)
     async with running_gateway(tmp_path) as gateway:
         rollout = await gateway.create("no-memory")
         gateway.words.gate.clear()

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.gateway.stages.trained_calls import choice_of
+from empo2.recipe.gateway.stages.untrained import choice_of
 
 from .harness import AGENT_KEY, GatewayUnderTest, running_gateway
 from .model_server import serving

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
-Body = dict[str, Any]
+from empo2.recipe.gateway.request import Body
 
 
 class Dialect(Protocol):

@@ -7,33 +7,32 @@ episode of its own, so that tips are shown as in validation.
 import hashlib
 import json
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.episode import Episode
+from empo2.recipe.gateway.request import Next, Request
 from empo2.recipe.protocol import RolloutTag
 
 SERVED = "served"  # the rollout's id
 _PATH = "/v1/"
-_ROLLOUT_PATH = f"/proxy/rollout/{SERVED}/attempt/{upstream.DEFAULT_ATTEMPT_ID}/mode/val/openai/v1/"
 _MOST_CHATS = 10_000
 
 
 class DirectCalls:
-    """ASGI middleware that turns ``/v1/...`` into a call of the one rollout. It comes before all that reads paths."""
+    """Turn ``/v1/...`` into a call of the one rollout."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(_PATH):
-            return await self._app(scope, receive, send)
-        path = _ROLLOUT_PATH + scope["path"].removeprefix(_PATH)
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        if not request.path.startswith(_PATH):
+            return await forward(request)
+        api = request.path.removeprefix(_PATH).removeprefix("v1/")
         await upstream.keep_open(SERVED)
         try:
-            await self._app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+            address = {"rollout_id": SERVED, "attempt_id": upstream.DEFAULT_ATTEMPT_ID, "mode": "val"}
+            return await forward(replace(request, kind="call", api=api, **address))
         finally:
             upstream.forget_events(SERVED)
 

@@ -10,12 +10,10 @@ def model_routes(name: str) -> APIRouter:
     router = APIRouter(prefix="/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1")
 
     @router.get("/models")
-    @router.get("/v1/models")
     async def models() -> Body:
         return {"object": "list", "data": [_model(name)], "has_more": False, "first_id": name, "last_id": name}
 
     @router.get("/models/{asked:path}")
-    @router.get("/v1/models/{asked:path}")
     async def model(asked: str) -> Body:
         return _model(asked)
 

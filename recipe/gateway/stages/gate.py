@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-import re
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
 
-_CALL = re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/openai/v1/(chat/completions|completions)")
+from empo2.recipe.gateway.request import Next, Request
 
 
 class PolicyGate:
@@ -53,14 +52,12 @@ class PolicyGate:
         self._opened.set()
 
 
-class GatedCalls:
-    """ASGI middleware that lets model calls through the gate."""
+class Gated:
+    """Let completions through the gate."""
 
-    def __init__(self, app: ASGIApp, gate: PolicyGate) -> None:
-        self._app = app
+    def __init__(self, gate: PolicyGate) -> None:
         self._gate = gate
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_call = scope["type"] == "http" and scope["method"] == "POST" and _CALL.fullmatch(scope["path"])
-        async with self._gate if is_call else contextlib.nullcontext():
-            await self._app(scope, receive, send)
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        async with self._gate if request.is_completion else contextlib.nullcontext():
+            return await forward(request)

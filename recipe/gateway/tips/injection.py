@@ -30,7 +30,7 @@ class Block:
     tokens: int = 0
 
 
-class Request(Protocol):
+class TippedRequest(Protocol):
     """An agent's request and the tips in it."""
 
     @property
@@ -73,7 +73,7 @@ class ChatTips:
 
 
 class ChatRequest:
-    """A chat as an agent sends it; see `Request`."""
+    """A chat as an agent sends it; see `TippedRequest`."""
 
     def __init__(self, blocks: dict[bytes, Block], messages: Sequence[Message]) -> None:
         self._blocks = blocks
@@ -147,7 +147,7 @@ class PromptTips:
 
 
 class PromptRequest:
-    """A prompt as an agent sends it; see `Request`."""
+    """A prompt as an agent sends it; see `TippedRequest`."""
 
     def __init__(self, tips: PromptTips, prompt: str) -> None:
         self._tips = tips

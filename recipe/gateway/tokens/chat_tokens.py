@@ -12,9 +12,10 @@ from array import array
 import structlog
 
 from empo2.recipe.gateway.logs import described
+from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tokens.rendering import rendered
-from empo2.recipe.gateway.tokens.replies import AsText, Body, Ids, Prompt, Replies, Reply, last_reply
+from empo2.recipe.gateway.tokens.replies import AsText, Ids, Prompt, Replies, Reply, last_reply
 from empo2.recipe.gateway.tokens.tokenizer import PolicyTokenizer
 from empo2.recipe.messages import Message
 

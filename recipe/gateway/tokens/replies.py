@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.tokens.rendering import rendering_of
 from empo2.recipe.messages import Message, reply_of, text_of
 
-Body = dict[str, Any]
 Ids = array  # of C ints: an episode has one prompt for each turn
 
 

@@ -1,0 +1,93 @@
+"""The way of a request through the gateway: its stages, in the order in which they act."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import httpx
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from empo2.recipe.gateway.episodes.episode import Episodes
+from empo2.recipe.gateway.episodes.reflector import Reflector
+from empo2.recipe.gateway.request import Answer, Next, Request, Stage
+from empo2.recipe.gateway.serve.count_tokens import TokenCounter
+from empo2.recipe.gateway.serve.direct_calls import DirectCalls, DirectChats
+from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.stages.access import KeyCheck
+from empo2.recipe.gateway.stages.dialect import Dialects
+from empo2.recipe.gateway.stages.form import Form
+from empo2.recipe.gateway.stages.gate import Gated
+from empo2.recipe.gateway.stages.memory import MemoryCalls
+from empo2.recipe.gateway.stages.rollout_ends import RolloutEnds
+from empo2.recipe.gateway.stages.untrained import UntrainedCalls
+from empo2.recipe.protocol import Keys, Serving
+
+
+def stages(
+    services: Services,
+    *,
+    keys: Keys,
+    episodes: Episodes,
+    reflector: Reflector,
+    others: httpx.AsyncClient,
+    serving: Serving | None,
+    watch: Stage | None,
+) -> list[Stage]:
+    """Return what a request passes before agent-lightning's app, and its answer after it in the opposite order.
+
+    Args:
+        others: client of ``gateway.other_server``.
+        serving: how agents are answered that have no rollout; None if there are none.
+        watch: sees each trained call as the agent made it; None for nobody.
+    """
+    max_bytes = int(services.settings.gateway.max_request * 2**20)
+    chats = DirectChats(serving.tag) if serving and serving.tag else None
+    return [
+        *([DirectCalls()] if serving else []),  # /v1/... belongs to the one rollout of agents that have none
+        KeyCheck(keys),  # who asks?
+        Form(max_bytes),  # the body is read, here alone: size, JSON, chat
+        UntrainedCalls(services, others),  # is it the policy's to learn from?
+        TokenCounter(services.servers),  # Anthropic's count_tokens
+        Dialects(max_bytes),  # streams, /responses and /messages become chat completions
+        *([watch] if watch else []),  # `empo2 init` looks
+        Gated(services.gate),  # waits while the weights change
+        RolloutEnds(episodes, reflector),  # a rollout that ends is reflected on
+        MemoryCalls(services, episodes, chats),  # tips go in, the call is recorded
+    ]
+
+
+class Pipeline:
+    """The ASGI middleware, the only one, that takes each request through the stages to the app."""
+
+    def __init__(self, app: ASGIApp, stages: Sequence[Stage]) -> None:
+        self._app = app
+        forward: Next = partial(_answer, app)
+        for stage in reversed(stages):
+            forward = partial(stage, forward=forward)
+        self._first = forward
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            answer = await self._first(Request.of(scope, receive))
+        except ClientDisconnect:
+            return None
+        await answer(scope, receive, send)
+
+
+async def _answer(app: ASGIApp, request: Request) -> Answer:
+    """Return the app's answer, whole."""
+    start: Message = {}
+    chunks: list[bytes] = []
+
+    async def collect(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+        else:
+            chunks.append(message.get("body", b""))
+
+    await app(*request.for_app(), collect)
+    answer = Answer(b"".join(chunks), start["status"])
+    answer.raw_headers = list(start["headers"])
+    return answer

@@ -1,0 +1,152 @@
+"""A request, read once: no stage matches a path or parses a body again."""
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, Protocol, Self
+
+from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope
+
+Body = dict[str, Any]
+Kind = Literal["call", "rollouts", "rollout", "events", "attempt events", ""]
+
+# An agent's address ends with /v1; Anthropic's clients add another one.
+_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/(train|val)/openai/v1/(?:v1/)?(.+)")
+_ROLLOUTS = re.compile(r"/api/rollouts(?:/([^/]+)(?:/attempt/([^/]+)(?=/events))?(/events)?)?")
+_BODY_HEADERS = (b"content-length", b"content-type", b"transfer-encoding")
+# Only such a number can be beyond a double's range: with an exponent of two digits or more, or of 300 digits.
+_LARGE_NUMBER = re.compile(rb"[0-9.][eE]\+?[0-9]{2}|[0-9]{300}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One HTTP request; a stage passes it on as it is, or a changed copy.
+
+    Attributes:
+        kind: what its path names: ``call`` is all below a rollout's OpenAI address; "" for a path that has no stage.
+        api: of a call, relative to ``/v1``: ``chat/completions``, ``models``, ``messages/count_tokens``, ...
+        mode: of a call, ``train`` or ``val``.
+        content: the body's bytes; None while the body is unread, which the stage `Form` does.
+        body: the body's JSON value; None while it is unread, and for an empty one.
+    """
+
+    scope: Scope
+    receive: Receive
+    kind: Kind = ""
+    rollout_id: str = ""
+    attempt_id: str = ""
+    mode: str = ""
+    api: str = ""
+    content: bytes | None = None
+    body: Any = None
+
+    @classmethod
+    def of(cls, scope: Scope, receive: Receive) -> Self:
+        """Read the path; the body is not read yet."""
+        if match := _CALL.fullmatch(scope["path"]):
+            return cls(scope, receive, "call", match[1], match[2], match[3], match[4])
+        if match := _ROLLOUTS.fullmatch(scope["path"]):
+            rollout_id, attempt_id, events = match[1] or "", match[2] or "", match[3]
+            kind = "attempt events" if attempt_id else "events" if events else "rollout" if rollout_id else "rollouts"
+            return cls(scope, receive, kind, rollout_id, attempt_id)
+        return cls(scope, receive)
+
+    @property
+    def method(self) -> str:
+        return self.scope["method"]
+
+    @property
+    def path(self) -> str:
+        return self.scope["path"]
+
+    @property
+    def headers(self) -> Headers:
+        return Headers(scope=self.scope)
+
+    @property
+    def is_call(self) -> bool:
+        """Return True for a POST below a rollout's OpenAI address."""
+        return self.kind == "call" and self.method == "POST"
+
+    @property
+    def is_completion(self) -> bool:
+        """Return True for a call that is played: of ``chat/completions`` or ``completions``."""
+        return self.is_call and self.api in ("chat/completions", "completions")
+
+    def with_body(self, body: Body, api: str | None = None, content: bytes | None = None) -> Self:
+        """Return the request with another body, and with another API if one is given."""
+        content = json.dumps(body).encode() if content is None else content
+        return replace(self, body=body, content=content, api=self.api if api is None else api)
+
+    def for_app(self) -> tuple[Scope, Receive]:
+        """Return the ASGI scope and ``receive`` by which an app gets this request.
+
+        After the body, ``receive`` returns what the client still sends: agent-lightning's route waits there for the
+        client to hang up while it forwards, and so notices an agent that gives up.
+        """
+        scope = self.scope
+        if self.kind == "call":
+            address = f"/proxy/rollout/{self.rollout_id}/attempt/{self.attempt_id}/mode/{self.mode}"
+            path = f"{address}/openai/v1/{self.api}"
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        if self.content is None:
+            return scope, self.receive
+        headers = [pair for pair in scope["headers"] if pair[0] not in _BODY_HEADERS]
+        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.content))]
+        first: list[Message] = [{"type": "http.request", "body": self.content, "more_body": False}]
+
+        async def receive() -> Message:
+            return first.pop() if first else await self.receive()
+
+        return {**scope, "headers": headers}, receive
+
+
+class Answer(Response):
+    """An app's whole answer."""
+
+    @cached_property
+    def value(self) -> Body | None:
+        """Return the JSON object in it; None if it is none."""
+        try:
+            value = json.loads(bytes(self.body))
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
+
+
+Next = Callable[[Request], Awaitable[Response]]
+
+
+class Stage(Protocol):
+    """A stop on a request's way: it answers, or asks the next stage, and may change request and answer."""
+
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        """Return the answer to a request."""
+        ...
+
+
+def parse(content: bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: not JSON, nested deeper than 200, or with something that JSON cannot carry: NaN, a number beyond a
+            double's range, half of a surrogate pair. The message says which and holds nothing of the text.
+    """
+    try:
+        value = from_json(content, allow_inf_nan=False)
+        if _LARGE_NUMBER.search(content):  # which from_json reads as infinite
+            json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"the request's body is not JSON that can be used: {error}") from None
+    return value
+
+
+def refusal(status: int, problem: str, *, call: bool) -> JSONResponse:
+    """Return an error in OpenAI's form for a model call, in agent-lightning's for any other request."""
+    error = {"message": problem, "type": "invalid_request_error", "param": None, "code": None}
+    return JSONResponse({"error": error} if call else {"detail": problem}, status)

@@ -1,0 +1,111 @@
+"""The routes under ``/empo2``, by which the trainer settles, drains, pauses and saves; see protocol.py."""
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+from fastapi import APIRouter, HTTPException
+
+from empo2.memory import EmbedderError, MemoryFileError
+from empo2.recipe import protocol
+from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.episodes.credit import TipCredit
+from empo2.recipe.gateway.episodes.episode import Episodes
+from empo2.recipe.gateway.episodes.reflector import Reflector
+from empo2.recipe.gateway.logs import described
+from empo2.recipe.gateway.services import Services
+
+log = structlog.get_logger()
+
+_MEMORY_ERRORS = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError)
+_COMMIT_SECONDS = 10  # for the visits of a step; most of it is waiting for another process that holds the file
+
+
+def empo2_routes(
+    services: Services, episodes: Episodes, reflector: Reflector, credit: TipCredit, model_path: str, folder: Path
+) -> APIRouter:
+    router, memory, settings = APIRouter(tags=["empo2"]), services.memory, services.settings
+
+    @router.get(protocol.STATE)
+    async def state() -> protocol.GatewayState:
+        return protocol.GatewayState(
+            model=model_path,
+            memory_size=memory.size,
+            episodes=len(episodes),
+            reflections=len(reflector),
+            temperature=settings.model.temperature,
+            val_temperature=settings.model.val_temperature,
+            success_return=settings.algorithm.success_return,
+            failure_return=settings.algorithm.failure_return,
+            episode_tokens=settings.memory.episode_tokens,
+            progress=services.metrics.progress(),
+        )
+
+    @router.post(protocol.settle_route("{rollout_id}"))
+    async def settle(rollout_id: str) -> dict[str, str]:
+        await episodes.settle(rollout_id)
+        return {"status": "ok"}
+
+    @router.post(protocol.DRAIN)
+    async def drain(request: protocol.DrainRequest) -> dict[str, float]:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + request.timeout
+        if services.gate.is_open:  # behind a closed one none is under way, and those that wait go on later
+            await reflector.wait(request.timeout)
+        await episodes.settle_all(max(0.0, end - loop.time()))
+        await credit.conclude_pairs(upstream.unread_pairs())
+        try:
+            async with asyncio.timeout(_COMMIT_SECONDS):
+                await memory.commit_visits()
+        except (*_MEMORY_ERRORS, TimeoutError) as error:
+            log.error("the memory failed", error=described(error))
+            services.metrics.counts["memory_failures"] += 1
+        return services.metrics.drain() | {"empo2/memory_size": memory.size}
+
+    @router.post(protocol.PAUSE)
+    async def pause(request: protocol.PauseRequest) -> protocol.PauseState:
+        at_pause, under_way = await services.gate.close(request.timeout)
+        return protocol.PauseState(at_pause=at_pause, under_way=under_way)
+
+    @router.post(protocol.RESUME)
+    async def resume() -> dict[str, str]:
+        services.gate.open()
+        return {"status": "ok"}
+
+    @router.post(protocol.SNAPSHOT)
+    async def snapshot(request: protocol.FileRequest) -> dict[str, str]:
+        with _refusing(request.path):
+            await memory.snapshot(_below(folder, request.path))
+        return {"path": request.path}
+
+    @router.post(protocol.RESTORE)
+    async def restore(request: protocol.FileRequest) -> dict[str, str]:
+        with _refusing(request.path):
+            await memory.restore(_below(folder, request.path))
+        return {"path": request.path}
+
+    return router
+
+
+def _below(folder: Path, path: str) -> Path:
+    """Return the path of a memory file below the folder, links resolved.
+
+    Raises:
+        ValueError: it is elsewhere, or its name does not end with .sqlite. Whether it exists is not said.
+    """
+    resolved = (folder / path).resolve()
+    if not resolved.is_relative_to(folder) or resolved.suffix != ".sqlite":
+        raise ValueError(f"must be a *.sqlite below {folder}; `empo2 gateway --snapshots` names another folder")
+    return resolved
+
+
+@contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """Turn an error of the memory into a response that says why."""
+    try:
+        yield
+    except _MEMORY_ERRORS as error:
+        raise HTTPException(409, detail=f"{path}: {error}") from None

@@ -1,0 +1,85 @@
+"""Let an agent speak its dialect: behind this stage there are chat completions and completions only."""
+
+from collections.abc import Callable
+
+from starlette.responses import Response
+
+from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
+from empo2.recipe.gateway.dialects.dialect import Body, Dialect
+from empo2.recipe.gateway.dialects.responses import Conversation, ResponsesCall
+from empo2.recipe.gateway.dialects.streams import StreamedCompletion
+from empo2.recipe.gateway.request import Answer, Next, Request, refusal
+from empo2.recipe.gateway.stages.form import check_call
+
+_REFUSALS: dict[str, Callable[[int, bytes], Response]] = {
+    "messages": AnthropicCall.refusal,
+    "responses": ResponsesCall.refusal,
+}
+
+
+class Dialects:
+    """Translate streams, ``/responses`` and ``/messages``, and the answers to them; all else passes unchanged.
+
+    Args:
+        max_bytes: most bytes of a translated request, which may be larger than the agent's: a response that continues
+            another one has its whole chat.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held: dict[str, tuple[Conversation, dict[str, Body]]] = {}  # by rollout: responses, Anthropic's threads
+
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        streamed = request.is_completion and request.body.get("stream")
+        if not (streamed or (request.is_call and request.api in _REFUSALS)):
+            return await forward(request)
+        try:
+            dialect = self._dialect(request)
+            if dialect.path == "chat/completions":
+                check_call(dialect.body, chat=True)
+        except ValueError as error:
+            return _refused(request.api, 400, str(error))
+        except (LookupError, TypeError, AttributeError):  # lists in the place of objects, and the like
+            return _refused(request.api, 400, f"the request is not one of /{request.api}; see its reference")
+        translated = request.with_body(dialect.body, dialect.path)
+        if len(translated.content or b"") > self._max_bytes:
+            problem = f"the chat has more than gateway.max_request={self._max_bytes / 2**20:.3g} MiB"
+            return _refused(request.api, 413, problem)
+        return _answer(dialect, await forward(translated))
+
+    def _dialect(self, request: Request) -> Dialect:
+        match request.api:
+            case "messages":
+                return AnthropicCall(request.body, self._held_of(request.rollout_id)[1])
+            case "responses":
+                return ResponsesCall(request.body, self._held_of(request.rollout_id)[0])
+            case _:
+                return StreamedCompletion(request.api, request.body)
+
+    def _held_of(self, rollout_id: str) -> tuple[Conversation, dict[str, Body]]:
+        if rollout_id not in self._held:
+            self._held = {name: held for name, held in self._held.items() if upstream.exists(name)}
+        return self._held.setdefault(rollout_id, (Conversation(), {}))
+
+
+def _answer(dialect: Dialect, answer: Response) -> Response:
+    if answer.status_code != 200:
+        told = dialect.refusal(answer.status_code, bytes(answer.body))
+    else:
+        try:
+            assert isinstance(answer, Answer)
+            told = dialect.answer(answer.value or {})
+        except (LookupError, TypeError, AttributeError):
+            problem = refusal(502, "the model server's answer is no completion", call=True)
+            told = dialect.refusal(502, bytes(problem.body))
+    for name, value in answer.headers.items():
+        if name not in ("content-length", "content-type"):
+            told.headers.append(name, value)
+    return told
+
+
+def _refused(api: str, status: int, problem: str) -> Response:
+    answer = refusal(status, problem, call=True)
+    shown = _REFUSALS.get(api)
+    return shown(status, bytes(answer.body)) if shown else answer

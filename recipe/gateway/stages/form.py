@@ -1,0 +1,100 @@
+"""Read each request's body once, and refuse one that is too large, is not JSON, or holds no chat."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from empo2.recipe.gateway.request import Next, Request, parse, refusal
+
+# The rest of a body that is too large is read and dropped, since a client sees no answer while it sends.
+_DROPPED = 64
+
+
+class Form:
+    """Answer 413 or 400 to a body that cannot be used.
+
+    Args:
+        max_bytes: most bytes of a body.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        if request.method not in ("POST", "PUT", "PATCH"):
+            return await forward(request)
+        content = await self._content(request)
+        if len(content) > self._max_bytes:
+            limit = f"{self._max_bytes / 2**20:g}"
+            problem = f"the request has more than gateway.max_request={limit} MiB; send less, or raise that setting"
+            return refusal(413, problem, call=request.is_call)
+        try:
+            body = parse(content) if content or request.is_call else None
+            if request.is_call:
+                check_call(body, chat=request.api == "chat/completions")
+            elif request.kind == "attempt events":
+                _check_event(body)
+        except ValueError as error:
+            return refusal(400, str(error), call=request.is_call)
+        return await forward(replace(request, content=content, body=body))
+
+    async def _content(self, request: Request) -> bytes:
+        """Return the body, or its begin if it is too large.
+
+        Raises:
+            ClientDisconnect: the client hung up.
+        """
+        chunks: list[bytes] = []
+        size, more = 0, True
+        while more and size <= _DROPPED * self._max_bytes:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunk = message.get("body", b"")
+            if size <= self._max_bytes:
+                chunks.append(chunk)
+            size += len(chunk)
+            more = message.get("more_body", False)
+        return b"".join(chunks)
+
+
+def check_call(body: Any, *, chat: bool) -> None:
+    """Check a model call.
+
+    Raises:
+        ValueError: the body is no object, or a chat's messages have no known shape.
+    """
+    if not isinstance(body, dict):
+        raise ValueError("the request's body must be a JSON object")
+    if not chat:
+        return
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("messages: must be a list of at least one message")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"messages[{number}]: must be an object with a role and a content")
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        if not (content is None or (isinstance(content, str | list) and all(map(_is_part, parts)))):
+            raise ValueError(f"messages[{number}].content: must be a string, null, or a list of parts such as text")
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str | None)
+
+
+def _check_event(event: Any) -> None:
+    """Raise ValueError for a reward that no double can hold: it would stop the trainer that reads it."""
+    data = event.get("data") if isinstance(event, dict) else None
+    value = data.get("value") if isinstance(data, dict) else None
+    if isinstance(value, int | float):
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:
+            finite = False
+        if not finite:
+            raise ValueError("data.value: must be a number that a double can hold")

@@ -1,0 +1,57 @@
+"""Show tips in the calls of tagged rollouts, and record each call beside agent-lightning's own event.
+
+Other traffic passes unchanged. The one exception are the training calls of plain GRPO, whose rollouts have no tag: they
+are sampled like those of EMPO², so that the two can be compared.
+"""
+
+from starlette.responses import Response
+
+from empo2.recipe.gateway.episodes.call import ModelCall, PlainCall
+from empo2.recipe.gateway.episodes.episode import Episodes
+from empo2.recipe.gateway.request import Answer, Next, Request
+from empo2.recipe.gateway.serve.direct_calls import SERVED, DirectChats
+from empo2.recipe.gateway.services import Services
+
+
+class MemoryCalls:
+    """Replace the agent's request by one with tips, and record what came of it.
+
+    Args:
+        chats: of agents that have no rollout; None if they are shown no tips.
+    """
+
+    def __init__(self, services: Services, episodes: Episodes, chats: DirectChats | None = None) -> None:
+        self._services = services
+        self._episodes = episodes
+        self._chats = chats
+
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        if not request.is_completion:
+            return await forward(request)
+        self._services.metrics.counts["requests"] += 1
+        call = await self._call_of(request)
+        if call is None:
+            return await forward(request)
+        answer = None
+        try:
+            answer = await forward(request.with_body(call.sent))
+        finally:
+            response = answer.value if isinstance(answer, Answer) else None
+            if answer is not None and answer.status_code == 200 and response is not None:
+                # Before the answer leaves: the agent may report its reward and be gone a moment later.
+                call.answered(response)
+            else:
+                call.refused(answer.status_code if answer is not None else 0, response)
+        return answer
+
+    async def _call_of(self, request: Request) -> ModelCall | PlainCall | None:
+        services, body, training = self._services, request.body, request.mode == "train"
+        if self._chats is not None and request.rollout_id == SERVED:
+            return await ModelCall.prepare(services, self._chats.episode(body), body)
+        episode = self._episodes.of(request.rollout_id, request.attempt_id)
+        if episode is not None and (training or episode.tag.read_only):
+            return await ModelCall.prepare(services, episode, body)
+        if episode is None and training and services.settings.algorithm.name == "grpo":
+            replies = self._episodes.replies_of(request.rollout_id, request.attempt_id)
+            return await PlainCall.prepare(services, request.rollout_id, replies, body)
+        return None

@@ -1,0 +1,116 @@
+"""Answer the calls that are not trained (``gateway.trained_calls``) here, so that they leave no trace in a rollout."""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import httpx
+from starlette.responses import Response, StreamingResponse
+
+from empo2.recipe.config import CallRule, imported
+from empo2.recipe.gateway.request import Next, Request, refusal
+from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.upstream import NoServersError
+
+# Path relative to /v1, headers (names in lower case), body -> whether the call is trained.
+Choice = Callable[[str, Mapping[str, str], dict[str, Any]], bool]
+
+_TRAINABLE = ("chat/completions", "completions", "responses", "messages")
+# Not passed on: the agents' key, and what belongs to the connection.
+_OWN_HEADERS = ("authorization", "x-api-key", "host", "content-length", "connection", "transfer-encoding")
+_ANSWER_HEADERS = ("content-type", "retry-after")
+
+
+class UntrainedCalls:
+    """Pass untrained calls to ``gateway.other_server``, or to the policy's servers; only the other has ``/embeddings``.
+
+    Args:
+        client: for the other server.
+
+    Raises:
+        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported.
+    """
+
+    def __init__(self, services: Services, client: httpx.AsyncClient) -> None:
+        settings = services.settings.gateway
+        self._trained = choice_of(settings.trained_calls)
+        self._other = settings.other_server
+        self._gate = services.gate if self._other is None else contextlib.nullcontext()
+        self._services = services
+        self._client = client
+
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        if not request.is_call:
+            return await forward(request)
+        if request.api != "embeddings":
+            if self._trained is None or request.api not in _TRAINABLE:
+                return await forward(request)
+            try:
+                if self._trained(request.api, request.headers, request.body):
+                    return await forward(request)
+            except Exception as error:  # of the user's function: neither answer would be right
+                problem = f"gateway.trained_calls failed: {type(error).__name__}: {error}"
+                return refusal(500, problem, call=True)
+            self._services.metrics.counts["untrained_calls"] += 1
+        async with self._gate:
+            return await self._answer(request)
+
+    async def _answer(self, request: Request) -> Response:
+        headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
+        headers["accept-encoding"] = "identity"
+        try:
+            if self._other is not None:
+                if key := os.environ.get("OPENAI_API_KEY"):
+                    headers |= {"authorization": f"Bearer {key}", "x-api-key": key}
+                url = f"{self._other.rstrip('/')}/{request.api}"
+                sent = self._client.build_request("POST", url, content=request.content, headers=headers)
+                answer = await self._client.send(sent, stream=True)
+            elif request.api == "embeddings":
+                problem = "the policy has no /embeddings: name a server that does with gateway.other_server"
+                return refusal(400, problem, call=True)
+            else:
+                answer = await self._services.servers.stream(
+                    request.rollout_id, f"/{request.api}", request.body, headers
+                )
+        except NoServersError as error:
+            return refusal(503, str(error), call=True)
+        except httpx.HTTPError as error:
+            return refusal(502, f"the server of calls that are not trained: {type(error).__name__}", call=True)
+        kept = {name: value for name, value in answer.headers.items() if name.lower() in _ANSWER_HEADERS}
+
+        async def body():
+            try:
+                async for chunk in answer.aiter_raw():
+                    yield chunk
+            finally:
+                await answer.aclose()
+
+        return StreamingResponse(body(), answer.status_code, kept)
+
+
+def choice_of(rules: Sequence[CallRule] | str) -> Choice | None:
+    """Return the function that tells whether a call is trained; None if all are.
+
+    Args:
+        rules: ``module:function``; or rules, one of which must fit; none for all calls.
+
+    Raises:
+        ConfigError: the function cannot be imported.
+    """
+    if isinstance(rules, str):
+        return imported(rules, "gateway.trained_calls")
+    return (lambda path, headers, body: any(_fits(rule, path, headers, body) for rule in rules)) if rules else None
+
+
+def _fits(rule: CallRule, path: str, headers: Mapping[str, str], body: dict[str, Any]) -> bool:
+    if rule.path is not None and not fnmatchcase(path, rule.path.strip("/")):
+        return False
+    if rule.model is not None and not fnmatchcase(str(body.get("model", "")), rule.model):
+        return False
+    if rule.header is not None:
+        name, _, value = rule.header.partition(":")
+        found = headers.get(name.strip().lower())
+        return found is not None and fnmatchcase(found, value.strip() or "*")
+    return True

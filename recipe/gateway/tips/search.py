@@ -1,0 +1,115 @@
+"""Find the tips for a request, within what its chat may still carry."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from empo2.memory import Tip
+from empo2.recipe.gateway.episodes.episode import Episode
+from empo2.recipe.gateway.logs import described
+from empo2.recipe.gateway.request import Body
+from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.tips.injection import Block, TippedRequest
+from empo2.recipe.gateway.tips.relevance import relevant_tips
+from empo2.recipe.gateway.tips.text import TIPS_HEADING, render_tips, tip_line
+
+log = structlog.get_logger()
+
+
+@dataclass
+class TipSearch:
+    """The result of looking up tips for a request.
+
+    Attributes:
+        state: the text of the current state; empty where the request has none.
+        embedding: of the state, [dimension]; None if no tips were looked up.
+        request: the request with the tips in it; None if the rollout does not use tips.
+    """
+
+    state: str = ""
+    embedding: np.ndarray | None = None
+    request: TippedRequest | None = None
+
+
+async def find_tips(services: Services, episode: Episode, body: Body) -> TipSearch:
+    """Read the request's state and, for a memory rollout, put tips into its newest turn."""
+    request: TippedRequest
+    if isinstance(messages := body.get("messages"), list):
+        state, request = services.state.of_chat(messages), episode.chat_tips.request(messages)
+    elif isinstance(prompt := body.get("prompt"), str):
+        state, request = services.state.of_prompt(prompt), episode.prompt_tips.request(prompt)
+    else:
+        return TipSearch()  # token ids, or an invalid request, which the app refuses
+    if not episode.tag.memory:
+        return TipSearch(state)
+    embedding = None
+    if request.takes_tips and not (episode.searches and services.settings.memory.searched == "first-turn"):
+        block, embedding = await _search(services, episode, state, request)
+        request.put(block)
+        if request.newest is block:
+            episode.shown.update(tip.id for tip in block.tips)
+            services.metrics.counts["tips_injected"] += len(block.tips)
+    episode.tip_tokens = max(episode.tip_tokens, _tokens(request))
+    return TipSearch(state, embedding, request)
+
+
+async def _search(
+    services: Services, episode: Episode, state: str, request: TippedRequest
+) -> tuple[Block, np.ndarray | None]:
+    """Find tips that the request does not carry yet, within the remaining budget; also return the embedding."""
+    memory, metrics = services.memory, services.metrics
+    carried = [tip.text for block in request.carried for tip in block.tips]
+    room = services.settings.memory.episode_tokens - _tokens(request) - _line_tokens(services, TIPS_HEADING) - 1
+    if room <= 0:
+        return Block(), None
+    metrics.counts["searches"] += 1
+    episode.searches += 1
+    settings, embedding = services.settings.memory, None
+    started = time.perf_counter()
+    try:
+        async with asyncio.timeout(settings.embedding_deadline / 1000):
+            embedding = await memory.embed(state, urgent=True)
+        metrics.embedding_seconds += time.perf_counter() - started
+        async with asyncio.timeout(settings.search_deadline / 1000):
+            tips = await memory.search(episode.tag.scope, embedding, exclude=carried)
+        if settings.judged:
+            tips = await relevant_tips(services, episode.rollout_id, state, tips)
+    except TimeoutError:
+        metrics.counts["memory_late"] += 1
+        return Block(), embedding
+    except Exception as error:
+        log.error("the memory failed", error=described(error))
+        metrics.counts["memory_failures"] += 1
+        return Block(), embedding
+    block = _block(services, tips, room)
+    hit = bool(carried or block.tips)
+    episode.hits += hit
+    metrics.counts["hits"] += hit
+    return block, embedding
+
+
+def _block(services: Services, tips: Sequence[Tip], room: int) -> Block:
+    """Render the tips that fit into ``room`` tokens, the best first."""
+    shown, texts, left = [], [], room
+    for tip in tips:
+        text = services.shown(tip.text)
+        tokens = _line_tokens(services, tip_line(text))
+        if tokens <= left:
+            shown.append(tip)
+            texts.append(text)
+            left -= tokens
+    if not shown:
+        return Block()
+    return Block(render_tips(texts), tuple(shown), _line_tokens(services, TIPS_HEADING) + 1 + room - left)
+
+
+def _line_tokens(services: Services, line: str) -> int:
+    return services.tokenizer.count(f"{line}\n")
+
+
+def _tokens(request: TippedRequest) -> int:
+    return sum(block.tokens for block in request.carried)
