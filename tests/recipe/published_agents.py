@@ -15,7 +15,7 @@ from ..needs import need
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "published"
-README = HERE.parents[1] / "README.md"
+PAGE = HERE.parents[1] / "docs" / "agents.md"
 NODE_MODULES = HERE / "clients" / "node_modules"
 MCP_1 = HERE.parents[1] / "build" / "mcp-1" / "bin"
 SCORE = f"{shlex.quote(sys.executable)} {shlex.quote(str(PROGRAMS / 'score.py'))}"
@@ -25,7 +25,7 @@ WEATHER = {"question": "How is the weather in Rome?", "answer": "sunny"}
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the README's table of published agents.
+    """A row of the table of published agents.
 
     Attributes:
         lines_changed: of the agent's program.
@@ -41,8 +41,8 @@ class Row:
 
 
 def table() -> dict[str, Row]:
-    """Return the README's table of published agents."""
-    _, _, after = README.read_text().partition("| published agent |")
+    """Return docs/agents.md's table of published agents."""
+    _, _, after = PAGE.read_text().partition("| published agent |")
     lines = after.partition("\n\n")[0].splitlines()[2:]
     found = {}
     for line in lines:
@@ -56,7 +56,7 @@ class Published:
     """One agent, and how `empo2 init` is called for it.
 
     Attributes:
-        name: in the README's table.
+        name: in docs/agents.md's table.
         line: the command line; a class is named as `module:Class`.
         env: variables, as `--env` takes them.
         replies: the scripted model's texts, after a call of each tool.

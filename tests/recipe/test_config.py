@@ -188,7 +188,7 @@ def test_another_agent_does_not_inherit_variables() -> None:
 
 
 def test_another_agent_for_the_same_tasks_gets_their_variables() -> None:
-    """As README's frameworks, which are given by their class alone."""
+    """As the frameworks of docs/agents.md, which are given by their class alone."""
     settings = load_settings("cpu", ["agent.class=empo2.agents.frameworks.langgraph:LangGraphAgent"])
     assert settings.agent.env == load_settings("cpu").agent.env != {}
 
