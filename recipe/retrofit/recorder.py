@@ -30,8 +30,8 @@ from empo2.recipe.gateway.dialects.translator import Translator
 from empo2.recipe.gateway.serve.models import model_routes
 from empo2.recipe.gateway.stages.guard import RequestGuard
 from empo2.recipe.gateway.stages.trained_calls import choice_of
+from empo2.recipe.retrofit.agent_worker import agent_variables, worker_command
 from empo2.recipe.retrofit.scripted_model import Body, answer_choice
-from empo2.recipe.retrofit.upstream import agent_variables, worker_command
 
 _MODEL = "policy"
 _CALL = re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/openai/v1/(.*)")
