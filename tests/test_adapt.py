@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from empo2.recipe.evaluation.adaptation import TASKS, bank_of
-from empo2.recipe.evaluation.results import Result, read_results
+from empo2.recipe.evaluation.episode_results import Result, read_results
 from empo2.recipe.run_folder import read_lines
 
 from .processes import mark, marked, until  # noqa: F401

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from empo2.recipe.evaluation.results import read_results
+from empo2.recipe.evaluation.episode_results import read_results
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500)]
 

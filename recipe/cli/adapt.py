@@ -21,7 +21,7 @@ from empo2.recipe.cli.eval import (
     put_bank,
     read_request,
 )
-from empo2.recipe.cli.settings import Config, Overrides, Profile
+from empo2.recipe.cli.options import Config, Overrides, Profile
 
 EXAMPLES = """\b
 examples:
@@ -69,10 +69,10 @@ def adapt(
     from empo2.recipe.errors import ConfigError
     from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN, Adaptation, Plan, remaining
     from empo2.recipe.evaluation.adaptation_report import show_adaptations
+    from empo2.recipe.evaluation.episode_progress import progress
+    from empo2.recipe.evaluation.episode_results import Results
     from empo2.recipe.evaluation.panels import load_panel
-    from empo2.recipe.evaluation.play import Player
-    from empo2.recipe.evaluation.progress import progress
-    from empo2.recipe.evaluation.results import Results
+    from empo2.recipe.evaluation.player import Player
     from empo2.recipe.launcher.serving import serving
     from empo2.recipe.launcher.tasks import check_rows
     from empo2.recipe.protocol import scope_of

@@ -104,7 +104,7 @@ def _common_settings(folders: Sequence[Path]) -> tuple[dict[str, Any], float]:
     Raises:
         ConfigError: a folder is of no evaluation, or they differ.
     """
-    from empo2.recipe.evaluation.results import FACTS_FILE, kind_of
+    from empo2.recipe.evaluation.episode_results import FACTS_FILE, kind_of
 
     found = []
     for folder in folders:

@@ -20,7 +20,7 @@ def demo(
     """
     from rich.console import Console
 
-    from empo2.recipe.evaluation.story import tell
+    from empo2.recipe.evaluation.demo_story import tell
     from empo2.recipe.launcher.launch import launch
 
     if run is None:

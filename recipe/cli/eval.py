@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from empo2.recipe.cli.settings import Config, Overrides, Profile
+from empo2.recipe.cli.options import Config, Overrides, Profile
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.redaction import redacted
@@ -166,11 +166,10 @@ def evaluate(
     """
     from rich.console import Console
 
-    from empo2.recipe.evaluation.compare import print_evaluation
-    from empo2.recipe.evaluation.evaluation import MEMORY_OFF, MEMORY_ON, planned_episodes, play_missing
-    from empo2.recipe.evaluation.play import Player
-    from empo2.recipe.evaluation.progress import progress
-    from empo2.recipe.evaluation.results import Results
+    from empo2.recipe.evaluation.episode_progress import progress
+    from empo2.recipe.evaluation.episode_results import Results
+    from empo2.recipe.evaluation.evaluation_report import print_evaluation
+    from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, Player, planned_episodes, play_missing
     from empo2.recipe.evaluation.turns import turns_keeper
     from empo2.recipe.launcher.serving import serving
     from empo2.recipe.protocol import DRAIN

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from empo2.recipe import interruption
-from empo2.recipe.cli.settings import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
+from empo2.recipe.cli.options import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import Keys, Serving

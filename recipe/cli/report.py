@@ -28,8 +28,8 @@ def report(
     from rich.console import Console
 
     from empo2.recipe.evaluation.adaptation_report import show_adaptations
-    from empo2.recipe.evaluation.compare import compare
-    from empo2.recipe.evaluation.results import kind_of
+    from empo2.recipe.evaluation.episode_results import kind_of
+    from empo2.recipe.evaluation.evaluation_report import compare
 
     os.umask(0o077)  # chats and tips are for their owner only
     kinds = {folder: kind_of(folder) for folder in folders}
@@ -49,8 +49,8 @@ def show_report(runs: list[Path]) -> None:
     """Print each run's table, then what `show_lines` does."""
     from rich.console import Console
 
-    from empo2.recipe.evaluation.lines import lines_of
-    from empo2.recipe.evaluation.report import print_table, show_lines
+    from empo2.recipe.evaluation.run_lines import lines_of
+    from empo2.recipe.evaluation.run_report import print_table, show_lines
 
     for run in runs:
         print_table(run)

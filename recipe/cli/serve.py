@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from empo2.recipe.cli.eval import Bank, Model, Server, put_bank
-from empo2.recipe.cli.settings import Config, Key, Overrides, Profile
+from empo2.recipe.cli.options import Config, Key, Overrides, Profile
 from empo2.recipe.errors import ConfigError
 
 if TYPE_CHECKING:

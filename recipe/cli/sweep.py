@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from empo2.recipe.cli.settings import Config, Overrides, Profile
+from empo2.recipe.cli.options import Config, Overrides, Profile
 from empo2.recipe.errors import ConfigError, ProcessError
 
 EXAMPLES = """\b
@@ -48,8 +48,8 @@ def sweep(
     """
     from rich.console import Console
 
-    from empo2.recipe.evaluation.lines import Line, read_run
-    from empo2.recipe.evaluation.report import show_lines
+    from empo2.recipe.evaluation.run_lines import Line, read_run
+    from empo2.recipe.evaluation.run_report import show_lines
     from empo2.recipe.launcher.plan import read_plan
     from empo2.recipe.launcher.sweep import check_settings, has_ended, train_all
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from empo2.recipe.cli.options import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
 from empo2.recipe.cli.report import show_report
-from empo2.recipe.cli.settings import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
 
 
 def train(

@@ -8,8 +8,8 @@ from empo2.recipe import __version__
 from empo2.recipe.cli import adapt, critic, eval, export, init, memory, serve, show, sweep
 from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
+from empo2.recipe.cli.options import HELP
 from empo2.recipe.cli.report import report
-from empo2.recipe.cli.settings import HELP
 from empo2.recipe.cli.train import train
 from empo2.recipe.errors import Empo2Error
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from empo2.recipe.evaluation.evaluation import play_missing
+from empo2.recipe.evaluation.episode_results import MemoryUse, Planned, Result, Results
 from empo2.recipe.evaluation.panels import Panel
-from empo2.recipe.evaluation.play import Player
-from empo2.recipe.evaluation.results import MemoryUse, Planned, Result, Results
+from empo2.recipe.evaluation.player import Player, play_missing
 from empo2.recipe.trainer.gateway_client import GatewayClient
 
 TASKS, UNSEEN = "tasks", "unseen"

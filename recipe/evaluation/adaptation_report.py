@@ -11,9 +11,9 @@ import numpy as np
 
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN
-from empo2.recipe.evaluation.curves import Curves, by_trial, curves, figures
-from empo2.recipe.evaluation.results import FACTS_FILE, Result, read_results
+from empo2.recipe.evaluation.episode_results import FACTS_FILE, Result, read_results
 from empo2.recipe.evaluation.summary import failures_line, interval_text, show_table, table_of
+from empo2.recipe.evaluation.trial_curves import Curves, by_trial, curves, figures
 
 if TYPE_CHECKING:
     from rich.console import Console

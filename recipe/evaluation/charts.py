@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from empo2.recipe.evaluation.lines import Line
+from empo2.recipe.evaluation.run_lines import Line
 from empo2.recipe.evaluation.statistics import Interval
 from empo2.recipe.protocol import TRAIN_PANEL, UNSEEN_PANEL
 from empo2.recipe.run_folder import step_mode

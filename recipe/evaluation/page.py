@@ -14,7 +14,7 @@ from typing import Any
 from empo2.memory import MemoryFileError
 from empo2.memory.browse import TipUse, reading, stored_tips, tip_uses
 from empo2.recipe.evaluation.charts import COLORS, Chart, charts_of, drawing, scaled, validation_charts
-from empo2.recipe.evaluation.lines import Line, Run, differences
+from empo2.recipe.evaluation.run_lines import Line, Run, differences
 from empo2.recipe.evaluation.statistics import Interval
 from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, read_lines

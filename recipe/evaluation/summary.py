@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from empo2.recipe.evaluation.results import Result
+from empo2.recipe.evaluation.episode_results import Result
 from empo2.recipe.evaluation.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from empo2.recipe.config import Settings
 from empo2.recipe.critic.episodes import Episode, Turn, append_episode
-from empo2.recipe.evaluation.results import Result
+from empo2.recipe.evaluation.episode_results import Result
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.messages import reply_of, spoken
 

@@ -29,8 +29,8 @@ from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.pipeline import Pipeline
 from empo2.recipe.gateway.request import Answer, Next, Request
 from empo2.recipe.protocol import Keys
+from empo2.recipe.retrofit.agent_worker import agent_variables, worker_command
 from empo2.recipe.retrofit.scripted_model import Body, answer_choice
-from empo2.recipe.retrofit.upstream import agent_variables, worker_command
 
 _MODEL = "policy"
 _RECORD = "empo2.call"  # in the ASGI scope: the `Call` of a request

@@ -19,7 +19,7 @@ from empo2.recipe.critic.episodes import Episode, Turn, append_episode, read_epi
 from empo2.recipe.critic.model import Critic, Facts, load_critic, outputs
 from empo2.recipe.critic.training import Transitions, expectile_loss, train, transitions_of
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.evaluation.results import Result
+from empo2.recipe.evaluation.episode_results import Result
 from empo2.recipe.evaluation.turns import turns_keeper
 from empo2.recipe.gateway.reranking import probability, ranking_scores, weight
 

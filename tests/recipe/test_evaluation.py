@@ -21,12 +21,10 @@ from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.evaluation import panels
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN, Adaptation, Plan, bank_of, remaining
 from empo2.recipe.evaluation.adaptation_report import forgetting_line, read_adaptation
-from empo2.recipe.evaluation.compare import compare, read_evaluations
-from empo2.recipe.evaluation.curves import curves, figures
-from empo2.recipe.evaluation.evaluation import MEMORY_OFF, MEMORY_ON, planned_episodes
+from empo2.recipe.evaluation.episode_results import Planned, Result, Results, read_results
+from empo2.recipe.evaluation.evaluation_report import compare, read_evaluations
 from empo2.recipe.evaluation.panels import Panel, load_panel, make
-from empo2.recipe.evaluation.play import result_of
-from empo2.recipe.evaluation.results import Planned, Result, Results, read_results
+from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, planned_episodes, result_of
 from empo2.recipe.evaluation.statistics import Interval, area, bootstrap, cumulative_success, forgetting, over_seeds
 from empo2.recipe.evaluation.summary import (
     OVERALL,
@@ -37,6 +35,7 @@ from empo2.recipe.evaluation.summary import (
     summarize,
     table_of,
 )
+from empo2.recipe.evaluation.trial_curves import curves, figures
 from empo2.recipe.launcher.serving import serving
 
 from .harness import ROOMS, is_reflection, running_gateway

@@ -16,7 +16,7 @@ from empo2.agents.command import CommandAgent, CommandFailed
 from empo2.recipe.controller.warm_agents import ForkedAgent, WarmAgents
 from empo2.recipe.failures import error_of, reported_error
 from empo2.recipe.protocol import AgentError
-from empo2.recipe.retrofit.upstream import worker_command
+from empo2.recipe.retrofit.agent_worker import worker_command
 
 
 def raised(folder: Path, code: str) -> BaseException:

@@ -15,8 +15,8 @@ import yaml
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.config import load_settings
 from empo2.recipe.evaluation.charts import charts_of, drawing
-from empo2.recipe.evaluation.lines import differences, lines_of
 from empo2.recipe.evaluation.page import write_page
+from empo2.recipe.evaluation.run_lines import differences, lines_of
 
 from ..needs import need
 

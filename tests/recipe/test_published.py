@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.tasks import load_tasks
+from empo2.recipe.retrofit.agent_worker import agent_variables, worker_command
 from empo2.recipe.retrofit.scripted_model import answer_choice
-from empo2.recipe.retrofit.upstream import agent_variables, worker_command
 
 from .harness import AGENT_KEY, BLOCK, ROOMS, GatewayUnderTest, is_reflection, prompt_ids, running_gateway
 from .model_server import MODEL, Body, ModelServer, serving, tokenizer

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.lines import lines_of
-from empo2.recipe.evaluation.report import print_table, show_lines
+from empo2.recipe.evaluation.run_lines import lines_of
+from empo2.recipe.evaluation.run_report import print_table, show_lines
 from empo2.recipe.launcher.progress import step_summary
 from empo2.recipe.run_folder import read_metrics, step_mode
 

@@ -16,9 +16,8 @@ from agentlightning.schemas import RolloutCreate
 
 from empo2.recipe.cli.eval import read_request
 from empo2.recipe.config import Settings, load_settings
-from empo2.recipe.evaluation.evaluation import MEMORY_OFF, MEMORY_ON, planned_episodes
-from empo2.recipe.evaluation.play import Player
-from empo2.recipe.evaluation.results import Result
+from empo2.recipe.evaluation.episode_results import Result
+from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, Player, planned_episodes
 from empo2.recipe.launcher.commands import KEY as KEY_VARIABLE
 from empo2.recipe.launcher.commands import controller_command
 from empo2.recipe.launcher.run_directory import write_settings

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from empo2.recipe.controller.__main__ import start_agents_with
 from empo2.recipe.controller.warm_agents import ForkedAgent, WarmAgents
-from empo2.recipe.retrofit.upstream import worker_command
+from empo2.recipe.retrofit.agent_worker import worker_command
 
 from ..processes import mark, marked, until
 

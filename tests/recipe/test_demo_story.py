@@ -9,7 +9,7 @@ import pytest
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.cli.demo import demo_settings
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.story import Point, read_points, sentences, tell
+from empo2.recipe.evaluation.demo_story import Point, read_points, sentences, tell
 
 
 def test_a_run_that_learns():

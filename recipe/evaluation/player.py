@@ -11,7 +11,8 @@ from agentlightning.schemas import RolloutState
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ProcessError
-from empo2.recipe.evaluation.results import Planned, Result
+from empo2.recipe.evaluation.episode_results import Planned, Result, Results
+from empo2.recipe.evaluation.panels import Panel
 from empo2.recipe.failures import FAILED_BY_AGENT, FAILED_BY_SYSTEM, cause_of_failure, numbers_of, reported_error
 from empo2.recipe.gateway.tips.text import TIPS_HEADING
 from empo2.recipe.protocol import TAG, RolloutTag, scope_of
@@ -19,7 +20,33 @@ from empo2.recipe.protocol import TAG, RolloutTag, scope_of
 _POLL_SECONDS = 0.3
 _HOPELESS = 8  # failures of the system one after another, beyond those of one restart of the controller
 
+MEMORY_OFF, MEMORY_ON = "memory off", "memory on"
+
 Event = dict[str, Any]
+
+
+def planned_episodes(panel: Panel, parts: Sequence[str], samples: int) -> list[Planned]:
+    """Return all episodes of an evaluation: each task ``samples`` times in each part, by sample, so that an
+    interrupted evaluation has seen all tasks equally often.
+
+    Args:
+        parts: ``MEMORY_OFF``, ``MEMORY_ON`` or both.
+    """
+    return [
+        Planned(part, index, sample, row, memory="read" if part == MEMORY_ON else "off")
+        for sample in range(samples)
+        for part in parts
+        for index, row in enumerate(panel.rows)
+    ]
+
+
+def play_missing(
+    player: "Player", results: Results, planned: Sequence[Planned], show: Callable[[Result], None] = lambda result: None
+) -> None:
+    """Play the episodes that have no result yet, and keep each result as it comes."""
+    for result in player.play(results.missing(planned)):
+        results.add(result)
+        show(result)
 
 
 class Player:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from empo2.recipe.evaluation.results import Result
+from empo2.recipe.evaluation.episode_results import Result
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from empo2.recipe.evaluation.charts import draw_picture, scaled, validation_charts
-from empo2.recipe.evaluation.lines import Line
 from empo2.recipe.evaluation.page import write_page
+from empo2.recipe.evaluation.run_lines import Line
 from empo2.recipe.evaluation.summary import interval_text, show_table, table_of
 from empo2.recipe.run_folder import Row, read_metrics, step_mode
 

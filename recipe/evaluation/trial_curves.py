@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from empo2.recipe.evaluation.results import Result
+from empo2.recipe.evaluation.episode_results import Result
 from empo2.recipe.evaluation.statistics import Interval, area, cumulative_success, forgetting, over_seeds
 from empo2.recipe.evaluation.summary import Measure, measures, task_means
 

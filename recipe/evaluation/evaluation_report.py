@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.evaluation import MEMORY_OFF, MEMORY_ON
-from empo2.recipe.evaluation.results import FACTS_FILE, Result, read_results
+from empo2.recipe.evaluation.episode_results import FACTS_FILE, Result, read_results
+from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON
 from empo2.recipe.evaluation.statistics import Interval
 from empo2.recipe.evaluation.summary import (
     OVERALL,
