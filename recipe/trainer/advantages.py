@@ -6,8 +6,8 @@ import numpy as np
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.protocol import Mode, scaled_return
-from empo2.recipe.trainer.results import RolloutResult, groups_of
 from empo2.recipe.trainer.scores import compared_scores
+from empo2.recipe.trainer.step_results import RolloutResult, groups_of
 
 _EPSILON = 1e-6  # verl's
 

@@ -13,8 +13,8 @@ from empo2.recipe.messages import anchor_of
 from empo2.recipe.protocol import RolloutTag
 from empo2.recipe.trainer.advantages import compare_halves
 from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
-from empo2.recipe.trainer.results import RolloutResult, Turn, groups_of, trained_turns
 from empo2.recipe.trainer.scores import equal_within_tolerance
+from empo2.recipe.trainer.step_results import RolloutResult, Turn, groups_of, trained_turns
 
 TURN_ID = "turn_id"  # key of a batch: the turn of each trained token, -1 elsewhere, [rows, tokens]
 

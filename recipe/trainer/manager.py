@@ -23,7 +23,7 @@ from empo2.recipe.failures import FAILED_BY_AGENT
 from empo2.recipe.protocol import TAG, Mode, RolloutTag, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.gigpo import rows_of_turns
-from empo2.recipe.trainer.results import (
+from empo2.recipe.trainer.step_results import (
     RolloutResult,
     StepResults,
     agent_metrics,

@@ -1,6 +1,6 @@
 """EMPO²'s hybrid objective (arXiv 2602.23008) as verl's loss function. docs/algorithm.md has the formula.
 
-The three modes share one loss. They differ in the prompt under which π_θ sees a row (results.py) and in the mask:
+The three modes share one loss. They differ in the prompt under which π_θ sees a row (step_results.py) and in the mask:
 
 - on-policy, with or without tips: π_θ and π_old read the same prompt;
 - off-policy: π_old, vLLM's log-probs, read the tips; π_θ does not. Tokens that π_θ gives less than δ are masked.
@@ -45,7 +45,7 @@ def hybrid_loss(
         model_output: ``log_probs`` (and ``entropy``), nested over the rows' tokens.
         data: the micro-batch. Beside verl's own keys it has ``off_policy``, [rows], bool, ``token_weight``, [rows],
             1/(M·T), by which the advantages are already multiplied (updates.py), and ``recorded``, [rows], bool, True
-            for at most one row of the step (record.py).
+            for at most one row of the step (row_text.py).
         dp_group: unused; part of verl's call.
         mask_threshold: δ, a probability.
 

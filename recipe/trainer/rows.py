@@ -8,7 +8,7 @@ from verl import DataProto
 
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
-from empo2.recipe.trainer.results import RolloutResult
+from empo2.recipe.trainer.step_results import RolloutResult
 
 
 def drop_overlong(batch: DataProto) -> DataProto:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.protocol import scaled_return
-from empo2.recipe.trainer.results import RolloutResult, groups_of
+from empo2.recipe.trainer.step_results import RolloutResult, groups_of
 
 
 def training_scores(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> dict[str, float]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from empo2.recipe.trainer.results import RolloutResult
+from empo2.recipe.trainer.step_results import RolloutResult
 
 
 def staleness(results: Mapping[str, RolloutResult], version: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ from empo2.recipe.config import Algorithm
 from empo2.recipe.protocol import TRAIN_PANEL
 from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import METRICS_FILE
-from empo2.recipe.trainer.results import RolloutResult, StepResults
+from empo2.recipe.trainer.step_results import RolloutResult, StepResults
 
 _TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
 

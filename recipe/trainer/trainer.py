@@ -42,12 +42,12 @@ from empo2.recipe.trainer.gigpo import (
 )
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import hybrid_loss
-from empo2.recipe.trainer.played import logged_rollouts
-from empo2.recipe.trainer.record import episode_record, recorded_row
-from empo2.recipe.trainer.results import StepResults
+from empo2.recipe.trainer.row_text import episode_record, recorded_row
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import range_warning, tolerance_warning, training_scores
+from empo2.recipe.trainer.shown_rollouts import logged_rollouts
 from empo2.recipe.trainer.staleness import staleness
+from empo2.recipe.trainer.step_results import StepResults
 from empo2.recipe.trainer.tracking import name_sums, step_line, training_metrics, validation_metrics
 from empo2.recipe.trainer.updates import fill_up, planned_batch
 

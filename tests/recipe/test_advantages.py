@@ -8,7 +8,7 @@ import pytest
 from empo2.recipe.config import load_settings
 from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.advantages import groups_without_gradient, rollout_advantages, tip_gain
-from empo2.recipe.trainer.results import RolloutResult
+from empo2.recipe.trainer.step_results import RolloutResult
 
 PAPER = load_settings("gpu").algorithm  # returns of -100..100, a tolerance of 0.5
 WITHOUT, ON, OFF = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)

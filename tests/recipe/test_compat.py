@@ -315,7 +315,7 @@ def test_adapter_rounds_scores() -> None:
 
 
 def test_reconciler_says_how_a_process_ended() -> None:
-    """results.py tells the agent's failures from the system's by these words."""
+    """step_results.py tells the agent's failures from the system's by these words."""
     text = source("agentlightning", "controller/local_reconciler.py")
     assert 'f"subprocess exited with code {item.proc.returncode}"' in text
     assert 'return await self._patch(rollout.rollout_id, RolloutState.FAILED, "local subprocess timed out")' in text

@@ -194,7 +194,7 @@ async def rows(gateway: GatewayUnderTest, rollout: str, limit: int = 2048) -> li
 
         from empo2.recipe.trainer.gateway_client import GatewayClient
         from empo2.recipe.trainer.manager import Empo2RolloutManager
-        from empo2.recipe.trainer.results import prepare_for_training
+        from empo2.recipe.trainer.step_results import prepare_for_training
     detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
     url = str(gateway.client.base_url)
     asked = GatewayClient(url, KEY)

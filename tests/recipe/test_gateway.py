@@ -868,7 +868,7 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
 
         from empo2.recipe.trainer.gateway_client import GatewayClient
         from empo2.recipe.trainer.manager import Empo2RolloutManager
-        from empo2.recipe.trainer.results import prepare_for_training
+        from empo2.recipe.trainer.step_results import prepare_for_training
     import torch
 
     await gateway.store_tips(ROOMS, "Take the lamp.\n", "Go north.")

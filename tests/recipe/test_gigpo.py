@@ -27,9 +27,9 @@ from empo2.recipe.trainer.gigpo import (
     step_advantages,
     step_returns,
 )
-from empo2.recipe.trainer.results import RolloutResult, Turn, prepare_for_training
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import training_scores
+from empo2.recipe.trainer.step_results import RolloutResult, Turn, prepare_for_training
 
 PROMPT, RESPONSE = 12, 16
 WITHOUT, ON, OFF = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)

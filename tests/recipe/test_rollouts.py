@@ -24,8 +24,8 @@ from empo2.recipe.errors import ConfigError, Empo2Error, GatewayError, NoUsableR
 from empo2.recipe.protocol import CALL_EVENT, Mode, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes, draw_tags
-from empo2.recipe.trainer.results import RolloutResult, StepResults, failure, prepare_for_training
 from empo2.recipe.trainer.scores import training_scores
+from empo2.recipe.trainer.step_results import RolloutResult, StepResults, failure, prepare_for_training
 from empo2.recipe.trainer.tracking import training_metrics, validation_metrics
 
 KEY = "secret"

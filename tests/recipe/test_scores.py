@@ -12,8 +12,8 @@ import pytest
 from empo2.recipe.config import load_settings
 from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.advantages import rollout_advantages
-from empo2.recipe.trainer.results import RolloutResult
 from empo2.recipe.trainer.scores import range_warning, training_scores
+from empo2.recipe.trainer.step_results import RolloutResult
 
 PAPER = load_settings("gpu").algorithm
 

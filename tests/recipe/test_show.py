@@ -13,7 +13,7 @@ from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.rollout_log import RolloutLog, read_rollouts
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
-from empo2.recipe.trainer.played import logged_rollouts
+from empo2.recipe.trainer.shown_rollouts import logged_rollouts
 
 from ..processes import mark
 from .harness import AGENT_KEY, KEY, MODEL, GatewayUnderTest

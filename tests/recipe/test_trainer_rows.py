@@ -31,10 +31,10 @@ from empo2.recipe.trainer.compat.agentlightning import (
     count_mini_batches_in_rows,
     use_given_advantages,
 )
-from empo2.recipe.trainer.record import episode_record, recorded_row
-from empo2.recipe.trainer.results import RolloutResult, StepResults, Turn, prepare_for_training
+from empo2.recipe.trainer.row_text import episode_record, recorded_row
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import training_scores
+from empo2.recipe.trainer.step_results import RolloutResult, StepResults, Turn, prepare_for_training
 from empo2.recipe.trainer.tracking import name_sums
 from empo2.recipe.trainer.trainer import Empo2Trainer
 

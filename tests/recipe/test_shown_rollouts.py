@@ -7,8 +7,8 @@ from agentlightning.schemas import RolloutState
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
 from empo2.recipe.protocol import CALL_EVENT, ERROR_EVENT, Mode
-from empo2.recipe.trainer.played import logged_rollouts
-from empo2.recipe.trainer.results import StepResults
+from empo2.recipe.trainer.shown_rollouts import logged_rollouts
+from empo2.recipe.trainer.step_results import StepResults
 
 OFF_POLICY = Mode.of(memory=True, off_policy=True)
 

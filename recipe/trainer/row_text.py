@@ -8,7 +8,7 @@ import torch
 from verl import DataProto
 
 from empo2.recipe.redaction import redacted
-from empo2.recipe.trainer.results import RolloutResult
+from empo2.recipe.trainer.step_results import RolloutResult
 
 _PROMPT_TOKENS, _REST_TOKENS = 1000, 3000  # of a row: the end of its prompt, and the beginning of what follows it
 

@@ -9,7 +9,7 @@ from empo2.recipe.failures import reported_error
 from empo2.recipe.messages import Message, reply_of
 from empo2.recipe.protocol import CALL_EVENT, CallEvent
 from empo2.recipe.rollout_log import LoggedRollout, Phase
-from empo2.recipe.trainer.results import StepResults, mode_of, tips_of
+from empo2.recipe.trainer.step_results import StepResults, mode_of, tips_of
 
 _TEXT_CHARACTERS = 20_000  # of one text, such as an image in a message
 _ROLLOUT_CHARACTERS = 400_000  # of all new messages of a rollout; a chat that is written anew each turn may reach it
