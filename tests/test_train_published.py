@@ -13,8 +13,8 @@ from .test_train import CLI, _environment, metrics_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500)]
 
-# Those of which docs/agents.md says so. They stream with a tool through /responses, chat completions and Anthropic's /messages,
-# and use tools without a stream.
+# Those of which docs/agents.md says so. They stream with a tool through /responses, chat completions and Anthropic's
+# /messages, and use tools without a stream.
 AGENTS = [agent for agent in PUBLISHED if table()[agent.name].trained == "yes"]
 REPLY_TOKENS = 48  # the agents set no max_tokens, and the small model may write on and on
 

@@ -1,6 +1,6 @@
 """agent-lightning's controller (1.0.2) with warm agents: ``python -m empo2.recipe.controller MODULE:CLASS OPTION...``.
 
-The options are agent-lightning's own. A rollout of another class starts a Python process, as upstream's do.
+The options are agent-lightning's own. A rollout of another class gets a Python of its own, as upstream's do.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from agentlightning.controller import local_reconciler
 from agentlightning.controller.__main__ import main as run_controller
 
-from empo2.recipe.controller.warm_agents import WarmAgents
+from empo2.recipe.controller.warm_agents import start_agent, start_fork_server
 
 
 def start_agents_with(start: object) -> None:
@@ -21,7 +21,8 @@ def start_agents_with(start: object) -> None:
 
 def main() -> None:
     """Run the controller; the first argument is the agent's class."""
-    start_agents_with(WarmAgents(sys.argv.pop(1)).start)
+    start_fork_server(sys.argv.pop(1))
+    start_agents_with(start_agent)
     run_controller()
 
 

@@ -1,102 +1,77 @@
-"""Start agents by forking a process that has imported their class; if it cannot be, in a Python of their own."""
+"""Start agents by forking a process that has imported their class: Python's fork server."""
 
 import asyncio
 import contextlib
-import json
+import multiprocessing
 import os
 import signal
-import socket
-import subprocess
-import sys
-from asyncio.subprocess import Process
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.forkserver import ensure_running, read_signed
 from typing import Any
 
-_SERVER = "from empo2.recipe.controller.fork_server import main; main()"
-_AGENT = "import sys; from empo2.recipe.controller.agent_process import play; sys.exit(play(sys.argv[1]))"
+AGENT_CLASS = "EMPO2_AGENT_CLASS"  # what the fork server imports, ``module:Class``
 
 
-class WarmAgents:
-    """A process that has imported an agent's class, and starts agents by forking itself.
+def start_fork_server(agent_class: str) -> None:
+    """Start the process that imports an agent's class; it ends when this process does.
 
-    Args:
-        agent_class: ``module:Class``, as agent-lightning writes it.
+    multiprocessing has one for each process, and starts it again if it has ended.
     """
-
-    def __init__(self, agent_class: str) -> None:
-        self._agent_class = agent_class
-        control, theirs = socket.socketpair()
-        with theirs:
-            self._server = subprocess.Popen(  # ends when this process does, which closes `control`
-                [sys.executable, "-c", _SERVER, agent_class, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        self._control: socket.socket | None = control
-
-    async def start(self, *command: str, env: dict[str, str], **options: Any) -> "Process | ForkedAgent":
-        """Start an agent; takes what agent-lightning gives to ``asyncio.create_subprocess_exec``.
-
-        A forked agent has its own session, ``env`` alone as its environment, and this process's output.
-        """
-        if command[-1] == self._agent_class and self._control is not None:
-            try:
-                return await _fork(self._control, env)
-            except _NotForked as reason:
-                print(f"empo2: every agent starts a Python of its own, which takes seconds: {reason}", file=sys.stderr)
-                self._control.close()
-                self._control = None
-        return await asyncio.create_subprocess_exec(sys.executable, "-c", _AGENT, command[-1], env=env, **options)
+    os.environ[AGENT_CLASS] = agent_class
+    multiprocessing.set_forkserver_preload([__name__, "empo2.recipe.controller.forked_agent"])
+    ensure_running()
 
 
-class ForkedAgent:
-    """A forked agent; it has what agent-lightning uses of ``asyncio.subprocess.Process``.
+async def start_agent(*command: str, env: dict[str, str], **_: Any) -> "WarmAgent":
+    """Start an agent as a fork; takes what agent-lightning gives to ``asyncio.create_subprocess_exec``.
+
+    The agent has its own session, ``env`` alone as its environment, and this process's output.
+    """
+    process = _AgentProcess(command[-1], env)
+    await asyncio.to_thread(process.start)  # the first one waits until the class is imported
+    return WarmAgent(process)
+
+
+class WarmAgent:
+    """A running agent; it has what agent-lightning uses of ``asyncio.subprocess.Process``.
 
     Attributes:
         pid: process, session and process group.
         returncode: None while it runs; negative after a signal.
     """
 
-    def __init__(self, pid: int, connection: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.pid = pid
+    def __init__(self, process: "_AgentProcess") -> None:
+        assert process.pid is not None
+        self.pid = process.pid
         self.returncode: int | None = None
-        self._ended = asyncio.create_task(self._wait_for_code(connection, writer))
+        self._process = process
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(process.sentinel, self._end)
 
     async def wait(self) -> int:
         """Wait for its end; return its exit code."""
-        await asyncio.wait([self._ended])
-        return self._ended.result()
-
-    async def _wait_for_code(self, connection: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-        code = await connection.readline()
-        writer.close()
-        if not code:  # the process that would reap it has ended
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-        self.returncode = int(code or -signal.SIGKILL)
+        await self._ended.wait()
+        assert self.returncode is not None
         return self.returncode
 
-
-class _NotForked(Exception):
-    """The agent cannot be forked; the message says why."""
-
-
-async def _fork(control: socket.socket, env: dict[str, str]) -> ForkedAgent:
-    ours, theirs = socket.socketpair()
-    with theirs:
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._process.sentinel)
         try:
-            socket.send_fds(control, [b"\0"], [theirs.fileno()])
-        except OSError:
-            ours.close()
-            raise _NotForked("the process that forks them has ended") from None
-    connection, writer = await asyncio.open_connection(sock=ours)
-    writer.write(json.dumps(env).encode())
-    writer.write_eof()
-    answer: dict[str, Any]
-    try:
-        answer = json.loads(await connection.readline() or '{"refused": "the process that forks them has ended"}')
-    except OSError:
-        answer = {"refused": "the process that forks them has ended"}
-    if "refused" in answer:
-        writer.close()
-        raise _NotForked(answer["refused"])
-    return ForkedAgent(answer["pid"], connection, writer)
+            self.returncode = read_signed(self._process.sentinel)
+        except EOFError:  # the fork server has ended, which would tell the code
+            for kill in (os.kill, os.killpg):  # it may have no session yet
+                with contextlib.suppress(ProcessLookupError):
+                    kill(self.pid, signal.SIGKILL)
+            self.returncode = -signal.SIGKILL
+        self._ended.set()
+
+
+class _AgentProcess(ForkServerProcess):
+    def __init__(self, agent_class: str, environment: dict[str, str]) -> None:
+        super().__init__()
+        self._agent_class, self._agent_environment = agent_class, environment
+
+    def run(self) -> None:
+        from empo2.recipe.controller.forked_agent import run_agent  # the fork server has imported it
+
+        run_agent(self._agent_class, self._agent_environment)

@@ -6,20 +6,19 @@ import os
 import secrets
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 
 from empo2.recipe.config import Settings
-from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.protocol import Keys
 from empo2.recipe.run_folder import MEMORY_FILE
+from empo2.recipe.waiting import first_answer
 
 KEY, ADMIN_KEY = "EMPO2_KEY", "EMPO2_ADMIN_KEY"
-_GATEWAY_SECONDS = 300  # it loads the embedder first
 
 
 def keys_for(settings: Settings) -> Keys:
@@ -93,30 +92,14 @@ def controller_command(settings: Settings, url: str) -> list[str]:
     ]
 
 
-def wait_for_gateway(url: str, processes: Processes) -> None:
-    """Return once the gateway answers.
+def wait_for(url: str, processes: Processes) -> None:
+    """Return once a server, one of the processes, answers.
 
     Raises:
-        ProcessError: a process ended, or there is no answer after five minutes.
+        ProcessError: a process ended, or there is no answer after half an hour.
     """
-    wait_for_answer(f"{url}/healthz", processes, f"gateway does not answer at {url}", _GATEWAY_SECONDS)
-
-
-def wait_for_answer(url: str, processes: Processes, failure: str, seconds: float) -> None:
-    """Return once a server answers with status 200.
-
-    Raises:
-        ProcessError: a process ended, or there is no such answer in time.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        processes.check()
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=5).status_code == 200:
-                return
-        if time.monotonic() > deadline:
-            raise ProcessError(f"{failure} after {seconds} s")
-        time.sleep(0.2)
+    with httpx.Client(timeout=5) as client:
+        first_answer(lambda: client.get(url), lambda _: processes.check())
 
 
 def url_of(listener: socket.socket) -> str:

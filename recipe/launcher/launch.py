@@ -25,7 +25,7 @@ from empo2.recipe.launcher.commands import (
     in_memory,
     keys_for,
     url_of,
-    wait_for_gateway,
+    wait_for,
 )
 from empo2.recipe.launcher.models import model_of
 from empo2.recipe.launcher.processes import bind, ending_descendants, running
@@ -114,7 +114,7 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
                     secrets={KEY: keys.agent, ADMIN_KEY: keys.admin},
                     inherit=(file, listener.fileno()),
                 )
-                wait_for_gateway(url, processes)
+                wait_for(f"{url}/healthz", processes)
                 # The controller's environment becomes that of the agents, which never see the admin key. Its rollouts
                 # are kept by the gateway: if it ends, those that it was playing fail, and the others are played.
                 controller = controller_command(settings, url)

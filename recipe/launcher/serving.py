@@ -23,8 +23,7 @@ from empo2.recipe.launcher.commands import (
     in_memory,
     keys_for,
     url_of,
-    wait_for_answer,
-    wait_for_gateway,
+    wait_for,
 )
 from empo2.recipe.launcher.processes import Processes, bind, running
 from empo2.recipe.launcher.run_directory import write_settings
@@ -32,7 +31,6 @@ from empo2.recipe.launcher.tool_calls import tool_support
 from empo2.recipe.protocol import PROMPT_IDS, Keys, Serving
 
 _SERVER_KEY = "OPENAI_API_KEY"
-_VLLM_SECONDS = 900  # a 7B model from a cold disk takes minutes
 _GPU_MEMORY = 0.9  # of each GPU: there is no trainer beside vLLM
 
 
@@ -109,9 +107,9 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
             if agents is not None:
                 gateway += ["--serving", agents.model_dump_json()]
             processes.start("gateway", gateway, secrets=gateway_secrets, inherit=(file, listener.fileno()))
-            wait_for_gateway(url, processes)
+            wait_for(f"{url}/healthz", processes)
             if settings.model.server is None:
-                _wait_for_vllm(endpoint, processes)
+                wait_for(f"{endpoint}/models", processes)
             with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys.admin}"}, timeout=60) as client:
                 client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
                 yield Served(client, url, keys, processes)
@@ -130,7 +128,7 @@ def vllm_server(model: str, *overrides: str) -> Iterator[str]:
     environment = environment_without() | _vllm_environment(own)
     with tempfile.TemporaryDirectory(prefix="vllm-") as logs, running(Path(logs), environment) as processes:
         endpoint = _start_vllm(own, model, processes)
-        _wait_for_vllm(endpoint, processes)
+        wait_for(f"{endpoint}/models", processes)
         yield endpoint
 
 
@@ -212,11 +210,6 @@ def _start_vllm(settings: Settings, model: str, processes: Processes, name: str 
     port = _free_port()
     processes.start("vllm", vllm_command(settings, model, port, name))
     return f"http://127.0.0.1:{port}/v1"
-
-
-def _wait_for_vllm(endpoint: str, processes: Processes) -> None:
-    failure = f"vLLM (vllm.log) does not answer at {endpoint}"
-    wait_for_answer(f"{endpoint}/models", processes, failure, _VLLM_SECONDS)
 
 
 def _free_port() -> int:

@@ -19,6 +19,7 @@ from empo2.recipe.protocol import (
     PauseState,
     settle_route,
 )
+from empo2.recipe.waiting import first_answer
 
 _PAUSE_SECONDS = 60  # of one request
 _SECONDS = 300  # an answer takes milliseconds; a gateway that is silent for so long has failed
@@ -43,7 +44,7 @@ class GatewayClient:
         val_temperature: float | None = None,
         returns: tuple[float, float] | None = None,
     ) -> GatewayState:
-        """Check that trainer and gateway agree, before anything starts.
+        """Check that trainer and gateway agree, before anything starts; a gateway that is starting is waited for.
 
         If the gateway samples at another temperature than the one the trainer computes log-probs at, every importance
         ratio is wrong. Values that one side does not report are not compared.
@@ -54,10 +55,12 @@ class GatewayClient:
         Raises:
             Empo2Error: no EMPO² gateway answers, it refuses the key, or it serves something else.
         """
-        try:
-            response = self._http.get(STATE, timeout=30)
-        except httpx.HTTPError as error:
-            raise Empo2Error(f"no gateway answers at {self._url} ({error}); start one with `empo2 gateway`") from None
+
+        def alive(error: httpx.TransportError) -> None:
+            if not isinstance(error, httpx.TimeoutException):  # one that starts takes connections, and is silent
+                raise Empo2Error(f"no gateway answers at {self._url} ({error}); start one with `empo2 gateway`")
+
+        response = first_answer(lambda: self._http.get(STATE, timeout=30), alive)
         if response.status_code in (401, 403):
             raise Empo2Error(
                 f"the gateway at {self._url} refuses the key; give both sides the same --admin-key or EMPO2_ADMIN_KEY"

@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import AsyncIterator, Iterator
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import httpx
 import pytest
 import structlog
 from agentlightning.server.app import create_app
+
+from empo2.recipe.controller.warm_agents import AGENT_CLASS
 
 from .harness import KEY, STORES, GatewayUnderTest, as_trainer, running_gateway
 from .model_server import MODEL, serving
@@ -28,6 +31,20 @@ def empty_stores() -> Iterator[None]:
     yield
     for store in STORES:
         store.clear()
+
+
+@pytest.fixture
+def no_fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No fork server before the test, and none after it, as when the process that started it has ended."""
+
+    def stop() -> None:
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+    stop()
+    monkeypatch.setenv(AGENT_CLASS, "")  # which is set while the test runs
+    yield
+    stop()
 
 
 @pytest.fixture

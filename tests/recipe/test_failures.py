@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from empo2.agents.command import CommandAgent, CommandFailed
-from empo2.recipe.controller.warm_agents import ForkedAgent, WarmAgents
+from empo2.recipe.controller.warm_agents import start_agent, start_fork_server
 from empo2.recipe.failures import error_of, reported_error
 from empo2.recipe.protocol import AgentError
 from empo2.recipe.retrofit.agent_worker import worker_command
@@ -180,18 +180,14 @@ def test_an_agent_process_reports_its_exception(
 
 
 async def test_a_forked_agent_reports_its_exception(
-    tmp_path: Path, posted: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, posted: tuple[str, list[Any]], no_fork_server: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_agent.py").write_text("class Agent:\n    def run(self):\n        [][3]\n")
     url, received = posted
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    agents = WarmAgents("my_agent:Agent")
+    start_fork_server("my_agent:Agent")
     environment = {**os.environ, "AGL_OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "AGL_EVENT_URL": url, "AGL_KEY": "k"}
-    agent = await agents.start(*worker_command("my_agent:Agent"), env=environment)
-    assert isinstance(agent, ForkedAgent)
+    agent = await start_agent(*worker_command("my_agent:Agent"), env=environment)
     assert await agent.wait() == 1
     ((_, _, event),) = received
     assert str(reported_error([event])) == "IndexError: list index out of range (my_agent.py:3 in run)"
-    assert agents._control is not None
-    agents._control.close()
-    agents._server.wait(20)

@@ -194,7 +194,7 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
             return [sys.executable, "-c", code, *([] if name == "controller" else [f"/dev/fd/{arguments[1]}"])]
 
         monkeypatch.setattr(f"empo2.recipe.launcher.launch.{function}", command)
-    monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for_gateway", lambda *_: None)
+    monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for", lambda *_: None)
     monkeypatch.setenv("EMPO2_TEST_MARK", mark)
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
     settings = load_settings(
@@ -256,7 +256,7 @@ def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
     for name, program in ("_trainer", trainer), ("gateway_command", sleep), ("controller_command", sleep):
         stand_in = [sys.executable, "-c", program]
         monkeypatch.setattr(f"empo2.recipe.launcher.launch.{name}", lambda *_, stand_in=stand_in: stand_in)
-    monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for_gateway", lambda *_: None)
+    monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for", lambda *_: None)
     # A trainer that fails is seen at once; what it has written before is told all the same.
     monkeypatch.setattr("empo2.recipe.launcher.watch._POLL_SECONDS", 0.05)
     monkeypatch.setenv("EMPO2_TEST_MARK", mark)

@@ -1,4 +1,4 @@
-"""Twenty agents as they are published, each through `empo2 init` and the real gateway, held against the table of docs/agents.md."""
+"""Twenty published agents, each through `empo2 init` and the real gateway, held against the table of docs/agents.md."""
 
 import asyncio
 import json

@@ -1,11 +1,12 @@
-"""Forked agents: each is a process of its own, whatever it does; what cannot be forked is started as upstream does."""
+"""Forked agents: each is a process of its own, whatever it does; what cannot be forked gets a Python of its own."""
 
 import asyncio
 import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,10 +17,10 @@ from agentlightning.schemas import Rollout
 from omegaconf import OmegaConf
 
 from empo2.recipe.controller.__main__ import start_agents_with
-from empo2.recipe.controller.warm_agents import ForkedAgent, WarmAgents
+from empo2.recipe.controller.warm_agents import WarmAgent, start_agent, start_fork_server
 from empo2.recipe.retrofit.agent_worker import worker_command
 
-from ..processes import mark, marked, until
+from ..processes import mark, until
 
 __all__ = ["mark"]
 
@@ -31,48 +32,43 @@ class Warm:
 
     def __init__(self, agent_class: str, capfd: pytest.CaptureFixture[str]) -> None:
         self.agent_class, self.capfd, self.said = agent_class, capfd, ""
-        self.agents = WarmAgents(agent_class)
+        start_fork_server(agent_class)
 
-    async def start(self, act: str, **variables: str):
+    async def start(self, act: str, **variables: str) -> WarmAgent:
         environment = {**os.environ, "ACT": act, **variables}
-        return await self.agents.start(
+        return await start_agent(
             *worker_command(self.agent_class), env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
-
-    async def fork(self, act: str, **variables: str) -> ForkedAgent:
-        agent = await self.start(act, **variables)
-        assert isinstance(agent, ForkedAgent), self.lines()
-        return agent
 
     def lines(self) -> list[str]:
         self.said += "".join(self.capfd.readouterr())
         return self.said.splitlines()
 
 
+def kill_fork_server() -> None:
+    server = psutil.Process(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+    server.kill()
+    until(lambda: server.status() == psutil.STATUS_ZOMBIE)
+
+
 @pytest.fixture
-async def warm(
-    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> AsyncIterator[Callable[..., Warm]]:
+def warm(
+    tmp_path: Path,
+    mark: str,
+    no_fork_server: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Callable[..., Warm]:
     """Makes warm agents of a class; modules are also found in tmp_path."""
     folders = [str(Path(__file__).parent), str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
     monkeypatch.setenv("EMPO2_TEST_MARK", mark)
-    made = []
-
-    def make(agent_class: str = AGENTS) -> Warm:
-        made.append(Warm(agent_class, capfd))
-        return made[-1]
-
-    yield make
-    for each in made:
-        if each.agents._control:
-            each.agents._control.close()
-        each.agents._server.wait(20)
+    return lambda agent_class=AGENTS: Warm(agent_class, capfd)
 
 
 async def test_an_agent_is_a_process_of_its_own_with_its_variables_and_its_output(warm) -> None:
     agents = warm()
-    agent = await agents.fork("tell", MY_DOOR="3", MY_TEXT="ä\n{}")
+    agent = await agents.start("tell", MY_DOOR="3", MY_TEXT="ä\n{}")
     assert await agent.wait() == 0 == agent.returncode
     line, *others = agents.lines()
     pid, parent, session, imported_by, variables, arguments, stdin = line.split("|")
@@ -83,12 +79,12 @@ async def test_an_agent_is_a_process_of_its_own_with_its_variables_and_its_outpu
 
 async def test_nothing_passes_from_one_agent_to_the_next(warm) -> None:
     agents = warm()
-    assert await (await agents.fork("write", MY_OLD="1")).wait() == 0
-    assert await (await agents.fork("tell", MY_NEW="2")).wait() == 0
+    assert await (await agents.start("write", MY_OLD="1")).wait() == 0
+    assert await (await agents.start("tell", MY_NEW="2")).wait() == 0
     _, parent, _, imported_by, variables, *_ = next(line for line in agents.lines() if "|" in line).split("|")
     assert (parent, variables) == (imported_by, str({"MY_NEW": "2"}))
     for _ in range(2):
-        assert await (await agents.fork("draw")).wait() == 0
+        assert await (await agents.start("draw")).wait() == 0
     first, second = (line.split("|") for line in agents.lines() if line.startswith("0."))
     assert first[0] != second[0]  # of random
     assert first[1] != second[1]  # of numpy
@@ -96,7 +92,7 @@ async def test_nothing_passes_from_one_agent_to_the_next(warm) -> None:
 
 async def test_an_awaitable_run(warm) -> None:
     agents = warm("warm_agents_of_tests:AwaitedAgent")
-    assert await (await agents.fork("")).wait() == 0
+    assert await (await agents.start("")).wait() == 0
     assert agents.lines() == ["awaited"]
 
 
@@ -110,12 +106,12 @@ async def test_an_awaitable_run(warm) -> None:
 )
 async def test_an_agents_end_is_its_own(warm, act: str, code: int, said: str | None) -> None:
     agents = warm()
-    running = await agents.fork("hang")
-    failing = await agents.fork(act)
+    running = await agents.start("hang")
+    failing = await agents.start(act)
     assert await failing.wait() == code == failing.returncode
     assert said is None or said in agents.lines()
     assert running.returncode is None
-    assert await (await agents.fork("tell")).wait() == 0
+    assert await (await agents.start("tell")).wait() == 0
     os.killpg(running.pid, signal.SIGKILL)
     assert await running.wait() == -signal.SIGKILL
 
@@ -123,7 +119,7 @@ async def test_an_agents_end_is_its_own(warm, act: str, code: int, said: str | N
 async def test_a_killed_agent_takes_its_children_along_as_agent_lightning_kills(warm) -> None:
     """`LocalReconciler._kill_process_group` kills the group of `pid` and waits for 5 s."""
     agents = warm()
-    agent, other = await agents.fork("hang"), await agents.fork("hang")
+    agent, other = await agents.start("hang"), await agents.start("hang")
     while len(agents.lines()) < 2:
         await asyncio.sleep(0.02)
     item = local_reconciler.Proc(attempt_id="0", proc=agent, spawned_at=0)
@@ -145,29 +141,25 @@ def _alive(session: int) -> list[int]:
     return found
 
 
-async def test_when_the_forking_process_is_killed_its_agents_fail_and_later_ones_start_alone(warm) -> None:
+async def test_when_the_fork_server_is_killed_its_agents_fail_and_later_ones_are_forked_again(warm) -> None:
     agents = warm()
-    running = await agents.fork("hang")
-    agents.agents._server.kill()
+    running = await agents.start("hang")
+    kill_fork_server()
     assert await running.wait() == -signal.SIGKILL
     until(lambda: not _alive(running.pid))
-    alone = await agents.start("tell", MY_DOOR="4")
-    assert not isinstance(alone, ForkedAgent)
-    assert await alone.wait() == 0
-    (said,) = [line for line in agents.lines() if line.startswith("empo2:")]
-    assert "the process that forks them has ended" in said
+    assert await (await agents.start("exit")).wait() == 7
 
 
-async def test_an_agent_whose_session_comes_late_ends_with_the_forking_process(warm, tmp_path: Path, mark: str) -> None:
+async def test_an_agent_whose_session_comes_late_ends_with_the_fork_server(warm, tmp_path: Path, mark: str) -> None:
     (tmp_path / "late_agent.py").write_text(
         "import os, time\nfrom warm_agents_of_tests import Agent\nsetsid = os.setsid\n"
         "os.setsid = lambda: (time.sleep(1), setsid())\n"
     )
     agents = warm("late_agent:Agent")
-    running = await agents.fork("hang")
-    agents.agents._server.kill()
+    running = await agents.start("hang")
+    kill_fork_server()
     assert await running.wait() == -signal.SIGKILL
-    until(lambda: not marked(mark))
+    until(lambda: not _alive(running.pid) and not psutil.pid_exists(running.pid))
 
 
 async def test_a_class_that_cannot_be_imported_says_so_in_one_line(warm) -> None:
@@ -194,9 +186,7 @@ async def test_what_a_fork_would_break_starts_alone(warm, tmp_path: Path, why: s
     )
     agents = warm("odd_agent:Agent")
     for door in "3", "4":
-        agent = await agents.start("", MY_DOOR=door)
-        assert not isinstance(agent, ForkedAgent)
-        assert await agent.wait() == 0
+        assert await (await agents.start("", MY_DOOR=door)).wait() == 0
     *doors, said = agents.lines()
     assert doors == ["door 3", "door 4"]
     assert said.startswith("empo2: every agent starts a Python of its own") and why in said
@@ -204,11 +194,11 @@ async def test_what_a_fork_would_break_starts_alone(warm, tmp_path: Path, why: s
 
 async def test_another_class_starts_alone(warm) -> None:
     agents = warm()
-    alone = await agents.agents.start(
-        *worker_command("warm_agents_of_tests:AwaitedAgent"), env={**os.environ}, stdin=subprocess.DEVNULL
-    )
-    assert not isinstance(alone, ForkedAgent)
-    assert await alone.wait() == 0
+    agents.agent_class = "warm_agents_of_tests:AwaitedAgent"
+    assert await (await agents.start("")).wait() == 0
+    told, said = agents.lines()
+    assert told == "awaited"
+    assert said.endswith("the run's agent is warm_agents_of_tests:Agent")
 
 
 async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: pytest.MonkeyPatch) -> None:

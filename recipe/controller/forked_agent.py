@@ -1,0 +1,135 @@
+"""Import an agent's class in the fork server, once, and run the agent in each process that is forked from it.
+
+An agent's imports take seconds, a fork takes milliseconds. All else is as if the agent had been started alone: its
+process, session and environment are its own, its random numbers too, and ``atexit`` functions run at its end.
+
+What cannot be shared is refused, and the forked process then becomes a new Python: for another class, and for one whose
+module reads a variable that differs between rollouts while it is imported, or leaves a thread or an open socket behind.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import mmap
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from empo2.recipe.controller.agent_process import play
+from empo2.recipe.controller.warm_agents import AGENT_CLASS
+
+# Most agents are clients of openai's; some import it only when they play, and it imports parts of itself later still.
+_USED_BY_MOST = ("openai", "openai.resources.chat.completions")
+# Set while the class is imported only: their threads, which a fork would lose, start at the import of numpy.
+_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_ALONE = "import sys; from empo2.recipe.controller.agent_process import play; sys.exit(play(sys.argv[1]))"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What is known of an agent's class after its import.
+
+    Attributes:
+        agent_class: ``module:Class``.
+        environment: the variables during the import.
+        read: the names of those that were read, and of absent ones that were asked for.
+        refused: why no agent can be forked; None if they can.
+    """
+
+    agent_class: str
+    environment: dict[str, str]
+    read: frozenset[str]
+    refused: str | None
+
+    def refuses(self, agent_class: str, environment: dict[str, str]) -> str | None:
+        """Return why an agent of this class with these variables cannot be forked; None if it can."""
+        if agent_class != self.agent_class:
+            return f"the run's agent is {self.agent_class}"
+        differ = {name for name in self.read if environment.get(name) != self.environment.get(name)}
+        return self.refused or (
+            f"its module reads {', '.join(sorted(differ))} while it is imported; read it in run()" if differ else None
+        )
+
+
+def import_class(agent_class: str) -> Imported:
+    """Import the module of an agent's class, and what most agents use."""
+    environment = dict(os.environ)
+    module, name = agent_class.split(":")
+    one_thread = {variable: "1" for variable in _ONE_THREAD if variable not in environment}
+    os.environ.update(one_thread)
+    refused = None
+    with _recorded_reads() as (read, iterated):
+        for used in _USED_BY_MOST:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(used)
+        try:
+            getattr(importlib.import_module(module), name)
+        except Exception as error:
+            refused = f"agent.class={agent_class!r} cannot be imported: {type(error).__name__}: {error}"
+    for variable in one_thread:
+        del os.environ[variable]
+    if iterated:
+        refused = refused or "its module reads the whole environment while it is imported; read it in run()"
+    sys.stdout.flush()  # what the import has printed would be printed by each fork
+    gc.freeze()  # the collector would write into every shared page
+    return Imported(agent_class, environment, frozenset(read - one_thread.keys()), refused or _cannot_fork())
+
+
+@contextlib.contextmanager
+def _recorded_reads() -> Any:
+    """Yield two sets, filled with names of variables: asked for in ``os.environ``, and met in a walk over it."""
+    asked: set[str] = set()
+    met: set[str] = set()
+    environ: Any = os.environ
+    encode, decode = environ.encodekey, environ.decodekey
+    environ.encodekey = lambda name: encode(asked.add(name) or name)
+    environ.decodekey = lambda name: met.add(decode(name)) or decode(name)
+    try:
+        yield asked, met
+    finally:
+        environ.encodekey, environ.decodekey = encode, decode
+
+
+def _cannot_fork() -> str | None:
+    """Return what the import has left in this process that a fork would break; None if nothing."""
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        return f"its module starts threads while it is imported ({threads - 1} are running); start them in run()"
+    sockets = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            sockets += int(name) > 2 and stat.S_ISSOCK(os.fstat(int(name)).st_mode)
+    if sockets > 1:  # the fork server's own
+        return f"its module leaves {sockets - 1} sockets open while it is imported; open them in run()"
+    return None
+
+
+_IMPORTED = import_class(os.environ[AGENT_CLASS])
+_SAID = mmap.mmap(-1, 1)  # shared by all forks: not 0 once one has said why it is refused
+
+
+def run_agent(agent_class: str, environment: dict[str, str]) -> None:
+    """Run an agent in this forked process; exit with its code."""
+    os.setsid()
+    if reason := _IMPORTED.refuses(agent_class, environment):
+        if not _SAID[0]:
+            _SAID[0] = 1
+            print(f"empo2: every agent starts a Python of its own, which takes seconds: {reason}", file=sys.stderr)
+            sys.stderr.flush()
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.execve(sys.executable, [sys.executable, "-c", _ALONE, agent_class], environment)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["-c", agent_class]  # as upstream starts it
+    if numpy := sys.modules.get("numpy.random"):  # Python's own generator is seeded anew by a fork
+        reseed: Callable[[], None] = numpy.seed
+        reseed()
+    try:
+        sys.exit(play(agent_class))
+    finally:  # as Python ends; multiprocessing only forgets these functions
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs()
