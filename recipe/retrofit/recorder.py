@@ -69,7 +69,7 @@ class Call:
     answer: Body = field(default_factory=dict)
     asked: str = ""
     streamed: bool = False
-    trained: bool = False
+    trained: bool = True
 
 
 @dataclass
@@ -171,9 +171,9 @@ class _ScriptedModel(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path, body = request.url.path, json.loads(request.content)
         if path.endswith("/tokenize"):
-            return httpx.Response(200, json={"tokens": [1]})
+            return _json({"tokens": [1]})
         if path.endswith("/embeddings"):
-            return httpx.Response(200, json=_EMBEDDING)
+            return _json(_EMBEDDING)
         await asyncio.sleep(_REPLY_SECONDS)
         choices = [
             {"index": index, "finish_reason": "stop", "token_ids": [1], **answer_choice(body, self._script)}
@@ -181,8 +181,13 @@ class _ScriptedModel(httpx.AsyncBaseTransport):
         ]
         kind = "chat.completion" if path.endswith("/chat/completions") else "text_completion"
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        answer = {"id": "1", "object": kind, "created": 0, "model": _MODEL, "choices": choices, "usage": usage}
-        return httpx.Response(200, json=answer)
+        return _json({"id": "1", "object": kind, "created": 0, "model": _MODEL, "choices": choices, "usage": usage})
+
+
+def _json(value: Body) -> httpx.Response:
+    """Return a response that can be read as a stream, as one of the network can."""
+    stream = httpx.ByteStream(json.dumps(value).encode())
+    return httpx.Response(200, headers={"content-type": "application/json"}, stream=stream)
 
 
 def _gateway(
@@ -204,7 +209,7 @@ def _gateway(
             return answer
         if not request.is_call or request.api == "messages/count_tokens":
             return await forward(request)
-        call = Call(request.api, {}, parallel=bool(open_calls), asked=request.api)
+        call = Call(request.api, {}, parallel=bool(open_calls), asked=request.api, trained=False)
         request.scope[_RECORD] = call
         trace.calls.append(call)
         open_calls.add(id(call))
