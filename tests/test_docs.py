@@ -1,18 +1,22 @@
 """README, docs/ and CONTRIBUTING: their commands, settings, links and code exist as they are written."""
 # ruff: noqa: RUF001 (the signs of the pages)
 
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
 
+from empo2.recipe.cli import main
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.evaluation.panels import load_panel
 from empo2.recipe.protocol import scope_of
@@ -62,6 +66,9 @@ def commands(page: Path, *programs: str) -> list[list[str]]:
 def help_of(*command: str) -> str:
     """What ``--help`` prints after these words; empty where they are refused."""
     environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    if command[0] == "empo2":
+        with mock.patch.dict(os.environ, environment), redirect_stdout(io.StringIO()) as printed:
+            return printed.getvalue() if main([*command[1:], "--help"]) == 0 else ""
     done = subprocess.run([*command, "--help"], capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120)
     return done.stdout if done.returncode == 0 else ""
 
@@ -84,9 +91,8 @@ def unknown_words(program: tuple[str, ...], words: list[str]) -> list[str]:
 
 @each_page
 def test_commands_of_empo2_have_the_verbs_and_options_that_are_used(page: Path) -> None:
-    program = (str(BIN / "empo2"),)
     for words in commands(page, "empo2"):
-        assert unknown_words(program, words) == [], f"empo2 {shlex.join(words)}"
+        assert unknown_words(("empo2",), words) == [], f"empo2 {shlex.join(words)}"
 
 
 @each_page
@@ -124,7 +130,10 @@ def test_settings_of_commands_are_accepted(page: Path) -> None:
         if file is not None:
             (file,) = {place / file for place in PLACES if (place / file).is_file()} or {None}
             assert file is not None, f"{options['--config']}: no such file"
-        load_settings(options.get("--profile"), settings, file=file)
+        values = load_settings(options.get("--profile"), settings, file=file)
+        if "agent.class" in " ".join(settings):
+            module, _, name = (values.agent.class_ or "").removeprefix("empo2.").partition(":")
+            assert f"\nclass {name}(" in (ROOT / f"{module.replace('.', '/')}.py").read_text()
 
 
 @each_page
@@ -202,12 +211,20 @@ def test_settings_that_the_text_names_exist(page: Path) -> None:
             assert name.partition(".")[0] in values[section], f"`{word}`"
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @each_page
 def test_links_and_paths_lead_to_something(page: Path) -> None:
-    text = page.read_text()
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
-    for link in filter(None, links):
-        assert (page.parent / link).exists(), f"[...]({link})"
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" not in link:
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), f"[...]({link})"
+            assert not anchor or anchor in anchors(target), f"[...]({link})"
     for span in code_spans(page):
         path = span.partition("::")[0]
         if re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./-]*", path):
@@ -220,6 +237,15 @@ def test_settings_in_yaml_blocks_are_accepted(page: Path) -> None:
         content = yaml.safe_load(block)
         if isinstance(content, dict) and content.keys() <= {*Settings.model_fields, "class"}:
             load_settings(layer=content)
+
+
+def test_the_front_door_leads_to_each_page_and_begins_as_the_guide_does() -> None:
+    readme, guide = ROOT / "README.md", ROOT / "docs" / "retrofit.md"
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= set(
+        re.findall(r"\(docs/([\w.]+)\)", readme.read_text())
+    )
+    for verb in ("empo2 init", "empo2 train"):
+        assert commands(readme, verb)[0] in commands(guide, verb)
 
 
 @pytest.mark.parametrize(
