@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from empo2.recipe import interruption
-from empo2.recipe.cli.options import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
+from empo2.recipe.cli.options import RunOptions, keys_of, with_options
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import Keys, Serving
@@ -19,12 +19,9 @@ _FINISH_SECONDS = 3  # for calls under way when the gateway is told to end
 _STOP_SECONDS = 15  # in all; the launcher's guard kills after 20
 
 
+@with_options
 def gateway(
-    overrides: Overrides = None,
-    profile: Profile = None,
-    config: Config = None,
-    key: Key = None,
-    admin_key: AdminKey = None,
+    options: RunOptions,
     memory: Annotated[Path, typer.Option(metavar="FILE", help="Where tips and states are kept.")] = Path(
         "memory.sqlite"
     ),
@@ -45,7 +42,7 @@ def gateway(
     from empo2.recipe.launcher.run_directory import check_memory_file
 
     os.umask(0o077)  # tips are for their owner only
-    settings = settings_of(profile, config, overrides, key, admin_key)
+    settings = options.settings()
     configure_logs()
     keys = keys_of(settings)
     _check_keys(settings, keys)
