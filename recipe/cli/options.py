@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from empo2.recipe.config import Settings, lay_over, load_settings
-from empo2.recipe.protocol import Keys
+from empo2.recipe.config import Settings, load_settings
 
 HELP = """\b
 Settings are given as key=value, as they stand in config.yaml, which explains each of them:
@@ -34,8 +32,6 @@ MemoryFrom = Annotated[
     Path | None,
     typer.Option(metavar="PATH", help="A run's folder, a checkpoint or a memory file.  [default: the checkpoint's]"),
 ]
-Key = Annotated[str | None, typer.Option(help="What agents and controller present.  [default: $EMPO2_KEY]")]
-AdminKey = Annotated[str | None, typer.Option(help="What trainer and operator present.  [default: $EMPO2_ADMIN_KEY]")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +48,6 @@ class SettingsOptions:
         Path | None, typer.Option(metavar="FILE", help="A YAML file with settings, the second layer.")
     ] = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(SettingsOptions):
-    """The settings of a run, and the keys of its gateway."""
-
-    key: Key = None
-    admin_key: AdminKey = None
-
     def settings(self, layer: Mapping[str, Any] | None = None) -> Settings:
         """Return the settings.
 
@@ -69,18 +57,7 @@ class RunOptions(SettingsOptions):
         Raises:
             ConfigError: as ``load_settings``.
         """
-        given = {name: value for name, value in (("key", self.key), ("admin_key", self.admin_key)) if value}
-        layer = lay_over(layer or {}, {"gateway": given} if given else {})
         return load_settings(self.profile, self.overrides or (), file=self.config, layer=layer)
-
-
-def keys_of(settings: Settings) -> Keys:
-    """Return the keys that settings or environment give; empty where they give none."""
-    gateway = settings.gateway
-    return Keys(
-        agent=gateway.key or os.environ.get("EMPO2_KEY", ""),
-        admin=gateway.admin_key or os.environ.get("EMPO2_ADMIN_KEY", ""),
-    )
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

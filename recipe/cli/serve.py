@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from empo2.recipe.cli.options import Key, MemoryFrom, Model, Server, SettingsOptions, with_options
+from empo2.recipe.cli.options import MemoryFrom, Model, Server, SettingsOptions, with_options
 from empo2.recipe.cli.panel_options import put_memory, settings_file
 from empo2.recipe.errors import ConfigError
 
@@ -43,7 +43,6 @@ def serve(
         ),
     ] = None,
     server: Server = None,
-    key: Key = None,
 ) -> None:
     """Serve a model to agents, as a server compatible with OpenAI's and Anthropic's, until Ctrl-C.
 
@@ -51,6 +50,7 @@ def serve(
     whoever has the key. Agents keep their temperature; one that sets none gets model.val_temperature.
     """
     from empo2.recipe.config import lay_over, load_settings, read_layer
+    from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.launch import check_gpus
     from empo2.recipe.launcher.run_directory import check_memory_file
     from empo2.recipe.launcher.serving import gateway_of
@@ -66,7 +66,6 @@ def serve(
     chosen = {
         "model": {"server": server},
         "algorithm": {"name": "empo2" if memory else "grpo"},  # the latter loads no embedder
-        "gateway": {"key": key} if key else {},
     }
     settings = load_settings(options.profile, options.overrides or (), layer=lay_over(layer, chosen))
     file, tag, said = None, None, "none; --memory shows tips"
@@ -86,7 +85,7 @@ def serve(
         print(f"model    {subject.name}\nmemory   {said}\nlogs     {folder}, until the end\nstarting ...", flush=True)
         name = subject.name if server is None else resolved
         with gateway_of(settings, Path(folder), resolved, agents=Serving(name=name, tag=tag)) as served:
-            _say(served, name, secret=key is None and bool(os.environ.get("EMPO2_KEY")))
+            _say(served, name, secret=bool(given_keys().agent))
             try:
                 while True:
                     served.check()

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from empo2.recipe.cli.options import RunOptions, keys_of, with_options
+from empo2.recipe.cli.options import SettingsOptions, with_options
 
 
 @with_options
 def train(
-    options: RunOptions,
+    options: SettingsOptions,
     ablation: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="An arm of recipe/sweeps/ablations.yaml, such as no-mask; the third layer."),
@@ -29,6 +29,7 @@ def train(
     from empo2.recipe.cli.tool_check import check_tools
     from empo2.recipe.evaluation.run_report import show_runs
     from empo2.recipe.launcher import plan
+    from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.launch import launch, train_only
     from empo2.recipe.launcher.run_directory import open_run_directory
 
@@ -41,4 +42,4 @@ def train(
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         folder = run_directory or open_run_directory(settings, options.profile)[0]
-        train_only(settings, gateway, keys_of(settings).admin, folder)
+        train_only(settings, gateway, given_keys().admin, folder)

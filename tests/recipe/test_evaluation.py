@@ -728,8 +728,9 @@ def test_agents_get_neither_the_admin_key_nor_the_servers(tmp_path: Path, monkey
     monkeypatch.setattr(f"{room}.controller_command", lambda *_: [sys.executable, "-c", controller])
     monkeypatch.setattr(f"{room}.check_server", lambda *_: None)
     monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-server")
+    monkeypatch.setenv("EMPO2_KEY", "key-of-agents")
     monkeypatch.setenv("EMPO2_ADMIN_KEY", "key-of-the-operator")
-    overrides = ["model.server=http://127.0.0.1:9/v1", "gateway.key=key-of-agents", "gateway.port=0"]
+    overrides = ["model.server=http://127.0.0.1:9/v1", "gateway.port=0"]
     with serving(load_settings("cpu", overrides), tmp_path, "m") as served:
         deadline = time.monotonic() + 60
         while not files["controller"].exists() or not files["controller"].read_text().endswith("}"):

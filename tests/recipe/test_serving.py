@@ -131,7 +131,7 @@ async def test_nothing_grows(serving: GatewayUnderTest, monkeypatch: pytest.Monk
             for body in turns(text, "next"):
                 await client.chat.completions.create(model="mine", **body)
         assert _events[direct_calls.SERVED] == {}
-        _rollouts.pop(direct_calls.SERVED)  # as after gateway.rollout_lifetime
+        _rollouts.pop(direct_calls.SERVED)  # as after a day without a change
         first = await client.responses.create(model="mine", input="a dark room with a lamp")
         second = await client.responses.create(model="mine", input="it is lit", previous_response_id=first.id)
         with pytest.raises(openai.BadRequestError, match="no response"):
