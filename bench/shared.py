@@ -100,9 +100,9 @@ def empo2_gateway(folder: Path, memory: Path, *settings: str) -> Iterator[tuple[
     """Start `empo2 gateway` with SmolLM2's tokenizer on a free port; yield its URL and its process id."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "empo2.recipe.cli", "gateway", "--memory", str(memory)]
-    command += ["--key", f"{KEY}-agent", "--admin-key", KEY]
     command += [f"gateway.port={port}", "model.path=smollm2-135m-instruct", *settings]
-    with server(command, f"{url}/healthz", folder / "gateway.log") as pid:
+    keys = {"EMPO2_KEY": f"{KEY}-agent", "EMPO2_ADMIN_KEY": KEY}
+    with server(command, f"{url}/healthz", folder / "gateway.log", {**os.environ, **keys}) as pid:
         yield url, pid
 
 

@@ -91,20 +91,18 @@ class Algorithm(_Section):
     success_return: float
     failure_return: float
     return_scale: Annotated[float, Field(gt=0)] | None
-    intrinsic_coefficient: Annotated[float, Field(ge=0)]
+    intrinsic_coefficient: Annotated[float, Field(ge=0, le=0.5)]  # above: meant in the units of the return
     novelty: Literal["count", "rnd"]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
     failed_rollout_return: float | None
-    return_tolerance: Annotated[float, Field(ge=0)]
+    return_tolerance: Annotated[float, Field(ge=0, le=0.05)]
     tasks_per_step: Positive
     rollouts_per_task: Annotated[int, Field(ge=2)]
     updates_per_step: Positive
     learning_rate: Annotated[float, Field(gt=0)]
     clip_low: Annotated[float, Field(ge=0, le=1)]
     clip_high: Annotated[float, Field(ge=0)]
-    clip_dual: Annotated[float, Field(gt=1)]
     kl_coefficient: Annotated[float, Field(ge=0)]
-    entropy_coefficient: Annotated[float, Field(ge=0)]
 
     @property
     def return_range(self) -> float:
@@ -183,15 +181,12 @@ class Memory(_Section):
     embedder_device: str
     embedder_threads: Positive
     embedding_deadline: Positive
-    search_deadline: Positive
 
 
 class Reflection(_Section):
     prompt: str
     of: Literal["all", "failures"]
     form: Literal["sentence", "transcript"]
-    sees: Literal["chat", "transcript"]
-    transcript_characters: Positive
     max_words: Annotated[int, Field(gt=0, le=1000)]
     max_tokens: Positive
     temperature: Annotated[float, Field(ge=0)]
@@ -216,13 +211,10 @@ class CallRule(_Section):
 class Gateway(_Section):
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
-    key: str | None
-    admin_key: str | None
     trained_calls: list[CallRule] | Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     other_server: Annotated[str, Field(pattern=r"^https?://")] | None
     cumulative_tokens: bool
     max_request: Annotated[float, Field(gt=0)]
-    rollout_lifetime: Positive
 
 
 class Hardware(_Section):
@@ -401,10 +393,6 @@ def _nearest(key: str) -> str:
     return f"; did you mean {close[0]}?" if close else "; see config.yaml for all of them"
 
 
-# Values above them were meant in the units of the return.
-_MOST_OF_RANGE = {"intrinsic_coefficient": 0.5, "return_tolerance": 0.05}
-
-
 def _check_together(settings: Settings) -> None:
     """Refuse values that contradict each other.
 
@@ -430,12 +418,6 @@ def _check_together(settings: Settings) -> None:
             f"algorithm.success_return={algorithm.success_return:g}: must exceed failure_return="
             f"{algorithm.failure_return:g}; they are the best and the worst return of an episode"
         )
-    for name in ("intrinsic_coefficient", "return_tolerance"):
-        if (share := getattr(algorithm, name)) > _MOST_OF_RANGE[name]:
-            raise ConfigError(
-                f"algorithm.{name}={share:g}: is a share of the returns' range, success_return - failure_return = "
-                f"{algorithm.return_range:g}; at most {_MOST_OF_RANGE[name]:g}"
-            )
     memory = settings.memory
     if memory.retrieval == "value" and memory.candidates < memory.top_k:
         raise ConfigError(

@@ -8,7 +8,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +65,10 @@ class LoggedRollout:
     played: Mapping[str, Any] = field(default_factory=dict)
 
 
+_COLUMNS = ("id", "step", "phase", "mode", "return", "intrinsic", "advantage", "turns", "tips", "dropped")
+_FIELDS = [field.name for field in fields(LoggedRollout)][: len(_COLUMNS)]
+
+
 @dataclass(frozen=True)
 class Dropped:
     """Rollouts that were dropped for the same reason and cause.
@@ -104,21 +108,17 @@ class RolloutLog:
         """
         if not rollouts:
             return
-        rows = [_row(rollout) for rollout in rollouts]
-        dropped = [
-            (
-                each.step,
-                each.phase,
-                each.dropped,
-                *redacted({"cause": each.cause, "text": each.example}).values(),
-                each.id,
-            )
-            for each in rollouts
-            if each.dropped
-        ]
+        dropped = []
+        for each in rollouts:
+            if each.dropped:
+                cause, example = redacted({"cause": each.cause, "text": each.example}).values()
+                dropped.append((each.step, each.phase, each.dropped, cause, example, each.id))
         with closing(sqlite3.connect(self._file, timeout=30)) as db, db:
             db.executescript(_SCHEMA)
-            db.executemany(f"INSERT INTO rollouts VALUES (NULL, {', '.join('?' * len(rows[0]))})", rows)
+            db.executemany(
+                f"INSERT INTO rollouts ({', '.join(_COLUMNS)}, played) VALUES (?{', ?' * len(_COLUMNS)})",
+                [(*(getattr(each, name) for name in _FIELDS), _compressed(each.played)) for each in rollouts],
+            )
             db.executemany(
                 "INSERT INTO dropped VALUES (?, ?, ?, ?, ?, ?, 1)"
                 " ON CONFLICT DO UPDATE SET count = count + 1, rollout = excluded.rollout",
@@ -127,21 +127,8 @@ class RolloutLog:
             db.execute("DELETE FROM rollouts WHERE step <= (SELECT max(step) FROM rollouts) - ?", (KEPT_STEPS,))
 
 
-def _row(rollout: LoggedRollout) -> tuple[Any, ...]:
-    played = zlib.compress(json.dumps(redacted(rollout.played), ensure_ascii=False, default=str).encode())
-    return (
-        rollout.id,
-        rollout.step,
-        rollout.phase,
-        rollout.mode,
-        rollout.return_,
-        rollout.intrinsic,
-        rollout.advantage,
-        rollout.turns,
-        rollout.tips,
-        rollout.dropped,
-        played,
-    )
+def _compressed(played: Mapping[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(redacted(played), ensure_ascii=False, default=str).encode())
 
 
 @contextmanager
@@ -165,7 +152,7 @@ def read_rollouts(file: Path, prefix: str = "", step: int | None = None) -> list
     """
     with _reading(file) as db:
         rows = db.execute(
-            "SELECT id, step, phase, mode, return, intrinsic, advantage, turns, tips, dropped FROM rollouts"
+            f"SELECT {', '.join(_COLUMNS)} FROM rollouts"
             " WHERE substr(id, 1, length(:prefix)) = :prefix AND (:step IS NULL OR step = :step)"
             " ORDER BY step, number",
             {"prefix": prefix, "step": step},

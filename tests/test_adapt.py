@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from empo2.recipe.evaluation.adaptation import TASKS, bank_of
+from empo2.recipe.evaluation.adaptation import TASKS, memory_of
 from empo2.recipe.evaluation.episode_results import Result, read_results
 from empo2.recipe.run_folder import read_lines
 
@@ -49,7 +49,7 @@ def test_adaptation_goes_on_after_a_kill(tmp_path: Path, mark: str) -> None:  # 
     first.communicate()
     until(lambda: not marked(mark), 60)
     kept = of_trial(0, read_results(out))
-    assert bank_of(out, 0)[0] == 0  # trial 1 had begun
+    assert memory_of(out, 0)[0] == 0  # trial 1 had begun
 
     second = adapt(tmp_path, environment)
     said = second.communicate(timeout=600)[0]
@@ -65,7 +65,7 @@ def test_adaptation_goes_on_after_a_kill(tmp_path: Path, mark: str) -> None:  # 
     assert of_trial(0, results) == kept  # not played again
     assert {each.calls_with_tips for each in kept} == {0}
     assert all(each.calls_with_tips for each in of_trial(TRIALS, results))
-    trial, bank = bank_of(out, 0)
+    trial, bank = memory_of(out, 0)
     assert trial == TRIALS and bank is not None
     with closing(sqlite3.connect(bank)) as database:
         plays = database.execute("SELECT count(*) FROM plays").fetchone()[0]

@@ -51,7 +51,7 @@ def run_cli(*arguments: str, directory: Path, **variables: str) -> subprocess.Co
         (["nonsense"], ["nonsense", "key=value"]),
         (["--ablation", "no-musk"], ["ablation 'no-musk'", "did you mean no-mask?"]),
         (["--confg", "x"], ["No such option: --confg", "--config", "see empo2 train --help"]),
-        (["algorithm.seed=x", "--key", "a", "run.steps=y"], ["algorithm.seed='x'", "run.steps='y'"]),
+        (["algorithm.seed=x", "--ablation", "no-mask", "run.steps=y"], ["algorithm.seed='x'", "run.steps='y'"]),
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
@@ -104,7 +104,7 @@ def test_port_taken(tmp_path: Path, command: str) -> None:
 def test_gateway_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
     done = run_cli("gateway", "--profile", "cpu", "gateway.host=0.0.0.0", directory=tmp_path, EMPO2_KEY="")
     assert done.returncode == 2
-    assert "gateway.host=0.0.0.0" in done.stderr and "--admin-key" in done.stderr
+    assert "gateway.host=0.0.0.0" in done.stderr and "EMPO2_ADMIN_KEY" in done.stderr
 
 
 def test_trainer_alone_without_a_gateway(tmp_path: Path) -> None:

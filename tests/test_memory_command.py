@@ -150,7 +150,7 @@ def test_show_of_one_scope(run: Path, ask: Ask) -> None:
 def test_show_names_the_scopes_of_several_and_steers_no_terminal(run: Path, ask: Ask) -> None:
     text = "\n".join(ask("show", run))
     assert re.search(r"100 +yes +-0.25 +2 +2 h +find-plant 0\n +The plant is in the garden\.", text)
-    assert re.search(r"no JSON \[31m at all\n +red \[31m alert and more", text)
+    assert re.search(r"no JSON �\[31m at all\n +red �\[31m alert and more", text)
 
 
 @pytest.mark.parametrize(

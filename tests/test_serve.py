@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from empo2.recipe.launcher.models import resolve_model
 
 from .processes import mark, until  # noqa: F401
-from .recipe.test_serving import TIP, bank
+from .recipe.test_serving import TIP, memory_file
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
@@ -30,7 +30,7 @@ def test_a_model_is_served_with_tips(
     for name in ("EMPO2_KEY", "EMPO2_ADMIN_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EMPO2_TEST_MARK", mark)
-    words = ["serve", MODEL, "--profile", "cpu", "--memory", "--bank", str(bank(tmp_path, "{}"))]
+    words = ["serve", MODEL, "--profile", "cpu", "--memory", "--memory-from", str(memory_file(tmp_path, "{}"))]
     with (tmp_path / "out").open("w") as out:
         command = [sys.executable, "-m", "empo2.recipe.cli", *words, "memory.min_similarity=-1"]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT)

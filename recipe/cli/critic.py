@@ -47,7 +47,7 @@ def critic(
     from empo2.recipe.critic.episodes import read_episodes
     from empo2.recipe.critic.model import Critic, Facts
     from empo2.recipe.critic.training import train, transitions_of
-    from empo2.recipe.evaluation.summary import show_table
+    from empo2.recipe.evaluation.tables import show_table
 
     os.umask(0o077)
     memory, success_return = _common_settings(folders)
@@ -87,9 +87,9 @@ def judgements_table(
     Args:
         q, advantages: Q and Q - V of each action, in the order of the episodes, [n].
     """
-    from empo2.recipe.evaluation.summary import table_of
+    from empo2.recipe.evaluation.tables import table_of
 
-    table = table_of(["held out", "episodes", "actions", "mean Q", "mean Q - V"])
+    table = table_of("held out", "episodes", "actions", "mean Q", "mean Q - V", text=["held out"])
     solved = np.array([episode.return_ >= success_return for episode in episodes])
     of_solved = np.repeat(solved, [len(episode.turns) for episode in episodes])
     for name, mask, count in (("successes", of_solved, solved.sum()), ("failures", ~of_solved, (~solved).sum())):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from empo2.recipe import interruption
-from empo2.recipe.cli.options import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
+from empo2.recipe.cli.options import SettingsOptions, with_options
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import Keys, Serving
@@ -19,12 +19,9 @@ _FINISH_SECONDS = 3  # for calls under way when the gateway is told to end
 _STOP_SECONDS = 15  # in all; the launcher's guard kills after 20
 
 
+@with_options
 def gateway(
-    overrides: Overrides = None,
-    profile: Profile = None,
-    config: Config = None,
-    key: Key = None,
-    admin_key: AdminKey = None,
+    options: SettingsOptions,
     memory: Annotated[Path, typer.Option(metavar="FILE", help="Where tips and states are kept.")] = Path(
         "memory.sqlite"
     ),
@@ -40,14 +37,15 @@ def gateway(
     from empo2.recipe.gateway.app import make_gateway
     from empo2.recipe.gateway.logs import configure_logs
     from empo2.recipe.gateway.memory import open_memory
+    from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.models import resolve_model
     from empo2.recipe.launcher.processes import bind
     from empo2.recipe.launcher.run_directory import check_memory_file
 
     os.umask(0o077)  # tips are for their owner only
-    settings = settings_of(profile, config, overrides, key, admin_key)
+    settings = options.settings()
     configure_logs()
-    keys = keys_of(settings)
+    keys = given_keys()
     _check_keys(settings, keys)
     if memory.is_file():  # before the embedder is loaded
         check_memory_file(memory, settings, key=f"--memory {memory}")
@@ -81,14 +79,16 @@ def gateway(
 
 
 def _check_keys(settings: Settings, keys: Keys) -> None:
+    from empo2.recipe.launcher.commands import ADMIN_KEY, KEY
+
     host = settings.gateway.host
     if bool(keys.agent) != bool(keys.admin):
-        given, missing = ("--key", "--admin-key") if keys.agent else ("--admin-key", "--key")
-        raise ConfigError(f"{given} is given, {missing} is not: give both, or neither")
+        given, missing = (KEY, ADMIN_KEY) if keys.agent else (ADMIN_KEY, KEY)
+        raise ConfigError(f"{given} is set, {missing} is not: set both, or neither")
     if keys.agent and keys.agent == keys.admin:
-        raise ConfigError("--admin-key equals --key, which agents get: give another one")
+        raise ConfigError(f"{ADMIN_KEY} equals {KEY}, which agents get: give another one")
     if not keys.admin and host != "127.0.0.1":
-        raise ConfigError(f"gateway.host={host}: other machines can reach it; give a --key and an --admin-key")
+        raise ConfigError(f"gateway.host={host}: other machines can reach it; set the keys {KEY} and {ADMIN_KEY}")
 
 
 def _serve(app: object, listener: socket.socket) -> None:

@@ -2,20 +2,19 @@
 
 import json
 import math
-import re
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from empo2.memory.browse import Play, ScopeCounts, StoredTip
 from empo2.memory.predictions import Bin
+from empo2.recipe.evaluation.tables import printable, table_of
 
-_NOTE = "Q: learned value. shown: episodes that the tip was shown in."
+_PADDING = (0, 1, 0, 0)  # two blanks between columns
+_CAPTION = "Q: learned value. shown: episodes that the tip was shown in."
 _SCOPES = 20  # rows of the table of scopes
 _BINS, _BAR = 10, 40  # of the histogram of Q: bins, and columns of the longest bar
 
@@ -45,12 +44,9 @@ def tips_table(tips: Sequence[StoredTip], cosines: Sequence[float] | None = None
     """
     scopes = {tip.scope for tip in tips}
     title = _clean(scope_text(*scopes)) if len(scopes) == 1 else None
-    table = _table(title=title, caption=_NOTE, leading=1)
-    headings = [*([] if cosines is None else ["cosine"]), "score", "success", "Q", "shown", "age"]
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    # A column for the scopes would leave the tips too little room.
-    table.add_column("tip" if len(scopes) == 1 else "scope, tip", overflow="fold")
+    last = "tip" if len(scopes) == 1 else "scope, tip"  # a column for the scopes would leave the tips too little room
+    headings = [*([] if cosines is None else ["cosine"]), "score", "success", "Q", "shown", "age", last]
+    table = table_of(*headings, text=[last], title=title, caption=_CAPTION, leading=1, padding=_PADDING)
     for row, tip in enumerate(tips):
         table.add_row(
             *([] if cosines is None else [f"{cosines[row]:.2f}"]),
@@ -69,10 +65,8 @@ def scopes_table(counts: Sequence[ScopeCounts], plays: Sequence[Play]) -> Table:
     returns: dict[str, list[float]] = {}
     for play in plays:
         returns.setdefault(play.scope, []).append(play.score)
-    table = _table()
-    table.add_column("scope", overflow="fold")
-    for heading in ("tips", "entries", "states", "plays", "hit rate", "return"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("scope", "tips", "entries", "states", "plays", "hit rate", "return")
+    table = table_of(*headings, text=["scope"], padding=_PADDING)
 
     def add(name: Text, numbers: Sequence[int], scores: Sequence[float]) -> None:
         tips, entries, states, number, searches, hits = numbers
@@ -92,10 +86,8 @@ def scopes_table(counts: Sequence[ScopeCounts], plays: Sequence[Play]) -> Table:
 
 def returns_table(plays: Sequence[Play]) -> Table:
     """Return a table of the plays' returns, separately for plays in which tips were found and plays without."""
-    table = _table()
-    table.add_column("plays")
-    for heading in ("number", "mean return", "median", "least", "most", "success"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("plays", "number", "mean return", "median", "least", "most", "success")
+    table = table_of(*headings, text=["plays"], padding=_PADDING)
     for name, group in (
         ("tips found", [play for play in plays if play.hits]),
         ("none found", [play for play in plays if not play.hits]),
@@ -123,30 +115,16 @@ def value_lines(values: np.ndarray) -> list[str]:
 
 def bins_table(bins: Sequence[Bin]) -> Table:
     """Return a table of the uses of tips by the value that they had before."""
-    table = _table()
-    for heading in ("Q before the episode", "uses", "mean Q", "success"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = table_of("Q before the episode", "uses", "mean Q", "success", padding=_PADDING)
     for each in bins:
         interval = f"{each.low:.2f} … {each.high:.2f}"
         table.add_row(interval, f"{each.uses:,}", f"{each.value:.2f}", f"{each.success:.0%}")
     return table
 
 
-def _table(**options: Any) -> Table:
-    return Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        title_justify="left",
-        caption_justify="left",
-        **options,
-    )
-
-
 def _clean(text: str) -> Text:
-    """Return one line without control characters: a weak policy can write any of them, and terminals execute them."""
-    return Text(" ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text).split()))
+    """Return text in one line, without control characters."""
+    return Text(" ".join(printable(text).split()))
 
 
 def _short(scope: str) -> Text:

@@ -29,29 +29,19 @@ def report(
 
     from empo2.recipe.evaluation.adaptation_report import show_adaptations
     from empo2.recipe.evaluation.episode_results import kind_of
-    from empo2.recipe.evaluation.evaluation_report import compare
+    from empo2.recipe.evaluation.evaluation_report import draw_evaluations, show_evaluations
+    from empo2.recipe.evaluation.run_report import show_runs
 
     os.umask(0o077)  # chats and tips are for their owner only
     kinds = {folder: kind_of(folder) for folder in folders}
     if len(set(kinds.values())) > 1:
         told = ", ".join(f"{folder} is of a {kind}" for folder, kind in kinds.items())
         raise ConfigError(f"FOLDER: give folders of one kind; {told}")
+    console, target = Console(), folders[0] if len(folders) == 1 else folders[0].resolve().parent
     match kinds[folders[0]]:
         case "eval":
-            print(f"picture  {compare(folders, Console())}")
+            print(f"picture  {draw_evaluations(show_evaluations(folders, console), target)}")
         case "adapt":
-            print(f"curves  {show_adaptations(folders, Console())}")
+            print(f"curves  {show_adaptations(folders, console, target)}")
         case _:
-            show_report(folders)
-
-
-def show_report(runs: list[Path]) -> None:
-    """Print each run's table, then what `show_lines` does."""
-    from rich.console import Console
-
-    from empo2.recipe.evaluation.run_lines import lines_of
-    from empo2.recipe.evaluation.run_report import print_table, show_lines
-
-    for run in runs:
-        print_table(run)
-    show_lines(lines_of(runs), runs[0] if len(runs) == 1 else runs[0].resolve().parent, Console())
+            show_runs(folders, target, console)

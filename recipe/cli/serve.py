@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from empo2.recipe.cli.eval import Bank, Model, Server, put_bank
-from empo2.recipe.cli.options import Config, Key, Overrides, Profile
+from empo2.recipe.cli.options import MemoryFrom, Model, Server, SettingsOptions, with_options
+from empo2.recipe.cli.panel_options import put_memory, settings_file
 from empo2.recipe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,11 +29,12 @@ Settings are given as key=value; for a run they are laid over the run's own.
 """
 
 
+@with_options
 def serve(
     model: Model,
-    overrides: Overrides = None,
+    options: SettingsOptions,
     memory: Annotated[bool, typer.Option("--memory", help="Show tips. Nothing is written to the memory.")] = False,
-    bank: Bank = None,
+    memory_from: MemoryFrom = None,
     scope: Annotated[
         str | None,
         typer.Option(
@@ -42,9 +43,6 @@ def serve(
         ),
     ] = None,
     server: Server = None,
-    key: Key = None,
-    profile: Profile = None,
-    config: Config = None,
 ) -> None:
     """Serve a model to agents, as a server compatible with OpenAI's and Anthropic's, until Ctrl-C.
 
@@ -52,44 +50,42 @@ def serve(
     whoever has the key. Agents keep their temperature; one that sets none gets model.val_temperature.
     """
     from empo2.recipe.config import lay_over, load_settings, read_layer
+    from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.launch import check_gpus
     from empo2.recipe.launcher.run_directory import check_memory_file
     from empo2.recipe.launcher.serving import gateway_of
-    from empo2.recipe.launcher.subject import find_bank, find_subject
+    from empo2.recipe.launcher.subject import find_memory, find_subject
     from empo2.recipe.protocol import Serving
 
     os.umask(0o077)  # chats and tips are for their owner only
     subject = find_subject(model, server)
-    if config is not None and subject.settings_file is not None:
-        raise ConfigError(f"--config {config}: {model} has its run's settings; change some of them by key=value")
-    source = config or subject.settings_file
+    source = settings_file(options, subject)
     given = {} if source is None else read_layer(source)
     # No agent is started; its variables may be secrets, which a run's settings lack.
     layer = {section: values for section, values in given.items() if section != "agent"}
     chosen = {
         "model": {"server": server},
         "algorithm": {"name": "empo2" if memory else "grpo"},  # the latter loads no embedder
-        "gateway": {"key": key} if key else {},
     }
-    settings = load_settings(profile, overrides or (), layer=lay_over(layer, chosen))
+    settings = load_settings(options.profile, options.overrides or (), layer=lay_over(layer, chosen))
     file, tag, said = None, None, "none; --memory shows tips"
     if memory:
-        file = find_bank(bank) if bank is not None else subject.memory
+        file = find_memory(memory_from) if memory_from is not None else subject.memory
         if file is None:
-            raise ConfigError(f"--memory: {model} has no memory; give one by --bank")
-        check_memory_file(file, settings, key=f"--bank {file}")
+            raise ConfigError(f"--memory: {model} has no memory; give one by --memory-from")
+        check_memory_file(file, settings, key=f"--memory-from {file}")
         tag, said = _tag(file, scope)
-    elif bank is not None or scope is not None:
-        raise ConfigError("--bank and --scope: choose the tips that --memory shows; give that, too")
+    elif memory_from is not None or scope is not None:
+        raise ConfigError("--memory-from and --scope: choose the tips that --memory shows; give that, too")
     if server is None:
         check_gpus(settings)
     resolved = subject.resolve()
     with tempfile.TemporaryDirectory(prefix="empo2-serve-") as folder:
-        put_bank(file, Path(folder))
+        put_memory(file, Path(folder))
         print(f"model    {subject.name}\nmemory   {said}\nlogs     {folder}, until the end\nstarting ...", flush=True)
         name = subject.name if server is None else resolved
         with gateway_of(settings, Path(folder), resolved, agents=Serving(name=name, tag=tag)) as served:
-            _say(served, name, secret=key is None and bool(os.environ.get("EMPO2_KEY")))
+            _say(served, name, secret=bool(given_keys().agent))
             try:
                 while True:
                     served.check()

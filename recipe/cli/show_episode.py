@@ -6,30 +6,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from empo2.memory import MemoryFileError
 from empo2.memory.browse import reading, stored_tips
+from empo2.recipe.evaluation.tables import printable, table_of
 from empo2.recipe.gateway.tips.text import TIPS_HEADING
 from empo2.recipe.messages import Message, spoken, text_of
 from empo2.recipe.rollout_log import LoggedRollout
 from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, read_lines
 
 _INDENT = "    "
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a weak policy can write any, and terminals execute them
 _TIPS = re.compile(re.escape(TIPS_HEADING) + r"(?:\n- .*)*")
 _STYLES = {"read": "", "trained": "green", "masked": "red strike"}
 
 
 def rollouts_table(rollouts: Sequence[LoggedRollout], prefix: int) -> Table:
     """Return a table with a row for each rollout; ids are cut to ``prefix`` characters."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
-    for heading in ("step", "rollout", "mode", "return", "advantage", "turns", "tips", "dropped"):
-        number = heading in ("step", "return", "advantage", "turns", "tips")
-        table.add_column(heading, justify="right" if number else "left", no_wrap=heading != "dropped")
+    headings = ("step", "rollout", "mode", "return", "advantage", "turns", "tips", "dropped")
+    table = table_of(*headings, text=["rollout", "mode", "dropped"])
     for each in rollouts:
         table.add_row(
             str(each.step),
@@ -59,7 +56,7 @@ def print_episode(console: Console, run: Path, rollout: LoggedRollout, played: M
             reply = spoken(call["reply"])
             console.print(_said(call["reply"]), soft_wrap=True)
         if call["problem"]:
-            console.print(Text(f"  no reply: {_clean(call['problem'])}", style="red"), soft_wrap=True)
+            console.print(Text(f"  no reply: {printable(call['problem'])}", style="red"), soft_wrap=True)
     error = played["error"]
     if isinstance(error, Mapping):
         console.print(Text(f"\nthe agent ended with\n{_indented(error['output'])}", style="red"), soft_wrap=True)
@@ -70,7 +67,7 @@ def print_episode(console: Console, run: Path, rollout: LoggedRollout, played: M
 
 def _facts(run: Path, rollout: LoggedRollout, played: Mapping[str, Any]) -> Iterator[Text]:
     yield Text(f"rollout   {rollout.id}, step {rollout.step}, {rollout.phase}, {rollout.mode}", style="bold")
-    yield Text(f"task      {_clean(json.dumps(played['task'], ensure_ascii=False))}")
+    yield Text(f"task      {printable(json.dumps(played['task'], ensure_ascii=False))}")
     return_ = "none reported" if rollout.return_ is None else f"{rollout.return_:.4g}"
     intrinsic = f", intrinsic {rollout.intrinsic:.3g}" if rollout.intrinsic else ""
     yield Text(f"return    {return_}{intrinsic}")
@@ -79,12 +76,12 @@ def _facts(run: Path, rollout: LoggedRollout, played: Mapping[str, Any]) -> Iter
     if rollout.dropped:
         error = played["error"]
         why = f"{error['type']}: {error['message']} ({error['where']})" if isinstance(error, Mapping) else error
-        said = rollout.dropped.replace("_", " ") + (f": {_clean(why)}" if why else "")
+        said = rollout.dropped.replace("_", " ") + (f": {printable(why)}" if why else "")
         yield Text(f"dropped   {said}", style="red")
     tips = sum(len(call["tips"]) for call in played["calls"])
     yield Text(f"played    {rollout.turns} turns in {played['seconds']:.1f} s, {tips} tips shown")
     if (tip := _tip_of(run, rollout.id)) is not None:
-        yield Text(f"tip       written from it: {_clean(tip)}", style="yellow")
+        yield Text(f"tip       written from it: {printable(tip)}", style="yellow")
 
 
 def _tip_of(run: Path, rollout_id: str) -> str | None:
@@ -124,13 +121,10 @@ def _trained_row(record: Mapping[str, Any]) -> Text:
     told = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     text = Text(f"\nas it was trained, tokens: {told}; masked ones are in [[ ]]\n", style="bold")
     for kind, span, _ in record["spans"]:
-        text.append(f"[[{_clean(span)}]]" if kind == "masked" else _clean(span), f"not bold {_STYLES[kind]}".strip())
+        said = printable(span)
+        text.append(f"[[{said}]]" if kind == "masked" else said, f"not bold {_STYLES[kind]}".strip())
     return text
 
 
 def _indented(text: str) -> str:
-    return "\n".join(_INDENT + line for line in _clean(text).splitlines())
-
-
-def _clean(text: str) -> str:
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+    return "\n".join(_INDENT + line for line in printable(text).splitlines())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from empo2.recipe.cli.options import Config, Overrides, Profile
+from empo2.recipe.cli.options import SettingsOptions, with_options
 from empo2.recipe.errors import ConfigError, ProcessError
 
 EXAMPLES = """\b
@@ -28,9 +28,10 @@ examples:
 """
 
 
+@with_options
 def sweep(
+    options: SettingsOptions,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Arms, grid and seeds, such as recipe/sweeps/p.yaml.")],
-    overrides: Overrides = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="ARM-SEED", help="Only this run; may be given more than once.")
     ] = None,
@@ -38,8 +39,6 @@ def sweep(
     output: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Of the runs.  [default: runs/FILE]", show_default=False)
     ] = None,
-    profile: Profile = None,
-    config: Config = None,
 ) -> None:
     """Train configurations with several seeds, one run after another, and report them together.
 
@@ -54,7 +53,9 @@ def sweep(
     from empo2.recipe.launcher.sweep import check_settings, has_ended, train_all
 
     os.umask(0o077)  # chats, tips and weights are for their owner only
-    folder, trials = read_plan(file, output, profile=profile, config=config, overrides=overrides or ())
+    folder, trials = read_plan(
+        file, output, profile=options.profile, config=options.config, overrides=options.overrides or ()
+    )
     names = [trial.name for trial in trials]
     if unknown := [name for name in only or () if name not in names]:
         raise ConfigError(f"--only {unknown[0]}: {file} has {', '.join(names)}")

@@ -7,16 +7,12 @@ from typing import Annotated
 
 import typer
 
-from empo2.recipe.cli.options import AdminKey, Config, Key, Overrides, Profile, keys_of, settings_of
-from empo2.recipe.cli.report import show_report
+from empo2.recipe.cli.options import SettingsOptions, with_options
 
 
+@with_options
 def train(
-    overrides: Overrides = None,
-    profile: Profile = None,
-    config: Config = None,
-    key: Key = None,
-    admin_key: AdminKey = None,
+    options: SettingsOptions,
     ablation: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="An arm of recipe/sweeps/ablations.yaml, such as no-mask; the third layer."),
@@ -31,18 +27,19 @@ def train(
     from rich.console import Console
 
     from empo2.recipe.cli.tool_check import check_tools
+    from empo2.recipe.evaluation.run_report import show_runs
     from empo2.recipe.launcher import plan
+    from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.launch import launch, train_only
     from empo2.recipe.launcher.run_directory import open_run_directory
 
     os.umask(0o077)  # chats, tips and weights are for their owner only
-    settings = settings_of(
-        profile, config, overrides, key, admin_key, layer=plan.ablation(ablation) if ablation is not None else {}
-    )
+    settings = options.settings(plan.ablation(ablation) if ablation is not None else {})
     if gateway is None:
-        show_report([launch(settings, profile, Console(), check=check_tools)])
+        console = Console()
+        run = launch(settings, options.profile, console, check=check_tools)
+        show_runs([run], run, console)
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        train_only(
-            settings, gateway, keys_of(settings).admin, run_directory or open_run_directory(settings, profile)[0]
-        )
+        folder = run_directory or open_run_directory(settings, options.profile)[0]
+        train_only(settings, gateway, given_keys().admin, folder)

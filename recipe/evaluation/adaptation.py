@@ -17,7 +17,7 @@ from empo2.recipe.trainer.gateway_client import GatewayClient
 TASKS, UNSEEN = "tasks", "unseen"
 
 type Control = Literal["write", "read", "off"]
-"""``write``: tips are written and used; ``read``: the bank is frozen; ``off``: no memory at all, trial after trial."""
+"""``write``: tips are written and used; ``read``: the memory is frozen; ``off``: no memory in any trial."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plan:
         trials: after trial 0, which is without memory.
         rollouts: of each of the tasks in a trial, at the temperature of training.
         samples: of each unseen task in a trial, at the temperature of validation.
-        seeds: independent repeats, each from the same bank.
+        seeds: independent repeats, each from the same memory.
     """
 
     tasks: Panel
@@ -45,7 +45,7 @@ class Plan:
         return f"seed {seed}, trial {trial}, {panel}"
 
     def planned(self, seed: int, trial: int, panel: str) -> list[Planned]:
-        """Return the episodes of a trial on a panel. Both panels of a trial see the bank of the trials before it."""
+        """Return the episodes of a trial on a panel. Both panels of a trial see the memory of the trials before it."""
         rows, times = (self.tasks.rows, self.rollouts) if panel == TASKS else (self.unseen_rows, self.samples)
         memory = self._memory(trial, panel)
         return [
@@ -77,12 +77,12 @@ class Plan:
 class Adaptation:
     """Plays a plan, from where an earlier command stopped.
 
-    A trial's tips are in the bank that is kept after it. A trial that writes and was interrupted begins again from the
-    bank before it, since its tips cannot be told apart by then; all else goes on episode by episode.
+    A trial's tips are in the memory that is kept after it. A trial that writes and was interrupted begins again from
+    the memory before it, since its tips cannot be told apart by then; all else goes on episode by episode.
 
     Args:
-        gateway: whose memory is the bank.
-        start: the bank of trial 0.
+        gateway: that holds the memory.
+        start: the memory of trial 0.
         drain_seconds: for the reflections of a trial's last episodes.
         show: called with each new result.
     """
@@ -108,25 +108,25 @@ class Adaptation:
     def run(self) -> None:
         """Play all trials of all seeds."""
         for seed in range(self._plan.seeds):
-            done, bank = bank_of(self._results.folder, seed)
+            done, memory = memory_of(self._results.folder, seed)
             if self._plan.memory != "off" and done < self._plan.trials:
-                self._gateway.restore((bank or self._start).absolute())
+                self._gateway.restore((memory or self._start).absolute())
             for trial in range(done + 1, self._plan.trials + 1):
                 self._play(seed, trial, UNSEEN)
                 if self._plan.memory == "write":
                     self._results.drop(self._plan.part(seed, trial, TASKS))
                 self._play(seed, trial, TASKS)
                 if self._plan.memory == "write":
-                    self._keep_bank(seed, trial)
+                    self._keep_memory(seed, trial)
 
     def _play(self, seed: int, trial: int, panel: str) -> None:
         play_missing(self._player, self._results, self._plan.planned(seed, trial, panel), self._show)
 
-    def _keep_bank(self, seed: int, trial: int) -> None:
+    def _keep_memory(self, seed: int, trial: int) -> None:
         self._gateway.drain(self._drain_seconds)
         folder = self._results.folder
-        _, before = bank_of(folder, seed)
-        temporary = folder / "new-bank.sqlite"
+        _, before = memory_of(folder, seed)
+        temporary = folder / "new-memory.sqlite"
         temporary.unlink(missing_ok=True)
         self._gateway.snapshot(temporary.absolute())
         temporary.rename(folder / f"seed-{seed}-trial-{trial}.sqlite")  # from now on the trial is done
@@ -138,7 +138,7 @@ def remaining(plan: Plan, results: Results) -> list[Planned]:
     """Return the episodes that are still to be played: all of a writing trial that is not complete."""
     left = []
     for seed in range(plan.seeds):
-        done, _ = bank_of(results.folder, seed)
+        done, _ = memory_of(results.folder, seed)
         for trial in range(done + 1, plan.trials + 1):
             left += results.missing(plan.planned(seed, trial, UNSEEN))
             tasks = plan.planned(seed, trial, TASKS)
@@ -146,8 +146,8 @@ def remaining(plan: Plan, results: Results) -> list[Planned]:
     return left
 
 
-def bank_of(folder: Path, seed: int) -> tuple[int, Path | None]:
-    """Return a seed's last complete trial and the bank after it; -1 and None before the first."""
+def memory_of(folder: Path, seed: int) -> tuple[int, Path | None]:
+    """Return a seed's last complete trial and the memory after it; -1 and None before the first."""
     found = {int(file.stem.rpartition("-")[2]): file for file in folder.glob(f"seed-{seed}-trial-*.sqlite")}
     last = max(found, default=-1)
     return last, found.get(last)

@@ -1,6 +1,5 @@
 """Print the figures of adaptations, and draw their curves with intervals over seeds."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ import numpy as np
 
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN
-from empo2.recipe.evaluation.episode_results import FACTS_FILE, Result, read_results
-from empo2.recipe.evaluation.summary import failures_line, interval_text, show_table, table_of
+from empo2.recipe.evaluation.episode_results import Result, read_facts, read_results
+from empo2.recipe.evaluation.summary import failures_line
+from empo2.recipe.evaluation.tables import interval_text, picture, show_table, table_of
 from empo2.recipe.evaluation.trial_curves import Curves, by_trial, curves, figures
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def read_adaptation(folder: Path) -> Adapted:
     Raises:
         Empo2Error: no trial is complete.
     """
-    facts, results = json.loads((folder / FACTS_FILE).read_text()), read_results(folder)
+    facts, results = read_facts(folder), read_results(folder)
     by_part: dict[tuple[str, int, int], list[Result]] = {}
     for result in results:
         if match := _PART.fullmatch(result.part):
@@ -58,8 +58,8 @@ def read_adaptation(folder: Path) -> Adapted:
     return Adapted(folder.resolve().name, panels, results)
 
 
-def show_adaptations(folders: Sequence[Path], console: "Console") -> Path:
-    """Print each adaptation's tables; return the picture of all their curves.
+def show_adaptations(folders: Sequence[Path], console: "Console", target: Path) -> Path:
+    """Print each adaptation's tables; return the picture of all their curves, in the folder ``target``.
 
     Raises:
         Empo2Error: as `read_adaptation`.
@@ -67,28 +67,28 @@ def show_adaptations(folders: Sequence[Path], console: "Console") -> Path:
     adapted = [read_adaptation(folder) for folder in folders]
     for each in adapted:
         for panel, found in each.panels.items():
-            console.print(f"\n{each.name}, {panel}", style="bold", soft_wrap=True, highlight=False, markup=False)
-            show_table(trials_table(found), console)
-            show_table(figures_table(found), console)
+            print(f"\n{each.name}, {panel}")
+            show_table(_trials_table(found), console)
+            show_table(_figures_table(found), console)
             if said := forgetting_line(found):
-                console.print(said, soft_wrap=True, highlight=False)
+                print(said)
         if said := failures_line(each.results):
-            console.print(said, soft_wrap=True, highlight=False, markup=False)
-    return _draw(adapted, folders[0].resolve().parent if len(folders) > 1 else folders[0])
+            print(said)
+    return _draw(adapted, target / "adaptation.png")
 
 
-def trials_table(found: Curves) -> "Table":
+def _trials_table(found: Curves) -> "Table":
     """Return a table with a line per trial: means over seeds above their intervals."""
-    table = table_of(["trial", *_SHOWN])
+    table = table_of("trial", *_SHOWN)
     columns = [by_trial(found[name]) for name in _SHOWN]
     for trial, cells in enumerate(zip(*columns, strict=True)):
         table.add_row(str(trial), *map(interval_text, cells))
     return table
 
 
-def figures_table(found: Curves) -> "Table":
+def _figures_table(found: Curves) -> "Table":
     """Return a table of first, last and best trial and of the area under the curve."""
-    table = table_of(["", "first", "last", "best (oracle)", "area"])
+    table = table_of("", "first", "last", "best (oracle)", "area")
     for name in _DRAWN:
         table.add_row(name, *map(interval_text, figures(found[name])))
     return table
@@ -103,31 +103,19 @@ def forgetting_line(found: Curves) -> str:
     return f"forgetting {mean:.1f} %, mean over trials and seeds: {lost.sum():.0f} lost of {failing.sum():.0f} failing"
 
 
-def _draw(adapted: Sequence[Adapted], folder: Path) -> Path:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def _draw(adapted: Sequence[Adapted], target: Path) -> Path:
     panels = [panel for panel in (TASKS, UNSEEN) if any(panel in each.panels for each in adapted)]
-    figure, grid = plt.subplots(
-        len(panels), len(_DRAWN), figsize=(4 * len(_DRAWN), 3.2 * len(panels)), squeeze=False, layout="constrained"
-    )
-    for row, panel in zip(grid, panels, strict=True):
-        for axes, name in zip(row, _DRAWN, strict=True):
-            for number, each in enumerate(adapted):
-                if panel not in each.panels:
-                    continue
-                mean, low, high = np.array(by_trial(each.panels[panel][name])).T
-                axes.plot(mean, marker=".", color=f"C{number}", label=each.name)
-                axes.fill_between(range(len(mean)), low, high, color=f"C{number}", alpha=0.2, linewidth=0)
-            axes.set_title(f"{'mean return' if name == 'raw' else name}, {panel}", loc="left", weight="bold")
-            axes.set_xlabel("trial (0: without memory)")
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(alpha=0.25)
-            axes.locator_params(axis="x", integer=True)
-    grid[0][0].legend(frameon=False, fontsize=8)
-    target = folder / "adaptation.png"
-    figure.savefig(target, dpi=150)
-    plt.close(figure)
+    rows, columns = len(panels), len(_DRAWN)
+    with picture(target, rows, columns, size=(4 * columns, 3.2 * rows)) as (_, grid):
+        for row, panel in zip(grid, panels, strict=True):
+            for axes, name in zip(row, _DRAWN, strict=True):
+                for number, each in enumerate(adapted):
+                    if panel in each.panels:
+                        mean, low, high = np.array(by_trial(each.panels[panel][name])).T
+                        axes.plot(mean, marker=".", color=f"C{number}", label=each.name)
+                        axes.fill_between(range(len(mean)), low, high, color=f"C{number}", alpha=0.2, linewidth=0)
+                axes.set_title(f"{'mean return' if name == 'raw' else name}, {panel}")
+                axes.set_xlabel("trial (0: without memory)")
+                axes.locator_params(axis="x", integer=True)
+        grid[0][0].legend()
     return target

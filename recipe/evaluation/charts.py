@@ -10,6 +10,7 @@ import numpy as np
 
 from empo2.recipe.evaluation.run_lines import Line
 from empo2.recipe.evaluation.statistics import Interval
+from empo2.recipe.evaluation.tables import picture, pyplot
 from empo2.recipe.protocol import TRAIN_PANEL, UNSEEN_PANEL
 from empo2.recipe.run_folder import step_mode
 
@@ -82,25 +83,19 @@ def draw_picture(lines: Sequence[Line], target: Path) -> Path:
     Returns:
         The file.
     """
-    plt = _pyplot()
     charts = charts_of(lines) or [_TRAINING[0]]
     columns = min(4, len(charts))
     rows = -(-len(charts) // columns)
-    with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 8}):
-        figure, grid = plt.subplots(
-            rows, columns, figsize=(4 * columns, 3.2 * rows + 0.3), squeeze=False, layout="constrained"
-        )
+    with picture(target, rows, columns, size=(4 * columns, 3.2 * rows + 0.3)) as (figure, grid):
         for axes, chart in zip(grid.flat, charts, strict=False):
             _draw(axes, chart, lines, COLORS)
-            axes.set_title(chart.title, loc="left", weight="bold")
+            axes.set_title(chart.title)
         for axes in grid.flat[len(charts) :]:
             axes.set_visible(False)
         for number, line in enumerate(lines):
             label = line.label.replace("$", r"\$")  # else it begins a formula
             grid[0][0].plot([], [], color=COLORS[number % len(COLORS)], label=label)
         figure.legend(loc="outside lower center", ncols=4)
-        figure.savefig(target, dpi=150)
-        plt.close(figure)
     return target
 
 
@@ -109,7 +104,7 @@ def drawing(chart: Chart, lines: Sequence[Line]) -> str:
 
     Line i has the color ``var(--line-i)``, everything else that of the text.
     """
-    plt = _pyplot()
+    plt = pyplot()
     colors = [f"#{0xFACE00 + number:06x}" for number in range(len(lines))]  # each stands for a variable
     style: dict[Any, Any] = {f"{part}.color": _TEXT for part in ("text", "xtick", "ytick", "grid")}
     style |= {"axes.edgecolor": _TEXT, "axes.labelcolor": _TEXT, "axes.grid": True, "grid.alpha": 0.15}
@@ -167,12 +162,3 @@ def _mark_modes(axes: "Axes", line: Line, color: str) -> None:
         points = [(row["step"], row["training/return"]) for row in rows if step_mode(row) == mode]
         if points:
             axes.scatter(*zip(*points, strict=True), marker=marker, color=color, s=20, zorder=3, label=mode)
-
-
-def _pyplot():
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt

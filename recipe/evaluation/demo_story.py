@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from empo2.memory.browse import StoredTip, episode_steps, reading, stored_tips
 from empo2.recipe.errors import Empo2Error
+from empo2.recipe.evaluation.tables import picture
 from empo2.recipe.run_folder import MEMORY_FILE, Row, read_metrics
 
 ALONE, WITH_NOTES = "val/train/success_rate", "val/train/memory_success_rate"
@@ -31,7 +32,7 @@ def tell(run: Path) -> str:
     with reading(run / MEMORY_FILE) as db:
         tips = chosen_tips(stored_tips(db, order="best"))
         steps = episode_steps(db, tips[0]) if tips else []
-    parts = [*(f"tip ({_outcome(tip)})  {tip.text}" for tip in tips)]
+    parts = [f"tip (after a {'success' if tip.success else 'failure'})  {tip.text}" for tip in tips]
     if steps:
         parts += ["", "the episode of the first tip, each move once"]
         parts += [f"  {' '.join(state.split())}\n    > {action}" for state, action in steps]
@@ -61,12 +62,12 @@ def sentences(points: Sequence[Point]) -> list[str]:
     gap, end = widest.with_notes - widest.alone, last.with_notes - last.alone
     moved = "so part of what the notes say is in the weights now" if end < gap else "so it has not closed yet"
     return [
-        f"Before training, without notes, the task succeeds in {_percent(first.alone)} of the episodes.",
-        f"With the notes that it has written by step {widest.step}, it succeeds in {_percent(widest.with_notes)}; "
-        f"without them, at the same step, in {_percent(widest.alone)}.",
-        f"After {last.step} steps it succeeds without notes in {_percent(last.alone)}: "
+        f"Before training, without notes, the task succeeds in {100 * first.alone:.0f} % of the episodes.",
+        f"With the notes that it has written by step {widest.step}, it succeeds in {100 * widest.with_notes:.0f} %; "
+        f"without them, at the same step, in {100 * widest.alone:.0f} %.",
+        f"After {last.step} steps it succeeds without notes in {100 * last.alone:.0f} %: "
         f"{_change(first.alone, last.alone)}. "
-        f"Notes add {_points(gap)} at step {widest.step} and {_points(end)} at the end"
+        f"Notes add {100 * gap:+.0f} points at step {widest.step} and {100 * end:+.0f} points at the end"
         + (f", {moved}." if gap > 0 else "."),
     ]
 
@@ -85,37 +86,16 @@ def chosen_tips(best_first: Sequence[StoredTip]) -> list[StoredTip]:
 
 def draw(points: Sequence[Point], target: Path) -> Path:
     """Draw success without and with notes over the steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     steps = [point.step for point in points]
     alone, noted = ([100 * rate for rate in rates] for rates in zip(*(point[1:] for point in points), strict=True))
-    with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False}):
-        figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    with picture(target, size=(7, 4)) as (_, ((axes,),)):
         axes.fill_between(steps, alone, noted, color=_GREEN, alpha=0.12)
         axes.plot(steps, noted, color=_GREEN, marker="o", label="with its own notes")
         axes.plot(steps, alone, color=_BLUE, marker="o", linewidth=2.5, label="without notes")
         axes.set(xlabel="training step", ylabel="successful episodes, %", ylim=(-3, 103))
         axes.locator_params(axis="x", integer=True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(loc="upper left")
-        figure.savefig(target, dpi=150)
-        plt.close(figure)
+        axes.legend(loc="upper left", fontsize="medium")
     return target
-
-
-def _outcome(tip: StoredTip) -> str:
-    return "after a success" if tip.success else "after a failure"
-
-
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.0f} %"
-
-
-def _points(difference: float) -> str:
-    return f"{100 * difference:+.0f} points"
 
 
 def _change(before: float, after: float) -> str:

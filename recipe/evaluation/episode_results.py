@@ -97,9 +97,8 @@ class Results:
         except BlockingIOError:
             self.close()
             raise ConfigError(f"--output {folder}: another process is writing to it; wait for it, or stop it") from None
-        file = folder / FACTS_FILE
-        if file.exists():
-            before = json.loads(file.read_text())
+        if (folder / FACTS_FILE).exists():
+            before = read_facts(folder)
             for name, value in json.loads(json.dumps(facts)).items():
                 if before.get(name) != value:
                     raise ConfigError(
@@ -107,7 +106,7 @@ class Results:
                         f"{name}={_short(value)}; give another --output, or remove that folder"
                     )
         else:
-            file.write_text(json.dumps(facts, indent=1))
+            (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1))
         self._found = {result.key: result for result in read_results(folder)} if self._file.exists() else {}
         self._rewrite()  # drops an incomplete last line, so that the next one starts on a line of its own
 
@@ -147,8 +146,12 @@ class Results:
 
 def kind_of(folder: Path) -> str:
     """Return what made the folder: ``eval``, ``adapt``, or ``run`` for anything else."""
-    file = folder / FACTS_FILE
-    return json.loads(file.read_text())["kind"] if file.is_file() else "run"
+    return read_facts(folder)["kind"] if (folder / FACTS_FILE).is_file() else "run"
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Return what decided the results in a folder."""
+    return json.loads((folder / FACTS_FILE).read_text())
 
 
 def read_results(folder: Path) -> list[Result]:

@@ -6,22 +6,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.episode_results import FACTS_FILE, Result, read_results
+from empo2.recipe.evaluation.episode_results import Result, read_facts, read_results
 from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON
 from empo2.recipe.evaluation.statistics import Interval
-from empo2.recipe.evaluation.summary import (
-    OVERALL,
-    differences,
-    differences_table,
-    failures_line,
-    results_table,
-    show_table,
-    summarize,
-)
+from empo2.recipe.evaluation.summary import OVERALL, Line, differences, failures_line, summarize
+from empo2.recipe.evaluation.tables import interval_text, picture, show_table, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 SUMMARY_FILE = "summary.json"
 
@@ -33,6 +29,7 @@ class Evaluation:
     Attributes:
         name: the folder's, and the part's where it has several.
         rows: checksum of the panel's rows; only equal panels can be compared.
+        lines: of its table, by group.
     """
 
     name: str
@@ -41,6 +38,7 @@ class Evaluation:
     groups: Mapping[str, Sequence[int]]
     success_return: float
     results: Sequence[Result]
+    lines: Mapping[str, Line]
 
 
 def read_evaluations(folder: Path) -> list[Evaluation]:
@@ -49,109 +47,114 @@ def read_evaluations(folder: Path) -> list[Evaluation]:
     Raises:
         Empo2Error: there is no result in it.
     """
-    facts = json.loads((folder / FACTS_FILE).read_text())
-    results = read_results(folder)
-    parts = [part for part in (MEMORY_OFF, MEMORY_ON) if any(result.part == part for result in results)]
-    if not parts:
+    facts, results, name = read_facts(folder), read_results(folder), folder.resolve().name
+    by_part = {part: [each for each in results if each.part == part] for part in (MEMORY_OFF, MEMORY_ON)}
+    found = {part: own for part, own in by_part.items() if own}
+    if not found:
         raise Empo2Error(f"{folder}: no episode has ended yet; go on with the same `empo2 eval`")
-    name = folder.resolve().name
+    groups, success_return = facts["groups"], facts["algorithm"]["success_return"]
     return [
         Evaluation(
-            name if len(parts) == 1 else f"{name}, {part}",
-            part,
-            facts["rows"],
-            facts["groups"],
-            facts["algorithm"]["success_return"],
-            [result for result in results if result.part == part],
+            part=part,
+            name=name if len(found) == 1 else f"{name}, {part}",
+            rows=facts["rows"],
+            groups=groups,
+            success_return=success_return,
+            results=own,
+            lines=summarize(own, groups, success_return),
         )
-        for part in parts
+        for part, own in found.items()
     ]
 
 
-def print_evaluation(folder: Path, console: "Console") -> None:
-    """Print the tables of a folder's results, and write their numbers to ``summary.json``."""
-    evaluations = read_evaluations(folder)
+def show_evaluations(folders: Sequence[Path], console: "Console") -> list[Evaluation]:
+    """Print each evaluation, and the differences of all others from the first; return them.
+
+    The numbers of each folder's tables are written to its ``summary.json``.
+
+    Raises:
+        Empo2Error: the folders are not of one panel, or as `read_evaluations`.
+    """
+    found = {folder: read_evaluations(folder) for folder in folders}
+    first, *others = (evaluation for parts in found.values() for evaluation in parts)
+    for other in others:
+        if other.rows != first.rows:
+            raise Empo2Error(f"{other.name}: was played on other tasks than {first.name}; compare results of one panel")
+    for folder, parts in found.items():
+        _show_folder(folder, parts, console)
+    for other in others:
+        if other not in found[folders[0]]:
+            _show_difference(first, other, console)
+    return [first, *others]
+
+
+def _show_folder(folder: Path, parts: Sequence[Evaluation], console: "Console") -> None:
     summary: dict[str, Any] = {}
-    for evaluation in evaluations:
-        lines = summarize(evaluation.results, evaluation.groups, evaluation.success_return)
-        summary[evaluation.part] = {name: asdict(line) for name, line in lines.items()}
-        console.print(f"\n{evaluation.name}", style="bold", soft_wrap=True, highlight=False, markup=False)
-        show_table(results_table(lines), console)
-        if said := failures_line(evaluation.results):
-            console.print(said, soft_wrap=True, highlight=False, markup=False)
-        console.print(_cost(evaluation.results), soft_wrap=True, highlight=False)
-    if len(evaluations) == 2:
-        without, with_tips = evaluations
-        summary["difference"] = _print_difference(without, with_tips, console)
+    for evaluation in parts:
+        summary[evaluation.part] = {name: asdict(line) for name, line in evaluation.lines.items()}
+        print(f"\n{evaluation.name}")
+        show_table(_results_table(evaluation.lines), console)
+        print(*filter(None, [failures_line(evaluation.results), _cost(evaluation.results)]), sep="\n")
+    if len(parts) == 2:
+        summary["difference"] = _show_difference(parts[0], parts[1], console)
     text = json.dumps(summary, indent=1, default=list).replace("NaN", "null")
     (folder / SUMMARY_FILE).write_text(text)
 
 
-def compare(folders: Sequence[Path], console: "Console") -> Path:
-    """Print each evaluation, and the differences of all others from the first; return the picture of them.
-
-    Raises:
-        Empo2Error: the folders are not of one panel.
-    """
-    evaluations = [evaluation for folder in folders for evaluation in read_evaluations(folder)]
-    first = evaluations[0]
-    for other in evaluations[1:]:
-        if other.rows != first.rows:
-            raise Empo2Error(f"{other.name}: was played on other tasks than {first.name}; compare results of one panel")
-    for folder in folders:
-        print_evaluation(folder, console)
-    if len(folders) > 1:
-        for other in evaluations[1:]:
-            if other.name.partition(",")[0] != first.name.partition(",")[0]:
-                _print_difference(first, other, console)
-    return _draw(evaluations, folders[0].resolve().parent if len(folders) > 1 else folders[0])
-
-
-def _print_difference(before: Evaluation, after: Evaluation, console: "Console") -> dict[str, dict[str, Interval]]:
+def _show_difference(before: Evaluation, after: Evaluation, console: "Console") -> dict[str, dict[str, Interval]]:
     lines = differences(before.results, after.results, before.groups, before.success_return)
-    title = f"\n{after.name}  minus  {before.name}, task by task"
-    console.print(title, style="bold", soft_wrap=True, highlight=False, markup=False)
-    show_table(differences_table(lines), console)
+    print(f"\n{after.name}  minus  {before.name}, task by task")
+    shown = _known(lines)
+    table = table_of("task", *shown, text=["task"])
+    for name, values in lines.items():
+        table.add_row(name, *(interval_text(values[measure], sign="+") for measure in shown))
+    show_table(table, console)
     return lines
 
 
+def _results_table(lines: Mapping[str, Line]) -> "Table":
+    """Return a table with a line per group: means above their intervals."""
+    shown = _known({name: line.values for name, line in lines.items()})
+    table = table_of("task", "episodes", *shown, "failed", text=["task"])
+    for name, line in lines.items():
+        failed = str(sum(line.failed.values()) or "")
+        table.add_row(name, str(line.episodes), *(interval_text(line.values[measure]) for measure in shown), failed)
+    return table
+
+
+def _known(lines: Mapping[str, Mapping[str, Interval]]) -> list[str]:
+    """Return the measures that any line has."""
+    return [name for name in next(iter(lines.values())) if any(np.isfinite(line[name].mean) for line in lines.values())]
+
+
 def _cost(results: Sequence[Result]) -> str:
-    calls = sum(result.calls for result in results)
-    with_tips = sum(result.calls_with_tips for result in results)
-    tokens = sum(result.prompt_tokens for result in results), sum(result.reply_tokens for result in results)
+    def total(field: str) -> int:
+        return sum(getattr(result, field) for result in results)
+
+    calls, with_tips = total("calls"), total("calls_with_tips")
     tips = f"; tips in {with_tips / calls:.0%} of the calls" if with_tips else ""
     return (
-        f"{len(results):,} episodes, {calls:,} calls, {tokens[0]:,} prompt tokens and {tokens[1]:,} reply tokens{tips}"
+        f"{len(results):,} episodes, {calls:,} calls, {total('prompt_tokens'):,} prompt tokens and "
+        f"{total('reply_tokens'):,} reply tokens{tips}"
     )
 
 
-def _draw(evaluations: Sequence[Evaluation], folder: Path) -> Path:
-    """Draw mean return and success of each group with intervals, a color for each evaluation."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    headings = ("raw", "success %")
-    lines = [summarize(each.results, each.groups, each.success_return) for each in evaluations]
-    names = list(reversed(lines[0]))
-    height = 1.2 + len(names) * (0.22 + 0.16 * len(evaluations))
-    figure, panels = plt.subplots(1, 2, figsize=(10, height), sharey=True, layout="constrained", squeeze=False)
-    for axes, heading in zip(panels[0], headings, strict=True):
-        for number, (evaluation, line) in enumerate(zip(evaluations, lines, strict=True)):
-            offset = 0.7 * ((len(evaluations) - 1) / 2 - number) / max(len(evaluations), 2)
-            for place, name in enumerate(names):
-                if name in line:
-                    value = line[name].values[heading]
-                    axes.plot([value.low, value.high], [place + offset] * 2, color=f"C{number}")
-                    label = evaluation.name if place == 0 else None
-                    axes.plot(value.mean, place + offset, "o", color=f"C{number}", label=label, markersize=4)
-        axes.set_title("mean return" if heading == "raw" else heading, loc="left", weight="bold")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="x", alpha=0.25)
-    panels[0][0].set_yticks(range(len(names)), [name if name != OVERALL else "mean of the tasks" for name in names])
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
-    target = folder / "evaluation.png"
-    figure.savefig(target, dpi=150)
-    plt.close(figure)
+def draw_evaluations(evaluations: Sequence[Evaluation], folder: Path) -> Path:
+    """Draw mean return and success of each group with intervals, a color for each evaluation; return the picture."""
+    names = list(evaluations[0].lines)[::-1]
+    target, height = folder / "evaluation.png", 1.2 + len(names) * (0.22 + 0.16 * len(evaluations))
+    with picture(target, 1, 2, size=(10, height), sharey=True) as (figure, grid):
+        for axes, measure, title in zip(grid[0], ("raw", "success %"), ("mean return", "success %"), strict=True):
+            for number, evaluation in enumerate(evaluations):
+                offset = 0.7 * ((len(evaluations) - 1) / 2 - number) / max(len(evaluations), 2)
+                values = [evaluation.lines[name].values[measure] for name in names]
+                places = np.arange(len(names)) + offset
+                mean, low, high = np.array(values).T
+                axes.hlines(places, low, high, color=f"C{number}")
+                axes.plot(mean, places, "o", color=f"C{number}", label=evaluation.name, markersize=4)
+            axes.set_title(title)
+            axes.grid(visible=False, axis="y")
+        labels = [name if name != OVERALL else "mean of the tasks" for name in names]
+        grid[0][0].set_yticks(range(len(names)), labels)
+        figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center")
     return target

@@ -5,9 +5,7 @@ policy forbids scripts and requests in any case.
 """
 
 import json
-import re
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,13 @@ from empo2.memory.browse import TipUse, reading, stored_tips, tip_uses
 from empo2.recipe.evaluation.charts import COLORS, Chart, charts_of, drawing, scaled, validation_charts
 from empo2.recipe.evaluation.run_lines import Line, Run, differences
 from empo2.recipe.evaluation.statistics import Interval
+from empo2.recipe.evaluation.tables import printable
 from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, read_lines
 
 _TIPS = 5  # that helped most, and as many that helped least
 _EPISODES = 5  # of a run, at equal distances
 _RUNS = 8  # whose tips and episodes are shown: one of each line
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def write_page(lines: Sequence[Line], target: Path) -> Path:
@@ -41,7 +39,7 @@ def write_page(lines: Sequence[Line], target: Path) -> Path:
         lstrip_blocks=True,
     )
     environment.filters["interval"] = _interval_text
-    environment.filters["clean"] = lambda text: _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    environment.filters["clean"] = printable
     validated = validation_charts(lines)
     texts = redacted(  # a page may be shown to others
         {
@@ -125,14 +123,13 @@ def _episodes(run: Run, texts: dict[int, str]) -> list[dict[str, Any]]:
             **record,
             "task": json.dumps(record["task"], ensure_ascii=False),
             "tips": [texts.get(tip, f"tip {tip}, which is no longer stored") for tip in record["tips"]],
-            "counts": {kind: sum(span[2] for span in spans) for kind, spans in _by_kind(record["spans"])},
+            "counts": {
+                kind: sum(tokens for of, _, tokens in record["spans"] if of == kind)
+                for kind in sorted({span[0] for span in record["spans"]})
+            },
         }
         for record in (records[number] for number in chosen if records)
     ]
-
-
-def _by_kind(spans: Sequence[Sequence[Any]]):
-    return groupby(sorted(spans, key=lambda span: span[0]), key=lambda span: span[0])
 
 
 def _interval_text(interval: Interval | Sequence[float] | None) -> str:

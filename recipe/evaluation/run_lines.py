@@ -1,6 +1,6 @@
 """Training runs as the lines of a report: runs that differ only in their seed are one line, with an interval."""
 
-import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,10 +92,10 @@ def differences(lines: Sequence[Line]) -> dict[str, list[str]]:
 
 
 def _label(runs: Sequence[Run]) -> str:
-    """Return what the names of the folders begin with alike, such as ``empo2`` for empo2-1 and empo2-2."""
+    """Return the common beginning of the folders' names, such as ``empo2`` for empo2-1 and empo2-2."""
     names = [run.folder.resolve().name for run in runs]
-    alike = [letters[0] for letters in itertools.takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False))]
-    return "".join(alike).rstrip("-_.") if len(names) > 1 and alike else names[0]
+    common = os.path.commonprefix(names).rstrip("-_.") if len(names) > 1 else ""  # noqa: RUF071 (names, not paths)
+    return common or names[0]
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from empo2.recipe.evaluation.charts import draw_picture, scaled, validation_charts
 from empo2.recipe.evaluation.page import write_page
-from empo2.recipe.evaluation.run_lines import Line
-from empo2.recipe.evaluation.summary import interval_text, show_table, table_of
+from empo2.recipe.evaluation.run_lines import Line, lines_of
+from empo2.recipe.evaluation.tables import interval_text, show_table, table_of
 from empo2.recipe.run_folder import Row, read_metrics, step_mode
 
 if TYPE_CHECKING:
@@ -17,36 +17,29 @@ if TYPE_CHECKING:
 _RETURN, _VALIDATION = "training/return", "val/return"
 
 
-def print_table(run: Path, console: "Console | None" = None) -> None:
-    """Print a table of ``run`` with one line per step.
+def show_runs(folders: Sequence[Path], target: Path, console: "Console") -> None:
+    """Print each run's table, then what `show_lines` does.
 
     Raises:
         Empo2Error: as `read_metrics`.
     """
-    from rich.console import Console
+    for folder in folders:
+        console.print(_steps_table(read_metrics(folder), title=str(folder)))
+    show_lines(lines_of(folders), target, console)
 
-    (console or Console()).print(steps_table(read_metrics(run), title=str(run)))
 
-
-def steps_table(rows: Sequence[Row], title: str) -> "Table":
+def _steps_table(rows: Sequence[Row], title: str) -> "Table":
     """Return a table with one line for each of `read_metrics`'s rows; metrics that were not measured stay empty."""
-    from rich import box
-    from rich.table import Table
-
     columns = {
         "return": (_RETURN, "{:.2f}"),
         "intrinsic": ("training/intrinsic_return", "{:.2f}"),
-        "val return": (_VALIDATION, "{:.2f}"),
+        "val\nreturn": (_VALIDATION, "{:.2f}"),
         "memory": ("empo2/memory_size", "{:.0f}"),
-        "tips /call": ("empo2/tips_injected_per_call", "{:.1f}"),
+        "tips\n/call": ("empo2/tips_injected_per_call", "{:.1f}"),
         "dropped": ("empo2/rollouts_dropped", "{:.0f}"),
         "time": ("timing_s/step", "{:.0f} s"),
     }
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    table.add_column("step", justify="right")
-    table.add_column("mode", no_wrap=True)
-    for heading in columns:
-        table.add_column(heading.replace(" ", "\n"), justify="right")
+    table = table_of("step", "mode", *columns, text=["mode"], title=title)
     for row in rows:
         cells = (form.format(row[key]) if key in row else "" for key, form in columns.values())
         table.add_row(f"{row['step']:.0f}", _mode_text(row), *cells)
@@ -67,19 +60,19 @@ def show_lines(lines: Sequence[Line], folder: Path, console: "Console") -> None:
     """
     single = sum(len(line.runs) for line in lines) == 1
     if not single:
-        show_table(figures_table(lines), console)
+        show_table(_figures_table(lines), console)
     picture = draw_picture(lines, folder / ("curves.png" if single else "comparison.png"))
     page = write_page(lines, folder / "report.html")
-    console.print(f"curves  {picture}\nreport  {page}", soft_wrap=True, highlight=False, markup=False)
+    print(f"curves  {picture}\nreport  {page}")
 
 
-def figures_table(lines: Sequence[Line]) -> "Table":
+def _figures_table(lines: Sequence[Line]) -> "Table":
     """Return a table of the last validations without tips: means over seeds above their intervals."""
     from rich.text import Text
 
     charts = validation_charts(lines)
     charts = [chart for chart in charts if chart.key.endswith("success_rate")] or charts  # 80 columns hold no more
-    table = table_of(["", "seeds", "steps", *(chart.title.lower().replace(", ", ",\n") for chart in charts)])
+    table = table_of("", "seeds", "steps", *(chart.title.lower().replace(", ", ",\n") for chart in charts))
     for line in lines:
         ends = [(chart, line.end(chart.key)) for chart in charts]
         cells = [interval_text(scaled(end, chart)) if end else "" for chart, end in ends]

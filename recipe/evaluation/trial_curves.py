@@ -7,7 +7,7 @@ import numpy as np
 
 from empo2.recipe.evaluation.episode_results import Result
 from empo2.recipe.evaluation.statistics import Interval, area, cumulative_success, forgetting, over_seeds
-from empo2.recipe.evaluation.summary import Measure, measures, task_means
+from empo2.recipe.evaluation.summary import Groups, task_means
 
 type Curves = dict[str, np.ndarray]
 """By measure, [seeds, trials]: the mean over groups of the means of their tasks; NaN where nothing has a value."""
@@ -27,18 +27,16 @@ class Figures(NamedTuple):
     area: Interval
 
 
-def curves(
-    trials: Sequence[Sequence[Sequence[Result]]], groups: Mapping[str, Sequence[int]], success_return: float
-) -> Curves:
+def curves(trials: Sequence[Sequence[Sequence[Result]]], groups: Groups, success_return: float) -> Curves:
     """Return the curve of each measure.
 
     Args:
         trials: results by seed and trial, all of one panel.
-        groups: indices of the tasks of each group.
     """
+    means = [[task_means(results, success_return) for results in seed] for seed in trials]
     found = {
-        measure.heading: np.array([[_mean(results, groups, measure) for results in seed] for seed in trials])
-        for measure in measures(success_return)
+        measure: np.array([[_mean(trial[measure], groups) for trial in seed] for seed in means])
+        for measure in means[0][0]
     }
     solved = [_solved(seed, success_return) for seed in trials]
     found["cumulative success %"] = np.array([100 * cumulative_success(each) for each in solved])
@@ -64,9 +62,8 @@ def by_trial(curve: np.ndarray) -> list[Interval]:
     return [over_seeds(values) for values in curve.T.tolist()]
 
 
-def _mean(results: Sequence[Result], groups: Mapping[str, Sequence[int]], measure: Measure) -> float:
-    means = task_means(results, measure)
-    parts = [[means[index] for index in part if index in means] for part in groups.values()]
+def _mean(tasks: Mapping[int, float], groups: Groups) -> float:
+    parts = [[tasks[index] for index in indices if index in tasks] for indices in groups.values()]
     return float(np.mean([np.mean(part) for part in parts if part])) if any(parts) else np.nan
 
 

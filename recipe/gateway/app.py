@@ -35,6 +35,7 @@ log = structlog.get_logger()
 _CALL_SECONDS = 300  # as agent-lightning's own client
 _CLOSE_SECONDS = 5
 _SWEEP_SECONDS = 60
+_LIFETIME_SECONDS = 86_400  # a trainer that was killed leaves its rollouts behind
 
 
 def make_gateway(
@@ -118,9 +119,8 @@ def _network() -> httpx.AsyncBaseTransport:
 
 async def _sweep(services: Services, episodes: Episodes) -> None:
     """Drop forgotten rollouts from time to time, without end."""
-    lifetime = services.settings.gateway.rollout_lifetime
     while True:
-        await asyncio.sleep(min(_SWEEP_SECONDS, lifetime))
-        if dropped := episodes.drop_unchanged(lifetime):
-            log.warning(f"{dropped} rollouts dropped: no change for gateway.rollout_lifetime={lifetime} seconds")
+        await asyncio.sleep(min(_SWEEP_SECONDS, _LIFETIME_SECONDS))
+        if dropped := episodes.drop_unchanged(_LIFETIME_SECONDS):
+            log.warning(f"{dropped} rollouts dropped: nobody has changed or deleted them for a day")
             services.metrics.counts["rollouts_expired"] += dropped

@@ -21,18 +21,22 @@ from empo2.recipe.waiting import first_answer
 KEY, ADMIN_KEY = "EMPO2_KEY", "EMPO2_ADMIN_KEY"
 
 
-def keys_for(settings: Settings) -> Keys:
-    """Return the gateway's keys, random where neither settings nor environment give one.
+def given_keys() -> Keys:
+    """Return the gateway's keys that the environment gives; empty where it gives none."""
+    return Keys(os.environ.get(KEY, ""), os.environ.get(ADMIN_KEY, ""))
+
+
+def given_or_random_keys() -> Keys:
+    """Return the gateway's keys, random where the environment gives none.
 
     Raises:
         ConfigError: they are equal.
     """
-    gateway = settings.gateway
-    agent = gateway.key or os.environ.get(KEY) or secrets.token_urlsafe(24)
-    admin = gateway.admin_key or os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(24)
-    if agent == admin:
-        raise ConfigError("gateway.admin_key equals gateway.key, which agents get: give another one")
-    return Keys(agent, admin)
+    given = given_keys()
+    keys = Keys(given.agent or secrets.token_urlsafe(24), given.admin or secrets.token_urlsafe(24))
+    if keys.agent == keys.admin:
+        raise ConfigError(f"{ADMIN_KEY} equals {KEY}, which agents get: give another one")
+    return keys
 
 
 def environment_without(*names: str) -> dict[str, str]:
@@ -48,15 +52,10 @@ def environment_without(*names: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def in_memory(settings: Settings) -> Iterator[int]:
-    """Yield the descriptor of a file in RAM with all settings but the keys, which are in the processes' environments.
-
-    The file in the run's folder has no secrets.
-    """
-    values = settings.to_dict()
-    values["gateway"] |= {"key": None, "admin_key": None}
+    """Yield the descriptor of a file in RAM with all settings; the one in the run's folder has no secrets."""
     file = os.memfd_create("settings")
     try:
-        os.write(file, json.dumps(values).encode())  # JSON is YAML
+        os.write(file, json.dumps(settings.to_dict()).encode())  # JSON is YAML
         yield file
     finally:
         os.close(file)

@@ -22,8 +22,8 @@ from empo2.recipe.launcher.commands import (
     empo2_command,
     environment_without,
     gateway_command,
+    given_or_random_keys,
     in_memory,
-    keys_for,
     url_of,
     wait_for,
 )
@@ -96,7 +96,7 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
         console.print(f"tasks  {len(tasks.train)} for training, {len(tasks.val)} for validation", highlight=False)
 
         url = url_of(listener)
-        keys = keys_for(settings)
+        keys = given_or_random_keys()
         steps, done = settings.run.steps, step_of(resumed) if resumed else 0
         watch = Watch(directory)
         try:

@@ -6,7 +6,6 @@ import os
 import shutil
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -182,8 +181,7 @@ def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
 
 def write_settings(settings: Settings, directory: Path) -> None:
     """Write the settings without secrets to the folder's config.yaml."""
-    values: dict[str, Any] = redacted(settings.to_dict())  # the run folder may be shared with others
-    values["gateway"] |= {"key": None, "admin_key": None}
+    values = redacted(settings.to_dict())  # the run folder may be shared with others
     _replace(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))
 
 

@@ -20,8 +20,8 @@ from empo2.recipe.launcher.commands import (
     controller_command,
     environment_without,
     gateway_command,
+    given_or_random_keys,
     in_memory,
-    keys_for,
     url_of,
     wait_for,
 )
@@ -90,7 +90,7 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
         check_server(settings.model.server, model)
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": model})})
     write_settings(settings, directory)
-    keys = keys_for(settings)
+    keys = given_or_random_keys()
     gateway_secrets = {KEY: keys.agent, ADMIN_KEY: keys.admin}
     if settings.model.server is None:
         environment = environment_without() | _vllm_environment(settings)

@@ -70,7 +70,7 @@ def find_subject(name: str, server: str | None) -> Subject:
     return Subject(name.rstrip("/").rsplit("/", 1)[-1], model=str(model))
 
 
-def find_bank(path: Path) -> Path:
+def find_memory(path: Path) -> Path:
     """Return the memory file of a run's folder or a checkpoint, or the file itself.
 
     Raises:
@@ -78,7 +78,7 @@ def find_bank(path: Path) -> Path:
     """
     file = path / MEMORY_FILE if path.is_dir() else path
     if not file.is_file():
-        raise ConfigError(f"--bank {path}: there is no memory; give a run's folder, a checkpoint or a memory file")
+        raise ConfigError(f"--memory-from {path}: no memory; give a run's folder, a checkpoint or a memory file")
     return file
 
 

@@ -62,9 +62,7 @@ class GatewayClient:
 
         response = first_answer(lambda: self._http.get(STATE, timeout=30), alive)
         if response.status_code in (401, 403):
-            raise Empo2Error(
-                f"the gateway at {self._url} refuses the key; give both sides the same --admin-key or EMPO2_ADMIN_KEY"
-            )
+            raise Empo2Error(f"the gateway at {self._url} refuses the key; give both sides the same EMPO2_ADMIN_KEY")
         if response.status_code != 200:
             raise Empo2Error(f"{self._url} is not an EMPO² gateway; start `empo2 gateway` in the place of agl-server")
         state = GatewayState.model_validate(response.json())

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from empo2.recipe.config import DEFAULTS, Settings, lay_over, load_settings
+from empo2.recipe.config import DEFAULTS, Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.trainer.verl_config import build_verl_config, read_settings
 
@@ -90,11 +90,9 @@ def test_numbers_must_be_finite(argument: str) -> None:
     ("argument", "nearest"),
     [
         ("algorithm.learning_rte=1", "algorithm.learning_rate"),
-        ("algorithm.memory_probabilty=1", "algorithm.memory_probability"),
         ("learning_rate=1", "algorithm.learning_rate"),
         ("memory.mask_threshold=0.1", "algorithm.mask_threshold"),
         ("algoritm.seed=1", "algorithm"),
-        ("modle.path=x", "model"),
     ],
 )
 def test_unknown_key_suggests_the_nearest(argument: str, nearest: str) -> None:
@@ -110,26 +108,18 @@ def test_unknown_key_like_no_other() -> None:
 @pytest.mark.parametrize(
     ("argument", "parts"),
     [
-        ("algorithm.seed=x", ["algorithm.seed='x'", "integer"]),
         ("algorithm.seed=1.5", ["algorithm.seed=1.5", "integer"]),
-        ("algorithm.tasks_per_step=0", ["algorithm.tasks_per_step=0", "greater than 0"]),
-        ("algorithm.rollouts_per_task=1", ["algorithm.rollouts_per_task=1", "greater than or equal to 2"]),
-        ("algorithm.memory_probability=1.2", ["algorithm.memory_probability=1.2", "less than or equal to 1"]),
-        ("algorithm.clip_dual=1", ["algorithm.clip_dual=1", "greater than 1"]),
+        ("algorithm.intrinsic_coefficient=1.0", ["algorithm.intrinsic_coefficient=1.0", "less than or equal to 0.5"]),
         ("algorithm.mode_per=rollout", ["algorithm.mode_per='rollout'", "'step' or 'group'"]),
-        ("algorithm.name=ppo", ["algorithm.name='ppo'", "'empo2' or 'grpo'"]),
         ("run.validate_first=1", ["run.validate_first=1", "boolean"]),
-        ("run.name=a/b", ["run.name='a/b'", "pattern"]),
         ("model.path=3", ["model.path=3", "string"]),
         ("agent.class=no-colon", ["agent.class='no-colon'", "pattern"]),
         ("memory.scope=task", ["memory.scope='task': must be all-tasks, or a list", "[task, variation]"]),
         ("memory.scope=[1]", ["memory.scope=[1]: must be all-tasks, or a list"]),
-        ("gateway.port=70000", ["gateway.port=70000", "65535"]),
-        ("hardware.device=tpu", ["hardware.device='tpu'", "'gpu' or 'cpu'"]),
-        ("agent.env.X=1", ["agent.env.X=1", "string"]),
+        ("memory.state=regex:(", ["memory.state='regex:('", "not a regular expression"]),
+        ("tasks.source=x", ["tasks.source='x'", "hub:NAME"]),
         ("algorithm=1", ["algorithm=1", "is a section", "algorithm.name"]),
         ("agent=", ["agent=None", "is a section", "agent.class"]),
-        ("agent.env=1", ["agent.env=1", "dictionary"]),
         ("algorithm.seed", ["'algorithm.seed'", "key=value"]),
         ("=1", ["'=1'", "key=value"]),
         ("run.name=[", ["run.name=[", "not YAML"]),
@@ -211,8 +201,6 @@ def test_another_task_source_does_not_inherit_arguments() -> None:
         (["hardware.tensor_parallel=3"], "hardware.tensor_parallel=3"),
         (["algorithm.updates_per_step=17"], "algorithm.updates_per_step=17"),
         (["algorithm.success_return=0"], "algorithm.success_return=0: must exceed failure_return=0"),
-        (["algorithm.return_tolerance=0.5"], "algorithm.return_tolerance=0.5: is a share of the returns' range"),
-        (["algorithm.intrinsic_coefficient=1.0"], "algorithm.intrinsic_coefficient=1: is a share"),
         (
             ["algorithm.tasks_per_step=3", "algorithm.updates_per_step=1", "algorithm.rollouts_per_task=3"],
             "tasks_per_step=3",
@@ -299,40 +287,18 @@ def test_hydras_prefix_in_omegaconfs_list() -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_translation(profile: str) -> None:
     settings, config = load_settings(profile), composed(profile)
-    algorithm, model, hardware = settings.algorithm, settings.model, settings.hardware
+    algorithm, model = settings.algorithm, settings.model
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    assert actor.optim.lr == algorithm.learning_rate
     assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.3, 10.0)
-    assert read_settings(config) == settings
-    assert actor.ppo_epochs == 1
-    assert actor.use_kl_loss is False
-    assert actor.entropy_coeff == 0
-    assert actor.policy_loss.loss_mode == "per_rollout_mean"
-    assert rollout.n == algorithm.rollouts_per_task
-    assert rollout.temperature == 1.0
-    assert rollout.val_kwargs.temperature == 0.4
-    assert rollout.val_kwargs.do_sample is True
-    assert rollout.tensor_model_parallel_size == hardware.tensor_parallel
-    assert rollout.max_model_len == model.max_context_tokens
-    assert rollout.calculate_log_probs is True
-    assert config.algorithm.adv_estimator == "grpo"
-    assert config.algorithm.norm_adv_by_std_in_grpo is True
-    assert config.algorithm.enable_rollout_level_advantage is True
-    assert config.algorithm.rollout_correction is None
+    assert (actor.use_kl_loss, actor.entropy_coeff, actor.policy_loss.loss_mode) == (False, 0, "per_rollout_mean")
+    assert (rollout.temperature, rollout.val_kwargs.temperature, rollout.val_kwargs.do_sample) == (1.0, 0.4, True)
+    assert (rollout.n, rollout.max_model_len) == (algorithm.rollouts_per_task, model.max_context_tokens)
     assert config.agentlightning.trace_aggregator == {
         "level": "trajectory",
         "trajectory_max_prompt_length": model.max_prompt_tokens,
         "trajectory_max_response_length": model.max_episode_tokens,
     }
-    assert config.agentlightning.agl_base_url == "http://127.0.0.1:1"
-    assert config.agentlightning.agl_key == "secret"
-    assert config.agentlightning.local.agent_class == settings.agent.class_
-    assert config.agentlightning.local.env_map == settings.agent.env
-    assert config.data.train_batch_size == algorithm.tasks_per_step
-    assert config.trainer.n_gpus_per_node == hardware.gpus_per_node
-    assert config.trainer.total_training_steps == settings.run.steps
-    assert config.trainer.experiment_name == "demo"
-    assert config.actor_rollout_ref.model.path == "/models/m"
+    assert read_settings(config) == settings
     # A run can be made again from what verl was given.
     given: Any = OmegaConf.to_container(config.empo2)
     assert given.pop("run_directory") == "/runs/demo"
@@ -394,8 +360,3 @@ def test_unknown_option_of_verl(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^verl\.{key}=1: ") as caught:
         composed("cpu", f"verl.{key}=1")
     assert "\n" not in str(caught.value)
-
-
-def test_layers_of_nested_settings() -> None:
-    assert lay_over({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}, "d": 4}) == {"a": {"b": 1, "c": 3}, "d": 4}
-    assert lay_over({"a": {"b": 1}}, {"a": 2}) == {"a": 2}

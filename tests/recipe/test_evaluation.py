@@ -15,26 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from empo2.recipe.cli.eval import read_request
+from empo2.recipe.cli.panel_options import Evaluated, PanelOptions
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.evaluation import panels
-from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN, Adaptation, Plan, bank_of, remaining
+from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN, Adaptation, Plan, memory_of, remaining
 from empo2.recipe.evaluation.adaptation_report import forgetting_line, read_adaptation
 from empo2.recipe.evaluation.episode_results import Planned, Result, Results, read_results
-from empo2.recipe.evaluation.evaluation_report import compare, read_evaluations
+from empo2.recipe.evaluation.evaluation_report import read_evaluations, show_evaluations
 from empo2.recipe.evaluation.panels import Panel, load_panel, make
 from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, planned_episodes, result_of
 from empo2.recipe.evaluation.statistics import Interval, area, bootstrap, cumulative_success, forgetting, over_seeds
-from empo2.recipe.evaluation.summary import (
-    OVERALL,
-    differences,
-    failures_line,
-    interval_text,
-    show_table,
-    summarize,
-    table_of,
-)
+from empo2.recipe.evaluation.summary import OVERALL, differences, failures_line, summarize
+from empo2.recipe.evaluation.tables import interval_text, show_table, table_of
 from empo2.recipe.evaluation.trial_curves import curves, figures
 from empo2.recipe.launcher.serving import serving
 
@@ -267,9 +260,8 @@ def test_a_file_that_is_no_panel(tmp_path: Path) -> None:
         load_panel(str(tmp_path / "x.json"))
 
 
-def request(model: str, panel: Path | str, **options: Any) -> Any:
-    given: dict[str, Any] = {name: None for name in ("config", "server", "bank", "rows", "limit", "only")}
-    return read_request(model, str(panel), None, **{**given, "profile": "cpu", "remembers": False, **options})
+def request(model: str, panel: Path | str, **options: Any) -> Evaluated:
+    return PanelOptions(model=model, panel=str(panel), profile="cpu", **options).read("eval", remembers=False)
 
 
 def test_a_panel_of_unknown_tasks_is_refused(tmp_path: Path) -> None:
@@ -295,8 +287,8 @@ def test_missing_models_and_checkpoints_are_refused(tmp_path: Path) -> None:
     (run / "config.yaml").write_text("run: {}\n")
     with pytest.raises(ConfigError, match=r"run: the run has no checkpoint; run\.save_every makes them"):
         request(str(run), "scienceworld-paper")
-    with pytest.raises(ConfigError, match=r"--bank .*nothing: there is no memory"):
-        request("any", "scienceworld-paper", server="http://127.0.0.1:9/v1", bank=tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"--memory-from .*nothing: no memory"):
+        request("any", "scienceworld-paper", server="http://127.0.0.1:9/v1", memory_from=tmp_path / "nothing")
 
 
 # Results
@@ -446,7 +438,7 @@ def test_trials_write_and_read_and_each_seed_begins_with_the_same_bank(tmp_path:
     assert found[TASKS]["raw"].tolist() == [[0, 9, 13, 17]] * 2
     assert found[UNSEEN]["raw"].tolist() == [[0, 9, 13, 17]] * 2
     assert found[TASKS]["cumulative success %"].tolist() == [[0, 0, 0, 100]] * 2
-    assert bank_of(tmp_path / "out", 1)[0] == 3
+    assert memory_of(tmp_path / "out", 1)[0] == 3
 
 
 @pytest.mark.parametrize("stop", [1, 3, 5, 8, 13, 21, 22, 39])
@@ -510,7 +502,7 @@ def test_no_figure_of_a_wide_table_is_cut(capsys: pytest.CaptureFixture[str]) ->
     from rich.console import Console
 
     interval = Interval(-12.34, -56.78, 91.23)
-    table = table_of(["task", *map(str, range(12))])
+    table = table_of("task", *map(str, range(12)), text=["task"])
     table.add_row("the-longest-name-of-a-task", *[interval_text(interval)] * 12)
     show_table(table, Console(width=40))
     lines = capsys.readouterr().out.splitlines()
@@ -531,7 +523,7 @@ def test_only_equal_panels_are_compared(tmp_path: Path) -> None:
 
     folders = [evaluated(tmp_path / "one", "r", 1, 2), evaluated(tmp_path / "two", "s", 1, 2)]
     with pytest.raises(Empo2Error, match=r"two: was played on other tasks than one"):
-        compare(folders, Console())
+        show_evaluations(folders, Console())
 
 
 # Settings of the loop
@@ -684,8 +676,19 @@ def test_adaptation_writes_tips_and_reads_them(tmp_path: Path) -> None:
         done = empo2(tmp_path, *command, "--profile", "cpu", "memory.min_similarity=-1")
         assert done.returncode == 0, done.stdout + done.stderr
         # The bank that came out, read by an evaluation with memory and without.
-        bank = str(bank_of(out, 0)[1])
-        command = ["eval", MODEL, "--server", model.url, "--panel", str(panel), "--memory", "both", "--bank", bank]
+        bank = str(memory_of(out, 0)[1])
+        command = [
+            "eval",
+            MODEL,
+            "--server",
+            model.url,
+            "--panel",
+            str(panel),
+            "--memory",
+            "both",
+            "--memory-from",
+            bank,
+        ]
         both = empo2(tmp_path, *command, "--samples", "1", "--profile", "cpu", "memory.min_similarity=-1")
         assert both.returncode == 0, both.stdout + both.stderr
     found = read_adaptation(out).panels
@@ -725,8 +728,9 @@ def test_agents_get_neither_the_admin_key_nor_the_servers(tmp_path: Path, monkey
     monkeypatch.setattr(f"{room}.controller_command", lambda *_: [sys.executable, "-c", controller])
     monkeypatch.setattr(f"{room}.check_server", lambda *_: None)
     monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-server")
+    monkeypatch.setenv("EMPO2_KEY", "key-of-agents")
     monkeypatch.setenv("EMPO2_ADMIN_KEY", "key-of-the-operator")
-    overrides = ["model.server=http://127.0.0.1:9/v1", "gateway.key=key-of-agents", "gateway.port=0"]
+    overrides = ["model.server=http://127.0.0.1:9/v1", "gateway.port=0"]
     with serving(load_settings("cpu", overrides), tmp_path, "m") as served:
         deadline = time.monotonic() + 60
         while not files["controller"].exists() or not files["controller"].read_text().endswith("}"):

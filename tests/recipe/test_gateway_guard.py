@@ -20,8 +20,9 @@ import structlog
 
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.cli import main
-from empo2.recipe.gateway import routes
+from empo2.recipe.gateway import app, routes
 from empo2.recipe.gateway.logs import configure_logs
+from empo2.recipe.gateway.tips import search
 
 from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, running_gateway, turns
 from .model_server import MODEL, ModelServer
@@ -295,9 +296,10 @@ def held(file: Path) -> Iterator[None]:
         db.execute("ROLLBACK")
 
 
-async def test_a_file_that_another_process_holds_delays_no_call(tmp_path: Path):
+async def test_a_file_that_another_process_holds_delays_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its writes wait 5 seconds each; the calls behind them are sent without tips, and a drain is answered in time."""
-    async with running_gateway(tmp_path, "memory.search_deadline=200") as gateway:
+    monkeypatch.setattr(search, "_SEARCH_SECONDS", 0.2)
+    async with running_gateway(tmp_path) as gateway:
         await gateway.store_tips(ROOMS, "tip")
         first = await gateway.create("memory")
         await gateway.play(first, ROOMS[:1])
@@ -351,10 +353,12 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_gateway_with_a_stuck_memory_and_a_silent_model_server_ends(tmp_path: Path, number: signal.Signals):
     model = ModelServer(fault=lambda path, body: "hang")
-    keys = ["--key", AGENT_KEY, "--admin-key", KEY]
-    command = [sys.executable, "-c", _STUCK, "gateway", "--profile", "cpu", *keys, "memory.embedding_deadline=100"]
+    keys = {"EMPO2_KEY": AGENT_KEY, "EMPO2_ADMIN_KEY": KEY}
+    command = [sys.executable, "-c", _STUCK, "gateway", "--profile", "cpu", "memory.embedding_deadline=100"]
     with model.serve(), (tmp_path / "log").open("w+") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env={**os.environ, **keys}, stdout=subprocess.PIPE, stderr=log, text=True
+        )
         assert process.stdout
         with process.stdout:
             url = process.stdout.readline().split()[2].rstrip(",")
@@ -432,8 +436,9 @@ async def rewards(gateway: GatewayUnderTest, rollout: str) -> list[Any]:
 # What nobody deletes
 
 
-async def test_rollouts_that_nobody_deletes_are_dropped_and_counted(tmp_path: Path):
-    async with running_gateway(tmp_path, "gateway.rollout_lifetime=2") as gateway:
+async def test_rollouts_that_nobody_deletes_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(app, "_LIFETIME_SECONDS", 2)
+    async with running_gateway(tmp_path) as gateway:
         old = [await gateway.create("memory"), await gateway.create(None)]
         await gateway.play(old[0], ROOMS[:1])
         played = await gateway.create("memory")

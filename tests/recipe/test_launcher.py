@@ -197,12 +197,12 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
     monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for", lambda *_: None)
     monkeypatch.setenv("EMPO2_TEST_MARK", mark)
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+    monkeypatch.setenv("EMPO2_KEY", "key-of-the-gateway")
     settings = load_settings(
         "cpu",
         [
             f"run.directory={tmp_path / 'runs'}",
             "run.name=a",
-            "gateway.key=key-of-the-gateway",
             "agent.class=stack_agent:GuessingAgent",
             "agent.env={OPENAI_API_KEY: sk-secret-1, LINE: play --key sk-secret-1 --hf hf_of_the_environment}",
             f"tasks.source={QUESTIONS}",
@@ -215,7 +215,6 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
     for name in ("trainer", "gateway"):
         given = json.loads((tmp_path / name).read_text())
         assert given["agent"]["env"] == settings.agent.env and given["verl"] == settings.verl
-        assert given["gateway"]["key"] is None  # it is in the environment of those who need it
     written = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file())
     for secret in ("key-of-the-gateway", "sk-secret-1", "hf_of_the_environment", "me:password"):
         assert secret not in written + output.getvalue(), secret

@@ -55,8 +55,8 @@ def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_setting_is_named_without_its_secret() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_settings(None, ["gateway.key=[my-secret]", "agent.env={API_KEY: 12345678}"])
-    assert "gateway.key=" in str(caught.value) and "agent.env.API_KEY=" in str(caught.value)
+        load_settings(None, ["agent.API_KEY=[my-secret]", "agent.env={API_KEY: 12345678}"])
+    assert "agent.API_KEY=" in str(caught.value) and "agent.env.API_KEY=" in str(caught.value)
     assert "my-secret" not in str(caught.value) and "12345678" not in str(caught.value)
     settings = load_settings(None, ["verl.trainer.api_key=my-secret"])
     with pytest.raises(ConfigError, match=r"verl.trainer.api_key='\(secret") as caught:

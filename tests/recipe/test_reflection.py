@@ -34,8 +34,8 @@ def assistant(content: Any, **more: Any) -> Message:
     return {"role": "assistant", "content": content, **more}
 
 
-def asked(chats: list[list[Message]], replies: list[Message], settings: Reflection = CHAT) -> list[list[Message]]:
-    return list(reflection_chats(settings, chats, replies, ASK))
+def asked(chats: list[list[Message]], replies: list[Message]) -> list[list[Message]]:
+    return list(reflection_chats(chats, replies, ASK))
 
 
 def test_the_question_of_the_default_prompt():
@@ -93,25 +93,13 @@ def test_other_agents_are_asked_with_a_transcript(chats: list[list[Message]]):
         assert message["content"].endswith(ASK["content"])
 
 
-@pytest.mark.parametrize(("characters", "quarter"), [(12_000, 3_000), (1_001, 250), (3, 1)])
-def test_a_transcript_is_cut_to_its_end(characters: int, quarter: int):
-    """And then to a quarter of that, never to nothing: text[-0:] would be all of it."""
+def test_a_transcript_is_cut_to_its_end():
     chats = [[user(f"room {number} " + "x" * 400)] for number in range(100)]
     replies = [assistant(f"go {number}") for number in range(100)]
     whole = "\n".join(f"Observation: {chats[number][0]['content']}\nAction: go {number}" for number in range(100))
-    assert asked(chats, replies, reflection(f"transcript_characters={characters}")) == [
-        [user(f"An episode:\n\n...\n{whole[-limit:]}\n\n{ASK['content']}")] for limit in (characters, quarter)
+    assert asked(chats, replies) == [
+        [user(f"An episode:\n\n...\n{whole[-limit:]}\n\n{ASK['content']}")] for limit in (12_000, 3_000)
     ]
-
-
-def test_the_transcript_can_be_all_that_the_model_sees():
-    """Its fallbacks are those of the chat, which is left out."""
-    chats = [[SYSTEM, user("a room")], [SYSTEM, user("a room"), assistant("look"), user("a lamp")]]
-    replies = [assistant("look"), assistant("take")]
-    chat, *transcripts = asked(chats, replies)
-    assert chat == [*chats[1], assistant("take"), ASK]
-    assert asked(chats, replies, reflection("sees=transcript")) == transcripts
-    assert len(transcripts) == 2
 
 
 def test_a_reply_goes_back_without_what_the_server_added():

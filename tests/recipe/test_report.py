@@ -9,7 +9,7 @@ from rich.console import Console
 
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.run_lines import lines_of
-from empo2.recipe.evaluation.run_report import print_table, show_lines
+from empo2.recipe.evaluation.run_report import show_lines, show_runs
 from empo2.recipe.launcher.progress import step_summary
 from empo2.recipe.run_folder import read_metrics, step_mode
 
@@ -42,7 +42,7 @@ def make_run(folder: Path, rows: list[dict], ending: str = "") -> Path:
 
 def table(run: Path) -> list[list[str]]:
     output = io.StringIO()
-    print_table(run, Console(width=80, file=output))
+    show_runs([run], run, Console(width=80, file=output))
     lines = output.getvalue().splitlines()
     rule = next(index for index, line in enumerate(lines) if "──" in line)
     return [line.split() for line in lines[rule + 1 :] if line.strip()]
@@ -95,22 +95,21 @@ def test_a_value_that_was_not_finite_is_absent(tmp_path):
     assert "actor/entropy" not in row
 
 
-def shown(folder: Path, *runs: Path) -> str:
-    output = io.StringIO()
-    show_lines(lines_of(runs), folder, Console(width=80, file=output))
-    return output.getvalue()
+def shown(capsys: pytest.CaptureFixture[str], folder: Path, *runs: Path) -> str:
+    show_lines(lines_of(runs), folder, Console(width=80))
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("rows", [ROWS, [VALIDATION], [{"step": 0, "val/n_rollouts": 0}]])
-def test_curves_of_one_run(tmp_path, rows):
+def test_curves_of_one_run(tmp_path, capsys, rows):
     run = make_run(tmp_path / "demo", rows)
-    assert shown(run, run) == f"curves  {run / 'curves.png'}\nreport  {run / 'report.html'}\n"
+    assert shown(capsys, run, run) == f"curves  {run / 'curves.png'}\nreport  {run / 'report.html'}\n"
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_several_runs_are_compared_in_one_picture_and_one_table(tmp_path):
+def test_several_runs_are_compared_in_one_picture_and_one_table(tmp_path, capsys):
     runs = [make_run(tmp_path / "empo2", ROWS), make_run(tmp_path / "grpo$_", [{"step": 0, "val/success_rate": 0.5}])]
-    lines = shown(tmp_path, *runs).splitlines()
+    lines = shown(capsys, tmp_path, *runs).splitlines()
     assert [line.split() for line in lines if line.startswith(("empo2", "grpo"))] == [
         ["empo2", "1", "3", "0.00"],
         ["grpo$_", "1", "0", "50.0"],

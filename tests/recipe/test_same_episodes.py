@@ -14,7 +14,7 @@ import httpx
 import pytest
 from agentlightning.schemas import RolloutCreate
 
-from empo2.recipe.cli.eval import read_request
+from empo2.recipe.cli.panel_options import PanelOptions
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.evaluation.episode_results import Result
 from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, Player, planned_episodes
@@ -117,9 +117,7 @@ def evaluate(run: Path, url: str) -> tuple[list[str], dict[tuple[int, bool], flo
     """The same of an evaluation of the run's checkpoint, with memory and without."""
     content = {"description": "", "group": [], "config": {}, "common": {}, "rows": TASKS}
     (run / "panel.json").write_text(json.dumps(content))
-    names = ("profile", "config", "server", "bank", "rows", "limit", "only")
-    given: dict[str, Any] = dict.fromkeys(names)
-    request = read_request(str(run), str(run / "panel.json"), None, **given, remembers=True)
+    evaluated = PanelOptions(model=str(run), panel=str(run / "panel.json")).read("eval", remembers=True)
     asked: list[dict[str, Any]] = []
 
     def note(sent: httpx.Request) -> None:
@@ -128,8 +126,8 @@ def evaluate(run: Path, url: str) -> tuple[list[str], dict[tuple[int, bool], flo
 
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=url, headers=headers, timeout=60, event_hooks={"request": [note]}) as client:
-        planned = planned_episodes(request.panel, [MEMORY_OFF, MEMORY_ON], samples=1)
-        found: list[Result] = list(Player(client, request.settings, lambda: None).play(planned))
+        planned = planned_episodes(evaluated.panel, [MEMORY_OFF, MEMORY_ON], samples=1)
+        found: list[Result] = list(Player(client, evaluated.settings, lambda: None).play(planned))
     return created(asked), {(TASKS[each.index]["door"], each.part == MEMORY_ON): each.return_ for each in found}
 
 

@@ -131,7 +131,7 @@ async def test_nothing_grows(serving: GatewayUnderTest, monkeypatch: pytest.Monk
             for body in turns(text, "next"):
                 await client.chat.completions.create(model="mine", **body)
         assert _events[direct_calls.SERVED] == {}
-        _rollouts.pop(direct_calls.SERVED)  # as after gateway.rollout_lifetime
+        _rollouts.pop(direct_calls.SERVED)  # as after a day without a change
         first = await client.responses.create(model="mine", input="a dark room with a lamp")
         second = await client.responses.create(model="mine", input="it is lit", previous_response_id=first.id)
         with pytest.raises(openai.BadRequestError, match="no response"):
@@ -153,8 +153,8 @@ def test_the_chat_used_longest_ago_is_dropped(monkeypatch: pytest.MonkeyPatch) -
 # The command
 
 
-def bank(folder: Path, *scopes: str) -> Path:
-    file = folder / "bank.sqlite"
+def memory_file(folder: Path, *scopes: str) -> Path:
+    file = folder / "tips.sqlite"
     with closing(MemoryStore(file, embedder="all-MiniLM-L6-v2", dimension=384)) as store:
         for number, scope in enumerate(scopes):
             key = np.eye(384, dtype=np.float32)[number]
@@ -164,14 +164,15 @@ def bank(folder: Path, *scopes: str) -> Path:
 
 
 def test_what_cannot_be_served(tmp_path: Path) -> None:
-    several = bank(tmp_path, '{"task": "boil"}', '{"task": "melt"}')
+    several = str(memory_file(tmp_path, '{"task": "boil"}', '{"task": "melt"}'))
+    tips = ["--memory", "--memory-from", several]
     url = ["--server", "http://127.0.0.1:9/v1"]
     for arguments, problem in (
-        (["--memory"], "m has no memory; give one by --bank"),
-        (["--bank", str(several)], "choose the tips that --memory shows"),
-        (["--memory", "--bank", str(several)], "tips in 2 scopes, such as task=boil, task=melt; give one by --scope"),
-        (["--memory", "--bank", str(several), "--scope", "task=freeze"], "--scope task=freeze: there is no such scope"),
-        (["--memory", "--bank", str(several), "--scope", "task=boil"], "no server answers"),
+        (["--memory"], "m has no memory; give one by --memory-from"),
+        (["--memory-from", several], "choose the tips that --memory shows"),
+        (tips, "tips in 2 scopes, such as task=boil, task=melt; give one by --scope"),
+        ([*tips, "--scope", "task=freeze"], "--scope task=freeze: there is no such scope"),
+        ([*tips, "--scope", "task=boil"], "no server answers"),
     ):
         code, message = run(["serve", "m", *url, "--profile", "cpu", *arguments])
         assert code == 2 and problem in message, message
@@ -187,7 +188,7 @@ def test_the_command_serves_until_ctrl_c(tmp_path: Path, mark: str) -> None:  # 
     model = ModelServer(reply=lambda body: "yes")
     with model.serve(), (tmp_path / "out").open("w") as out:
         words = [sys.executable, "-m", "empo2.recipe.cli", "serve", MODEL, "--server", model.url, "--profile", "cpu"]
-        words += ["--memory", "--bank", str(bank(tmp_path, "{}")), "memory.min_similarity=-1"]
+        words += ["--memory", "--memory-from", str(memory_file(tmp_path, "{}")), "memory.min_similarity=-1"]
         environment = {name: value for name, value in os.environ.items() if name != "EMPO2_KEY"}
         process = subprocess.Popen(
             words, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT, env=environment | {"EMPO2_TEST_MARK": mark}

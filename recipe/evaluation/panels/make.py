@@ -41,131 +41,95 @@ _HELD_OUT = (
 _ALL = 10**6  # variations of a split
 _WEBSHOP_TEST = 500  # goals 0 to 499, in the original's split and in verl-agent's
 
-
-def scienceworld_paper() -> dict[str, Any]:
-    _, test = _scienceworld("paper")
-    return _panel("EMPO2's 18 tasks, the first 20 test variations of each (or all).", ["task"], _science(), test)
+type Content = dict[str, Any]
 
 
-def scienceworld_paper_seen() -> dict[str, Any]:
-    train, _ = _scienceworld("paper")
-    return _panel("EMPO2's 18 tasks, the first 5 train variations, which it trains on.", ["task"], _science(), train)
+def _scienceworld(description: str, tasks: str | Sequence[str], part: int, **options: int) -> Content:
+    from empo2.agents.scienceworld.tasks import ENV_MAP, TASKS, load
+
+    names = [task for task in TASKS if task != _NOT_IN_RLVMR] if tasks == "rlvmr" else tasks
+    rows = load(names, actions="paper", **options)[part]
+    return _panel(description, ["task"], _world(_SCIENCEWORLD, ENV_MAP, ["task", "variation"], -100.0), rows)
 
 
-def scienceworld_l0() -> dict[str, Any]:
-    train, _ = _scienceworld(_rlvmr_tasks(), train_variations=20)
-    return _panel(
-        "RLVMR's level 0, seen tasks and variations: the first 20 train variations [ours] of its 29 tasks.",
-        ["task"],
-        _science(),
-        train,
-    )
+def _webshop(description: str, split: Any, catalogue: str) -> Content:
+    from empo2.agents.webshop.tasks import Episode, load
+
+    env = Episode.env_map() | {"WEBSHOP_MAX_TOKENS": "512"}  # per reply [paper]
+    _, test = load(split=split, train_goals=1, test_goals=_WEBSHOP_TEST)
+    rows = [row | {"catalogue": catalogue} for row in test]
+    return _panel(description, [], _world(_WEBSHOP, env, ["catalogue"], 0.0), rows)
 
 
-def scienceworld_l1() -> dict[str, Any]:
-    _, test = _scienceworld(_rlvmr_tasks(), test_variations=_ALL)
-    return _panel("RLVMR's level 1, unseen variations: the test split of its 29 tasks.", ["task"], _science(), test)
-
-
-def scienceworld_l2() -> dict[str, Any]:
-    _, test = _scienceworld(_HELD_OUT, test_variations=20)
-    return _panel(
-        "As RLVMR's level 2, unseen tasks: the first 20 test variations of eleven held-out tasks, which must not be "
-        "trained on [ours: RLVMR's list is not printed].",
-        ["task"],
-        _science(),
-        test,
-    )
-
-
-def webshop_500() -> dict[str, Any]:
-    rows = _webshop("original", "webshop")
-    return _panel("WebShop's test goals 0 to 499, of the full catalogue.", [], _shop(), rows)
-
-
-def webshop_verl_agent() -> dict[str, Any]:
-    rows = _webshop("verl-agent", "webshop-small")
-    return _panel("verl-agent's validation goals 0 to 499, of the original's 1,000 products.", [], _shop(), rows)
-
-
-def textworld_express() -> dict[str, Any]:
+def _textworld_express() -> Content:
     from empo2.agents.textworld_express.tasks import GAMES, Episode, load
 
     _, test = load(list(GAMES), test_seeds=20)
     return _panel(
         "TextWorld-Express: the first 20 seeds of the test fold of four games, with their default parameters.",
         ["game"],
-        _world(_TEXTWORLD, Episode.env_map(), ["game", "seed"], failure_return=-100.0),
+        _world(_TEXTWORLD, Episode.env_map(), ["game", "seed"], -100.0),
         test,
     )
 
 
-def houses(game: str, folder: str, level: str, part: str) -> dict[str, Any]:
+def _houses(game: str, folder: str, level: str, part: int) -> Content:
     tasks = import_module(f"empo2.agents.{folder}.tasks")
-    train, unseen = tasks.load(level)
     settings = read_layer(Path(tasks.__file__ or "").with_name("train.yaml"))
     config = {section: settings[section] for section in ("algorithm", "agent", "memory", "reflection")}
     config["algorithm"] = {**settings["algorithm"], **_returns(failure=0.0)}
-    rows = {"unseen": unseen, "train": train}[part]
-    which = {"unseen": "16 houses that are never trained on", "train": "16 houses that are trained on"}[part]
-    return _panel(f"{game}, level {level}: the {which}.", [], config, rows)
+    which = ("16 houses that are trained on", "16 houses that are never trained on")[part]
+    return _panel(f"{game}, level {level}: the {which}.", [], config, tasks.load(level)[part])
 
 
-_coin = partial(houses, "CoinCollector", "coin_collector")
-_mapreader = partial(houses, "MapReader", "map_reader")
+_TRAIN, _TEST = 0, 1  # what `load` returns
 
-PANELS: dict[str, Callable[[], dict[str, Any]]] = {
-    "scienceworld-paper": scienceworld_paper,
-    "scienceworld-paper-seen": scienceworld_paper_seen,
-    "scienceworld-l0": scienceworld_l0,
-    "scienceworld-l1": scienceworld_l1,
-    "scienceworld-l2": scienceworld_l2,
-    "webshop-500": webshop_500,
-    "webshop-verl-agent": webshop_verl_agent,
-    "textworld-express": textworld_express,
-    "coin-medium": partial(_coin, "medium", "unseen"),
-    "coin-medium-seen": partial(_coin, "medium", "train"),
-    "coin-hard": partial(_coin, "hard", "unseen"),
-    "coin-hard-seen": partial(_coin, "hard", "train"),
-    "mapreader-easy": partial(_mapreader, "easy", "unseen"),
-    "mapreader-easy-seen": partial(_mapreader, "easy", "train"),
-    "mapreader-medium": partial(_mapreader, "medium", "unseen"),
-    "mapreader-medium-seen": partial(_mapreader, "medium", "train"),
-    "mapreader-hard": partial(_mapreader, "hard", "unseen"),
-    "mapreader-hard-seen": partial(_mapreader, "hard", "train"),
+PANELS: dict[str, Callable[[], Content]] = {
+    "scienceworld-paper": partial(
+        _scienceworld, "EMPO2's 18 tasks, the first 20 test variations of each (or all).", "paper", _TEST
+    ),
+    "scienceworld-paper-seen": partial(
+        _scienceworld, "EMPO2's 18 tasks, the first 5 train variations, which it trains on.", "paper", _TRAIN
+    ),
+    "scienceworld-l0": partial(
+        _scienceworld,
+        "RLVMR's level 0, seen tasks and variations: the first 20 train variations [ours] of its 29 tasks.",
+        "rlvmr",
+        _TRAIN,
+        train_variations=20,
+    ),
+    "scienceworld-l1": partial(
+        _scienceworld,
+        "RLVMR's level 1, unseen variations: the test split of its 29 tasks.",
+        "rlvmr",
+        _TEST,
+        test_variations=_ALL,
+    ),
+    "scienceworld-l2": partial(
+        _scienceworld,
+        "As RLVMR's level 2, unseen tasks: the first 20 test variations of eleven held-out tasks, which must not be "
+        "trained on [ours: RLVMR's list is not printed].",
+        _HELD_OUT,
+        _TEST,
+        test_variations=20,
+    ),
+    "webshop-500": partial(_webshop, "WebShop's test goals 0 to 499, of the full catalogue.", "original", "webshop"),
+    "webshop-verl-agent": partial(
+        _webshop,
+        "verl-agent's validation goals 0 to 499, of the original's 1,000 products.",
+        "verl-agent",
+        "webshop-small",
+    ),
+    "textworld-express": _textworld_express,
+} | {
+    f"{name}-{level}{suffix}": partial(_houses, game, folder, level, part)
+    for name, game, folder, levels in (
+        ("coin", "CoinCollector", "coin_collector", ("medium", "hard")),
+        ("mapreader", "MapReader", "map_reader", ("easy", "medium", "hard")),
+    )
+    for level in levels
+    for suffix, part in (("", _TEST), ("-seen", _TRAIN))
 }
-
-
-def _scienceworld(names: str | Sequence[str], **options: Any) -> tuple[list[Row], list[Row]]:
-    from empo2.agents.scienceworld.tasks import load
-
-    return load(names, actions="paper", **options)
-
-
-def _science() -> dict[str, Any]:
-    from empo2.agents.scienceworld.tasks import ENV_MAP
-
-    return _world(_SCIENCEWORLD, ENV_MAP, ["task", "variation"], failure_return=-100.0)
-
-
-def _rlvmr_tasks() -> list[str]:
-    from empo2.agents.scienceworld.tasks import TASKS
-
-    return [task for task in TASKS if task != _NOT_IN_RLVMR]
-
-
-def _webshop(split: Any, catalogue: str) -> list[Row]:
-    from empo2.agents.webshop.tasks import load
-
-    _, test = load(split=split, train_goals=1, test_goals=_WEBSHOP_TEST)
-    return [row | {"catalogue": catalogue} for row in test]
-
-
-def _shop() -> dict[str, Any]:
-    from empo2.agents.webshop.tasks import Episode
-
-    env = Episode.env_map() | {"WEBSHOP_MAX_TOKENS": "512"}  # per reply [paper]
-    return _world(_WEBSHOP, env, ["catalogue"], failure_return=0.0)
 
 
 def _world(agent: str, env: dict[str, str], scope: list[str], failure_return: float) -> dict[str, Any]:
@@ -181,14 +145,14 @@ def _returns(failure: float) -> dict[str, float]:
     return {"success_return": 100.0, "failure_return": failure, "return_scale": 0.01}
 
 
-def _panel(description: str, group: list[str], config: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+def _panel(description: str, group: list[str], config: dict[str, Any], rows: Sequence[Row]) -> Content:
     """Return a panel's content, what all rows share written once."""
     common = {field: value for field, value in rows[0].items() if all(row[field] == value for row in rows)}
     different = [{field: value for field, value in row.items() if field not in common} for row in rows]
     return {"description": description, "group": group, "config": config, "common": common, "rows": different}
 
 
-def text_of(content: dict[str, Any]) -> str:
+def text_of(content: Content) -> str:
     """Return a panel's file: JSON with a row a line."""
     head = json.dumps({key: value for key, value in content.items() if key != "rows"}, indent=1)
     rows = ",\n".join(f"  {json.dumps(row)}" for row in content["rows"])

@@ -16,6 +16,8 @@ from empo2.recipe.messages import Message, reply_of, spoken, text_of
 
 log = structlog.get_logger()
 
+_TRANSCRIPT_CHARACTERS = (12_000, 3_000)  # kept from its end; the second one if the model refuses the first
+
 
 class Reflector:
     """Background worker that credits the tips a finished episode saw and asks the policy for a new one."""
@@ -112,7 +114,7 @@ class Reflector:
     async def _ask_for_tip(self, episode: Episode, ask: Message) -> str:
         settings, last = self._services.settings.reflection, episode.turns[-1]
         chats, replies = [turn.chat for turn in episode.turns], [turn.reply for turn in episode.turns]
-        for chat in reflection_chats(settings, chats, replies, ask):
+        for chat in reflection_chats(chats, replies, ask):
             request = {
                 **last.shared,
                 **({"tool_choice": "none"} if "tools" in last.shared else {}),
@@ -144,19 +146,18 @@ def _outcome(success: bool) -> str:
 
 
 def reflection_chats(
-    settings: Reflection, chats: Sequence[list[Message]], replies: Sequence[Message], ask: Message
+    chats: Sequence[list[Message]], replies: Sequence[Message], ask: Message
 ) -> Iterable[list[Message]]:
     """Yield chats that ask for the tip, the best first; the next one is tried if the model refuses one as too long.
 
     Args:
-        settings: `sees` may leave out the episode's own chat; `transcript_characters` limits a transcript.
         chats: each call's messages as sent, tips included, so that vLLM has their prefix cached.
         replies: each call's reply.
         ask: the question.
     """
     first, last = chats[0], chats[-1]
     replies_in_chat = sum(message.get("role") == "assistant" for message in last[len(first) :])
-    if settings.sees == "chat" and last[: len(first)] == first and replies_in_chat >= len(chats) - 1:
+    if last[: len(first)] == first and replies_in_chat >= len(chats) - 1:
         yield [*last, _plain(replies[-1]), ask]  # the agent sends its whole chat, so the last call holds the transcript
     lines = [
         f"{name}: {text}"
@@ -164,7 +165,7 @@ def reflection_chats(
         for name, text in (("Observation", text_of(chat[-1].get("content"))), ("Action", spoken(reply)))
     ]
     text = "\n".join(lines)
-    for limit in (settings.transcript_characters, max(settings.transcript_characters // 4, 1)):
+    for limit in _TRANSCRIPT_CHARACTERS:
         end = text if len(text) <= limit else "...\n" + text[-limit:]
         yield [{"role": "user", "content": f"An episode:\n\n{end}\n\n{ask['content']}"}]
 

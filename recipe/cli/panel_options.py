@@ -1,0 +1,171 @@
+"""What ``empo2 eval`` and ``empo2 adapt`` share: a model plays a panel, and its results are kept in a folder."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from empo2.recipe.cli.options import MemoryFrom, Model, Server, SettingsOptions
+from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.redaction import redacted
+
+if TYPE_CHECKING:
+    from empo2.recipe.evaluation.panels import Panel
+    from empo2.recipe.launcher.serving import Served
+    from empo2.recipe.launcher.subject import Subject
+
+PanelName = Annotated[str, typer.Option(metavar="NAME", help="A panel by name, or a file like those.")]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a command evaluates.
+
+    Attributes:
+        settings: with everything that the command line says, but for the model's path.
+        memory: the file that the gateway's memory begins with; None for an empty one.
+        folder: of the results.
+        facts: what decides the results; a folder of results belongs to one set of facts.
+    """
+
+    subject: "Subject"
+    panel: "Panel"
+    settings: Settings
+    memory: Path | None
+    folder: Path
+    facts: dict[str, Any]
+
+    def announce(self, missing: int, total: int) -> None:
+        """Say what is evaluated, and how many of its episodes have no result yet."""
+        print(
+            f"model  {self.subject.checkpoint or self.subject.model}\n"
+            f"panel  {self.panel.name}: {self.panel.description}\n"
+            f"tasks  {len(self.panel.rows)} in {len(self.panel.groups())} groups; "
+            f"{missing:,} of {total:,} episodes to play\nfolder {self.folder}",
+            flush=True,
+        )
+
+    @contextlib.contextmanager
+    def serving(self, memory: Path | None) -> Iterator["Served"]:
+        """Check agent and hardware, start all that plays episodes, and stop it when the block is left.
+
+        Args:
+            memory: as the attribute.
+        """
+        from empo2.recipe.launcher.launch import check_gpus
+        from empo2.recipe.launcher.serving import serving
+        from empo2.recipe.launcher.tasks import check_agent
+
+        if self.settings.model.server is None:
+            check_gpus(self.settings)
+        if line := check_agent(self.settings):
+            print(f"agent  {line}", flush=True)
+        model = self.subject.resolve()
+        put_memory(memory, self.folder)
+        with serving(self.settings, self.folder, model) as served:
+            yield served
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelOptions(SettingsOptions):
+    """The options of both commands."""
+
+    model: Model
+    panel: PanelName = "scienceworld-paper"
+    server: Server = None
+    memory_from: MemoryFrom = None
+    row: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="Change a field of every row; may be given more than once."),
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks of each group of the panel.")] = None
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GROUP", help="Only this group of the panel, such as a task; may be given more than once."
+        ),
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Of the results.  [default: runs/VERB-MODEL-PANEL]")
+    ] = None
+
+    def load_panel(self, name: str) -> "Panel":
+        """Return a panel, cut and changed as the options say.
+
+        Raises:
+            ConfigError: there is no such panel, group or field.
+        """
+        from empo2.recipe.evaluation.panels import load_panel
+
+        return load_panel(name, self.row or (), self.limit, self.only or ())
+
+    def read(self, verb: str, *, remembers: bool, empty: bool = False) -> Evaluated:
+        """Check everything that can be checked before a process is started.
+
+        Args:
+            remembers: False if no episode uses the memory; the gateway then loads no embedder.
+            empty: True to ignore a checkpoint's memory.
+
+        Raises:
+            ConfigError: says what is wrong.
+        """
+        from empo2.recipe.launcher.run_directory import check_memory_file
+        from empo2.recipe.launcher.subject import find_memory, find_subject
+        from empo2.recipe.launcher.tasks import check_rows
+
+        panel = self.load_panel(self.panel)
+        subject = find_subject(self.model, self.server)
+        settings = load_settings(
+            self.profile,
+            self.overrides or (),
+            world=panel.config,
+            file=settings_file(self, subject),
+            layer={"model": {"server": self.server}, "algorithm": {"name": "empo2" if remembers else "grpo"}},
+        )
+        check_rows(settings, panel.name, panel.rows)
+        memory = find_memory(self.memory_from) if self.memory_from is not None else None if empty else subject.memory
+        if memory is not None:
+            check_memory_file(memory, settings, key=f"--memory-from {memory}")
+        values = redacted(settings.to_dict())
+        facts = {
+            "kind": verb,
+            "model": str(subject.checkpoint or subject.model),
+            "panel": panel.name,
+            "rows": panel.checksum,
+            "groups": panel.groups(),
+            "memory_from": None if memory is None else str(memory.absolute()),
+            "agent": values["agent"],
+            "algorithm": {name: values["algorithm"][name] for name in ("success_return",)},
+            "sampling": {name: values["model"][name] for name in ("server", "val_temperature", "max_context_tokens")},
+            "memory": values["memory"],
+        }
+        folder = self.output or Path(settings.run.directory, f"{verb}-{subject.name}-{panel.name}")
+        return Evaluated(subject, panel, settings, memory, folder, facts)
+
+
+def settings_file(options: SettingsOptions, subject: "Subject") -> Path | None:
+    """Return the file of ``--config``, or that of the model's run.
+
+    Raises:
+        ConfigError: there are both.
+    """
+    if options.config is not None and subject.settings_file is not None:
+        raise ConfigError(
+            f"--config {options.config}: {subject.name} has its run's settings; change some of them by key=value"
+        )
+    return options.config or subject.settings_file
+
+
+def put_memory(file: Path | None, folder: Path) -> None:
+    """Copy a memory to where the gateway keeps its own; without one, only remove what an earlier command left."""
+    from empo2.memory import copy_memory
+    from empo2.recipe.run_folder import MEMORY_FILE
+
+    for suffix in ("", "-wal", "-shm", ".lock"):
+        (folder / f"{MEMORY_FILE}{suffix}").unlink(missing_ok=True)
+    if file is not None:
+        copy_memory(file, folder / MEMORY_FILE)

@@ -1,0 +1,104 @@
+"""Tables and pictures in one style, for all that the command line reports."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from empo2.recipe.evaluation.statistics import Interval
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_WIDEST = 1000  # characters of a line
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_STYLE = {
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+}
+
+
+def table_of(*headings: str, text: Sequence[str] = ("",), **options: Any) -> "Table":
+    """Return an empty table.
+
+    Args:
+        text: headings of columns that hold text; all others hold numbers, which are never wrapped.
+        options: of `rich.table.Table`.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        **{"show_edge": False, "pad_edge": False, "padding": 0, "title_justify": "left", "caption_justify": "left"}
+        | options,
+    )
+    for heading in headings:
+        words = heading in text
+        table.add_column(heading, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+    return table
+
+
+def show_table(table: "Table", console: "Console") -> None:
+    """Print a table as wide as it is: a narrow terminal wraps its lines, but no figure is cut."""
+    width = console.width
+    whole = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    console.width = max(whole, width)  # `print` takes no width beyond it
+    try:
+        console.print(table)
+    finally:
+        console.width = width
+
+
+def interval_text(interval: Interval, sign: str = "") -> str:
+    """Return a mean and, on a second line, its interval, if there is one; three digits each. Return "" for NaN."""
+    if np.isnan(interval.mean):
+        return ""
+    mean, low, high = (_three_digits(value, sign) for value in interval)
+    return mean if np.isnan(interval.low) else f"{mean}\n{low}…{high}"
+
+
+def _three_digits(value: float, sign: str) -> str:
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 99.95 else 0
+    return f"{value:{sign}.{decimals}f}"
+
+
+def printable(text: str) -> str:
+    """Return text without control characters: a policy can write any of them, and terminals execute them."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+
+
+def pyplot() -> Any:
+    """Return `matplotlib.pyplot`, which draws into files alone."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+@contextlib.contextmanager
+def picture(target: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float], **options: Any) -> Iterator:
+    """Yield a figure and its axes, [rows, columns]; write them to a PNG file when the block is left.
+
+    Args:
+        size: of the figure, width and height in inches.
+        options: of `pyplot.subplots`.
+    """
+    plt = pyplot()
+    with plt.rc_context(_STYLE):
+        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
+        yield figure, grid
+        figure.savefig(target, dpi=150)
+        plt.close(figure)
