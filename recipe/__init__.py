@@ -47,14 +47,19 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     ours = config.get("empo2") or {}
     url, key = config.agentlightning.agl_base_url, config.agentlightning.agl_key
     with contextlib.closing(GatewayClient(url, key)) as gateway:
-        state = gateway.check(
-            model=config.actor_rollout_ref.model.path,
-            temperature=config.actor_rollout_ref.rollout.temperature,
-            # The gateway forces the validation temperature; the configuration's value is only compared with it.
-            val_temperature=ours.get("model", {}).get("val_temperature"),
-            returns=(settings.algorithm.failure_return, settings.algorithm.success_return),
-        )
-        check_tip_tokens(config, state.episode_tokens)
+
+        def check() -> None:
+            state = gateway.check(
+                model=config.actor_rollout_ref.model.path,
+                temperature=config.actor_rollout_ref.rollout.temperature,
+                # The gateway forces the validation temperature; the configuration's value is only compared with it.
+                val_temperature=ours.get("model", {}).get("val_temperature"),
+                returns=(settings.algorithm.failure_return, settings.algorithm.success_return),
+            )
+            check_tip_tokens(config, state.episode_tokens)
+
+        if runs := gateway.answers():
+            check()
         if device := ours.get("hardware", {}).get("device"):
             os.environ["EMPO2_DEVICE"] = device
 
@@ -67,4 +72,7 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
         say_loading("verl")
         from empo2.recipe.trainer.entrypoint import train
 
+        if not runs:  # it has loaded its embedder meanwhile
+            say_loading("gateway")
+            check()
         train(config, settings, gateway, train_dataset, val_dataset)

@@ -56,6 +56,29 @@ _ERROR_LINE = re.compile(
 )
 
 
+# Frames follow Ray's own line on the error of a remote process too, and then that error.
+_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:(?:\S.*\n)?(?:[ \t].*\n)+)+(?P<said>\S.*)", re.MULTILINE
+)
+# What vLLM and Ray write before a line: (EngineCore pid=7) ERROR 11-23 10:00:00 [core.py:9]
+_WRITER = re.compile(r"^\([^()\n]*pid=\d+[^()\n]*\) ?(?:[A-Z]+ [\d-]+ [\d:]+ \[[\w./]+:\d+\] ?)?", re.MULTILINE)
+
+
+def first_error(output: str) -> str | None:
+    """Return the last line of the first of Python's tracebacks, those of one chain taken as one; None without any.
+
+    Later ones mostly follow from it, such as those of threads and callbacks at the interpreter's end.
+    """
+    output = _WRITER.sub("", output)
+    error, *later = [*_TRACEBACK.finditer(output)] or [None]
+    for another in later:
+        assert error is not None
+        if "bove exception" not in output[error.end() : another.start()]:  # During handling of the ..., The ... was
+            break
+        error = another
+    return error and error["said"]
+
+
 def reported_error(events: Sequence[Mapping[str, Any]]) -> AgentError | None:
     """Return the exception that ended a rollout's agent, from its events; None if none was reported."""
     errors = [event["data"] for event in events if event["event_type"] == ERROR_EVENT]

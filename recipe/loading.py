@@ -1,7 +1,8 @@
 """What the trainer's log tells the launcher while the trainer starts: lines with a mark at their beginning."""
 
-STAGES = ("gateway", "Ray", "verl", "policy", "vLLM")
-"""What a run loads, in this order. The launcher sees the first and the last one itself."""
+STAGES = ("Ray", "verl", "gateway", "policy", "vLLM")
+"""What a run loads, in this order; the gateway loads its embedder beside the first two. The launcher sees the first and
+the last one itself."""
 
 _LOADING, _NOTE = "empo2: loading ", "empo2: note: "
 

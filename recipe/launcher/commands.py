@@ -6,19 +6,19 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.protocol import Keys
 from empo2.recipe.run_folder import MEMORY_FILE
 from empo2.recipe.waiting import first_answer
 
 KEY, ADMIN_KEY = "EMPO2_KEY", "EMPO2_ADMIN_KEY"
+_ANSWER_SECONDS = 1  # of one request; a server that starts may take connections before it answers
 
 
 def given_keys() -> Keys:
@@ -91,14 +91,17 @@ def controller_command(settings: Settings, url: str) -> list[str]:
     ]
 
 
-def wait_for(url: str, processes: Processes) -> None:
-    """Return once a server, one of the processes, answers.
+def wait_for(url: str, check: Callable[[], object]) -> None:
+    """Return once a server answers.
+
+    Args:
+        check: called again and again; raises if the server's process has ended.
 
     Raises:
-        ProcessError: a process ended, or there is no answer after half an hour.
+        ProcessError: there is no answer after half an hour.
     """
-    with httpx.Client(timeout=5) as client:
-        first_answer(lambda: client.get(url), lambda _: processes.check())
+    with httpx.Client(timeout=_ANSWER_SECONDS) as client:
+        first_answer(lambda: client.get(url), lambda _: check())
 
 
 def url_of(listener: socket.socket) -> str:

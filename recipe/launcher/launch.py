@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -114,7 +115,7 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
                     secrets={KEY: keys.agent, ADMIN_KEY: keys.admin},
                     inherit=(file, listener.fileno()),
                 )
-                wait_for(f"{url}/healthz", processes)
+                wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
                 # The controller's environment becomes that of the agents, which never see the admin key. Its rollouts
                 # are kept by the gateway: if it ends, those that it was playing fail, and the others are played.
                 controller = controller_command(settings, url)

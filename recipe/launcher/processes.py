@@ -15,11 +15,13 @@ from typing import Any
 from empo2.agents.process_guard import adopt_orphans, end_descendants, guarded
 from empo2.recipe import interruption
 from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.failures import first_error
 
 _STOP_SECONDS = 20
 _KILL_SECONDS = 5
 _STEADY_SECONDS = 60
 _LOG_LINES = 15
+_ERROR_LINES = 200  # an error above them is one that the process has survived
 _ERROR = "empo2: error: "
 
 
@@ -139,7 +141,7 @@ class Processes:
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP.
-            ProcessError: a process ended; the message has the error that it printed or the end of its log.
+            ProcessError: a process ended; the message has the first error in its log, or the end of it.
         """
         if self._interrupted:
             raise KeyboardInterrupt
@@ -150,7 +152,7 @@ class Processes:
                 continue
             start_again, started = self._restartable.get(name, (None, math.inf))
             if start_again is None or time.monotonic() - started < _STEADY_SECONDS:
-                raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log')}")
+                raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log', code)}")
             assert guard.stdin
             guard.stdin.close()
             start_again()
@@ -173,15 +175,19 @@ class Processes:
 
 
 def _describe_exit(code: int) -> str:
-    number = -code if code < 0 else code - 128  # of the guard itself; of its command
-    if number in {*signal.Signals}:
-        return f"was ended by {signal.Signals(number).name}"
-    return f"ended with exit code {code}"
+    return f"was ended by {signal.Signals(_signal(code)).name}" if _signal(code) else f"ended with exit code {code}"
 
 
-def _reason_in(log: Path) -> str:
+def _signal(code: int) -> int:
+    """Return the signal that ended a guard or its command; 0 for none."""
+    number = -code if code < 0 else code - 128
+    return number if number in {*signal.Signals} else 0
+
+
+def _reason_in(log: Path, code: int) -> str:
     lines = log.read_text(errors="replace").splitlines()
-    errors = [line for line in lines if line.startswith(_ERROR)]
-    if errors:
+    if errors := [line for line in lines if line.startswith(_ERROR)]:
         return errors[-1].removeprefix(_ERROR)
+    if not _signal(code) and (error := first_error("\n".join(lines[-_ERROR_LINES:]))):
+        return f"{error} ({log})"
     return f"the end of {log}:\n" + "\n".join(lines[-_LOG_LINES:])

@@ -107,9 +107,9 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
             if agents is not None:
                 gateway += ["--serving", agents.model_dump_json()]
             processes.start("gateway", gateway, secrets=gateway_secrets, inherit=(file, listener.fileno()))
-            wait_for(f"{url}/healthz", processes)
+            wait_for(f"{url}/healthz", processes.check)
             if settings.model.server is None:
-                wait_for(f"{endpoint}/models", processes)
+                wait_for(f"{endpoint}/models", processes.check)
             with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys.admin}"}, timeout=60) as client:
                 client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
                 yield Served(client, url, keys, processes)
@@ -128,7 +128,7 @@ def vllm_server(model: str, *overrides: str) -> Iterator[str]:
     environment = environment_without() | _vllm_environment(own)
     with tempfile.TemporaryDirectory(prefix="vllm-") as logs, running(Path(logs), environment) as processes:
         endpoint = _start_vllm(own, model, processes)
-        wait_for(f"{endpoint}/models", processes)
+        wait_for(f"{endpoint}/models", processes.check)
         yield endpoint
 
 

@@ -38,26 +38,31 @@ class Watch:
         """Return when the trainer is done.
 
         Raises:
-            Empo2Error, KeyboardInterrupt: as `Processes.check` and `Workers.check`.
+            Empo2Error, KeyboardInterrupt: as `look`.
         """
-        while True:
-            for restarted in processes.check():
-                shown.say(f"{restarted}; the rollouts that it was playing have failed")
-            self._workers.check()
+        done = False
+        while not done:
             done = processes.done("trainer")
-            self._read_log(shown)
+            self.look(processes, shown)
             for metrics in self._metrics.read():
                 shown.step(metrics)
                 self._say_new_causes(metrics, shown)
-            if done:
-                return
             if shown.stage == "" and time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
                 with contextlib.suppress(httpx.HTTPError):
                     shown.playing(GatewayState.model_validate(client.get(STATE).json()).progress)
-            time.sleep(_POLL_SECONDS)
+            if not done:
+                time.sleep(_POLL_SECONDS)
 
-    def _read_log(self, shown: RunProgress) -> None:
+    def look(self, processes: Processes, shown: RunProgress) -> None:
+        """Check the processes, and show what the trainer has said since the last look.
+
+        Raises:
+            Empo2Error, KeyboardInterrupt: as `Processes.check` and `Workers.check`.
+        """
+        for restarted in processes.check():
+            shown.say(f"{restarted}; the rollouts that it was playing have failed")
+        self._workers.check()
         for line in self._log.read():
             text = line.decode(errors="replace")
             if (stage := loading_in(text)) is not None:

@@ -21,6 +21,7 @@ from empo2.recipe.protocol import (
 )
 from empo2.recipe.waiting import first_answer
 
+_ANSWER_SECONDS = 1  # of one request to a gateway that may be starting
 _PAUSE_SECONDS = 60  # of one request
 _SECONDS = 300  # an answer takes milliseconds; a gateway that is silent for so long has failed
 
@@ -36,6 +37,19 @@ class GatewayClient:
 
     def close(self) -> None:
         self._http.close()
+
+    def answers(self) -> bool:
+        """Return whether the gateway runs; False for one that is starting.
+
+        Raises:
+            Empo2Error: nothing listens at its address.
+        """
+        try:
+            self._http.get(STATE, timeout=_ANSWER_SECONDS)
+        except httpx.TransportError as error:
+            self._check_listens(error)
+            return False
+        return True
 
     def check(
         self,
@@ -56,11 +70,7 @@ class GatewayClient:
             Empo2Error: no EMPO² gateway answers, it refuses the key, or it serves something else.
         """
 
-        def alive(error: httpx.TransportError) -> None:
-            if not isinstance(error, httpx.TimeoutException):  # one that starts takes connections, and is silent
-                raise Empo2Error(f"no gateway answers at {self._url} ({error}); start one with `empo2 gateway`")
-
-        response = first_answer(lambda: self._http.get(STATE, timeout=30), alive)
+        response = first_answer(lambda: self._http.get(STATE, timeout=_ANSWER_SECONDS), self._check_listens)
         if response.status_code in (401, 403):
             raise Empo2Error(f"the gateway at {self._url} refuses the key; give both sides the same EMPO2_ADMIN_KEY")
         if response.status_code != 200:
@@ -80,6 +90,10 @@ class GatewayClient:
                     "the same"
                 )
         return state
+
+    def _check_listens(self, error: httpx.TransportError) -> None:
+        if not isinstance(error, httpx.TimeoutException):  # a gateway that starts takes connections, and is silent
+            raise Empo2Error(f"no gateway answers at {self._url} ({error}); start one with `empo2 gateway`")
 
     def settle(self, rollout_id: str) -> None:
         """Wait until all calls of a finished rollout have their events."""

@@ -14,7 +14,7 @@ import pytest
 
 from empo2.agents.command import CommandAgent, CommandFailed
 from empo2.recipe.controller.warm_agents import start_agent, start_fork_server
-from empo2.recipe.failures import error_of, reported_error
+from empo2.recipe.failures import error_of, first_error, reported_error
 from empo2.recipe.protocol import AgentError
 from empo2.recipe.retrofit.agent_worker import worker_command
 
@@ -191,3 +191,36 @@ async def test_a_forked_agent_reports_its_exception(
     assert await agent.wait() == 1
     ((_, _, event),) = received
     assert str(reported_error([event])) == "IndexError: list index out of range (my_agent.py:3 in run)"
+
+
+VLLM = """INFO 11-23 10:00:00 [core.py:1] starting
+(EngineCore pid=7) ERROR 11-23 10:00:01 [core.py:9] EngineCore failed to start.
+(EngineCore pid=7) ERROR 11-23 10:00:01 [core.py:9] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-23 10:00:01 [core.py:9]   File "core.py", line 9, in run
+(EngineCore pid=7) ERROR 11-23 10:00:01 [core.py:9]     raise ValueError("no room")
+(EngineCore pid=7) ERROR 11-23 10:00:01 [core.py:9] ValueError: no room
+(APIServer pid=6) Traceback (most recent call last):
+(APIServer pid=6)   File "server.py", line 3, in <module>
+(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause above.
+"""
+RAY = """Traceback (most recent call last):
+  File "trainer.py", line 1, in fit
+    ray.get(result)
+ray.exceptions.RayTaskError(TypeError): ray::WorkerDict.update() (pid=9, ip=127.0.0.1)
+  File "worker.py", line 2, in update
+    1 + None
+TypeError: unsupported operand
+Exception ignored in: <function Client.__del__>
+Traceback (most recent call last):
+  File "client.py", line 5, in __del__
+RuntimeError: Event loop is closed
+"""
+
+
+def test_the_first_error_of_a_log(tmp_path: Path) -> None:
+    assert first_error(VLLM) == "ValueError: no room"
+    assert first_error(RAY) == "TypeError: unsupported operand"
+    assert first_error("no traceback: TypeError: x") is None
+    code = "try: {}['door']\nexcept KeyError as e: raise ValueError('two\\nlines') from e"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert first_error(done.stderr + RAY) == "ValueError: two"  # the end of its chain

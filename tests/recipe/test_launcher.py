@@ -53,6 +53,15 @@ def failure(processes: Processes) -> str:
     return str(errors[0])
 
 
+# Python prints a second traceback, with its own lines between: cannot schedule new futures after interpreter shutdown.
+AT_THE_END = """import atexit
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor()
+atexit.register(lambda: (print("\\n" * 60, flush=True), pool.submit(print)))
+"""
+NONE_ADDED = "TypeError: unsupported operand type(s) for +: 'int' and 'NoneType'"
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [
@@ -64,6 +73,8 @@ def failure(processes: Processes) -> str:
             "print('noise'); print('empo2: error: the disk is full'); print('more'); raise SystemExit(1)",
             "gateway ended with exit code 1: the disk is full",
         ),
+        (AT_THE_END + "1 + None", f"gateway ended with exit code 1: {NONE_ADDED} (LOG)"),
+        (AT_THE_END + "import os; os.kill(os.getpid(), 9)", "gateway was ended by SIGKILL: the end of LOG:\n"),
     ],
 )
 def test_a_process_that_ends_is_named_with_its_reason(processes: Processes, code: str, says: str) -> None:
@@ -270,10 +281,9 @@ def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
     if code:
         assert said[-2] == end and said[-1].startswith("resume  ")
         return
-    begin = next(number for number, line in enumerate(said) if "loading gateway" in line)
+    begin = next(number for number, line in enumerate(said) if "loading Ray" in line)
     assert [re.sub(r"^ +\d+ s", "N s", line) for line in said[begin:]] == [
-        "N s  loading gateway; then Ray, verl, policy, vLLM",
-        "N s  loading Ray; then verl, policy, vLLM",
+        "N s  loading Ray; then verl, gateway, policy, vLLM",
         "note   Ray was started at the second attempt",
         "N s  all is loaded",
         "step 1/2  validation 1.00",
@@ -356,7 +366,7 @@ def test_what_is_told_of_a_run_where_there_is_no_terminal(clock: list[float]) ->
     """A line when something new is loaded, one for each step, and one a minute within a step."""
     output = io.StringIO()
     with RunProgress(Console(file=output, width=80), 6, done=2, started=-1.0) as shown:
-        for clock[0], stage in ((0, "gateway"), (1, "gateway"), (8, "Ray"), (14, "verl"), (24, "policy"), (39, "vLLM")):
+        for clock[0], stage in ((0, "Ray"), (1, "Ray"), (8, "verl"), (14, "gateway"), (24, "policy"), (39, "vLLM")):
             shown.loading(stage)
         clock[0] = 69
         shown.loading("")
@@ -375,9 +385,9 @@ def test_what_is_told_of_a_run_where_there_is_no_terminal(clock: list[float]) ->
         clock[0] = 261
         shown.playing(StepProgress(rollouts=3, ended=1, validation=True, calls=4))
     assert output.getvalue().splitlines() == [
-        "   1 s  loading gateway; then Ray, verl, policy, vLLM",
-        "   9 s  loading Ray; then verl, policy, vLLM",
-        "  15 s  loading verl; then policy, vLLM",
+        "   1 s  loading Ray; then verl, gateway, policy, vLLM",
+        "   9 s  loading verl; then gateway, policy, vLLM",
+        "  15 s  loading gateway; then policy, vLLM",
         "  25 s  loading policy; then vLLM",
         "  40 s  loading vLLM",
         "  70 s  all is loaded",
@@ -400,7 +410,7 @@ def test_a_terminal_has_one_line_that_changes() -> None:
         shown._bar.refresh()  # pyright: ignore[reportOptionalMemberAccess]
         shown.step({"step": 1, "val/return": 8.25})
     frames = output.getvalue().replace("\r", "\n").splitlines()
-    assert any("0/6" in frame and "loading verl; then policy, vLLM" in frame for frame in frames)
+    assert any("0/6" in frame and "loading verl; then gateway, policy, vLLM" in frame for frame in frames)
     assert any("0/6" in frame and "rollouts 3/8  41 model calls  2 tips written" in frame for frame in frames)
     stayed = [frame.removeprefix("\x1b[2K").strip() for frame in frames]
     assert "first rollout 0 s after the start" in stayed and "step 1/6  validation 8.25" in stayed

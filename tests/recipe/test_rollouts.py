@@ -553,6 +553,28 @@ def test_handshake_compares_model_and_temperatures() -> None:
         gateway(sampled).check("m", 1.0, 0.0)
 
 
+def test_a_gateway_that_starts_is_waited_for_as_long_as_it_listens() -> None:
+    failures: list[type[httpx.TransportError]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if failures:
+            raise failures.pop()("no answer", request=request)
+        return httpx.Response(200, json=STATE)
+
+    client = GatewayClient("http://gw/", KEY, httpx.MockTransport(answer))
+    assert client.answers()
+    failures.append(httpx.ReadTimeout)
+    assert not client.answers()
+    failures += [httpx.ReadTimeout, httpx.ConnectTimeout]
+    assert client.check("m", 1.0).model == "m"
+    failures += [httpx.ConnectError, httpx.ReadTimeout]
+    with pytest.raises(Empo2Error, match="no gateway answers at http://gw"):
+        client.check("m", 1.0)
+    failures.append(httpx.ConnectError)
+    with pytest.raises(Empo2Error, match="no gateway answers at http://gw"):
+        client.answers()
+
+
 def test_handshake_with_something_else() -> None:
     with pytest.raises(Empo2Error, match="refuses the key"):
         gateway({}, status=401).check("m", 1.0)
