@@ -10,8 +10,6 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from empo2.recipe.config import read_layer
@@ -100,19 +98,21 @@ def textworld_express() -> dict[str, Any]:
     )
 
 
-def houses(game: str, folder: str, level: str, part: str) -> dict[str, Any]:
-    tasks = import_module(f"empo2.agents.{folder}.tasks")
-    train, unseen = tasks.load(level)
-    settings = read_layer(Path(tasks.__file__ or "").with_name("train.yaml"))
+def houses(name: str, level: str, part: str) -> dict[str, Any]:
+    from empo2.agents.houses import tasks
+    from empo2.agents.houses.games import GAMES, PANELS
+
+    train, unseen = {"coin": tasks.coin_collector, "mapreader": tasks.map_reader}[name](level)
+    settings = read_layer(PANELS.with_name(f"{name}.yaml"))
     config = {section: settings[section] for section in ("algorithm", "agent", "memory", "reflection")}
     config["algorithm"] = {**settings["algorithm"], **_returns(failure=0.0)}
     rows = {"unseen": unseen, "train": train}[part]
     which = {"unseen": "16 houses that are never trained on", "train": "16 houses that are trained on"}[part]
-    return _panel(f"{game}, level {level}: the {which}.", [], config, rows)
+    return _panel(f"{GAMES[name].title}, level {level}: the {which}.", [], config, rows)
 
 
-_coin = partial(houses, "CoinCollector", "coin_collector")
-_mapreader = partial(houses, "MapReader", "map_reader")
+_coin = partial(houses, "coin")
+_mapreader = partial(houses, "mapreader")
 
 PANELS: dict[str, Callable[[], dict[str, Any]]] = {
     "scienceworld-paper": scienceworld_paper,
