@@ -3,7 +3,7 @@
     .venv/bin/python bench/learning.py run       # train what is not trained yet, one run at a time; hours on two cores
     .venv/bin/python bench/learning.py report    # the pictures and the tables of docs/learning.md from the results
 
-It is the sweep `empo2 sweep bench/learning.yaml --profile cpu --config agents/coin_collector/train.yaml`, with results
+It is the sweep `empo2 sweep bench/learning.yaml --profile cpu --config agents/houses/coin.yaml`, with results
 that are kept in bench/learning/, one or two files for each run; the runs themselves, with weights and memories, are in
 runs/learning/ and can be removed. A run that was interrupted goes on from its last checkpoint.
 """
@@ -25,7 +25,7 @@ from empo2.recipe.run_folder import MEMORY_FILE, read_lines, read_metrics
 ROOT = Path(__file__).parents[1]
 PLAN = Path(__file__).with_suffix(".yaml")
 RESULTS = Path(__file__).with_suffix("")
-WORLD = ROOT / "agents/coin_collector/train.yaml"
+WORLD = ROOT / "agents/houses/coin.yaml"
 
 
 def trials_in(runs: Path) -> list[Trial]:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from empo2.agents.coin_collector.levels import LEVELS, panel
+from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import House
 from empo2.memory.browse import plays, reading, stored_tips
 from empo2.small_model.houses import walk_all
@@ -21,8 +21,8 @@ type Outcomes = dict[str, list[int]]
 
 def training_houses(level: str, count: int) -> dict[int, House]:
     """Return the first houses of a level's training panel by their seeds; starts Java for a second."""
-    seeds = panel(level)["train"][:count]
-    return dict(zip(seeds, walk_all(seeds, [LEVELS[level].rooms]), strict=True))
+    seeds = COIN_COLLECTOR.panel(level)["train"][:count]
+    return dict(zip(seeds, walk_all(seeds, [COIN_COLLECTOR.levels[level].rooms]), strict=True))
 
 
 def outcomes_by_notes(memory: Path, houses: Mapping[int, House]) -> Outcomes:

@@ -75,7 +75,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run: one step of four episodes, EMPO² alone")
     parser.add_argument(
-        "--world", default="textworld_express", metavar="NAME", help="folder of agents/ (its train.yaml)"
+        "--config",
+        type=Path,
+        default=ROOT / "agents/textworld_express/train.yaml",
+        metavar="FILE",
+        help="settings of the world (default: TextWorld-Express's)",
     )
     parser.add_argument("--model", default="smollm2-135m-instruct", metavar="NAME", help="model.path of the run")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="training steps of a run (default: 3)")
@@ -99,8 +103,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             say(f"{name} trains")
-            config = ROOT / "agents" / options.world / "train.yaml"
-            runs[name] = train(Path(folder), name, config, [f"algorithm.name={name}", *settings])
+            runs[name] = train(Path(folder), name, options.config, [f"algorithm.name={name}", *settings])
             for row in rows(name, runs[name]):
                 table.add_row(*row)
     report(table, goals(runs, measured=not options.quick))

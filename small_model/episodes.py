@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from empo2.agents.coin_collector.environment import TASK
 from empo2.agents.houses.agent import SYSTEM
+from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import TAKE, House, refused, room_text
 from empo2.recipe.config import Reflection
 from empo2.recipe.gateway.episodes.reflector import question
@@ -58,7 +58,7 @@ def play(
     chats = Chats(model, tokenizer, temperature, seed)
     episodes = {}
     for name, (house, shown) in enumerate(zip(houses, notes, strict=True)):
-        first = f"{TASK}\n\n{_text(house, house.start)}"
+        first = f"{COIN_COLLECTOR.task}\n\n{_text(house, house.start)}"
         first = f"{render_tips(shown)}\n\n{first}" if shown else first
         chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": first}]
         episodes[name] = Episode(house, chat, house.start)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from empo2.agents.coin_collector.levels import LEVELS
+from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import House
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import Reflection, load_settings
@@ -141,7 +141,7 @@ def true_note(house: House) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=NOTES)
-    parser.add_argument("--level", choices=LEVELS, default="hard")
+    parser.add_argument("--level", choices=COIN_COLLECTOR.levels, default="hard")
     parser.add_argument(
         "--seeds", choices=("dev", "level", "test"), default="dev", help="test: for the model card alone"
     )
@@ -156,7 +156,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=fast_dtype())
     houses = first(SEEDS[arguments.seeds], arguments.level, arguments.houses)
-    level, reflection = LEVELS[arguments.level], load_settings("cpu", file=WORLD).reflection
+    level, reflection = COIN_COLLECTOR.levels[arguments.level], load_settings("cpu", file=WORLD).reflection
     trial = Trial(model, tokenizer, houses, level.max_steps, reflection)
     trial.alone(repeats=8)
     if not arguments.only_alone:

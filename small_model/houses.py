@@ -2,8 +2,11 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
 
-from empo2.agents.coin_collector.environment import walk
+from empo2.agents.houses.environment import walk
+from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import DIRECTIONS, House, distances
 from empo2.agents.textworld_express.environment import Environment
 
@@ -29,8 +32,9 @@ NAMES = [name.strip() for name in _NAMES.split(",")]
 
 def walk_all(seeds: Sequence[int], room_counts: Sequence[int] = ROOM_COUNTS) -> list[House]:
     """Return the houses of these seeds; takes a hundredth of a second each, and starts Java once."""
+    levels = [replace(COIN_COLLECTOR.levels["hard"], rooms=rooms) for rooms in room_counts]
     with Environment() as world:
-        return [walk(world, room_counts[index % len(room_counts)], seed) for index, seed in enumerate(seeds)]
+        return [walk(world, COIN_COLLECTOR, level, seed) for level, seed in zip(cycle(levels), seeds, strict=False)]
 
 
 def disguised(house: House, generator: random.Random) -> House:

@@ -1,22 +1,19 @@
-"""Find the houses of a level, write the panels of a world, and say how hard its levels are to a scripted player.
+"""Find the houses of a level, write the panels of a game, and say how hard its levels are to a scripted player.
 
-python -m empo2.small_model.levels WORLD [--only-measure]
+python -m empo2.small_model.levels GAME [--only-measure]
 """
 
 import argparse
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 
-from empo2.agents.coin_collector import environment as coin_collector
-from empo2.agents.coin_collector import levels as coin_levels
+from empo2.agents.houses.environment import walk
+from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, PANELS, Game, Level
 from empo2.agents.houses.house import TAKE, House
-from empo2.agents.houses.levels import Level, read_panel
-from empo2.agents.map_reader import environment as map_reader
-from empo2.agents.map_reader import levels as map_levels
 from empo2.agents.textworld_express.environment import Environment
 from empo2.small_model.notes import Note, Turn, note_of, way_to
 from empo2.small_model.player import Player
@@ -29,16 +26,6 @@ EARLIER = (0, 1, 4, 8)  # episodes whose notes are shown, for the table of docs/
 CHAINS = 20  # of episodes in each house, each with the notes of those before it
 
 Result = tuple[bool, Note]  # whether an episode succeeded, and what its player notes
-
-
-@dataclass(frozen=True)
-class World:
-    """A game in houses, and how a scripted player plays it."""
-
-    levels: Mapping[str, Level]
-    panels: Path
-    walk: Callable[[Environment, Level, int], House | None]  # None where a seed has no house of this level
-    play: Callable[[House, Sequence[Note], int, random.Random], Result]
 
 
 def collect(house: House, notes: Sequence[Note], max_steps: int, generator: random.Random) -> Result:
@@ -61,58 +48,47 @@ def bring_back(house: House, notes: Sequence[Note], max_steps: int, generator: r
     return False, note_of(turns, False)
 
 
-def _walk_coin_collector(world: Environment, level: Level, seed: int) -> House:
-    return coin_collector.walk(world, level.rooms, seed)
-
-
-def _walk_map_reader(world: Environment, level: Level, seed: int) -> House | None:
-    try:
-        return map_reader.walk(world, level.rooms, max(level.distances), seed)
-    except ValueError:
-        return None  # no rooms so far apart
-
-
-WORLDS = {
-    "coin_collector": World(coin_levels.LEVELS, coin_levels.PANELS, _walk_coin_collector, collect),
-    "map_reader": World(map_levels.LEVELS, map_levels.PANELS, _walk_map_reader, bring_back),
+PLAYERS: dict[str, Callable[[House, Sequence[Note], int, random.Random], Result]] = {
+    COIN_COLLECTOR.name: collect,
+    MAP_READER.name: bring_back,
 }
-COIN_COLLECTOR = WORLDS["coin_collector"]  # the small model's
 
 
-def chance(world: World, house: House, max_steps: int, plays: int = PLAYS) -> float:
+def chance(game: Game, house: House, max_steps: int) -> float:
     """Return how often the scripted explorer, which knows nothing of the house, succeeds."""
     generator = random.Random(0)
-    return sum(world.play(house, [], max_steps, generator)[0] for _ in range(plays)) / plays
+    return sum(PLAYERS[game.name](house, [], max_steps, generator)[0] for _ in range(PLAYS)) / PLAYS
 
 
-def learned(world: World, houses: Sequence[House], max_steps: int) -> list[float]:
+def learned(game: Game, houses: Sequence[House], max_steps: int) -> list[float]:
     """Return how often the scripted player succeeds with its notes of so many earlier episodes as EARLIER says."""
     generator = random.Random(0)
     counts = dict.fromkeys(range(max(EARLIER) + 1), 0)
     for house in [*houses] * CHAINS:
         notes: list[Note] = []
         for number in counts:
-            success, note = world.play(house, notes, max_steps, generator)
+            success, note = PLAYERS[game.name](house, notes, max_steps, generator)
             counts[number] += success
             notes.append(note)
     return [counts[number] / (CHAINS * len(houses)) for number in EARLIER]
 
 
-def fits(world: World, house: House, level: Level) -> bool:
+def fits(game: Game, house: House, level: Level) -> bool:
     """Whether the house is of this level."""
     if house.distance not in level.distances:
         return False
     low, high = level.chance
-    return low <= chance(world, house, level.max_steps) <= high
+    return low <= chance(game, house, level.max_steps) <= high
 
 
-def houses(world: World, seeds: Iterable[int], level: str) -> Iterator[tuple[int, House]]:
+def houses(game: Game, seeds: Iterable[int], level: str) -> Iterator[tuple[int, House]]:
     """Find those of the seeds whose houses are of this level. Starts Java; some 90 seeds are walked a second."""
-    with Environment() as java:
+    with Environment() as world:
         for seed in seeds:
-            house = world.walk(java, world.levels[level], seed)
-            if house and fits(world, house, world.levels[level]):
-                yield seed, house
+            with suppress(ValueError):  # in MapReader not every seed has rooms so far apart
+                house = walk(world, game, game.levels[level], seed)
+                if fits(game, house, game.levels[level]):
+                    yield seed, house
 
 
 def first(seeds: Iterable[int], level: str, count: int) -> list[House]:
@@ -123,39 +99,37 @@ def first(seeds: Iterable[int], level: str, count: int) -> list[House]:
     return found
 
 
-def of_panel(world: World, level: str) -> list[House]:
-    """Return all houses of a level's panel. Starts Java."""
-    seeds = read_panel(world.panels, level)
-    with Environment() as java:
-        walked = [world.walk(java, world.levels[level], seed) for part in seeds.values() for seed in part]
-    return [house for house in walked if house]
+def of_panel(world: Environment, game: Game, level: str) -> list[House]:
+    """Return all houses of a level's panel."""
+    return [walk(world, game, game.levels[level], seed) for part in game.panel(level).values() for seed in part]
 
 
-def _write(world: World) -> None:
-    panels: dict[str, dict[str, list[int]]] = {}
+def _write(game: Game) -> None:
+    panels = json.loads(PANELS.read_text()) | {game.name: {}}
     used: set[int] = set()  # in MapReader a seed has a house at every distance
-    for level in world.levels:
+    for level in game.levels:
         free = (seed for seed in PANEL_SEEDS if seed not in used)
-        seeds = [seed for seed, _ in islice(houses(world, free, level), TRAIN + UNSEEN)]
+        seeds = [seed for seed, _ in islice(houses(game, free, level), TRAIN + UNSEEN)]
         if len(seeds) < TRAIN + UNSEEN:
             raise SystemExit(f"{level}: {len(seeds)} houses among {PANEL_SEEDS}, {TRAIN + UNSEEN} are needed")
         used |= set(seeds)
-        panels[level] = {"train": seeds[:TRAIN], "unseen": seeds[TRAIN:]}
-    lines = ",\n".join(f'  "{level}": {json.dumps(panel)}' for level, panel in panels.items())
-    world.panels.write_text(f"{{\n{lines}\n}}\n")
+        panels[game.name][level] = {"train": seeds[:TRAIN], "unseen": seeds[TRAIN:]}
+    text = json.dumps(panels, indent=2)
+    PANELS.write_text(re.sub(r"\[[^]]*\]", lambda seeds: "".join(seeds[0].split()).replace(",", ", "), text) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("world", choices=WORLDS)
+    parser.add_argument("game", choices=GAMES)
     parser.add_argument("--only-measure", action="store_true", help="leave the panels as they are")
     arguments = parser.parse_args()
-    world = WORLDS[arguments.world]
+    game = GAMES[arguments.game]
     if not arguments.only_measure:
-        _write(world)
-    for name, level in world.levels.items():
-        shares = learned(world, of_panel(world, name), level.max_steps)
-        print(name, ", ".join(f"{share:.1%} with {count}" for count, share in zip(EARLIER, shares, strict=True)))
+        _write(game)
+    with Environment() as world:
+        for name, level in game.levels.items():
+            shares = learned(game, of_panel(world, game, name), level.max_steps)
+            print(name, ", ".join(f"{share:.1%} with {count}" for count, share in zip(EARLIER, shares, strict=True)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from empo2.small_model.houses import MAKE_SEEDS, disguised, walk_all
 from empo2.small_model.rows import READING, WRITING, rows
 
 ADAPTER = Path(__file__).parent / "adapter"
-WORLD = Path(__file__).parents[1] / "agents/coin_collector/train.yaml"
+WORLD = Path(__file__).parents[1] / "agents/houses/coin.yaml"
 HOUSES = 300
 STAGES = ((READING, 2400, 1e-3), (WRITING, 960, 5e-4))  # mix, rows, learning rate
 

@@ -5,8 +5,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from empo2.agents.coin_collector.environment import TASK
 from empo2.agents.houses.agent import SYSTEM
+from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import TAKE, House, refused, room_text
 from empo2.recipe.config import Reflection
 from empo2.recipe.gateway.episodes.reflector import question
@@ -209,7 +209,7 @@ def _chat(played: Played, blocks: dict[int, str]) -> list[Message]:
     for index, (turn, sensible) in enumerate(zip(played.turns, played.sensible, strict=True)):
         here = room_text(turn.room, turn.exits, coin=turn.action == TAKE)
         text = here if moved else refused(here)
-        text = text if index else f"{TASK}\n\n{text}"
+        text = text if index else f"{COIN_COLLECTOR.task}\n\n{text}"
         text = f"{blocks[index]}\n\n{text}" if index in blocks else text
         chat += [Message("user", text), Message("assistant", turn.action, learned=sensible)]
         moved = turn.move is not None

@@ -16,7 +16,7 @@ import learning  # noqa: E402
 import learning_notes as notes  # noqa: E402
 import learning_report as report  # noqa: E402
 
-from empo2.agents.coin_collector.levels import panel  # noqa: E402
+from empo2.agents.houses.games import COIN_COLLECTOR  # noqa: E402
 from empo2.agents.houses.house import House  # noqa: E402
 from empo2.memory import MemoryStore, Step  # noqa: E402
 
@@ -92,7 +92,7 @@ def test_episodes_are_counted_by_what_their_notes_said(tmp_path: Path):
 
 def test_the_houses_of_the_experiment_have_their_coins_where_the_agent_finds_them():
     (seed, house), *_ = notes.training_houses("hard", 2).items()
-    assert house.distance == 4 and len(house.doors) == 11 and seed == panel("hard")["train"][0]
+    assert house.distance == 4 and len(house.doors) == 11 and seed == COIN_COLLECTOR.panel("hard")["train"][0]
 
 
 def test_the_report_is_made_from_results(tmp_path: Path):

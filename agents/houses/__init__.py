@@ -1,1 +1,1 @@
-"""Games of TextWorld-Express that are searches of a house, with short turns: what CoinCollector and MapReader share."""
+"""Searches of a house with short turns, for small models: CoinCollector, and MapReader without its map."""

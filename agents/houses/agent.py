@@ -1,31 +1,38 @@
-"""The agent that plays a game in a house."""
+"""The agents that play the games in houses.
 
-from typing import ClassVar
+To train one (settings in coin.yaml and mapreader.yaml):
+
+    empo2 train --profile cpu --config agents/houses/coin.yaml
+"""
 
 from ..text_game.agent import Server, TextAgent, connect, play_chat
-from ..text_game.game import Outcome, State, TextEnvironment, TextGame
+from ..text_game.game import Outcome, TextGame
 from ..text_game.java import java_executable
 from ..textworld_express.environment import Environment
-from .tasks import HouseEpisode
+from .environment import HouseEnvironment
+from .tasks import CoinCollectorEpisode, HouseEpisode, MapReaderEpisode
 
 SYSTEM = "Reply with one action: move north, move east, move south, move west or take coin."
 
 
-class HouseAgent[Episode: HouseEpisode](TextAgent[Episode]):
-    """One episode in a house; the variables are those of the episode's `env_map()`."""
-
-    name: ClassVar[str]  # of the game
+class HouseAgent(TextAgent[HouseEpisode]):
+    """Play one episode in a house; the variables are those of the episode's `env_map()`."""
 
     @classmethod
     def check(cls) -> str:
         """Return one line for a launcher to show before the first rollout. Raises FileNotFoundError without Java."""
-        return f"{cls.name} of TextWorld-Express with Java at {java_executable()}"
+        return f"{cls.episode.game.title} of TextWorld-Express with Java at {java_executable()}"
 
-    def play(self, episode: Episode, server: Server) -> Outcome:
+    def play(self, episode: HouseEpisode, server: Server) -> Outcome:
         with Environment() as world:
-            environment, state = self.begin(world, episode)
+            environment = HouseEnvironment(world, episode.game)
+            state = environment.reset(episode.game.levels[episode.level], episode.seed, episode.max_steps)
             return play_chat(TextGame(environment, episode, SYSTEM, state), connect(server))
 
-    def begin(self, world: Environment, episode: Episode) -> tuple[TextEnvironment, State]:
-        """Return the game with a started episode, and its first state."""
-        raise NotImplementedError
+
+class CoinCollectorAgent(HouseAgent):
+    episode = CoinCollectorEpisode
+
+
+class MapReaderAgent(HouseAgent):
+    episode = MapReaderEpisode

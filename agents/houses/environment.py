@@ -1,4 +1,8 @@
-"""Houses of TextWorld-Express in few words, and a whole house found by walking through it."""
+"""Houses of TextWorld-Express in few words, and a whole house found by walking through it.
+
+MapReader names the coin's room and has a map, which says which rooms adjoin: with both there is little to explore, so
+neither is shown.
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,38 +10,62 @@ from dataclasses import replace
 
 from ..text_game.game import State
 from ..textworld_express.environment import Environment
-from .house import OPPOSITE, House, refused, room_text
+from .games import Game, Level
+from .house import OPPOSITE, TAKE, House, carrying, refused, room_text
 
 FOLD = "train"  # of no consequence: in these games a house follows from its parameters and the seed alone
+CARRIED = 50  # MapReader's score with the coin in hand; CoinCollector ends with the coin
+PUT = "put coin in box"
 
 _ROOM = re.compile(r"\AYou are in the ([^.]+)\.")
 _EXIT = re.compile(r"To the (North|East|South|West) you see the ([^.]+)\.")
 _COIN = re.compile(r"\ba coin\b")
 
-Room = tuple[
-    str, Mapping[str, str], bool
-]  # its name, direction -> the room behind the door, whether the coin lies there
+Room = tuple[str, Mapping[str, str], bool]  # name, direction -> room behind the door, whether the coin lies there
 
 
 class HouseEnvironment:
-    """A game in a house, in a TextWorld-Express that someone else holds; what shows no room does nothing."""
+    """A game in a house, in a TextWorld-Express that someone else holds; what shows no room does nothing.
 
-    def __init__(self, world: Environment) -> None:
-        self._world = world
+    MapReader's box is in the first room. When the player enters it with the coin, the coin is put into the box without
+    a step of the player's.
+    """
+
+    def __init__(self, world: Environment, game: Game) -> None:
+        self._world, self._game = world, game
         self._room: Room = ("", {}, False)
+        self._start = ""
+        self._carried = False
+        self.task_description = ""
+
+    def reset(self, level: Level, seed: int, max_steps: int) -> State:
+        """Begin an episode in the level's house of this seed. Raises ValueError where it has none."""
+        self._carried = False
+        # Two steps are MapReader's alone: to look around after taking the coin, and to put it into the box.
+        state = self._world.reset(self._game.name, self._game.params_of(level), FOLD, seed, max_steps + 2)
+        state = self._short(state)
+        self._start, _, _ = self._room
+        self.task_description = self._game.task.format(start=self._start)
+        return state
 
     def step(self, action: str) -> State:
-        return self._short(self._world.step(action))
+        state = self._world.step(action)
+        carried = state.score == CARRIED
+        if carried and not self._carried:
+            state = self._world.step("look around")  # the game's reply shows no room
+        elif carried and (read := read_room(state.observation)) and read[0] == self._start:
+            state = self._world.step(PUT)
+        self._carried = carried
+        return self._short(state)
 
     def _short(self, state: State) -> State:
+        """Return a state in few words, without the actions that this form of the game does not have."""
         read = read_room(state.observation)
         self._room = read or self._room
-        here = self._here()
-        return replace(state, observation=here if read else refused(here))
-
-    def _here(self) -> str:
-        """Return the text of the room that the player is in."""
-        return room_text(*self._room)
+        here = room_text(*self._room)
+        here = carrying(self._start, here) if self._carried else here
+        actions = tuple(action for action in state.valid_actions if action == TAKE or action.startswith("move "))
+        return replace(state, observation=here if read else refused(here), valid_actions=actions)
 
 
 def read_room(observation: str) -> Room | None:
@@ -49,10 +77,10 @@ def read_room(observation: str) -> Room | None:
     return room[1], exits, bool(_COIN.search(observation))
 
 
-def walk_house(world: Environment, game: str, params: str, seed: int) -> House:
-    """Return the house of this seed, found by walking through every door.
+def walk(world: Environment, game: Game, level: Level, seed: int) -> House:
+    """Return the level's house of this seed, found by walking through every door.
 
-    Raises ValueError where the parameters have no house of this seed.
+    Raises ValueError where there is none: MapReader may have no rooms so far apart.
     """
     doors: dict[str, Mapping[str, str]] = {}
     coins: list[str] = []
@@ -60,7 +88,7 @@ def walk_house(world: Environment, game: str, params: str, seed: int) -> House:
     def visit(observation: str) -> str:
         read = read_room(observation)
         if read is None:
-            raise ValueError(f"{game}, seed {seed}: no room in {observation!r}")
+            raise ValueError(f"{game.title}, seed {seed}: no room in {observation!r}")
         room, exits, coin = read
         doors[room] = exits
         if coin:
@@ -71,6 +99,6 @@ def walk_house(world: Environment, game: str, params: str, seed: int) -> House:
                 world.step(f"move {OPPOSITE[direction]}")
         return room
 
-    start = visit(world.reset(game, params, FOLD, seed, max_steps=1000).observation)
+    start = visit(world.reset(game.name, game.params_of(level), FOLD, seed, max_steps=1000).observation)
     (coin,) = coins
     return House(start, coin, doors)

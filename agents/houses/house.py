@@ -51,3 +51,8 @@ def room_text(room: str, exits: Mapping[str, str], coin: bool) -> str:
 def refused(here: str) -> str:
     """Return what the player reads after an action that the world does not know; `here` is the room's text."""
     return f"That does nothing. {here}"
+
+
+def carrying(start: str, here: str) -> str:
+    """Return what the player reads with MapReader's coin in hand; `here` is the room's text."""
+    return f"Bring it to the {start}. {here}"

@@ -1,41 +1,47 @@
 """The rows that say what one episode in a house plays."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, ClassVar
 
 from ..text_game.episode import ActionForm, TextEpisode, one_of, positive
-from .levels import Level, read_panel
+from .games import COIN_COLLECTOR, MAP_READER, Game
 
 
 @dataclass(frozen=True, kw_only=True)
 class HouseEpisode(TextEpisode):
-    """An episode in the house that follows from the level and the seed.
+    """An episode in the house that follows from the game, the level and the seed.
 
     Raises ValueError, naming the value and the nearest right ones, when a field is wrong.
     """
 
-    game: ClassVar[str]
-    levels: ClassVar[Mapping[str, Level]]
-    panels: ClassVar[Path]  # the file of the levels' seeds
+    variables = "HOUSE"
+    game: ClassVar[Game]
 
-    level: str  # one of `levels`
+    level: str  # one of the game's
 
     def __post_init__(self) -> None:
-        one_of(self.levels, "level", self.level)
+        one_of(self.game.levels, "level", self.level)
         super().__post_init__()
 
     @property
     def world(self) -> str:
-        return f"{self.game} {self.level}"
+        return f"{self.game.name} {self.level}"
 
     @property
     def title(self) -> str:
-        return f"{self.game}, {self.level}, house {self.seed}"
+        return f"{self.game.name}, {self.level}, house {self.seed}"
 
 
-def load_houses(
+class CoinCollectorEpisode(HouseEpisode):
+    game = COIN_COLLECTOR
+
+
+class MapReaderEpisode(HouseEpisode):
+    game = MAP_READER
+
+
+def load(
     episode: type[HouseEpisode],
     level: str,
     train_houses: int = 16,
@@ -48,11 +54,11 @@ def load_houses(
 
     `max_steps` is the level's own where it is None. Raises ValueError for a wrong argument.
     """
-    one_of(episode.levels, "level", level)
-    steps = episode.levels[level].max_steps if max_steps is None else max_steps
+    one_of(episode.game.levels, "level", level)
+    steps = episode.game.levels[level].max_steps if max_steps is None else max_steps
 
     def some(part: str, count: int) -> list[dict[str, Any]]:
-        seeds = read_panel(episode.panels, level)[part]
+        seeds = episode.game.panel(level)[part]
         positive(f"{part}_houses", count)
         if count > len(seeds):
             raise ValueError(f"{part}_houses {count}: level {level!r} has {len(seeds)}")
@@ -62,3 +68,7 @@ def load_houses(
         ]
 
     return some("train", train_houses), some("unseen", unseen_houses)
+
+
+coin_collector = partial(load, CoinCollectorEpisode)
+map_reader = partial(load, MapReaderEpisode)

@@ -7,7 +7,7 @@ import typer
 
 from empo2.recipe.config import Settings, load_settings, read_layer
 
-_WORLD = Path(__file__).parents[2] / "agents/coin_collector"
+_WORLD = Path(__file__).parents[2] / "agents/houses"
 
 
 def demo(
@@ -32,4 +32,4 @@ def demo_settings(directory: Path) -> Settings:
     """Return the demo's settings, whose run is made in a folder of ``directory``."""
     layer = read_layer(_WORLD / "demo.yaml")
     run = {**layer["run"], "directory": str(directory)}
-    return load_settings("cpu", file=_WORLD / "train.yaml", layer={**layer, "run": run})
+    return load_settings("cpu", file=_WORLD / "coin.yaml", layer={**layer, "run": run})

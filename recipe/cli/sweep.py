@@ -24,7 +24,7 @@ FILE is YAML; runs/FILE holds the runs, ARM-SEED, and report.html:
 examples:
   empo2 sweep recipe/sweeps/ablations.yaml --profile gpu --list
   empo2 sweep recipe/sweeps/ablations.yaml --profile gpu --only empo2-1 --only no-mask-1
-  empo2 sweep recipe/sweeps/p.yaml --profile cpu --config agents/coin_collector/train.yaml run.steps=20
+  empo2 sweep recipe/sweeps/p.yaml --profile cpu --config agents/houses/coin.yaml run.steps=20
 """
 
 

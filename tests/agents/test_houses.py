@@ -1,26 +1,43 @@
-"""What the games in houses share: levels and panels, rows, settings, and the table of docs/houses.md."""
+"""CoinCollector and MapReader in the real TextWorld-Express: turns, houses, levels, panels, agents."""
 
+import random
 import re
 from collections.abc import Iterator
-from importlib import import_module
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from empo2.agents.houses.tasks import HouseEpisode
+from empo2.agents.houses import agent
+from empo2.agents.houses.agent import CoinCollectorAgent, HouseAgent, MapReaderAgent
+from empo2.agents.houses.environment import HouseEnvironment, walk
+from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, Game
+from empo2.agents.houses.house import DIRECTIONS, OPPOSITE, House, room_text
+from empo2.agents.houses.tasks import coin_collector, map_reader
 from empo2.agents.textworld_express.environment import Environment
 from empo2.recipe.config import load_settings
+from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.launcher.tasks import check_agent, load_tasks
 from empo2.recipe.protocol import scope_of
-from empo2.small_model.levels import EARLIER, WORLDS, chance, learned, of_panel
+from empo2.small_model import houses as small_model
+from empo2.small_model.levels import EARLIER, bring_back, fits, learned, of_panel
+from empo2.small_model.notes import Note, way_to
+from empo2.small_model.player import Player
 
 ROOT = Path(__file__).parents[2]
-LEVELS = [(name, level) for name, world in WORLDS.items() for level in world.levels]
+COIN, MAP = COIN_COLLECTOR.levels["hard"], MAP_READER.levels["medium"]  # 11 rooms both
+STREET = 7  # of MapReader's level "easy": street - spare room - library, from north to south, the coin in the library
+LOADS = {COIN_COLLECTOR: coin_collector, MAP_READER: map_reader}
+AGENTS = {COIN_COLLECTOR: CoinCollectorAgent, MAP_READER: MapReaderAgent}
 
 pytestmark = pytest.mark.stack
 
-each_world = pytest.mark.parametrize("name", WORLDS)
-each_level = pytest.mark.parametrize(("name", "level"), LEVELS)
+each_game = pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
+each_level = pytest.mark.parametrize(
+    ("game", "level"),
+    [pytest.param(game, level, id=f"{game.name}-{level}") for game in GAMES.values() for level in game.levels],
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,67 +46,198 @@ def world() -> Iterator[Environment]:
         yield shared
 
 
-def episode_of(name: str) -> type[HouseEpisode]:
-    return import_module(f"empo2.agents.{name}.tasks").Episode
+# Turns
 
 
-def load(name: str, **arguments: object) -> tuple[list[dict], list[dict]]:
-    return import_module(f"empo2.agents.{name}.tasks").load(**arguments)
+def test_a_turn_is_a_room_its_exits_and_the_coin(world: Environment):
+    coin = HouseEnvironment(world, COIN_COLLECTOR)
+    kitchen = "You are in the kitchen. North: bathroom. East: corridor. West: pantry."
+    state = coin.reset(COIN, 7, 20)
+    assert (state.observation, coin.task_description) == (kitchen, "Find the coin and take it.")
+    assert state.valid_actions == ("move east", "move north", "move west")
+    assert [coin.step(action).observation for action in ("look around", "inventory", "move south")] == [
+        kitchen,
+        f"That does nothing. {kitchen}",
+        f"That does nothing. {kitchen}",
+    ]
+    for action in ("move east", "move east", "move south"):
+        state = coin.step(action)
+    assert state.observation == "You are in the driveway. You see a coin. North: backyard."
+    state = coin.step("take coin")
+    assert (state.score, state.done) == (100, True)
 
 
-def panel(name: str, level: str) -> dict[str, list[int]]:
-    return import_module(f"empo2.agents.{name}.levels").panel(level)
+def test_a_search_and_the_way_back(world: Environment):
+    game = HouseEnvironment(world, MAP_READER)
+    assert game.reset(MAP_READER.levels["easy"], STREET, 20).observation == "You are in the street. South: spare room."
+    assert game.task_description == "Find the coin, take it and bring it to the street."
+    actions = ["move south", "move south", "take coin", "move south", "move west", "take coin"]
+    assert [game.step(action).observation for action in actions] == [
+        "You are in the spare room. North: street. South: library.",
+        "You are in the library. You see a coin. North: spare room. South: parlor.",
+        "Bring it to the street. You are in the library. North: spare room. South: parlor.",
+        "Bring it to the street. You are in the parlor. North: library. South: lounge. West: cookery.",
+        "Bring it to the street. You are in the cookery. East: parlor.",
+        "That does nothing. Bring it to the street. You are in the cookery. East: parlor.",
+    ]
+    states = [game.step(action) for action in ("move east", "move north", "move north", "move north")]
+    assert [(state.score, state.done) for state in states] == [(50, False)] * 3 + [(100, True)]
 
 
-@each_world
-def test_no_house_is_in_two_panels(name: str):
-    seeds = [seed for level in WORLDS[name].levels for part in panel(name, level).values() for seed in part]
-    assert len(set(seeds)) == len(seeds) == 32 * len(WORLDS[name].levels)
+def test_neither_the_map_nor_the_coins_room_is_shown(world: Environment):
+    game = HouseEnvironment(world, MAP_READER)
+    state = game.reset(MAP_READER.levels["easy"], STREET, 20)
+    assert "library" in world.task_description
+    assert state.valid_actions == ("move south",)
+    for action in ("read map", "task", "inventory", "put map in box", "take map", "move north"):
+        assert game.step(action).observation == "That does nothing. You are in the street. South: spare room."
+
+
+# Houses
+
+
+def moves_to_the_coin(house: House) -> list[str]:
+    """The directions of a shortest way, by trying all sequences of moves, the short ones first."""
+    ways: list[tuple[str, list[str]]] = [(house.start, [])]
+    for room, moves in ways:
+        if room == house.coin:
+            return moves
+        ways += [(behind, [*moves, way]) for way, behind in house.doors[room].items()]
+    raise AssertionError("no way")
+
+
+def test_a_house_is_what_its_seed_says_and_nothing_else(world: Environment):
+    first, second = (walk(world, COIN_COLLECTOR, COIN, seed) for seed in (7, 8))
+    assert len(first.doors) == COIN.rooms
+    assert first != second
+    assert walk(world, COIN_COLLECTOR, COIN, 7) == first
+
+
+def test_a_walked_house_reads_as_the_game_does(world: Environment):
+    """The small model's data and evaluation play `House`, not the game."""
+    for seed in range(5):
+        house, coin = walk(world, COIN_COLLECTOR, COIN, seed), HouseEnvironment(world, COIN_COLLECTOR)
+        generator, state, room = random.Random(seed), coin.reset(COIN, seed, 60), house.start
+        for _ in range(50):
+            text = room_text(room, house.doors[room], room == house.coin)
+            assert state.observation.removeprefix("That does nothing. ") == text
+            direction = generator.choice(DIRECTIONS)
+            state = coin.step(f"move {direction}")
+            assert state.observation.startswith("That does nothing.") == (direction not in house.doors[room])
+            room = house.doors[room].get(direction, room)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_shortest_way_is_just_long_enough(world: Environment, seed: int):
+    house, coin = walk(world, COIN_COLLECTOR, COIN, seed), HouseEnvironment(world, COIN_COLLECTOR)
+    moves = moves_to_the_coin(house)
+    assert len(moves) == house.distance
+    coin.reset(COIN, seed, house.distance + 1)
+    there = [*(f"move {way}" for way in moves), "take coin"]
+    assert [coin.step(action).score for action in there] == [0] * house.distance + [100]
+
+    house, game = walk(world, MAP_READER, MAP, seed), HouseEnvironment(world, MAP_READER)
+    moves = moves_to_the_coin(house)
+    game.reset(MAP, seed, 2 * house.distance + 1)
+    back = [f"move {OPPOSITE[way]}" for way in reversed(moves)]
+    actions = [*(f"move {way}" for way in moves), "take coin", *back]
+    scores = [0] * house.distance + [50] * house.distance + [100]
+    assert [game.step(action).score for action in actions] == scores
+
+
+def test_a_house_without_rooms_so_far_apart_is_named(world: Environment):
+    with pytest.raises(ValueError, match="No locations could be found that distance apart"):
+        walk(world, MAP_READER, replace(MAP, rooms=3, distances=(8,)), 0)
+
+
+# The scripted player, by which levels are measured
+
+
+def played_by_text(game: HouseEnvironment, seed: int, max_steps: int, generator: random.Random) -> bool:
+    """Play as `bring_back` does, but in the game and by what its text says."""
+    player = Player([], generator)
+    state = game.reset(MAP, seed, max_steps)
+    (box,) = re.findall(r"bring it to the ([^.]+)\.", game.task_description)
+    for _ in range(max_steps):
+        text = state.observation
+        room = re.findall(r"You are in the ([^.]+)\.", text)[0]
+        exits = {way.lower(): behind for way, behind in re.findall(r"(North|East|South|West): ([^.]+)\.", text)}
+        if text.startswith("Bring it to the "):
+            action = f"move {way_to(player.exits, room, box)[0][1]}"
+        else:
+            action = player.act(room, exits, "You see a coin." in text)
+        state = game.step(action)
+        if state.done:
+            break
+    return state.score == 100
+
+
+def test_what_the_scripted_player_does_in_a_walked_house_it_does_in_the_game(world: Environment):
+    found = set()
+    for seed in range(4):
+        house, game = walk(world, MAP_READER, MAP, seed), HouseEnvironment(world, MAP_READER)
+        walked = [bring_back(house, [], 9, random.Random(number))[0] for number in range(10)]
+        assert walked == [played_by_text(game, seed, 9, random.Random(number)) for number in range(10)]
+        found |= set(walked)
+    assert found == {True, False}
+
+
+# a - b - c, and d beside b: the coin is in c.
+DOORS = {"a": {"east": "b"}, "b": {"west": "a", "east": "c", "south": "d"}, "c": {"west": "b"}, "d": {"north": "b"}}
+
+
+def test_the_scripted_player_needs_the_way_there_the_coin_and_the_way_back():
+    house, way = House("a", "c", DOORS), (("a", "east"), ("b", "east"))
+    told = Note("c", way, found=True)
+    assert bring_back(house, [told], 5, random.Random(0)) == (True, told)
+    assert bring_back(house, [told], 4, random.Random(0)) == (False, told)
+    results = [bring_back(house, [], 5, random.Random(seed))[0] for seed in range(400)]
+    assert 0.4 < sum(results) / 400 < 0.6  # in b it goes on to c or to d; from d it comes too late
+    assert all(bring_back(house, [], 7, random.Random(seed))[0] for seed in range(50))
+
+
+# Levels, panels and rows
 
 
 @each_level
-def test_a_panels_houses_are_of_their_level_and_all_different(world: Environment, name: str, level: str):
-    game, limits = WORLDS[name], WORLDS[name].levels[level]
-    seeds = [seed for part in panel(name, level).values() for seed in part]
-    walked = [game.walk(world, limits, seed) for seed in seeds]
-    assert len({repr(house) for house in walked}) == len(seeds)
-    low, high = limits.chance
-    for house in walked:
-        assert house is not None
-        assert len(house.doors) == limits.rooms
-        assert house.distance in limits.distances
-        assert low <= chance(game, house, limits.max_steps) <= high
-
-
-@each_level
-def test_the_table_of_the_page_is_what_the_script_measures(name: str, level: str):
+def test_a_panels_houses_are_of_their_level_and_the_table_of_the_page_is_measured_in_them(
+    world: Environment, game: Game, level: str
+):
     """| CoinCollector | hard | ... | 2.3 % | 6.4 % | 10.2 % | 18.1 % |"""
-    titles = {"coin_collector": "CoinCollector", "map_reader": "MapReader"}
-    (line,) = re.findall(rf"^\| {titles[name]} \| {level} \|.*$", (ROOT / "docs/houses.md").read_text(), re.MULTILINE)
+    limits, walked = game.levels[level], of_panel(world, game, level)
+    assert len({repr(house) for house in walked}) == 32
+    assert all(len(house.doors) == limits.rooms and fits(game, house, limits) for house in walked)
+    (line,) = re.findall(rf"^\| {game.title} \| {level} \|.*$", (ROOT / "docs/houses.md").read_text(), re.MULTILINE)
     written = [float(share) for share in re.findall(r"([\d.]+) %", line)]
-    game = WORLDS[name]
-    measured = learned(game, of_panel(game, level), game.levels[level].max_steps)
-    assert len(measured) == len(EARLIER)
-    assert written == [round(100 * share, 1) for share in measured]
+    assert len(written) == len(EARLIER)
+    assert written == [round(100 * share, 1) for share in learned(game, walked, limits.max_steps)]
+
+
+@each_game
+def test_no_house_is_in_two_panels(game: Game):
+    seeds = [seed for level in game.levels for part in game.panel(level).values() for seed in part]
+    assert len(set(seeds)) == len(seeds) == 32 * len(game.levels)
+
+
+def test_no_house_is_used_for_two_purposes():
+    made = {*small_model.MAKE_SEEDS, *small_model.DEV_SEEDS}
+    measured = {*small_model.LEVEL_SEEDS, *small_model.TEST_SEEDS}
+    assert made.isdisjoint(measured)
+    for level in COIN_COLLECTOR.levels:
+        for seeds in COIN_COLLECTOR.panel(level).values():
+            assert (made | measured).isdisjoint(seeds)
 
 
 @each_level
-def test_rows_are_the_first_houses_of_a_panel(name: str, level: str):
-    train, unseen = load(name, level=level, train_houses=2, unseen_houses=3)
-    seeds = panel(name, level)
+def test_rows_are_the_first_houses_of_a_panel(game: Game, level: str):
+    train, unseen = LOADS[game](level=level, train_houses=2, unseen_houses=3)
+    seeds = game.panel(level)
     assert [row["seed"] for row in train + unseen] == seeds["train"][:2] + seeds["unseen"][:3]
-    steps = WORLDS[name].levels[level].max_steps
-    assert train[0] == {
-        "level": level,
-        "seed": train[0]["seed"],
-        "max_steps": steps,
-        "actions": "free-text",
-        "choices": 6,
-    }
-    assert {row["max_steps"] for row in load(name, level=level, max_steps=20)[0]} == {20}
+    rest = {"level": level, "max_steps": game.levels[level].max_steps, "actions": "free-text", "choices": 6}
+    assert train[0] == {"seed": seeds["train"][0], **rest}
+    assert {row["max_steps"] for row in LOADS[game](level=level, max_steps=20)[0]} == {20}
 
 
-@each_world
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -99,17 +247,76 @@ def test_rows_are_the_first_houses_of_a_panel(name: str, level: str):
         ({"level": "hard", "max_steps": 0}, "max_steps 0 must be at least 1"),
     ],
 )
-def test_a_wrong_argument_gets_one_line(name: str, wrong: dict, says: str):
+def test_a_wrong_argument_gets_one_line(wrong: dict, says: str):
     with pytest.raises(ValueError, match=says):
-        load(name, **wrong)
+        map_reader(**wrong)
 
 
-@each_world
-def test_the_settings_beside_the_agent_are_its_own(name: str):
-    settings = load_settings("cpu", file=ROOT / "agents" / name / "train.yaml")
-    assert check_agent(settings) is not None
+# The agents
+
+
+@each_game
+def test_the_settings_beside_the_agent_are_its_own(game: Game):
+    settings = load_settings("cpu", file=ROOT / f"agents/houses/{game.name}.yaml")
+    assert game.title in str(check_agent(settings))
     rows = load_tasks(settings)
     assert {variable: path for variable, path in settings.agent.env.items() if path.startswith("input.")} == (
-        episode_of(name).env_map()
+        AGENTS[game].episode.env_map()
     )
     assert len({scope_of(row, settings.memory.scope) for row in rows.train}) == len(rows.train)
+
+
+def test_the_state_is_the_room_and_whether_the_coin_is_in_hand():
+    """The gateway counts visits to it: a move against a wall is no new state, the coin in hand is one."""
+    state = StateReader(load_settings("cpu", file=ROOT / "agents/houses/mapreader.yaml").memory)
+
+    def of(text: str) -> str:
+        return state.of_chat([{"role": "user", "content": text}])
+
+    here = "You are in the den. South: attic."
+    carried = f"Bring it to the hall. {here}"
+    assert of(f"Find the coin, take it and bring it to the hall.\n\n{here}") == here
+    assert (of(here), of(f"That does nothing. {here}")) == (here, here)
+    assert (of(carried), of(f"That does nothing. {carried}")) == (carried, carried)
+
+
+@pytest.fixture
+def run(server, world, monkeypatch: pytest.MonkeyPatch):
+    """Run an agent as the controller does, in this process and in the shared world, with these actions."""
+    monkeypatch.setattr(agent, "Environment", lambda: nullcontext(world))
+
+    def run_one(player: type[HouseAgent], row: dict, actions: list[str]) -> dict:
+        script = iter(actions)
+        values = {name: str(row[path.removeprefix("input.")]) for name, path in player.episode.env_map().items()}
+        for name, value in {**values, **server.variables}.items():
+            monkeypatch.setenv(name, value)
+        server.reply = lambda messages: next(script)
+        player().run()
+        return server.events[-1]["data"]
+
+    return run_one
+
+
+def test_a_found_coin_is_posted_as_100(run, server, world: Environment):
+    row = coin_collector("easy", train_houses=1)[0][0]
+    moves = moves_to_the_coin(walk(world, COIN_COLLECTOR, COIN_COLLECTOR.levels["easy"], row["seed"]))
+    reward = run(CoinCollectorAgent, row, [*(f"move {way}" for way in moves), "take coin"])
+    assert (reward["value"], reward["success"]) == (100, True)
+    system, first = server.chats[0]["messages"]
+    assert system["content"] == "Reply with one action: move north, move east, move south, move west or take coin."
+    assert first["content"].startswith("Find the coin and take it.\n\nYou are in the kitchen. ")
+
+
+THERE_AND_BACK = ["move south", "move south", "take coin", "move north", "move north"]
+
+
+@pytest.mark.parametrize(("steps", "value", "success"), [(5, 100, True), (4, 50, False), (2, 0, False)])
+def test_a_coin_is_worth_50_and_100_once_it_is_back(run, server, steps: int, value: int, success: bool):
+    row = map_reader("easy", train_houses=1)[0][0] | {"seed": STREET, "max_steps": steps}
+    reward = run(MapReaderAgent, row, THERE_AND_BACK)
+    assert (reward["value"], reward["success"]) == (value, success)
+    _, first = server.chats[0]["messages"]
+    assert first["content"] == (
+        "Find the coin, take it and bring it to the street.\n\nYou are in the street. South: spare room."
+    )
+    assert len(server.chats) == steps

@@ -342,7 +342,7 @@ def test_critics_are_for_evaluations_without_tips() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["train", "--profile", "cpu", "--config", "agents/coin_collector/train.yaml"],
+        ["train", "--profile", "cpu", "--config", "agents/houses/coin.yaml"],
         ["adapt", "m", "--server", "http://127.0.0.1:9/v1", "--profile", "cpu", "--panel", "coin-medium"],
     ],
     ids=["train", "adapt"],

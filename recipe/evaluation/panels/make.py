@@ -10,8 +10,6 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from empo2.recipe.config import read_layer
@@ -73,13 +71,16 @@ def _textworld_express() -> Content:
     )
 
 
-def _houses(game: str, folder: str, level: str, part: int) -> Content:
-    tasks = import_module(f"empo2.agents.{folder}.tasks")
-    settings = read_layer(Path(tasks.__file__ or "").with_name("train.yaml"))
+def _houses(name: str, level: str, part: int) -> Content:
+    from empo2.agents.houses import tasks
+    from empo2.agents.houses.games import GAMES, PANELS
+
+    load = {"coin": tasks.coin_collector, "mapreader": tasks.map_reader}[name]
+    settings = read_layer(PANELS.with_name(f"{name}.yaml"))
     config = {section: settings[section] for section in ("algorithm", "agent", "memory", "reflection")}
     config["algorithm"] = {**settings["algorithm"], **_returns(failure=0.0)}
     which = ("16 houses that are trained on", "16 houses that are never trained on")[part]
-    return _panel(f"{game}, level {level}: the {which}.", [], config, tasks.load(level)[part])
+    return _panel(f"{GAMES[name].title}, level {level}: the {which}.", [], config, load(level)[part])
 
 
 _TRAIN, _TEST = 0, 1  # what `load` returns
@@ -122,11 +123,8 @@ PANELS: dict[str, Callable[[], Content]] = {
     ),
     "textworld-express": _textworld_express,
 } | {
-    f"{name}-{level}{suffix}": partial(_houses, game, folder, level, part)
-    for name, game, folder, levels in (
-        ("coin", "CoinCollector", "coin_collector", ("medium", "hard")),
-        ("mapreader", "MapReader", "map_reader", ("easy", "medium", "hard")),
-    )
+    f"{name}-{level}{suffix}": partial(_houses, name, level, part)
+    for name, levels in (("coin", ("medium", "hard")), ("mapreader", ("easy", "medium", "hard")))
     for level in levels
     for suffix, part in (("", _TEST), ("-seen", _TRAIN))
 }
