@@ -6,7 +6,7 @@ profile ?= cpu
 only ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser demo small-model test test-fast check soak lock clean
+.PHONY: help setup frameworks browser demo small-model test test-all test-fast check soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,11 +36,14 @@ small-model: setup ## make the small model's LoRA anew from scripted play, with 
 PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # One worker begins with the trainings (tests/conftest.py). At the end, what was skipped is listed with the reason.
-test: frameworks ## run all tests, the real stack included
-	$(PYTEST) -r fEs --durations=25
+test: frameworks ## run the tests of all that README says, the real stack included
+	$(PYTEST) -r fEs --durations=25 -m "not rare"
+
+test-all: test ## and what is long, or a combination that hardly anyone uses
+	$(PYTEST) -r fEs --durations=25 -m rare
 
 test-fast: setup ## run the tests that need neither the real stack nor much time
-	$(PYTEST) -r fE -m "not stack and not slow"
+	$(PYTEST) -r fE -m "not stack and not slow and not rare"
 
 # pyright follows folders, not the import hook of an editable install: build/links shows it the package `empo2`.
 check: frameworks ## lint, formatting and types

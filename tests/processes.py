@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -26,7 +27,8 @@ while not os.path.exists(sys.argv[1]):
 """
 
 
-def until(condition: Callable[[], object], seconds: float = 30) -> None:
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+    """Wait for what is sure to come: the limit only ends a test that would wait for ever."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "timed out"
@@ -44,13 +46,19 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.fixture
-def mark() -> Iterator[str]:
-    """The value of EMPO2_TEST_MARK for all that a test starts; nothing with it may be left when the test is over."""
+@contextmanager
+def marking() -> Iterator[str]:
+    """Yield the value of EMPO2_TEST_MARK for all that is started; nothing with it may be left at the end."""
     mark = uuid.uuid4().hex
-    yield mark
     try:
-        until(lambda: not marked(mark), 10)
+        yield mark
+        until(lambda: not marked(mark))
     finally:
         for process in marked(mark):
             process.kill()
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    with marking() as mark:
+        yield mark

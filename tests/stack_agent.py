@@ -4,61 +4,14 @@ import importlib
 import json
 import os
 import random
-import shlex
-import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 
-from empo2.agents.scienceworld import tasks as scienceworld
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
-from empo2.agents.text_game.episode import TextEpisode
-from empo2.agents.textworld_express import tasks as textworld_express
-from empo2.agents.webshop import tasks as webshop
-
-QUIZ = Path(__file__).parents[1] / "examples" / "quiz" / "quiz.py"
-OWN = "empo2.agents.frameworks"
-FRAMEWORKS = {
-    "openai": "empo2.agents.scienceworld.agent:ScienceWorldAgent",
-    "pydantic-ai": f"{OWN}.pydantic_ai:PydanticAIAgent",
-    "autogen": f"{OWN}.autogen:AutogenAgent",
-    "langgraph": f"{OWN}.langgraph:LangGraphAgent",
-    "openai-agents": f"{OWN}.openai_agents:OpenAIAgentsAgent",
-    "smolagents": f"{OWN}.smolagents:SmolagentsAgent",
-}
-
-
-def every_kind() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """ScienceWorld for each framework, each other world, and a command, in the fields that AnyAgent reads."""
-    form = {"actions": "choice", "choices": 6, "max_steps": 3}
-    (world,), _ = scienceworld.load("find-animal", train_variations=1, test_variations=1, **form)
-    rows = [_row("scienceworld", name, agent, scienceworld.Episode(**world)) for name, agent in FRAMEWORKS.items()]
-    (world,), _ = textworld_express.load(["coin"], train_seeds=1, test_seeds=1, **form)
-    agent = "empo2.agents.textworld_express.agent:TextWorldExpressAgent"
-    rows.append(_row("textworld-express", "openai", agent, textworld_express.Episode(**world)))
-    (world,), _ = webshop.load(hits=3, train_goals=1, test_goals=1, **form)
-    rows.append(_row("webshop", "openai", "empo2.agents.webshop.agent:WebShopAgent", webshop.Episode(**world)))
-    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(QUIZ))} {{QUESTION}} {{ANSWER}}"
-    variables = {"AGENT_COMMAND": command, "AGENT_REWARD": "stdout", "QUESTION": "What is 1 + 1?", "ANSWER": "2"}
-    agent = "empo2.agents.command:CommandAgent"
-    rows.append({"world": "quiz", "kind": "quiz command", "agent": agent, "variables": json.dumps(variables)})
-    return rows, rows[:2]
-
-
-def _row(world: str, framework: str, agent: str, episode: TextEpisode) -> dict[str, str]:
-    variables: dict[str, Any] = {
-        f"{episode.variables}_{field.name.upper()}": str(getattr(episode, field.name)) for field in fields(episode)
-    }
-    return {
-        "world": world,
-        "kind": f"{world} {framework}",
-        "agent": agent,
-        "variables": json.dumps({**variables, f"{episode.variables}_MAX_TOKENS": "8"}),
-    }
 
 
 def rollout_id() -> str:
@@ -82,14 +35,12 @@ class AnyAgent:
 
 
 class GuessingAgent:
-    """A guessing game. GAME_TROUBLE: "sometimes" raises in a fifth of the episodes, "always" in all."""
+    """A guessing game. With GAME_TROUBLE=sometimes it raises in a fifth of the episodes."""
 
     def run(self) -> None:
         number = int(os.environ["GAME_NUMBER"])
         trouble = os.environ["GAME_TROUBLE"]
         draw = random.Random(rollout_id()).random()
-        if trouble == "always":
-            raise RuntimeError("the game server is down")
         client = openai.OpenAI(base_url=os.environ["AGL_OPENAI_BASE_URL"], api_key=os.environ["AGL_KEY"] or "none")
         messages: list = [{"role": "user", "content": "Guess a number between 1 and 9. Answer with the number."}]
         score = 0.0
@@ -131,3 +82,13 @@ class PacedAgent:
         headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
         event = {"event_type": "reward", "data": {"value": score}}
         httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
+
+
+class FailingAgent(PacedAgent):
+    """A `PacedAgent` that always fails once the run has trained DOWN_AFTER steps (METRICS)."""
+
+    def run(self) -> None:
+        metrics = Path(os.environ["METRICS"])
+        if metrics.exists() and len(metrics.read_text().splitlines()) >= int(os.environ["DOWN_AFTER"]):
+            raise RuntimeError("the game server is down")
+        super().run()

@@ -7,27 +7,39 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 import torch
 
-from .processes import until
+from empo2.recipe.cli import main
 
-CLI = [sys.executable, "-m", "empo2.recipe.cli"]
+from .processes import until
+from .stack import CLI
+
 INTERRUPTED = "empo2: interrupted; everything that was started has been stopped\n"
 
 
-def run_cli(*arguments: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*CLI, *arguments],
-        cwd=directory,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """A command in this process and an empty folder; its exit code, and what it wrote to stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    umask = os.umask(0o077)  # as the commands do
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main([*arguments])
+        printed = capfd.readouterr()
+        return code, printed.out, printed.err
+
+    yield run
+    os.umask(umask)
+    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize(
@@ -54,89 +66,97 @@ def run_cli(*arguments: str, directory: Path, **variables: str) -> subprocess.Co
         (["algorithm.seed=x", "--ablation", "no-mask", "run.steps=y"], ["algorithm.seed='x'", "run.steps='y'"]),
     ],
 )
-def test_wrong_settings_are_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+def test_wrong_settings_are_one_line(cli: Cli, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
     if "gpu-1" in arguments and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     profile = [] if "--profile" in arguments else ["--profile", "cpu"]
-    done = run_cli("train", *profile, *arguments, directory=tmp_path)
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+    code, _, errors = cli("train", *profile, *arguments)
+    assert code == 2, errors
+    (line,) = errors.splitlines()
     assert line.startswith("empo2: error: ")
     assert all(word in line for word in words), line
     assert not (tmp_path / "runs").exists()
 
 
-def test_version(tmp_path: Path) -> None:
+def test_version() -> None:
     written = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
-    done = run_cli("--version", directory=tmp_path)
+    done = subprocess.run([*CLI, "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"empo2 {written}\n", "")
 
 
-def test_missing_java(tmp_path: Path) -> None:
-    done = run_cli("train", "--profile", "cpu", directory=tmp_path, JAVA="/nowhere/java")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+def test_missing_java(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA", "/nowhere/java")
+    code, _, errors = cli("train", "--profile", "cpu")
+    assert code == 2
+    (line,) = errors.splitlines()
     assert "JAVA='/nowhere/java'" in line
 
 
-def test_run_folder_exists(tmp_path: Path) -> None:
+def test_run_folder_exists(cli: Cli, tmp_path: Path) -> None:
     metrics = tmp_path / "runs" / "mine" / "metrics.jsonl"
     metrics.parent.mkdir(parents=True)
     metrics.write_text('{"step": 1}\n')
-    done = run_cli("train", "--profile", "cpu", "run.name=mine", directory=tmp_path)
-    assert done.returncode == 2
-    assert "run.name='mine'" in done.stderr and done.stderr.count("\n") == 1
+    code, _, errors = cli("train", "--profile", "cpu", "run.name=mine")
+    assert code == 2
+    assert "run.name='mine'" in errors and errors.count("\n") == 1
     assert list(metrics.parent.iterdir()) == [metrics]
 
 
 @pytest.mark.parametrize("command", ["train", "gateway"])
-def test_port_taken(tmp_path: Path, command: str) -> None:
+def test_port_taken(cli: Cli, tmp_path: Path, command: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = run_cli(command, "--profile", "cpu", f"gateway.port={port}", directory=tmp_path)
-    assert done.returncode == 2
-    assert f"gateway.port={port}" in done.stderr.splitlines()[-1]
+        code, _, errors = cli(command, "--profile", "cpu", f"gateway.port={port}")
+    assert code == 2
+    assert f"gateway.port={port}" in errors.splitlines()[-1]
     assert not (tmp_path / "runs").exists()
 
 
-def test_gateway_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
-    done = run_cli("gateway", "--profile", "cpu", "gateway.host=0.0.0.0", directory=tmp_path, EMPO2_KEY="")
-    assert done.returncode == 2
-    assert "gateway.host=0.0.0.0" in done.stderr and "EMPO2_ADMIN_KEY" in done.stderr
+def test_gateway_that_others_can_reach_needs_a_key(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMPO2_KEY", "")
+    code, _, errors = cli("gateway", "--profile", "cpu", "gateway.host=0.0.0.0")
+    assert code == 2
+    assert "gateway.host=0.0.0.0" in errors and "EMPO2_ADMIN_KEY" in errors
 
 
-def test_trainer_alone_without_a_gateway(tmp_path: Path) -> None:
+def test_trainer_alone_without_a_gateway(cli: Cli) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    done = run_cli("train", "--profile", "cpu", "--gateway", url, directory=tmp_path)
-    assert done.returncode == 1
-    assert f"no gateway answers at {url}" in done.stderr.splitlines()[-1]
+    code, _, errors = cli("train", "--profile", "cpu", "--gateway", url)
+    assert code == 1
+    assert f"no gateway answers at {url}" in errors.splitlines()[-1]
 
 
-def test_help_teaches(tmp_path: Path) -> None:
+def test_help_teaches(cli: Cli) -> None:
     for command in ("train", "gateway"):
-        done = run_cli(command, "--help", directory=tmp_path)
-        assert done.returncode == 0
-        assert "config.yaml" in done.stdout and "tasks.args.names='[find-animal]'" in done.stdout
-        assert "--run-directory" not in done.stdout and "--fd" not in done.stdout
-    done = run_cli(directory=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "empo2: error: Missing command; see empo2 --help\n")
+        code, said, _ = cli(command, "--help")
+        assert code == 0
+        assert "config.yaml" in said and "tasks.args.names='[find-animal]'" in said
+        assert "--run-directory" not in said and "--fd" not in said
+    assert cli() == (2, "", "empo2: error: Missing command; see empo2 --help\n")
 
 
-@pytest.mark.parametrize("command", [["train", "--profile", "cpu"], ["gateway", "--profile", "cpu"], ["init"]])
-def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, command: list[str]) -> None:
-    """Each at another moment of the start: as soon as the interpreter runs our code, in the imports, and later."""
-    agent = ["--command", "sleep 60"] if command == ["init"] else []
-    for seconds in (0, 0.15, 0.6, 1.2, 2.5):
-        with subprocess.Popen([*CLI, *command, *agent], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-            until(lambda process=process: _handles_ctrl_c(process.pid))
-            time.sleep(seconds)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-        assert (process.returncode, errors) == (130, INTERRUPTED), seconds
+@pytest.mark.parametrize(
+    ("command", "seconds"),
+    [
+        (["gateway", "--profile", "cpu"], 0),
+        (["train", "--profile", "cpu"], 0.15),
+        (["init", "--command", "sleep 600"], 0.6),
+        (["gateway", "--profile", "cpu"], 1.2),
+        (["train", "--profile", "cpu"], 2.5),
+    ],
+)
+def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, command: list[str], seconds: float) -> None:
+    """At another moment of each start: as soon as the interpreter runs our code, in the imports, and later."""
+    with subprocess.Popen([*CLI, *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: _handles_ctrl_c(process.pid))
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert (process.returncode, errors) == (130, INTERRUPTED)
 
 
 DROPS_CTRL_C = """
@@ -164,7 +184,6 @@ def test_ctrl_c_that_a_library_drops_is_not_lost(tmp_path: Path, command: str) -
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert (done.returncode, done.stderr) == (130, INTERRUPTED)
     assert not list(tmp_path.rglob("gateway.log"))
@@ -176,11 +195,11 @@ def _handles_ctrl_c(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("directory", ["/proc/x", "FILE/runs"])
-def test_a_run_folder_that_cannot_be_written(tmp_path: Path, directory: str) -> None:
+def test_a_run_folder_that_cannot_be_written(cli: Cli, tmp_path: Path, directory: str) -> None:
     (tmp_path / "FILE").write_text("")
-    done = run_cli("train", "--profile", "cpu", f"run.directory={directory}", directory=tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    code, _, errors = cli("train", "--profile", "cpu", f"run.directory={directory}")
+    assert code == 2
+    (line,) = errors.splitlines()
     assert line.startswith(f"empo2: error: run.directory='{directory}': ") and "cannot be written" in line
 
 
@@ -201,11 +220,12 @@ def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, number: int) -> None
         return any("raylet" in process.name() for process in everyone if process.is_running())
 
     try:
-        until(ray_is_up, 120)
+        until(lambda: ray_is_up() or launcher.poll() is not None, 900)
+        assert launcher.poll() is None
         for _ in range(3):  # an impatient user's further signals do not cut the stopping short
             launcher.send_signal(number)
             time.sleep(0.05)
-        _, errors = launcher.communicate(timeout=60)
+        _, errors = launcher.communicate()
     finally:
         launcher.kill()
     if number == signal.SIGINT:
@@ -216,4 +236,4 @@ def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, number: int) -> None
     assert readable == []
     assert (tmp_path / "runs" / "x").stat().st_mode & 0o777 == 0o700
     assert len(everyone) >= 5
-    until(lambda: not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE], 60)
+    until(lambda: not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])

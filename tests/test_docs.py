@@ -69,7 +69,7 @@ def help_of(*command: str) -> str:
     if command[0] == "empo2":
         with mock.patch.dict(os.environ, environment), redirect_stdout(io.StringIO()) as printed:
             return printed.getvalue() if main([*command[1:], "--help"]) == 0 else ""
-    done = subprocess.run([*command, "--help"], capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120)
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, env=environment, cwd=ROOT, timeout=600)
     return done.stdout if done.returncode == 0 else ""
 
 
@@ -277,7 +277,7 @@ def test_the_guide_says_what_init_writes_and_prints(tmp_path: Path) -> None:
     outputs = []
     for block in shell:
         done = subprocess.run(
-            ["bash", "-e", "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+            ["bash", "-e", "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
         outputs.append(done.stdout)

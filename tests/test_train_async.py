@@ -1,9 +1,7 @@
 """The whole stack, real: rollouts that outlive the step in which they were issued."""
 
 import json
-import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,16 @@ from transformers import AutoModelForCausalLM
 
 from empo2.recipe.launcher.models import resolve_model
 
-from .test_train import CLI, _environment, metrics_of
+from .stack import MODEL, empo2, metrics_of, weights_of
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(3600)]
 
 STEPS, AT_ONCE, PER_STEP, GROUP = 3, 4, 2, 2  # groups that are played at once, and trained in a step
 SEED = 24  # the first step issues groups of all three modes, the second off-policy and on-policy with tips
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("async")
     run = directory / "runs" / "test"
     arguments = [
@@ -49,16 +47,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         f"verl.agentlightning.async_rollout.async_train_batch_size={AT_ONCE}",
         f"verl.agentlightning.hooks={Path(__file__).with_name('stack_hooks.py')}",
     ]
-    done = subprocess.run(
-        [*CLI, "train", "--profile", "cpu", *arguments],
-        cwd=directory,
-        env=_environment(RECORDED=str(directory / "recorded")),
-        capture_output=True,
-        text=True,
-        timeout=1400,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    yield run
+    empo2(directory, "train", "--profile", "cpu", *arguments, RECORDED=str(directory / "recorded"))
+    return run
 
 
 def recorded(run: Path) -> list[dict[str, Any]]:
@@ -104,16 +94,11 @@ def test_each_call_was_sampled_by_the_version_that_it_names(run: Path) -> None:
     assert several
     calls = [call for line in [*several[:2], *rollouts[:2], *rollouts[-2:]] for call in line["calls"]]
     gaps: dict[int, list[float]] = {}
-    model: Any = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2-135m-instruct"), dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(resolve_model(MODEL), dtype=torch.float32)
     versions = sorted({call["version"] for call in calls})
     for version in versions:
         if version:
-            (shard,) = (run / "checkpoints" / f"global_step_{version}" / "actor").glob("model_world_size_1_rank_0.pt")
-            weights = torch.load(shard, weights_only=False)
-            full = {
-                name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in weights.items()
-            }
-            model.load_state_dict(full)
+            model.load_state_dict(weights_of(run, version))
         gaps[version] = [
             float((log_probs(model, call["prompt"], call["reply"]) - torch.tensor(call["log_probs"])).abs().mean())
             for call in calls

@@ -26,6 +26,11 @@ from .model_server import MODEL, Body, ModelServer, Seen, serving
 KEY = "the-key"  # of trainer and operator
 AGENT_KEY = "the-agents-key"
 STORES: tuple[Any, ...] = (_rollouts, _events, _models, _terminal_order)
+SECONDS = 120  # that a busy machine may take for what takes milliseconds
+PATIENT = [
+    f"reflection.timeout={SECONDS}",
+    *(f"memory.{name}_deadline={1000 * SECONDS}" for name in ("embedding", "search")),
+]
 BLOCK = "Notes from earlier episodes"
 CHAT = "/v1/chat/completions"
 MODES = [("no-memory", "on-policy"), ("memory", "on-policy"), ("memory", "off-policy")]
@@ -43,7 +48,7 @@ class Words:
         self.gate.set()
 
     def embed(self, texts: Any) -> np.ndarray:
-        self.gate.wait(20)
+        self.gate.wait(SECONDS)
         if self.failure:
             raise self.failure
         self.texts += texts
@@ -107,7 +112,7 @@ class GatewayUnderTest:
     def as_agent(self) -> httpx.AsyncClient:
         """A client that has the agents' key."""
         headers = {"Authorization": f"Bearer {AGENT_KEY}"}
-        return httpx.AsyncClient(base_url=self.client.base_url, headers=headers, timeout=30, verify=False)
+        return httpx.AsyncClient(base_url=self.client.base_url, headers=headers, timeout=SECONDS, verify=False)
 
     async def play(self, rollout: str, bodies: list[Body]) -> list[list[int]]:
         """All calls of an episode; the prompt ids that the model server saw."""
@@ -138,7 +143,7 @@ class GatewayUnderTest:
             metrics = await self.drain()
             assert metrics["empo2/tips_written"] == 1, metrics
 
-    async def drain(self, timeout: float = 10) -> dict[str, float]:
+    async def drain(self, timeout: float = SECONDS) -> dict[str, float]:
         return (await self.client.post("/empo2/drain", json={"timeout": timeout})).raise_for_status().json()
 
     async def state(self) -> Body:
@@ -183,7 +188,7 @@ def as_trainer(url: str) -> httpx.AsyncClient:
     # request may go out on it before that is seen.
     headers = {"Authorization": f"Bearer {KEY}"}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=url, headers=headers, timeout=30, verify=False, limits=limits)
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=SECONDS, verify=False, limits=limits)
 
 
 @asynccontextmanager
@@ -196,7 +201,7 @@ async def running_gateway(
     serving_agents: Serving | None = None,
 ) -> AsyncIterator[GatewayUnderTest]:
     words, model = words or Words(), model or ModelServer()
-    checked = load_settings("cpu", ["reflection.timeout=10", "memory.top_k=10", *settings])
+    checked = load_settings("cpu", [*PATIENT, "memory.top_k=10", *settings])
     file = folder / "memory.sqlite"
     app = make_gateway(
         checked,
@@ -225,7 +230,7 @@ async def both(gateway: GatewayUnderTest, plain: httpx.AsyncClient, rollout: str
     return (told.status_code, told.content), (alone.status_code, alone.content)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 10) -> None:
+async def until(condition: Callable[[], Any], seconds: float = SECONDS) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

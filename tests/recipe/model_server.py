@@ -124,7 +124,7 @@ class ModelServer:
         seen = Seen(f"/{path}", raw, body)
         self.seen.append(seen)
         fault = self.fault(seen.path, body)
-        seconds = 60 if fault == "hang" else self.delay(seen.path, body)
+        seconds = 600 if fault == "hang" else self.delay(seen.path, body)
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, _POLL_SECONDS))

@@ -213,3 +213,8 @@ PUBLISHED = [
     ),
     quick_start("anthropic's README (Python)", "anthropic_readme.py"),
 ]
+
+
+def trained_agents() -> list[Published]:
+    """Return those of which the table says that they were trained."""
+    return [agent for agent in PUBLISHED if table()[agent.name].trained.startswith("yes")]

@@ -87,7 +87,7 @@ def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Players]:
     players = Players(tmp_path_factory.mktemp("players") / "log")
     yield players
     for process in players.started.values():
-        process.communicate(timeout=60)
+        process.communicate()
 
 
 def in_words(gateway: GatewayUnderTest) -> Callable[[Body], str | Body]:
@@ -318,6 +318,7 @@ async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
     assert reward["value"] == 25 * len(actions)
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("framework", "tips_shown"), [(TRUNCATING, [1, 1, 1]), (PARALLEL, [1] * 6)], ids=["truncating", "parallel"]
 )

@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -33,6 +32,7 @@ from .harness import (
     KEY,
     MODES,
     ROOMS,
+    SECONDS,
     STORES,
     GatewayUnderTest,
     Words,
@@ -646,15 +646,13 @@ async def test_progress_of_a_step(gateway: GatewayUnderTest):
 
 async def test_drain_waits_for_reflections_and_cancels_late_ones(gateway: GatewayUnderTest):
     """At the end of a step vLLM is put to sleep: what still asks it then would hang, or hold the step up."""
-    for seconds, written in ((0.4, 1), (20, 0)):
+    for seconds, patience, written in ((0.4, SECONDS, 1), (600, 0.5, 0)):
         gateway.model.delay = lambda path, body, seconds=seconds: seconds if is_reflection(body) else 0
         rollout = await gateway.create("no-memory", scope=str(seconds))
         await gateway.play(rollout, ROOMS)
         await gateway.finish(rollout)
         await until(lambda: is_reflection(gateway.last().body))
-        started = time.monotonic()
-        metrics = await gateway.drain(timeout=1.5)
-        assert 0.2 < time.monotonic() - started < 5
+        metrics = await gateway.drain(timeout=patience)
         assert (metrics["empo2/tips_written"], metrics["empo2/reflections_failed"]) == (written, 1 - written)
         assert (await gateway.state())["reflections"] == 0
     await until(lambda: gateway.last().gone)
@@ -817,11 +815,13 @@ async def test_settle_waits_for_the_events_of_answered_calls(gateway: GatewayUnd
 async def test_an_agent_that_gives_up_is_noticed(gateway: GatewayUnderTest, mode: str):
     """vLLM would otherwise play on for an agent that is gone."""
     await gateway.store_tips(ROOMS, "tip")
-    gateway.model.delay = lambda path, body: 20 if path == CHAT else 0
+    gateway.model.delay = lambda path, body: 600 if path == CHAT else 0
     rollout = await gateway.create(mode, "off-policy")
-    with pytest.raises(httpx.ReadTimeout):
-        await gateway.call(rollout, ROOMS[0], timeout=0.5)
-    await until(lambda: gateway.last().gone, 3)
+    asked = len(gateway.model.requests())
+    call = asyncio.create_task(gateway.call(rollout, ROOMS[0]))
+    await until(lambda: len(gateway.model.requests()) > asked)
+    call.cancel()
+    await until(lambda: gateway.last().gone)
     assert (BLOCK in json.dumps(gateway.last().body)) == (mode == "memory")
     assert await gateway.events(rollout, "empo2_call") == []
 
@@ -840,8 +840,7 @@ async def test_reflections_never_stand_in_the_agents_way(gateway: GatewayUnderTe
 
     await asyncio.gather(*(play(rollout["rollout_id"]) for rollout in created))
     assert (await gateway.state())["reflections"] == 105
-    async with asyncio.timeout(5):
-        assert (await gateway.call(await gateway.create("memory"), ROOMS[0])).status_code == 200
+    assert (await gateway.call(await gateway.create("memory"), ROOMS[0])).status_code == 200
     assert (await gateway.drain(timeout=0.1))["empo2/reflections_failed"] == 105
 
 
@@ -947,7 +946,7 @@ async def test_the_real_controller_plays_many_agents_at_once(gateway: GatewayUnd
             rollouts = await played([*(request(door % 10) for door in range(16)), *(request(5, t) for t in troubles)])
         finally:
             controller.send_signal(signal.SIGTERM)
-            controller.wait(30)
+            controller.wait()
     good, (raised, hung, silent) = rollouts[:16], rollouts[16:]
     states = [rollout["status"]["state"] for rollout in [*first, *good]]
     assert states == ["succeeded"] * 18, (tmp_path / "controller.log").read_text()

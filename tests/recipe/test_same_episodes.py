@@ -27,13 +27,13 @@ from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.verl_config import build_verl_config
 
-from .harness import AGENT_KEY, KEY, ROOMS, GatewayUnderTest, is_reflection, running_gateway
+from .harness import AGENT_KEY, KEY, PATIENT, ROOMS, GatewayUnderTest, is_reflection, running_gateway
 from .model_server import MODEL
 
 HERE = Path(__file__).parent
 TASKS = [{"door": 3, "trouble": "none"}, {"door": 5, "trouble": "none"}]
 SETTINGS = [
-    "reflection.timeout=10",
+    *PATIENT,
     "memory.top_k=10",
     "tasks.source=toy_agent:not_loaded",  # the tasks are those above, not ScienceWorld's
     "agent.class=toy_agent:ToyAgent",
@@ -69,7 +69,7 @@ def controller(settings: Settings, url: str, folder: Path) -> Iterator[None]:
             yield
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            process.wait()
 
 
 def validate(settings: Settings, url: str, folder: Path) -> tuple[list[str], dict[tuple[int, bool], float]]:

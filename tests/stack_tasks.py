@@ -1,0 +1,87 @@
+"""Tasks that train agents of every kind in one run, in the fields that `AnyAgent` of stack_agent.py reads."""
+
+import json
+import shlex
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from empo2.agents.coin_collector import tasks as coin_collector
+from empo2.agents.scienceworld import tasks as scienceworld
+from empo2.agents.text_game.episode import TextEpisode
+from empo2.agents.textworld_express import tasks as textworld_express
+from empo2.agents.webshop import tasks as webshop
+
+from .recipe.published_agents import Published
+
+QUIZ = Path(__file__).parents[1] / "examples" / "quiz" / "quiz.py"
+COMMAND = "empo2.agents.command:CommandAgent"
+OPENAI = "empo2.agents.scienceworld.agent:ScienceWorldAgent"
+OWN = "empo2.agents.frameworks"
+FRAMEWORKS = {
+    "pydantic-ai": f"{OWN}.pydantic_ai:PydanticAIAgent",
+    "autogen": f"{OWN}.autogen:AutogenAgent",
+    "langgraph": f"{OWN}.langgraph:LangGraphAgent",
+    "openai-agents": f"{OWN}.openai_agents:OpenAIAgentsAgent",
+    "smolagents": f"{OWN}.smolagents:SmolagentsAgent",
+}
+FORM: dict[str, Any] = {"actions": "choice", "choices": 6, "max_steps": 3}
+
+Task = dict[str, str]
+
+
+def of_worlds() -> list[Task]:
+    """Each world, and a command."""
+    (express,), _ = textworld_express.load(["coin"], train_seeds=1, test_seeds=1, **FORM)
+    (shop,), _ = webshop.load(hits=3, train_goals=1, test_goals=1, **FORM)
+    (house,), _ = coin_collector.load("easy", train_houses=1, unseen_houses=1, **FORM)
+    line = f"{shlex.quote(sys.executable)} {shlex.quote(str(QUIZ))} {{QUESTION}} {{ANSWER}}"
+    quiz = {"AGENT_COMMAND": line, "AGENT_REWARD": "stdout", "QUESTION": "What is 1 + 1?", "ANSWER": "2"}
+    agents = "empo2.agents"
+    return [
+        _episode("scienceworld", "openai", OPENAI, _scienceworld()),
+        _episode(
+            "textworld-express",
+            "openai",
+            f"{agents}.textworld_express.agent:TextWorldExpressAgent",
+            textworld_express.Episode(**express),
+        ),
+        _episode("webshop", "openai", f"{agents}.webshop.agent:WebShopAgent", webshop.Episode(**shop)),
+        _episode(
+            "coin", "openai", f"{agents}.coin_collector.agent:CoinCollectorAgent", coin_collector.Episode(**house)
+        ),
+        _task("questions", "quiz command", COMMAND, quiz),
+    ]
+
+
+def of_frameworks() -> list[Task]:
+    """ScienceWorld, played in each framework."""
+    return [_episode("scienceworld", name, agent, _scienceworld()) for name, agent in FRAMEWORKS.items()]
+
+
+def of_published(agent: Published) -> Task:
+    """A published agent, whose program lies in the current folder."""
+    values = {name: agent.task.get(value.removeprefix("input."), value) for name, value in agent.env.items()}
+    return _task("questions", agent.name, COMMAND, {"AGENT_COMMAND": agent.line, **values})
+
+
+def for_validation(steps: int) -> Task:
+    """A longer episode of ScienceWorld."""
+    return _episode("scienceworld", "openai", OPENAI, _scienceworld(max_steps=steps))
+
+
+def _scienceworld(**changes: int) -> scienceworld.Episode:
+    (row,), _ = scienceworld.load("find-animal", train_variations=1, test_variations=1, **{**FORM, **changes})
+    return scienceworld.Episode(**row)
+
+
+def _episode(world: str, framework: str, agent: str, episode: TextEpisode) -> Task:
+    variables = {
+        f"{episode.variables}_{field.name.upper()}": str(getattr(episode, field.name)) for field in fields(episode)
+    }
+    return _task(world, f"{world} {framework}", agent, {**variables, f"{episode.variables}_MAX_TOKENS": "8"})
+
+
+def _task(world: str, kind: str, agent: str, variables: dict[str, str]) -> Task:
+    return {"world": world, "kind": kind, "agent": agent, "variables": json.dumps(variables)}
