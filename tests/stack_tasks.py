@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from empo2.agents.coin_collector import tasks as coin_collector
+from empo2.agents.houses import tasks as houses
 from empo2.agents.scienceworld import tasks as scienceworld
 from empo2.agents.text_game.episode import TextEpisode
 from empo2.agents.textworld_express import tasks as textworld_express
@@ -35,7 +35,7 @@ def of_worlds() -> list[Task]:
     """Each world, and a command."""
     (express,), _ = textworld_express.load(["coin"], train_seeds=1, test_seeds=1, **FORM)
     (shop,), _ = webshop.load(hits=3, train_goals=1, test_goals=1, **FORM)
-    (house,), _ = coin_collector.load("easy", train_houses=1, unseen_houses=1, **FORM)
+    (house,), _ = houses.coin_collector("easy", train_houses=1, unseen_houses=1, **FORM)
     line = f"{shlex.quote(sys.executable)} {shlex.quote(str(QUIZ))} {{QUESTION}} {{ANSWER}}"
     quiz = {"AGENT_COMMAND": line, "AGENT_REWARD": "stdout", "QUESTION": "What is 1 + 1?", "ANSWER": "2"}
     agents = "empo2.agents"
@@ -48,9 +48,7 @@ def of_worlds() -> list[Task]:
             textworld_express.Episode(**express),
         ),
         _episode("webshop", "openai", f"{agents}.webshop.agent:WebShopAgent", webshop.Episode(**shop)),
-        _episode(
-            "coin", "openai", f"{agents}.coin_collector.agent:CoinCollectorAgent", coin_collector.Episode(**house)
-        ),
+        _episode("coin", "openai", f"{agents}.houses.agent:CoinCollectorAgent", houses.CoinCollectorEpisode(**house)),
         _task("questions", "quiz command", COMMAND, quiz),
     ]
 
