@@ -26,6 +26,7 @@ FLOORS = (
         "rollout_log",
         "run_folder",
         "scopes",
+        "waiting",
     },
     {"gateway", "trainer", "controller"},
     {"launcher", "retrofit", "evaluation"},
