@@ -7,7 +7,7 @@ from empo2.memory.batching import BatchingEmbedder
 from empo2.memory.embedder import Embedder, EmbedderError, SentenceEmbedder, embedder_name
 from empo2.memory.file import MemoryFileError, copy_memory
 from empo2.memory.novelty import Novelty, Visit
-from empo2.memory.retrieval import AtRandom, ByAge, ByScore, BySimilarity, ByValue, Policy
+from empo2.memory.retrieval import AtRandom, ByScore, BySimilarity, Policy
 from empo2.memory.service import MemoryService
 from empo2.memory.store import MemoryStore
 from empo2.memory.tips import MAX_TIP_CHARACTERS, Step, Tip
@@ -16,10 +16,8 @@ __all__ = [
     "MAX_TIP_CHARACTERS",
     "AtRandom",
     "BatchingEmbedder",
-    "ByAge",
     "ByScore",
     "BySimilarity",
-    "ByValue",
     "Embedder",
     "EmbedderError",
     "MemoryFileError",

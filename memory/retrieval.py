@@ -53,7 +53,7 @@ class ByScore:
 
     def __call__(self, entries: Entries) -> np.ndarray:
         similar = np.flatnonzero(entries.similarities > self.min_similarity)
-        return _first_of_texts(similar, (entries.scores, entries.similarities, entries.values), entries.texts, self.k)
+        return first_of_texts(similar, (entries.scores, entries.similarities, entries.values), entries.texts, self.k)
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,7 @@ class BySimilarity:
 
     def __call__(self, entries: Entries) -> np.ndarray:
         similar = np.flatnonzero(entries.similarities > self.min_similarity)
-        return _first_of_texts(similar, (entries.similarities, entries.scores), entries.texts, self.k)
-
-
-@dataclass(frozen=True)
-class ByAge:
-    """The newest first, as Reflexion keeps its last reflections (arXiv 2303.11366). Attributes as in `ByScore`."""
-
-    k: int
-    min_similarity: float
-
-    def __call__(self, entries: Entries) -> np.ndarray:
-        similar = np.flatnonzero(entries.similarities > self.min_similarity)
-        return _first_of_texts(similar, (), entries.texts, self.k)
+        return first_of_texts(similar, (entries.similarities, entries.scores), entries.texts, self.k)
 
 
 @dataclass(frozen=True)
@@ -97,57 +85,7 @@ class AtRandom:
         return self.generator.choice(rows, min(self.k, len(rows)), replace=False)
 
 
-@dataclass(frozen=True)
-class ByValue:
-    """MemRL's two phases (arXiv 2601.03192): the most similar are candidates; the most useful of these are shown.
-
-    Candidates have a cosine of at least `min_similarity`, each text once, by its most similar entry (the newest of
-    equals). Over them, rank = (1 - weight) z(similarity) + weight z(Q), z with the population's standard deviation
-    and 0 where that is 0. Ties are broken by similarity, then newest first. The paper takes both z over the
-    candidates, the authors' code z(similarity) by a mean and a deviation fixed for their encoder and data.
-
-    Attributes:
-        k: most rows to return (MemRL's k2).
-        min_similarity: lowest cosine of a candidate (δ).
-        candidates: most candidates (k1).
-        weight: weight of the learned value (λ): 0 is similarity alone, 1 the learned value alone.
-        exploration: probability that the k are drawn at random from the candidates; they are returned best first too.
-        generator: random generator of these draws.
-        statistics: mean and deviation of cosines for z(similarity); None for those of the candidates.
-    """
-
-    k: int
-    min_similarity: float
-    candidates: int
-    weight: float
-    exploration: float
-    generator: np.random.Generator
-    statistics: tuple[float, float] | None = None
-
-    def __call__(self, entries: Entries) -> np.ndarray:
-        similar = np.flatnonzero(entries.similarities >= self.min_similarity)
-        rows = _first_of_texts(similar, (entries.similarities,), entries.texts, self.candidates)
-        similarities = entries.similarities[rows].astype(np.float64)
-        if self.statistics is None:
-            similar_z = _z_scores(similarities)
-        else:
-            mean, deviation = self.statistics
-            similar_z = (similarities - mean) / deviation
-        rank = (1 - self.weight) * similar_z + self.weight * _z_scores(entries.values[rows])
-        ranked = rows[np.lexsort((rows, similarities, rank))[::-1]]
-        if self.generator.random() < self.exploration:
-            drawn = self.generator.choice(len(ranked), min(self.k, len(ranked)), replace=False)
-            return ranked[np.sort(drawn)]
-        return ranked[: self.k]
-
-
-def _z_scores(values: np.ndarray) -> np.ndarray:
-    # Equal values have deviation 0, but not always in floating point.
-    deviation = values.std() if len(values) and np.ptp(values) else 0.0
-    return (values - values.mean()) / deviation if deviation else np.zeros(len(values))
-
-
-def _first_of_texts(rows: np.ndarray, keys: Sequence[np.ndarray], texts: np.ndarray, k: int) -> np.ndarray:
+def first_of_texts(rows: np.ndarray, keys: Sequence[np.ndarray], texts: np.ndarray, k: int) -> np.ndarray:
     """Return the first k of `rows` (ascending), ordered by the keys, then by row, all descending, each text once.
 
     Sorts only a few rows, since 100,000 would take 40 ms, and more if these hold too few texts.
@@ -162,7 +100,7 @@ def _first_of_texts(rows: np.ndarray, keys: Sequence[np.ndarray], texts: np.ndar
 
 
 def _head(rows: np.ndarray, keys: Sequence[np.ndarray], size: int) -> np.ndarray:
-    """Return the first `size` of `rows` in the order of `_first_of_texts`."""
+    """Return the first `size` of `rows` in the order of `first_of_texts`."""
     inside, tied = [], rows  # the keys so far do not decide about `tied`
     for key in keys:
         if len(tied) <= size:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
+from empo2.recipe import baselines
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.redaction import MASK, masked_names, redacted
 
@@ -83,7 +84,6 @@ class Algorithm(_Section):
     mode_per: Literal["step", "group"]
     baseline: Literal["group", "paired"]
     advantage: Literal["grpo", "gigpo"]
-    gigpo_weight: Annotated[float, Field(ge=0)]
     gigpo_discount: Probability
     normalize_by_std: bool
     mask_threshold: Probability
@@ -399,6 +399,7 @@ def _check_together(settings: Settings) -> None:
     Raises:
         ConfigError: names one of them and the others.
     """
+    baselines.check(settings)
     model, hardware, algorithm = settings.model, settings.hardware, settings.algorithm
     if model.max_prompt_tokens + model.max_episode_tokens > model.max_context_tokens:
         raise ConfigError(

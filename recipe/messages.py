@@ -37,15 +37,6 @@ def newest_observation(messages: Sequence[Message]) -> str:
     return ""
 
 
-def anchor_of(messages: Sequence[Message]) -> str:
-    """Return GiGPO's anchor of a call (arXiv 2505.10978): its newest observation, with whitespace collapsed.
-
-    Args:
-        messages: as the agent wrote them, without tips, which differ between rollouts.
-    """
-    return " ".join(newest_observation(messages).split())
-
-
 def reply_of(body: dict[str, Any]) -> Message | None:
     """Return the assistant message of a chat completion, or a completion's text as one; None if there is neither."""
     choices = body.get("choices")

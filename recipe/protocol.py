@@ -131,7 +131,7 @@ class CallEvent(_Message):
             shown, None if the model server did not return it.
         tip_ids: tips that were put into this call's newest turn.
         scope: memory scope of the rollout.
-        anchor: the state of the call for GiGPO, from the agent's own messages; None if it is not asked for.
+        observation: the newest one, as the agent wrote it; "" for a call without messages.
         visits: visits to similar states: those before the step, the rollout's own so far, and this one; None if the
             memory failed.
         intrinsic_reward: 1 / visits, or that of ``algorithm.novelty``; 0 if the memory failed.
@@ -141,7 +141,7 @@ class CallEvent(_Message):
     tip_free_prompt_token_ids: list[int] | None = None
     tip_ids: list[int] = []
     scope: str = ""
-    anchor: str | None = None
+    observation: str = ""
     visits: int | None = None
     intrinsic_reward: float = 0.0
 

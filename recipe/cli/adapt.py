@@ -17,7 +17,7 @@ examples:
   empo2 adapt runs/demo --panel scienceworld-paper-seen --memory off --output runs/adapt-without   # a control
   empo2 adapt runs/demo --panel scienceworld-paper-seen memory.retrieval=random --output runs/adapt-random
   empo2 adapt Qwen/Qwen2.5-7B-Instruct --memory-from runs/other --memory read --output runs/adapt-others-memory
-  empo2 adapt Qwen/Qwen2.5-7B-Instruct --config recipe/evaluation/reflexion.yaml
+  empo2 adapt Qwen/Qwen2.5-7B-Instruct --config recipe/baselines/reflexion/reflexion.yaml
   empo2 report runs/adapt-demo runs/adapt-without runs/adapt-random
 """
 

@@ -1,17 +1,14 @@
 """``empo2 eval``."""
 
-import hashlib
 import os
-from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from empo2.recipe import baselines
 from empo2.recipe.cli.options import with_options
 from empo2.recipe.cli.panel_options import PanelOptions
-from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 
 EXAMPLES = """\b
@@ -34,9 +31,7 @@ def evaluate(
         typer.Option(help="Show tips: no, yes (nothing is written), or one and the other."),
     ] = "off",
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each task, at model.val_temperature.")] = 4,
-    keep_turns: Annotated[
-        bool, typer.Option("--keep-turns", help="Keep states and actions in turns.jsonl, for empo2 critic.")
-    ] = False,
+    keep_turns: Annotated[bool, typer.Option("--keep-turns", help="Keep states and actions in turns.jsonl.")] = False,
 ) -> None:
     """Evaluate a model on a fixed panel of tasks, without training.
 
@@ -60,7 +55,8 @@ def evaluate(
         raise ConfigError(f"--memory {memory}: {options.model} has no memory; give one by --memory-from")
     if memory != "off" and keep_turns:
         raise ConfigError(f"--memory {memory}: --keep-turns needs --memory off, since tips would be part of the states")
-    reranking = critic_facts(settings, memory)
+    reranker = baselines.asked_for(settings, "critic.path")
+    reranking = reranker.facts(settings, memory) if reranker else None
     console = Console()
     planned = planned_episodes(evaluated.panel, parts, samples)
     with closing(Results(folder, {**evaluated.facts, "critic": reranking})) as results:
@@ -73,35 +69,7 @@ def evaluate(
             ):
                 keep = turns_keeper(folder, settings) if keep_turns else None
                 play_missing(Player(served.client, settings, served.check, keep), results, planned, show)
-                if reranking:
+                if reranker:
                     metrics = served.client.post(DRAIN, json={"timeout": 1}).raise_for_status().json()
-                    print(reranking_line(metrics))
+                    print(reranker.summary(metrics))
     show_evaluations([folder], console)
-
-
-def critic_facts(settings: Settings, memory: str) -> dict[str, Any] | None:
-    """Return what decides the re-ranking, the critic's checksum included; None without a critic.
-
-    Args:
-        memory: the option.
-
-    Raises:
-        ConfigError: as `load_critic`; or tips are shown, which would be part of the states that the critic sees.
-    """
-    from empo2.recipe.critic.model import load_critic
-
-    path = settings.critic.path
-    if path is None:
-        return None
-    if memory != "off":
-        raise ConfigError(f"--memory {memory}: critic.path={path!r} needs --memory off; its states have no tips")
-    load_critic(path, settings.memory)
-    checksum = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return {**settings.critic.model_dump(), "path": str(Path(path).absolute()), "sha256": checksum}
-
-
-def reranking_line(metrics: Mapping[str, float]) -> str:
-    """Return one line on the calls that the critic has ranked."""
-    calls, changed, failures = (int(metrics.get(f"empo2/critic/{n}", 0)) for n in ("calls", "changed", "failures"))
-    failed = f"; it FAILED in {failures:,}, answered by the first sample (gateway.log)" if failures else ""
-    return f"critic  ranked the samples of {calls:,} calls, {changed:,} answers are not the most probable{failed}"

@@ -39,11 +39,8 @@ from empo2.memory.browse import (
     scopes,
     stored_tips,
 )
-from empo2.memory.predictions import correlation, failures_among_best, uses_of_tips, value_bins
-from empo2.memory.similarities import first_state_similarities
 from empo2.memory.transfer import export_records, import_records, read_records
 from empo2.recipe.cli.memory_tables import (
-    bins_table,
     returns_table,
     scope_fields,
     scope_text,
@@ -113,7 +110,7 @@ def _print(*objects: RenderableType, soft_wrap: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:  # as of `export | head`
@@ -123,7 +120,7 @@ def _one_line_errors() -> Iterator[None]:
 
 
 @app.command(epilog=_example("show runs/demo --scope task=find-animal --order value -n 5"))
-@_one_line_errors()
+@one_line_errors()
 def show(
     memory: Memory,
     order: Annotated[Literal["best", "newest", "used", "value"], typer.Option(help="What comes first.")] = "best",
@@ -137,7 +134,7 @@ def show(
 
 
 @app.command(epilog=_example('search runs/demo "You are in the kitchen. The door is closed." --policy value'))
-@_one_line_errors()
+@one_line_errors()
 def search(
     memory: Memory,
     text: Annotated[
@@ -176,7 +173,7 @@ def search(
 
 
 @app.command(epilog=_example("stats runs/demo"))
-@_one_line_errors()
+@one_line_errors()
 def stats(memory: Memory, scope: Scope = None) -> None:
     """Show sizes, hit rates, returns and learned values."""
     with reading(memory) as db:
@@ -201,52 +198,8 @@ def stats(memory: Memory, scope: Scope = None) -> None:
         _print(tips_table([tip for tip in tips[:5] if tip.shown]))
 
 
-@app.command(epilog=_example("values runs/demo --learning-rate 0.3 --return-scale 0.01"))
-@_one_line_errors()
-def values(
-    memory: Memory,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="memory.value_learning_rate of the run.  [default: config.yaml's]")
-    ] = None,
-    return_scale: Annotated[
-        float | None,
-        typer.Option(help="algorithm.return_scale of the run, or 1 / its range.  [default: config.yaml's, 1]"),
-    ] = None,
-    scope: Scope = None,
-) -> None:
-    """Show how well the learned values predicted success: the value of each tip before each episode that saw it."""
-    defaults = load_settings()
-    rate = defaults.memory.value_learning_rate if learning_rate is None else learning_rate
-    scale = defaults.algorithm.scale if return_scale is None else return_scale
-    with reading(memory) as db:
-        chosen = chosen_scopes(db, scope)
-        uses = uses_of_tips(db, chosen, rate, lambda score: scale * score)
-        failures = failures_among_best(db, chosen)
-    if not uses:
-        _print("no tip has been shown yet")
-        return
-    bins = value_bins(uses)
-    _print(bins_table(bins))
-    binned = correlation([(each.value, each.success) for each in bins])
-    _print(f"\nPearson's r: {binned:.3f} of the bins, {correlation(uses):.3f} of the {len(uses):,} uses")
-    _print(f"of the tenth of the tips with the highest Q, {failures:.0%} come from failed episodes")
-
-
-@app.command(epilog=_example("similarities runs/demo"))
-@_one_line_errors()
-def similarities(memory: Memory, scope: Scope = None) -> None:
-    """Show how similar the first states of different tasks are, and the settings that follow for MemRL's retrieval."""
-    with reading(memory) as db:
-        found = first_state_similarities(db, chosen_scopes(db, scope))
-        name, _ = embedder_of(db)
-    _print(f"{found.states:,} first states, {found.pairs:,} pairs, keys of {name}")
-    _print(f"cosine: mean {found.mean:.3f}, standard deviation {found.deviation:.3f}; 20 % above {found.threshold:.3f}")
-    statistics = f"[{found.mean:.3f}, {found.deviation:.3f}]"
-    _print(f"memory.min_similarity={found.threshold:.3f} memory.similarity_statistics='{statistics}'", soft_wrap=True)
-
-
 @app.command(epilog=_example("export runs/demo --output tips.jsonl"))
-@_one_line_errors()
+@one_line_errors()
 def export(
     memory: Memory,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="A new file.  [default: standard output]")] = None,
@@ -270,7 +223,7 @@ def export(
 
 
 @app.command("import", epilog=_example("import tips.jsonl new.sqlite --embedder all-MiniLM-L6-v2"))
-@_one_line_errors()
+@one_line_errors()
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `empo2 memory export` has written.")],
     memory: Annotated[
@@ -313,7 +266,7 @@ def import_(
 
 
 @app.command(epilog=_example("prune runs/demo --never-shown --older-than 7d --yes"))
-@_one_line_errors()
+@one_line_errors()
 def prune(
     memory: Memory,
     scope: Scope = None,

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from empo2.memory.browse import Play, ScopeCounts, StoredTip
-from empo2.memory.predictions import Bin
 from empo2.recipe.evaluation.tables import printable, table_of
 
 _PADDING = (0, 1, 0, 0)  # two blanks between columns
@@ -111,15 +110,6 @@ def value_lines(values: np.ndarray) -> list[str]:
             lines.append(f"{low:>8.2f}  {'█' * math.ceil(_BAR * count / counts.max())} {count:,}")
         lines.append(f"{edges[-1]:>8.2f}")
     return lines
-
-
-def bins_table(bins: Sequence[Bin]) -> Table:
-    """Return a table of the uses of tips by the value that they had before."""
-    table = table_of("Q before the episode", "uses", "mean Q", "success", padding=_PADDING)
-    for each in bins:
-        interval = f"{each.low:.2f} … {each.high:.2f}"
-        table.add_row(interval, f"{each.uses:,}", f"{each.value:.2f}", f"{each.success:.0%}")
-    return table
 
 
 def _clean(text: str) -> Text:

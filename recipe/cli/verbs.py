@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from empo2.recipe import __version__
-from empo2.recipe.cli import adapt, critic, eval, export, init, memory, serve, show, sweep
+from empo2.recipe import __version__, baselines
+from empo2.recipe.cli import adapt, eval, export, init, memory, serve, show, sweep
 from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.options import HELP
@@ -40,7 +40,7 @@ app.command(epilog=HELP)(train)
 app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
 app.command(epilog=adapt.EXAMPLES)(adapt.adapt)
-app.command(epilog=critic.EXAMPLES)(critic.critic)
+baselines.add_verbs(app, "empo2")
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=HELP)(gateway)
@@ -48,6 +48,7 @@ app.command()(report)
 app.command(epilog=show.EXAMPLES)(show.show)
 app.command()(demo)
 app.add_typer(memory.app, name="memory")
+baselines.add_verbs(memory.app, "empo2 memory")
 app.command(epilog=init.EXAMPLES)(init.init)
 
 _command = typer.main.get_command(app)

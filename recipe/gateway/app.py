@@ -13,9 +13,8 @@ import structlog
 from fastapi import FastAPI
 
 from empo2.memory import MemoryService
-from empo2.recipe import protocol
+from empo2.recipe import baselines, protocol
 from empo2.recipe.config import Settings
-from empo2.recipe.critic.model import load_critic
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
@@ -23,7 +22,6 @@ from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.pipeline import Pipeline, stages
 from empo2.recipe.gateway.request import Stage
-from empo2.recipe.gateway.reranking import EvaluationSteps, Reranking
 from empo2.recipe.gateway.routes import empo2_routes
 from empo2.recipe.gateway.serve.models import model_routes
 from empo2.recipe.gateway.services import Services
@@ -78,11 +76,9 @@ def make_gateway(
         metrics=StepMetrics(),
         state=StateReader(settings.memory),
     )
-    agents_client = client
-    if settings.critic.path is not None:
-        critic, counts = load_critic(settings.critic.path, settings.memory), services.metrics.counts
-        reranking = Reranking(transport, settings.critic, critic, memory=memory, state=services.state, counts=counts)
-        agents_client = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS)
+    paper = baselines.asked_for(settings, "critic.path")
+    reranking = paper.Reranking(transport, services) if paper else None
+    agents_client = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS) if reranking else client
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
     app = upstream.agent_lightning_app(proxy, keys.admin, agents_client, trained=serving is None)
@@ -91,14 +87,14 @@ def make_gateway(
     way = stages(
         services, keys=keys, episodes=episodes, reflector=reflector, others=others, serving=serving, watch=watch
     )
-    if settings.critic.path is not None:
-        way.append(EvaluationSteps())
+    if reranking:
+        way.append(reranking)
     app.add_middleware(Pipeline, stages=way)
     upstream_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with upstream_lifespan(app) as state, client, others:
+        async with upstream_lifespan(app) as state, client, others, reranking or contextlib.nullcontext():
             sweeping = asyncio.create_task(_sweep(services, episodes))
             try:
                 yield state

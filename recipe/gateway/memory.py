@@ -7,21 +7,20 @@ import numpy as np
 
 from empo2.memory import (
     AtRandom,
-    ByAge,
     ByScore,
     BySimilarity,
-    ByValue,
     Embedder,
     EmbedderError,
     MemoryService,
     Policy,
     SentenceEmbedder,
 )
+from empo2.recipe import baselines
 from empo2.recipe.config import Settings
 
 
 def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None) -> MemoryService:
-    """Load the embedder, and open, check and lock the run's memory; plain GRPO has none, and embeds only for a critic.
+    """Load the embedder, and open, check and lock the run's memory; plain GRPO has neither.
 
     Args:
         file: the memory file, created if absent.
@@ -33,9 +32,7 @@ def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None
     """
     memory = settings.memory
     if settings.algorithm.name == "grpo":
-        file = Path(":memory:")
-        if settings.critic.path is None:
-            embedder = _NoEmbedder()
+        file, embedder = Path(":memory:"), _NoEmbedder()
     return MemoryService(
         file,
         embedder or SentenceEmbedder(memory.embedder, device=memory.embedder_device),
@@ -59,24 +56,9 @@ class _NoEmbedder:
 
 def retrieval_policy(settings: Settings) -> Policy:
     """Return the policy that ``memory.retrieval`` names; its draws are seeded by ``algorithm.seed``."""
-    memory, generator = settings.memory, np.random.default_rng(settings.algorithm.seed)
-    match memory.retrieval:
-        case "score":
-            return ByScore(memory.top_k, memory.min_similarity)
-        case "similarity":
-            return BySimilarity(memory.top_k, memory.min_similarity)
-        case "newest":
-            return ByAge(memory.top_k, memory.min_similarity)
-        case "random":
-            return AtRandom(memory.top_k, generator)
-        case "value":
-            statistics = memory.similarity_statistics
-            return ByValue(
-                memory.top_k,
-                memory.min_similarity,
-                candidates=memory.candidates,
-                weight=memory.value_weight,
-                exploration=memory.exploration,
-                generator=generator,
-                statistics=(statistics[0], statistics[1]) if statistics else None,
-            )
+    if paper := baselines.asked_for(settings, "memory.retrieval"):
+        return paper.policy(settings)
+    memory = settings.memory
+    if memory.retrieval == "random":
+        return AtRandom(memory.top_k, np.random.default_rng(settings.algorithm.seed))
+    return (ByScore if memory.retrieval == "score" else BySimilarity)(memory.top_k, memory.min_similarity)

@@ -12,8 +12,8 @@ class StepMetrics:
     """Counts and sums since the step began; `drain` returns them as metrics and starts the next step.
 
     Attributes:
-        counts: by name; ``tips_refused/REASON`` and ``text_calls/REASON`` for each reason, ``requests`` for the model
-            calls of all rollouts, and with a critic those of `Reranking`.
+        counts: by name, such as ``requests`` for the model calls of all rollouts; with a slash in it, such as
+            ``text_calls/REASON``, a count is a metric by itself.
         ended_before: rollouts that had ended when the step began.
         memory_seconds: spent on calls before they were sent.
         embedding_seconds: the part of it spent waiting for embeddings.
@@ -52,7 +52,6 @@ class StepMetrics:
             "calls",
             "tips_written",
             "tips_refused",
-            "tips_judged_irrelevant",
             "reflections_failed",
             "memory_failures",
             "memory_late",
@@ -65,8 +64,7 @@ class StepMetrics:
             "text_calls",
         )
         metrics: dict[str, float] = {name: counts[name] for name in totals}
-        by_reason = ("tips_refused/", "text_calls/", "critic/")
-        metrics |= {name: count for name, count in counts.items() if name.startswith(by_reason)}
+        metrics |= {name: count for name, count in counts.items() if "/" in name}
         metrics |= {
             "tips_injected_per_call": counts["tips_injected"] / searches,
             "hit_rate": counts["hits"] / searches,

@@ -80,21 +80,3 @@ def tip_gain(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> floa
         if all(returns.values()):
             gains.append(np.mean(returns[True]) - np.mean(returns[False]))
     return float(np.mean(gains)) if gains else None
-
-
-def groups_without_gradient(
-    advantages: Mapping[str, float],
-    results: Mapping[str, RolloutResult],
-    steps: Mapping[str, Mapping[int, float]] | None = None,
-) -> float:
-    """Return the fraction of groups in which no rollout, and no turn of one, has an advantage.
-
-    Args:
-        advantages: by rollout id.
-        results: by rollout id.
-        steps: GiGPO's advantages of turns, by rollout id and turn.
-    """
-    learned = {rollout for rollout, advantage in advantages.items() if advantage}
-    learned |= {rollout for rollout, turns in (steps or {}).items() if any(turns.values())}
-    flat = [learned.isdisjoint(rollouts) for rollouts in groups_of(results)]
-    return sum(flat) / len(flat)

@@ -22,7 +22,6 @@ from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.failures import FAILED_BY_AGENT
 from empo2.recipe.protocol import TAG, Mode, RolloutTag, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
-from empo2.recipe.trainer.gigpo import rows_of_turns
 from empo2.recipe.trainer.step_results import (
     RolloutResult,
     StepResults,
@@ -265,7 +264,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         if reason := reason or unusable(rollout, is_train=True):
             self.results.drop(rollout, reason)
             return None
-        trained, turn_rewards, turns_dropped = prepare_for_training(rollout)
+        trained, intrinsic, turns_dropped = prepare_for_training(rollout)
         self.results.turns_dropped += turns_dropped
         if not trained.triplets:
             self.results.drop(rollout, "no_tip_free_prompt")
@@ -275,9 +274,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
             group=rollout.data_id,
             mode=mode_of(rollout),
             return_=rollout.final_reward,
-            intrinsic=sum(turn_rewards),
-            turn_rewards=turn_rewards,
-            rows=rows_of_turns(rollout) if self._settings.algorithm.advantage == "gigpo" else (),
+            intrinsic=intrinsic,
             reply_tokens=sum(len(triplet.response["token_ids"]) for triplet in trained.triplets),
             agent_metrics=agent_metrics(rollout),
             task=rollout.input or {},

@@ -57,3 +57,10 @@ def set_scores(
     rows = torch.tensor([advantages[rollout] for rollout in ids])
     batch.batch[GIVEN_ADVANTAGES] = rows.unsqueeze(-1) * batch.batch["response_mask"]
     batch.batch["off_policy"] = torch.tensor([results[rollout].mode.off_policy for rollout in ids])
+
+
+def groups_without_gradient(batch: DataProto) -> float:
+    """Return the fraction of groups in which no token has an advantage."""
+    groups = batch.non_tensor_batch["data_id_list"]
+    learning = groups[batch.batch[GIVEN_ADVANTAGES].any(-1).numpy()]
+    return 1 - len(set(learning)) / len(set(groups))

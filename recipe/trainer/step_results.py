@@ -14,21 +14,6 @@ from empo2.recipe.protocol import CALL_EVENT, PANEL, CallEvent, Mode, RolloutTag
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One trained turn of a rollout.
-
-    Attributes:
-        number: among all turns of the episode, from 0.
-        anchor: text of its state, equal in equal states; "" if it has none.
-        tokens: of the reply.
-    """
-
-    number: int
-    anchor: str
-    tokens: int
-
-
-@dataclass(frozen=True)
 class RolloutResult:
     """One rollout that is trained on or validated.
 
@@ -39,8 +24,6 @@ class RolloutResult:
         intrinsic: sum of 1/n over the rollout's calls.
         reply_tokens: tokens that the policy sampled, before any row is cut.
         panel: name of the set of validation tasks that it belongs to; "" for none.
-        turn_rewards: 1/n of each turn of the episode, trained or not.
-        rows: the turns of each of its training rows; empty unless GiGPO needs them.
         agent_metrics: numbers by name that the agent reported beside its reward.
         task: its input.
         tips: ids of the tips that it was shown, in their order.
@@ -53,8 +36,6 @@ class RolloutResult:
     intrinsic: float = 0.0
     reply_tokens: int = 0
     panel: str = ""
-    turn_rewards: Sequence[float] = ()
-    rows: Sequence[Sequence[Turn]] = ()
     agent_metrics: Mapping[str, float] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     tips: Sequence[int] = ()
@@ -167,16 +148,16 @@ def _calls(rollout: CompletedRollout) -> Iterator[tuple[Triplet, CallEvent | Non
         yield triplet, by_prompt.get(tuple(triplet.prompt["token_ids"]))
 
 
-def prepare_for_training(rollout: CompletedRollout) -> tuple[CompletedRollout, list[float], int]:
-    """Give an off-policy rollout its tip-free prompts, see `trained_turns`, and collect its intrinsic rewards.
+def prepare_for_training(rollout: CompletedRollout) -> tuple[CompletedRollout, float, int]:
+    """Give an off-policy rollout its tip-free prompts, see `trained_turns`, and sum its intrinsic rewards.
 
     Returns:
-        The rollout to train on, 1/n of each of its turns, and the number of turns left out.
+        The rollout to train on, the sum of 1/n over its turns, and the number of turns left out.
     """
     turns = list(trained_turns(rollout))
     triplets = [triplet for triplet, _ in turns if triplet is not None]
-    rewards = [call.intrinsic_reward if call else 0.0 for _, call in turns]
-    return rollout.model_copy(update={"triplets": triplets}), rewards, len(turns) - len(triplets)
+    intrinsic = sum(call.intrinsic_reward for _, call in turns if call is not None)
+    return rollout.model_copy(update={"triplets": triplets}), intrinsic, len(turns) - len(triplets)
 
 
 def trained_turns(rollout: CompletedRollout) -> Iterator[tuple[Triplet | None, CallEvent | None]]:

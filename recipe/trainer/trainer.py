@@ -17,6 +17,7 @@ from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
+from empo2.recipe import baselines
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.rollout_log import Phase, RolloutLog
@@ -28,22 +29,13 @@ from empo2.recipe.run_folder import (
     mark_complete,
     remove_old_checkpoints,
 )
-from empo2.recipe.trainer.advantages import groups_without_gradient, rollout_advantages, tip_gain
+from empo2.recipe.trainer.advantages import rollout_advantages, tip_gain
 from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows, mini_batches_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
-from empo2.recipe.trainer.gigpo import (
-    StepAdvantages,
-    add_step_advantages,
-    cluster_metrics,
-    clusters,
-    set_turn_ids,
-    sharing_warning,
-    step_advantages,
-)
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import hybrid_loss
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
-from empo2.recipe.trainer.rows import drop_overlong, set_scores
+from empo2.recipe.trainer.rows import drop_overlong, groups_without_gradient, set_scores
 from empo2.recipe.trainer.scores import range_warning, tolerance_warning, training_scores
 from empo2.recipe.trainer.shown_rollouts import logged_rollouts
 from empo2.recipe.trainer.staleness import staleness
@@ -146,25 +138,24 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             return batch, metrics
         algorithm, results = self._settings.algorithm, self._results
         assert self._manager is not None
-        gigpo = algorithm.advantage == "gigpo"
-        if gigpo:
-            set_turn_ids(batch, results.kept)
+        played = [rollout for rollout in self._manager.played if rollout.rollout_id in results.kept]
+        paper = baselines.asked_for(self._settings, "algorithm.advantage")
+        turns = paper.TurnAdvantages(algorithm, played) if paper else None
+        if turns:
+            turns.mark(batch)
         kept = drop_overlong(batch)
         ids = set(kept.non_tensor_batch["rollout_id_list"])
         trained = {rollout: result for rollout, result in results.kept.items() if rollout in ids}
         advantages = rollout_advantages(trained, algorithm)
         self._log_rollouts("training", advantages)
         set_scores(kept, trained, training_scores(trained, algorithm), advantages)
-        steps: StepAdvantages = {}
-        if gigpo:
-            steps = step_advantages(trained, algorithm)
-            add_step_advantages(kept, steps, algorithm.gigpo_weight)
-            metrics |= cluster_metrics(clusters(trained))
+        if turns:
+            metrics |= turns.add(kept, trained)
         metrics |= training_metrics(results, algorithm.success_return)
         metrics |= self._manager.gateway_metrics | self._manager.timing
         metrics |= {
             "empo2/unmerged_rollouts": metrics["training/n_unmerged_rollouts"],
-            "empo2/groups_without_gradient": groups_without_gradient(advantages, trained, steps),
+            "empo2/groups_without_gradient": groups_without_gradient(kept),
             "empo2/overlong_rows": len(batch) - len(kept),
             "empo2/cut_rows": metrics["training/n_truncated_sample"],
             "empo2/off_policy_rows": int(kept.batch["off_policy"].sum()),
@@ -176,13 +167,14 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         if (gain := tip_gain(trained, algorithm)) is not None:
             metrics["empo2/tip_gain"] = gain
         print(step_line(self.global_steps, metrics, rollouts=len(ids), rows=len(kept)), flush=True)
-        if gigpo and self.global_steps == 1 and (warning := sharing_warning(metrics)):
-            print(f"step 1: {warning}", flush=True)
-        if self.global_steps == 1 and (warning := range_warning(trained, algorithm)):
-            print(f"step 1: {warning}", flush=True)
-        nothing_learned = self.global_steps == 1 and metrics["empo2/groups_without_gradient"] == 1
-        if nothing_learned and (warning := tolerance_warning(trained, algorithm)):
-            print(f"step 1: {warning}", flush=True)
+        if self.global_steps == 1:
+            warnings = [range_warning(trained, algorithm)]
+            if turns:
+                warnings.append(turns.warning(metrics))
+            if metrics["empo2/groups_without_gradient"] == 1:
+                warnings.append(tolerance_warning(trained, algorithm))
+            for warning in filter(None, warnings):
+                print(f"step 1: {warning}", flush=True)
         return kept, metrics
 
     def _log_rollouts(self, phase: Phase, advantages: Mapping[str, float]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from empo2.memory import ByScore, BySimilarity, ByValue, MemoryFileError, MemoryStore, Step
+from empo2.memory import ByScore, BySimilarity, MemoryFileError, MemoryStore, Step
 from empo2.memory.browse import (
     Conditions,
     ScopeCounts,
@@ -131,14 +131,7 @@ def test_scopes_and_their_counts(file: Path) -> None:
         assert [play.episode for play in plays(db, [ODD])] == ["r"]
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        ByScore(2, 0.5),
-        BySimilarity(5, 0.5),
-        ByValue(2, 0.5, candidates=3, weight=0.5, exploration=0, generator=np.random.default_rng(0)),
-    ],
-)
+@pytest.mark.parametrize("policy", [ByScore(2, 0.5), BySimilarity(5, 0.5)])
 def test_finds_what_the_store_finds(file: Path, policy) -> None:
     for key in (EAST, NORTH, BETWEEN, UP):
         with reading(file) as db:

@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.memory import ByScore, BySimilarity, ByValue, MemoryStore, Step
+from empo2.memory import ByScore, BySimilarity, MemoryStore, Step
+from empo2.recipe.baselines.memrl.retrieval import ByValue
 
 from .visits import visit
 

@@ -1,16 +1,24 @@
-"""MemRL's checks of a memory, by hand: values against success, and how similar first states are."""
+"""MemRL: its ranking by hand and in plain Python; values against success, and how similar first states are."""
 
 import math
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, pstdev
+from typing import cast
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from empo2.memory import MemoryFileError, MemoryStore, Step
 from empo2.memory.browse import reading
-from empo2.memory.predictions import Use, correlation, failures_among_best, uses_of_tips, value_bins
-from empo2.memory.similarities import first_state_similarities
+from empo2.recipe.baselines.memrl.retrieval import ByValue
+from empo2.recipe.baselines.memrl.similarities import first_state_similarities
+from empo2.recipe.baselines.memrl.values import Use, correlation, failures_among_best, uses_of_tips, value_bins
+
+from .test_retrieval import ROWS, SIMILARITIES, entries, plain, rng
 
 EAST, NORTH, UP = np.eye(3, dtype=np.float32)
 ALL = ("a", "b")
@@ -49,11 +57,11 @@ def test_each_use_counts_with_the_value_before_its_episode(tmp_path: Path) -> No
         play(store, "three", (1,), 100)
         play(store, "four", (3,), 100, scope="b")
     with reading(tmp_path / "m.sqlite") as db:
-        uses = uses_of_tips(db, ALL, 0.5, lambda score: score / 100)
+        uses = uses_of_tips(db, ALL, 0.5, 0.01)
         assert uses == [(0.0, True), (0.5, False), (0.0, False), (0.25, True), (0.0, True)]
-        assert uses_of_tips(db, ["b"], 0.5, lambda score: score / 100) == [(0.0, True)]
+        assert uses_of_tips(db, ["b"], 0.5, 0.01) == [(0.0, True)]
         with pytest.raises(MemoryFileError, match=r"tip 1 has the value 0.625, but its uses make it 0.4"):
-            uses_of_tips(db, ALL, 0.3, lambda score: score / 100)  # 0.3, 0.21, 0.447
+            uses_of_tips(db, ALL, 0.3, 0.01)  # 0.3, 0.21, 0.447
 
 
 def test_values_in_bins() -> None:
@@ -119,3 +127,121 @@ def test_a_fifth_of_the_pairs_is_above_the_threshold(tmp_path: Path) -> None:
         # 45 pairs, of which nine are closest: 0.8 * 44 = 35.2 of the way, between 18 and 9 degrees
         expected = 0.8 * math.cos(math.radians(18)) + 0.2 * math.cos(math.radians(9))
         assert first_state_similarities(db, ALL).threshold == pytest.approx(expected, abs=1e-6)
+
+
+# The ranking
+
+
+def by_value(k=3, min_similarity=0.5, candidates=5, weight=0.5, exploration=0.0, seed=0) -> ByValue:
+    return ByValue(k, min_similarity, candidates, weight, exploration, rng(seed))
+
+
+def test_value_with_fixed_statistics_of_the_similarities():
+    """Candidates of nearly equal similarity: their own deviation, 0.01, is not blown up to 1.
+
+    z(Q) is -1, 1 for both; z(similarity) is 1, -1 over the candidates, and 0.1, -0.1 by a deviation of 0.1.
+    """
+    columns = entries([0.72, 0.70], values=[0.0, 1.0])
+    assert by_value(weight=0.4)(columns).tolist() == [0, 1]  # 0.6 - 0.4 > 0.4 - 0.6
+    fixed = replace(by_value(weight=0.4), statistics=(0.71, 0.1))
+    assert fixed(columns).tolist() == [1, 0]  # 0.4 - 0.06 > 0.06 - 0.4
+    assert replace(fixed, weight=0.05)(columns).tolist() == [0, 1]  # 0.095 - 0.05 > 0.05 - 0.095
+
+
+def test_value_weighs_z_scores_by_hand():
+    # Similarities 0.6, 0.7, 0.8: z = -1.2247, 0, 1.2247. Values 4, 1, 1: z = 1.4142, -0.7071, -0.7071.
+    rows = entries([0.6, 0.7, 0.8], values=[4, 1, 1])
+    assert by_value()(rows).tolist() == [2, 0, 1]  # 0.2588, 0.0948, -0.3536
+    assert by_value(weight=0.6)(rows).tolist() == [0, 2, 1]  # 0.3586, 0.0656, -0.4243
+    assert by_value(weight=0.6, k=1)(rows).tolist() == [0]
+
+
+def test_value_with_weight_0_is_similarity_and_with_weight_1_the_value():
+    rows = entries([0.6, 0.9, 0.7, 0.8], values=[3, 1, 4, 1])
+    assert by_value(k=4, weight=0.0)(rows).tolist() == [1, 3, 2, 0]
+    assert by_value(k=4, weight=1.0)(rows).tolist() == [2, 0, 1, 3]
+
+
+def test_value_chooses_among_the_most_similar_only():
+    rows = entries([0.6, 0.9, 0.7, 0.8], values=[100, 1, 4, 1])
+    assert by_value(candidates=3, weight=1.0)(rows).tolist() == [2, 1, 3]
+    assert by_value(candidates=1, weight=1.0)(rows).tolist() == [1]
+
+
+def test_candidates_of_one_text_count_once_by_the_nearest_and_newest_entry():
+    rows = entries([0.9, 0.9, 0.8, 0.7, 0.6], values=[1, 1, 1, 2, 9], texts=[7, 7, 7, 8, 9])
+    assert by_value(candidates=2, weight=1.0)(rows).tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("equal", [0.1, 1 / 3, 1e300])
+def test_equal_values_have_z_0_and_similarity_decides_then_age(weight, equal):
+    rows = entries([0.6, 0.8, 0.8, 0.7, 0.8, 0.6, 0.6], values=[equal] * 7)
+    assert by_value(k=7, candidates=7, weight=weight)(rows).tolist() == [4, 2, 1, 3, 6, 5, 0]
+
+
+def test_equal_similarities_leave_it_to_the_value():
+    assert by_value(weight=0.3)(entries([0.7] * 3, values=[1, 3, 2])).tolist() == [1, 2, 0]
+
+
+def test_a_spread_too_small_to_be_squared_is_none():
+    assert by_value(weight=1.0)(entries([0.7, 0.6], values=[0, 1e-200])).tolist() == [0, 1]
+
+
+def test_exploration_draws_from_the_candidates_each_once_and_ranks_what_it_drew():
+    similarities = [0.95, 0.94, 0.93, 0.92, 0.91, 0.9, 0.3, 0.3]
+    rows = entries(similarities, values=range(8), texts=[1, 1, 2, 3, 4, 5, 6, 7])
+    explore = by_value(candidates=4, weight=1.0, exploration=1.0)
+    drawn = [tuple(explore(rows).tolist()) for _ in range(200)]
+    # The candidates by value: rows 4, 3, 2, 0. Every choice of three comes up, always best first.
+    assert set(drawn) == {(4, 3, 2), (4, 3, 0), (4, 2, 0), (3, 2, 0)}
+    again = replace(explore, generator=rng(0))
+    assert drawn == [tuple(again(rows).tolist()) for _ in range(200)]
+
+
+class Dice:
+    """A generator that says the numbers it was given, and draws the last ones."""
+
+    def __init__(self, *numbers):
+        self.numbers = list(numbers)
+
+    def random(self):
+        return self.numbers.pop(0)
+
+    def choice(self, n, size, replace):
+        assert not replace
+        return np.arange(n - size, n)[::-1]
+
+
+def test_exploration_happens_where_the_draw_is_below_its_probability():
+    policy = ByValue(1, 0.5, 5, 0.5, 0.25, cast(np.random.Generator, Dice(0.0, 0.2499, 0.25, 0.9)))
+    rows = entries([0.6, 0.9, 0.7])
+    assert [policy(rows).tolist() for _ in range(4)] == [[0], [0], [1], [1]]
+
+
+def z_scores(values):
+    spread = pstdev(values) if len(set(values)) > 1 else 0
+    return [(value - fmean(values)) / spread if spread else 0 for value in values]
+
+
+@given(ROWS, st.integers(0, 5), st.sampled_from(SIMILARITIES), st.integers(0, 8), st.sampled_from([0.0, 0.37, 1.0]))
+@settings(max_examples=200, deadline=None)
+def test_ranking_by_value_equals_plain_python(rows, k, minimum, candidates, weight):
+    columns = entries(*([row[i] for row in rows] for i in range(4)))
+    chosen = plain(rows, lambda row: row[:1], candidates, lambda similarity: similarity >= minimum)
+    ranks = zip(z_scores([rows[i][0] for i in chosen]), z_scores([rows[i][2] for i in chosen]), strict=True)
+    ranked = sorted(
+        ((round((1 - weight) * z + weight * q, 9), rows[i][0], i) for (z, q), i in zip(ranks, chosen, strict=True)),
+        reverse=True,
+    )
+    found = by_value(k, minimum, candidates, weight)(columns)
+    assert found.tolist() == [i for *_, i in ranked[:k]]
+
+
+def test_the_minimum_itself_is_enough_and_few_candidates_give_few():
+    assert by_value()(entries([0.5, 0.5000001, 0.4999999])).tolist() == [1, 0]
+    for policy in (by_value(), by_value(exploration=1.0)):
+        assert policy(entries([])).tolist() == policy(entries([0.1, -1.0])).tolist() == []
+        assert policy(entries([0.1, 0.6, 0.9])).tolist() == [2, 1]
+    for policy in (by_value(k=0), by_value(candidates=0)):
+        assert policy(entries([0.9, 0.8])).tolist() == []

@@ -1,15 +1,11 @@
 """Ranking and novelty: by hand, and against plain Python."""
 
-from dataclasses import replace
-from statistics import fmean, pstdev
-from typing import cast
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.memory import AtRandom, ByAge, ByScore, BySimilarity, ByValue, Policy
+from empo2.memory import AtRandom, ByScore, BySimilarity, Policy
 from empo2.memory.index import ColumnTable, cosine_similarities, unit
 from empo2.memory.novelty import count_similar
 from empo2.memory.retrieval import Entries
@@ -30,35 +26,12 @@ def entries(similarities, scores=None, values=None, texts=None) -> Entries:
     )
 
 
-def by_value(k=3, min_similarity=0.5, candidates=5, weight=0.5, exploration=0.0, seed=0) -> ByValue:
-    return ByValue(k, min_similarity, candidates, weight, exploration, rng(seed))
-
-
-def test_value_with_fixed_statistics_of_the_similarities():
-    """Candidates of nearly equal similarity: their own deviation, 0.01, is not blown up to 1.
-
-    z(Q) is -1, 1 for both; z(similarity) is 1, -1 over the candidates, and 0.1, -0.1 by a deviation of 0.1.
-    """
-    columns = entries([0.72, 0.70], values=[0.0, 1.0])
-    assert by_value(weight=0.4)(columns).tolist() == [0, 1]  # 0.6 - 0.4 > 0.4 - 0.6
-    fixed = replace(by_value(weight=0.4), statistics=(0.71, 0.1))
-    assert fixed(columns).tolist() == [1, 0]  # 0.4 - 0.06 > 0.06 - 0.4
-    assert replace(fixed, weight=0.05)(columns).tolist() == [0, 1]  # 0.095 - 0.05 > 0.05 - 0.095
-
-
 def by_score(similarities, scores, texts, k=10, min_similarity=0.5, values=None):
     return ByScore(k, min_similarity)(entries(similarities, scores, values, texts)).tolist()
 
 
 def test_score_orders_and_similarity_only_admits():
     assert by_score([0.6, 0.9, 0.4, 0.7], [3, 1, 9, 2], [0, 1, 2, 3]) == [0, 3, 1]
-
-
-def test_the_newest_come_first_each_text_once():
-    columns = entries([0.6, 0.9, 0.4, 0.7, 0.8, 0.7], [9, 9, 9, 1, 1, 1], texts=[0, 1, 2, 3, 1, 4])
-    assert ByAge(10, 0.5)(columns).tolist() == [5, 4, 3, 0]
-    assert ByAge(2, -1)(columns).tolist() == [5, 4]
-    assert ByAge(3, 0.5)(entries([])).tolist() == []
 
 
 def test_random_tips_are_drawn_from_all_texts_alike():
@@ -109,94 +82,21 @@ def test_similarity_takes_the_nearest_entry_of_a_text_even_if_another_has_a_bett
     assert BySimilarity(10, 0.0)(entries([0.7, 0.9, 0.8], [9, 1, 1], texts=[4, 4, 5])).tolist() == [1, 2]
 
 
-def test_value_weighs_z_scores_by_hand():
-    # Similarities 0.6, 0.7, 0.8: z = -1.2247, 0, 1.2247. Values 4, 1, 1: z = 1.4142, -0.7071, -0.7071.
-    rows = entries([0.6, 0.7, 0.8], values=[4, 1, 1])
-    assert by_value()(rows).tolist() == [2, 0, 1]  # 0.2588, 0.0948, -0.3536
-    assert by_value(weight=0.6)(rows).tolist() == [0, 2, 1]  # 0.3586, 0.0656, -0.4243
-    assert by_value(weight=0.6, k=1)(rows).tolist() == [0]
+@pytest.mark.parametrize("policy", [ByScore(5, 0.5), BySimilarity(5, 0.5)])
+def test_the_minimum_itself_is_not_enough(policy):
+    assert policy(entries([0.5, 0.5000001, 0.4999999])).tolist() == [1]
 
 
-def test_value_with_weight_0_is_similarity_and_with_weight_1_the_value():
-    rows = entries([0.6, 0.9, 0.7, 0.8], values=[3, 1, 4, 1])
-    assert by_value(k=4, weight=0.0)(rows).tolist() == [1, 3, 2, 0]
-    assert by_value(k=4, weight=1.0)(rows).tolist() == [2, 0, 1, 3]
-
-
-def test_value_chooses_among_the_most_similar_only():
-    rows = entries([0.6, 0.9, 0.7, 0.8], values=[100, 1, 4, 1])
-    assert by_value(candidates=3, weight=1.0)(rows).tolist() == [2, 1, 3]
-    assert by_value(candidates=1, weight=1.0)(rows).tolist() == [1]
-
-
-def test_candidates_of_one_text_count_once_by_the_nearest_and_newest_entry():
-    rows = entries([0.9, 0.9, 0.8, 0.7, 0.6], values=[1, 1, 1, 2, 9], texts=[7, 7, 7, 8, 9])
-    assert by_value(candidates=2, weight=1.0)(rows).tolist() == [3, 1]
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("equal", [0.1, 1 / 3, 1e300])
-def test_equal_values_have_z_0_and_similarity_decides_then_age(weight, equal):
-    rows = entries([0.6, 0.8, 0.8, 0.7, 0.8, 0.6, 0.6], values=[equal] * 7)
-    assert by_value(k=7, candidates=7, weight=weight)(rows).tolist() == [4, 2, 1, 3, 6, 5, 0]
-
-
-def test_equal_similarities_leave_it_to_the_value():
-    assert by_value(weight=0.3)(entries([0.7] * 3, values=[1, 3, 2])).tolist() == [1, 2, 0]
-
-
-def test_a_spread_too_small_to_be_squared_is_none():
-    assert by_value(weight=1.0)(entries([0.7, 0.6], values=[0, 1e-200])).tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("policy", "admitted"), [(ByScore(5, 0.5), [1]), (BySimilarity(5, 0.5), [1]), (by_value(), [1, 0])]
-)
-def test_the_minimum_itself_is_enough_for_value_only(policy, admitted):
-    assert policy(entries([0.5, 0.5000001, 0.4999999])).tolist() == admitted
-
-
-@pytest.mark.parametrize("policy", [ByScore(3, 0.5), BySimilarity(3, 0.5), by_value(), by_value(exploration=1.0)])
+@pytest.mark.parametrize("policy", [ByScore(3, 0.5), BySimilarity(3, 0.5)])
 def test_few_or_no_candidates_give_few_or_none(policy: Policy):
     assert policy(entries([])).tolist() == []
     assert policy(entries([0.1, -1.0])).tolist() == []
     assert policy(entries([0.1, 0.6, 0.9])).tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("policy", [ByScore(0, 0.5), BySimilarity(0, 0.5), by_value(k=0), by_value(candidates=0)])
+@pytest.mark.parametrize("policy", [ByScore(0, 0.5), BySimilarity(0, 0.5)])
 def test_none_asked_for_none_given(policy: Policy):
     assert policy(entries([0.9, 0.8])).tolist() == []
-
-
-def test_exploration_draws_from_the_candidates_each_once_and_ranks_what_it_drew():
-    similarities = [0.95, 0.94, 0.93, 0.92, 0.91, 0.9, 0.3, 0.3]
-    rows = entries(similarities, values=range(8), texts=[1, 1, 2, 3, 4, 5, 6, 7])
-    explore = by_value(candidates=4, weight=1.0, exploration=1.0)
-    drawn = [tuple(explore(rows).tolist()) for _ in range(200)]
-    # The candidates by value: rows 4, 3, 2, 0. Every choice of three comes up, always best first.
-    assert set(drawn) == {(4, 3, 2), (4, 3, 0), (4, 2, 0), (3, 2, 0)}
-    again = replace(explore, generator=rng(0))
-    assert drawn == [tuple(again(rows).tolist()) for _ in range(200)]
-
-
-class Dice:
-    """A generator that says the numbers it was given, and draws the last ones."""
-
-    def __init__(self, *numbers):
-        self.numbers = list(numbers)
-
-    def random(self):
-        return self.numbers.pop(0)
-
-    def choice(self, n, size, replace):
-        assert not replace
-        return np.arange(n - size, n)[::-1]
-
-
-def test_exploration_happens_where_the_draw_is_below_its_probability():
-    policy = ByValue(1, 0.5, 5, 0.5, 0.25, cast(np.random.Generator, Dice(0.0, 0.2499, 0.25, 0.9)))
-    rows = entries([0.6, 0.9, 0.7])
-    assert [policy(rows).tolist() for _ in range(4)] == [[0], [0], [1], [1]]
 
 
 # Few levels, so that ties abound; uneven ones, so that different sums of z-scores are not equal by chance.
@@ -230,11 +130,6 @@ def plain(rows, order, k, admit):
     return found[:k]
 
 
-def z_scores(values):
-    spread = pstdev(values) if len(set(values)) > 1 else 0
-    return [(value - fmean(values)) / spread if spread else 0 for value in values]
-
-
 @given(ROWS, st.integers(0, 12), st.sampled_from(SIMILARITIES))
 @settings(max_examples=200, deadline=None)
 def test_ranking_equals_plain_python(rows, k, minimum):
@@ -245,20 +140,6 @@ def test_ranking_equals_plain_python(rows, k, minimum):
 
     assert ByScore(k, minimum)(columns).tolist() == plain(rows, lambda row: (row[1], row[0], row[2]), k, similar)
     assert BySimilarity(k, minimum)(columns).tolist() == plain(rows, lambda row: (row[0], row[1]), k, similar)
-
-
-@given(ROWS, st.integers(0, 5), st.sampled_from(SIMILARITIES), st.integers(0, 8), st.sampled_from([0.0, 0.37, 1.0]))
-@settings(max_examples=200, deadline=None)
-def test_ranking_by_value_equals_plain_python(rows, k, minimum, candidates, weight):
-    columns = entries(*([row[i] for row in rows] for i in range(4)))
-    chosen = plain(rows, lambda row: row[:1], candidates, lambda similarity: similarity >= minimum)
-    ranks = zip(z_scores([rows[i][0] for i in chosen]), z_scores([rows[i][2] for i in chosen]), strict=True)
-    ranked = sorted(
-        ((round((1 - weight) * z + weight * q, 9), rows[i][0], i) for (z, q), i in zip(ranks, chosen, strict=True)),
-        reverse=True,
-    )
-    found = by_value(k, minimum, candidates, weight)(columns)
-    assert found.tolist() == [i for *_, i in ranked[:k]]
 
 
 @pytest.mark.parametrize("best", [1, 30, 40, 5000])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.memory import ByScore, BySimilarity, ByValue, MemoryStore, Step, Visit
+from empo2.memory import ByScore, BySimilarity, MemoryStore, Step, Visit
 
 from .visits import visit
 
@@ -84,9 +84,7 @@ def test_an_episode_answers_once_and_so_does_a_text(store):
     assert found(store, EAST) == ["long", "better"]
 
 
-@pytest.mark.parametrize(
-    "policy", [ByScore(2, 0.5), BySimilarity(2, 0.5), ByValue(2, 0.5, 4, 0.5, 0.0, np.random.default_rng(0))]
-)
+@pytest.mark.parametrize("policy", [ByScore(2, 0.5), BySimilarity(2, 0.5)])
 def test_excluded_texts_make_room_for_others(store, policy):
     """The best of the tips that are not excluded, each with its own id."""
     for number, episode in enumerate("abcd"):

@@ -35,7 +35,6 @@ from .harness import ROOMS, is_reflection, running_gateway
 from .model_server import MODEL, ModelServer
 
 HERE = Path(__file__).parent
-PACKAGE = panels.FOLDER.parent
 
 
 def result(index: int, return_: float | None, *, sample: int = 0, part: str = MEMORY_OFF, **more: Any) -> Result:
@@ -529,30 +528,6 @@ def test_only_equal_panels_are_compared(tmp_path: Path) -> None:
 # Settings of the loop
 
 
-async def test_reflexion_shows_the_newest_tips_of_failures_once(tmp_path: Path, empty_stores: None) -> None:
-    """Three episodes fail and leave tips, one succeeds and leaves none; the next sees the newest two in all turns."""
-    file = PACKAGE / "reflexion.yaml"
-    memory = load_settings(file=file).memory
-    assert (memory.retrieval, memory.searched, memory.top_k) == ("newest", "first-turn", 3)
-    changes = ["memory.retrieval=newest", "memory.searched=first-turn", "memory.top_k=2", "reflection.of=failures"]
-    async with running_gateway(tmp_path, *changes, "memory.min_similarity=-1") as gateway:
-        await gateway.store_tips(ROOMS, "First.", "Second.", "Third.")
-        gateway.tip = "Success."
-        solved = await gateway.create("no-memory")
-        await gateway.play(solved, ROOMS)
-        await gateway.finish(solved, 100.0)
-        assert (await gateway.drain())["empo2/tips_written"] == 0
-        asked = len(gateway.model.requests())
-        await gateway.play(await gateway.create("memory"), ROOMS)
-        shown = [seen.prompt for seen in gateway.model.requests()[asked:]]
-    assert len(shown) == 3
-    for prompt in shown:
-        assert prompt.count("Notes from earlier episodes") == 1
-        assert "- Third.\n- Second.\n" in prompt
-        assert "First." not in prompt
-        assert "Success." not in prompt
-
-
 async def test_rag_stores_transcripts_without_asking_and_without_tips(tmp_path: Path, empty_stores: None) -> None:
     """The second episode is shown the first one's transcript, and its own has only its own observations."""
     changes = ["reflection.form=transcript", "reflection.max_words=60", "memory.searched=first-turn"]
@@ -576,43 +551,6 @@ async def test_rag_stores_transcripts_without_asking_and_without_tips(tmp_path: 
     assert [f"- The task was completed, score 100. {steps}\n" in prompt for prompt in prompts] == [False] * 3 + [
         True
     ] * 3
-
-
-async def test_self_rag_shows_what_the_model_calls_helpful(tmp_path: Path, empty_stores: None) -> None:
-    def answer(body: dict[str, Any]) -> Any:
-        if "Answer yes or no." not in str(body["messages"]):
-            return gateway.reply(body)
-        return " **Yes**, it does." if "Second" in str(body["messages"]) else "No."
-
-    changes = ["memory.judged=true", "memory.searched=first-turn", "memory.min_similarity=-1"]
-    async with running_gateway(tmp_path, *changes) as gateway:
-        await gateway.store_tips(ROOMS, "First.", "Second.", "Third.")
-        asked, gateway.model.reply = len(gateway.model.requests()), answer
-        await gateway.play(await gateway.create("memory"), ROOMS)
-        seen = gateway.model.requests()[asked:]
-        metrics = await gateway.drain()
-    judged, calls = seen[:3], seen[3:]
-    assert metrics["empo2/tips_judged_irrelevant"] == 2
-    assert [each.body["temperature"] for each in judged] == [0] * 3
-    assert all("a dark room with a lamp" in each.prompt for each in judged)
-    assert len(calls) == 3
-    for each in calls:
-        assert "- Second.\n" in each.prompt
-        assert "First." not in each.prompt and "Third." not in each.prompt
-
-
-async def test_tips_that_cannot_be_judged_are_not_shown(tmp_path: Path, empty_stores: None) -> None:
-    async with running_gateway(tmp_path, "memory.judged=true", "memory.min_similarity=-1") as gateway:
-        await gateway.store_tips(ROOMS, "First.")
-        gateway.model.fault = lambda path, body: 500 if "Answer yes or no." in str(body["messages"]) else None
-        await gateway.play(await gateway.create("memory"), ROOMS[:1])
-        assert "First." not in gateway.last().prompt
-        assert (await gateway.drain())["empo2/memory_failures"] == 1
-
-
-@pytest.mark.parametrize("name", ["reflexion", "memrl", "rag", "self-rag", "memp"])
-def test_the_loops_settings_are_accepted(name: str) -> None:
-    load_settings("cpu", file=PACKAGE / f"{name}.yaml")
 
 
 # Whole commands: controller, gateway, agents and a scripted model server

@@ -199,7 +199,7 @@ def test_on_policy_rollout_keeps_its_prompts(mode: Mode | None) -> None:
     rollout = completed(mode)
     trained, intrinsic, left_out = prepare_for_training(rollout)
     assert trained.triplets == rollout.triplets
-    assert (intrinsic, left_out) == ([1.0, 0.25], 0)
+    assert (intrinsic, left_out) == (1.25, 0)
 
 
 def test_turn_without_tip_free_prompt_is_left_out() -> None:
@@ -211,18 +211,18 @@ def test_turn_without_tip_free_prompt_is_left_out() -> None:
     trained, intrinsic, left_out = prepare_for_training(completed(events=events))
     assert trained.triplets is not None
     assert [t.prompt["token_ids"] for t in trained.triplets] == [[1, 2, 10, 11, 3]]
-    assert (intrinsic, left_out) == ([0.5, 0.25], 1)
+    assert (intrinsic, left_out) == (0.75, 1)
 
 
 def test_turn_without_event_is_left_out() -> None:
     trained, intrinsic, left_out = prepare_for_training(completed(events=[]))
     assert trained.triplets == []
-    assert (intrinsic, left_out) == ([0.0, 0.0], 2)
+    assert (intrinsic, left_out) == (0, 2)
 
 
 def test_event_of_another_prompt_is_not_taken() -> None:
     events = [call([1, 900, 3], tip_free_prompt_token_ids=[7], intrinsic_reward=1.0)]
-    assert prepare_for_training(completed(events=events))[1:] == ([0.0, 0.0], 2)
+    assert prepare_for_training(completed(events=events))[1:] == (0, 2)
 
 
 def test_call_repeated_with_the_same_prompt_counts_once() -> None:
@@ -232,7 +232,7 @@ def test_call_repeated_with_the_same_prompt_counts_once() -> None:
         call([1, 900, 2], tip_free_prompt_token_ids=[1, 2], intrinsic_reward=0.5),
     ]
     rollout = completed(events=events, triplets=[triplet([1, 900, 2], [10], [-0.1])])
-    assert prepare_for_training(rollout)[1:] == ([0.5], 0)
+    assert prepare_for_training(rollout)[1:] == (0.5, 0)
 
 
 def manager(*played: CompletedRollout, drained: Any = None, **changes: Any) -> Empo2RolloutManager:

@@ -34,7 +34,7 @@ from empo2.recipe.trainer.compat.agentlightning import (
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
 from empo2.recipe.trainer.rows import drop_overlong, set_scores
 from empo2.recipe.trainer.scores import training_scores
-from empo2.recipe.trainer.step_results import RolloutResult, StepResults, Turn, prepare_for_training
+from empo2.recipe.trainer.step_results import RolloutResult, StepResults, prepare_for_training
 from empo2.recipe.trainer.tracking import name_sums
 from empo2.recipe.trainer.trainer import Empo2Trainer
 
@@ -322,9 +322,8 @@ def trainer_of(
         )
         for rollout in rollouts
     }
-    trainer._manager = type(
-        "Manager", (), {"results": StepResults(results), "gateway_metrics": {"empo2/calls": 3}, "timing": {}}
-    )()
+    step = {"results": StepResults(results), "played": rollouts, "gateway_metrics": {"empo2/calls": 3}, "timing": {}}
+    trainer._manager = type("Manager", (), step)()
 
     def rollout(self: Any, gen_batch: DataProto, is_train: bool) -> tuple[DataProto, dict[str, Any]]:
         return adapted(rollouts)
@@ -477,14 +476,14 @@ def test_turns_of_one_state_are_compared_with_gigpo(
 ) -> None:
     """Two groups of two one-turn rollouts; those of g began in one state: twice ±1/√2, those of h in two: once."""
     returns = {"g-0": 10.0, "g-1": 50.0, "h-2": 30.0, "h-3": 90.0}
-    for anchors, shared, warned in (("aabc", 0.5, False), ("abcd", 0.0, True)):
+    for states, shared, warned in (("aabc", 0.5, False), ("abcd", 0.0, True)):
         trainer = trainer_of(returns, monkeypatch)
         trainer._settings = load_settings("gpu", ["algorithm.advantage=gigpo"])
         trainer.global_steps = 1
-        kept = trainer._manager.results.kept
-        for (name, result), anchor in zip(list(kept.items()), anchors, strict=True):
-            rows = [[Turn(0, anchor, result.reply_tokens)]]
-            kept[name] = replace(result, turn_rewards=[0.0], rows=rows)
+        for rollout, state in zip(trainer._manager.played, states, strict=True):
+            request = {"messages": [{"role": "user", "content": state}]}
+            response = {"prompt_token_ids": rollout.triplets[0].prompt["token_ids"]}
+            rollout.events.append({"event_type": "model_request", "data": {"request": request, "response": response}})
         batch, metrics = trainer._rollout(DataProto(), is_train=True)
         assert (metrics["gigpo/shared_turns"], metrics["empo2/groups_without_gradient"]) == (shared, 0)
         found = batch.batch["given_advantages"][:, 0].tolist()

@@ -20,7 +20,7 @@ from empo2.recipe.gateway.tokens import sampling
 from empo2.recipe.gateway.tokens.chat_tokens import ChatTokens, prompt_ids_of, tip_free
 from empo2.recipe.gateway.tokens.rendering import TEMPLATE_ARGUMENTS
 from empo2.recipe.gateway.tokens.replies import Prompt, Replies
-from empo2.recipe.messages import anchor_of, reply_of, spoken
+from empo2.recipe.messages import newest_observation, reply_of, spoken
 from empo2.recipe.protocol import CALL_EVENT, CallEvent
 
 log = structlog.get_logger()
@@ -117,18 +117,13 @@ class ModelCall:
                 tip_free_prompt_token_ids=await self._tip_free_ids() if self._tip_free else prompt_ids,
                 tip_ids=self._tip_ids,
                 scope=episode.tag.scope,
-                anchor=self._anchor(),
+                observation=newest_observation(self._body.get("messages") or []),
                 visits=novelty.visits if novelty else None,
                 intrinsic_reward=novelty.reward if novelty else 0.0,
             )
             data = event.model_dump(exclude_none=True)
             if not upstream.record(episode.rollout_id, episode.attempt_id, CALL_EVENT, data):
                 log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
-
-    def _anchor(self) -> str | None:
-        if self._services.settings.algorithm.advantage != "gigpo":
-            return None
-        return anchor_of(self._body.get("messages") or [])
 
     async def _visit(self, turn: Turn) -> Novelty | None:
         """Count the visit to the call's state; return None if it has no state or the memory failed."""

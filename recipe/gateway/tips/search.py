@@ -9,12 +9,12 @@ import numpy as np
 import structlog
 
 from empo2.memory import Tip
+from empo2.recipe import baselines
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.injection import Block, TippedRequest
-from empo2.recipe.gateway.tips.relevance import relevant_tips
 from empo2.recipe.gateway.tips.text import TIPS_HEADING, render_tips, tip_line
 
 log = structlog.get_logger()
@@ -78,8 +78,8 @@ async def _search(
         metrics.embedding_seconds += time.perf_counter() - started
         async with asyncio.timeout(_SEARCH_SECONDS):
             tips = await memory.search(episode.tag.scope, embedding, exclude=carried)
-        if settings.judged:
-            tips = await relevant_tips(services, episode.rollout_id, state, tips)
+        if judge := baselines.asked_for(services.settings, "memory.judged"):
+            tips = await judge.relevant_tips(services, episode.rollout_id, state, tips)
     except TimeoutError:
         metrics.counts["memory_late"] += 1
         return Block(), embedding

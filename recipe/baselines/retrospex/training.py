@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from empo2.recipe.critic.episodes import Episode
-from empo2.recipe.critic.model import Weights, outputs
+from empo2.recipe.baselines.retrospex.critic import Weights, outputs
+from empo2.recipe.evaluation.turns import Episode
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

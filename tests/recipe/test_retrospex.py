@@ -10,18 +10,17 @@ import httpx
 import numpy as np
 import pytest
 
-from empo2.recipe.cli.critic import critic as train_critic
-from empo2.recipe.cli.critic import judgements_table
-from empo2.recipe.cli.eval import critic_facts
+from empo2.recipe.baselines.retrospex import reranking
+from empo2.recipe.baselines.retrospex.command import critic as train_critic
+from empo2.recipe.baselines.retrospex.command import judgements_table
+from empo2.recipe.baselines.retrospex.critic import FACTS, Critic, load_critic, outputs
+from empo2.recipe.baselines.retrospex.reranking import probability, ranking_scores, weight
+from empo2.recipe.baselines.retrospex.training import Transitions, expectile_loss, train, transitions_of
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
-from empo2.recipe.critic.episodes import Episode, Turn, append_episode, read_episodes
-from empo2.recipe.critic.model import Critic, Facts, load_critic, outputs
-from empo2.recipe.critic.training import Transitions, expectile_loss, train, transitions_of
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.evaluation.episode_results import Result
-from empo2.recipe.evaluation.turns import turns_keeper
-from empo2.recipe.gateway.reranking import probability, ranking_scores, weight
+from empo2.recipe.evaluation.turns import Episode, Turn, read_turns, turns_keeper
 
 from . import model_server
 from .harness import GatewayUnderTest, Words, running_gateway
@@ -29,7 +28,7 @@ from .model_server import MODEL, Body, ModelServer
 from .test_evaluation import empo2, toy_panel
 
 SETTINGS = load_settings("cpu")
-FACTS = Facts.of(SETTINGS.memory)
+OF_SETTINGS = {name: getattr(SETTINGS.memory, name) for name in FACTS}
 
 
 # Implicit Q-learning, by hand
@@ -77,8 +76,8 @@ def test_equal_seeds_give_equal_networks() -> None:
 
 def test_transitions_by_hand() -> None:
     episodes = [
-        Episode(("memory off", 0, 0), 50.0, [Turn("t", "x", "go"), Turn("t", "y", "go"), Turn("t", "x", "take")]),
-        Episode(("memory off", 1, 0), -100.0, [Turn("u", "y", "go")]),
+        Episode(50.0, [Turn("t", "x", "go"), Turn("t", "y", "go"), Turn("t", "x", "take")]),
+        Episode(-100.0, [Turn("u", "y", "go")]),
     ]
     given: list[str] = []
 
@@ -113,9 +112,9 @@ def test_outputs_of_two_networks_by_hand() -> None:
 
 def test_judgements_by_hand() -> None:
     episodes = [
-        Episode(("", 0, 0), 100.0, [Turn("", "", "")] * 2),
-        Episode(("", 1, 0), 99.0, [Turn("", "", "")] * 3),
-        Episode(("", 2, 0), 0.0, [Turn("", "", "")]),
+        Episode(100.0, [Turn("", "", "")] * 2),
+        Episode(99.0, [Turn("", "", "")] * 3),
+        Episode(0.0, [Turn("", "", "")]),
     ]
     q, advantages = np.array([1.0, 0.5, 0.2, 0.0, 0.1, 0.1]), np.array([0.5, 0.1, -0.2, 0.0, -0.1, -0.1])
     table = judgements_table(episodes, 100.0, q, advantages)
@@ -177,8 +176,8 @@ def test_turns_are_read_from_events_and_bounded(tmp_path: Path) -> None:
     keep = turns_keeper(tmp_path, settings)
     keep(Result("memory off", 2, 1, 0.0), events[:1])  # played again after the command was interrupted
     keep(Result("memory off", 2, 1, 1.0), events)
-    (episode,) = read_episodes(tmp_path)
-    assert (episode.key, episode.return_) == (("memory off", 2, 1), 1.0)
+    (episode,) = read_turns(tmp_path)
+    assert episode.return_ == 1.0
     task = "Find the coi"
     assert episode.turns == [Turn(task, "You are at A", "go"), Turn(task, "You are in t", "take the coi")]
 
@@ -190,7 +189,7 @@ def preferring(words: Words, text: str) -> Critic:
     """A critic whose Q is the cosine of the action with this text, if it is above 0."""
     inputs = np.concatenate([np.zeros(2 * words.dimension), words.embed([text])[0]])[:, None]
     parts = {"in": inputs, "in_bias": np.zeros((1, 1)), "out": np.ones((1, 1)), "out_bias": np.zeros(1)}
-    return Critic(FACTS, {name: np.stack([part, part]) for name, part in parts.items()})
+    return Critic(OF_SETTINGS, {name: np.stack([part, part]) for name, part in parts.items()})
 
 
 SAMPLES = {"go east": -0.9, "go north": -0.1, "take lamp": -0.5}  # each with its log-prob per token
@@ -210,10 +209,13 @@ def several(body: Body) -> Body:
 
 
 @pytest.fixture
-async def ranked(tmp_path: Path, quiet: None, empty_stores: None) -> AsyncIterator[GatewayUnderTest]:
+async def ranked(
+    tmp_path: Path, quiet: None, empty_stores: None, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[GatewayUnderTest]:
     """In step 0 only the probability counts (0⁰ = 1), afterwards only the critic, which likes the lamp."""
     words, file = Words(), tmp_path / "critic.npz"
     preferring(words, "take lamp").save(file)
+    monkeypatch.setattr(reranking, "SentenceEmbedder", lambda *args, **options: words)
     settings = [f"critic.path={file}", "critic.samples=3", "critic.decay=0.0", "critic.least_weight=0.0"]
     async with running_gateway(tmp_path, *settings, words=words, model=ModelServer(answer=several)) as gateway:
         yield gateway
@@ -308,7 +310,7 @@ def other_archive(file: Path) -> None:
         (no_archive, r"is no critic; empo2 critic makes one"),
         (other_archive, r"is no critic; empo2 critic makes one"),
         (
-            lambda file: Critic(Facts("all-MiniLM-L6-v2", "end", 1200), preferring(Words(), "x").weights).save(file),
+            lambda file: Critic(OF_SETTINGS | {"state": "end"}, preferring(Words(), "x").weights).save(file),
             r"was trained with memory\.state='end'; this is 'beginning'",
         ),
     ],
@@ -336,7 +338,7 @@ def test_samples_of_temperature_zero_are_refused() -> None:
 def test_critics_are_for_evaluations_without_tips() -> None:
     settings = load_settings("cpu", ["critic.path=c.npz"])
     with pytest.raises(ConfigError, match=r"--memory both: critic\.path='c\.npz' needs --memory off"):
-        critic_facts(settings, "both")
+        reranking.facts(settings, "both")
 
 
 @pytest.mark.parametrize(
@@ -366,7 +368,8 @@ def test_what_a_critic_cannot_learn_from(tmp_path: Path) -> None:
     empty, few, other = (evaluated(tmp_path / name) for name in ("empty", "few", "other"))
     different = evaluated(tmp_path / "different", state="end")
     for folder in (few, different):
-        append_episode(folder, Episode(("memory off", 0, 0), 1.0, [Turn("t", "s", "a")]))
+        line = {"part": "memory off", "index": 0, "sample": 0, "return": 1.0, "turns": [Turn("t", "s", "a")]}
+        (folder / "turns.jsonl").write_text(json.dumps(line))
     for folders, message in (
         ([tmp_path / "run"], "run: holds no results of empo2 eval"),
         ([empty], r"empty: has no turns\.jsonl; it is written by empo2 eval with --keep-turns"),

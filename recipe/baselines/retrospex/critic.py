@@ -2,8 +2,8 @@
 
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ import numpy as np
 
 from empo2.recipe.config import Memory
 from empo2.recipe.errors import ConfigError
+
+FACTS = ("embedder", "state", "state_characters")
+"""Settings of the section ``memory`` that a critic was trained with; it can be asked with no others."""
 
 type Weights = dict[str, Any]
 """``in`` [networks, inputs, hidden], ``in_bias`` [networks, 1, hidden], ``out`` [networks, hidden, 1] and ``out_bias``
@@ -30,31 +33,15 @@ def outputs(weights: Weights, inputs: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """The settings that a critic was trained with; it can be asked with no others.
-
-    Attributes:
-        embedder, state, state_characters: of the section ``memory``.
-    """
-
-    embedder: str
-    state: str
-    state_characters: int
-
-    @classmethod
-    def of(cls, memory: Memory) -> "Facts":
-        return cls(memory.embedder, memory.state, memory.state_characters)
-
-
-@dataclass(frozen=True)
 class Critic:
     """Twin Q networks over the embeddings of task, state and action.
 
     Attributes:
+        facts: `FACTS` by name.
         weights: of the target networks, of which Retrospex asks.
     """
 
-    facts: Facts
+    facts: Mapping[str, Any]
     weights: Weights
 
     def values(self, task: np.ndarray, state: np.ndarray, actions: Sequence[np.ndarray]) -> np.ndarray:
@@ -68,7 +55,7 @@ class Critic:
     def save(self, file: Path) -> None:
         """Write the critic, so that no reader finds half of it."""
         content = io.BytesIO()
-        np.savez(content, facts=np.array(json.dumps(asdict(self.facts))), **self.weights)
+        np.savez(content, facts=np.array(json.dumps(dict(self.facts))), **self.weights)
         temporary = file.with_name(f"{file.name}.tmp")
         temporary.write_bytes(content.getvalue())
         temporary.replace(file)
@@ -86,13 +73,13 @@ def load_critic(path: str, memory: Memory) -> Critic:
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            facts = Facts(**json.loads(str(arrays["facts"])))
+            facts = {name: json.loads(str(arrays["facts"]))[name] for name in FACTS}
             weights = {name: arrays[name] for name in ("in", "in_bias", "out", "out_bias")}
     except OSError as error:
         raise ConfigError(f"critic.path={path!r}: {error.strerror or error}; empo2 critic makes one") from None
     except Exception:  # what is no archive, and an archive of something else, fail in many ways
         raise ConfigError(f"critic.path={path!r}: is no critic; empo2 critic makes one") from None
-    for name, wanted in asdict(Facts.of(memory)).items():
-        if (has := getattr(facts, name)) != wanted:
+    for name, has in facts.items():
+        if has != (wanted := getattr(memory, name)):
             raise ConfigError(f"critic.path={path!r}: was trained with memory.{name}={has!r}; this is {wanted!r}")
     return Critic(facts, weights)

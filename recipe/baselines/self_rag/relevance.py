@@ -21,7 +21,7 @@ async def relevant_tips(services: Services, rollout_id: str, state: str, tips: S
     """
     async with asyncio.timeout(_SECONDS):
         helps = await asyncio.gather(*(_helps(services, rollout_id, state, tip) for tip in tips))
-    services.metrics.counts["tips_judged_irrelevant"] += helps.count(False)
+    services.metrics.counts["tips_judged/irrelevant"] += helps.count(False)
     return [tip for tip, shown in zip(tips, helps, strict=True) if shown]
 
 

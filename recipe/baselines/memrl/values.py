@@ -1,7 +1,7 @@
-"""How well learned values predict success: each use of a tip with the value that it had before (MemRL's check of Q)."""
+"""How well learned values predict success: each use of a tip with the value that it had before."""
 
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,14 +19,7 @@ class Use(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """The uses whose values lie in an interval.
-
-    Attributes:
-        low, high: its bounds.
-        uses: their number.
-        value: their mean value.
-        success: their share of successes.
-    """
+    """The uses whose values lie between two bounds: their number, their mean value, and their share of successes."""
 
     low: float
     high: float
@@ -36,15 +29,14 @@ class Bin(NamedTuple):
 
 
 def uses_of_tips(
-    db: sqlite3.Connection, scopes: Collection[str], learning_rate: float, reward: Callable[[float], float]
+    db: sqlite3.Connection, scopes: Collection[str], learning_rate: float, return_scale: float
 ) -> list[Use]:
     """Return every use of a tip in these scopes, by learning the values again, play by play.
 
     The value is the one before the episode: that after it has learned from the very success that it is to predict.
 
     Args:
-        learning_rate: of the values.
-        reward: from an episode's score to what the values learn from.
+        learning_rate, return_scale: with which the values were learned.
 
     Raises:
         MemoryFileError: this does not end in the stored values: they were learned otherwise.
@@ -56,7 +48,7 @@ def uses_of_tips(
         " ORDER BY plays.rowid, tip_id"
     ):
         before = values.get(tip, 0.0)
-        values[tip] = before + learning_rate * (reward(score) - before)
+        values[tip] = before + learning_rate * (return_scale * score - before)
         if success is not None and scope in scopes:
             uses.append(Use(before, bool(success)))
     for tip, stored in db.execute("SELECT id, value FROM tips"):
@@ -70,19 +62,13 @@ def uses_of_tips(
 
 def value_bins(uses: Sequence[Use], count: int = 10) -> list[Bin]:
     """Return the uses in intervals of equal width between the lowest and the highest value; empty ones are left out."""
-    values = np.array([use.value for use in uses])
-    success = np.array([use.success for use in uses], float)
+    values, successes = np.array(uses, float).T
     edges = np.linspace(values.min(), values.max(), count + 1)
     places = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, count - 1)
+    inside = [(place, places == place) for place in np.unique(places)]
     return [
-        Bin(
-            float(edges[place]),
-            float(edges[place + 1]),
-            int((places == place).sum()),
-            float(values[places == place].mean()),
-            float(success[places == place].mean()),
-        )
-        for place in np.unique(places).tolist()
+        Bin(edges[place], edges[place + 1], int(chosen.sum()), values[chosen].mean(), successes[chosen].mean())
+        for place, chosen in inside
     ]
 
 

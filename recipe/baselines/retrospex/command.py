@@ -14,9 +14,11 @@ from empo2.recipe.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from empo2.recipe.critic.episodes import Episode
+    from empo2.recipe.evaluation.turns import Episode
 
-EXAMPLES = """\b
+app = typer.Typer()
+
+_EXAMPLES = """\b
 example:
   empo2 eval Qwen/Qwen2.5-7B-Instruct --panel scienceworld-paper-seen --samples 16 --keep-turns --output runs/played
   empo2 critic runs/played --output runs/critic.npz
@@ -27,6 +29,7 @@ _HELD_OUT = slice(2, None, 5)  # of the episodes by their return, so that some o
 _EMBEDDED_AT_ONCE = 256
 
 
+@app.command(epilog=_EXAMPLES)
 def critic(
     folders: Annotated[
         list[Path], typer.Argument(metavar="FOLDER", help="Results of empo2 eval with --keep-turns; may be several.")
@@ -44,15 +47,15 @@ def critic(
     from rich.progress import track
 
     from empo2.memory import EmbedderError, SentenceEmbedder
-    from empo2.recipe.critic.episodes import read_episodes
-    from empo2.recipe.critic.model import Critic, Facts
-    from empo2.recipe.critic.training import train, transitions_of
+    from empo2.recipe.baselines.retrospex.critic import FACTS, Critic
+    from empo2.recipe.baselines.retrospex.training import train, transitions_of
     from empo2.recipe.evaluation.tables import show_table
+    from empo2.recipe.evaluation.turns import read_turns
 
     os.umask(0o077)
     memory, success_return = _common_settings(folders)
-    facts = Facts(*(memory[name] for name in ("embedder", "state", "state_characters")))
-    episodes = [episode for folder in folders for episode in read_episodes(folder)]
+    facts = {name: memory[name] for name in FACTS}
+    episodes = [episode for folder in folders for episode in read_turns(folder)]
     if len(episodes) < 5:
         raise ConfigError(f"FOLDER {folders[0]}: {len(episodes)} episodes; a fifth is held out, so give at least five")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +65,7 @@ def critic(
     del training[_HELD_OUT]
     console = Console(highlight=False)
     try:
-        embedder = SentenceEmbedder(facts.embedder)
+        embedder = SentenceEmbedder(facts["embedder"])
     except EmbedderError as error:
         raise ConfigError(f"FOLDER {folders[0]}: {error}") from None
 

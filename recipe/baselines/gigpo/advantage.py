@@ -1,0 +1,161 @@
+"""The advantage of each turn among the turns of its group that began in the same state, beside its rollout's."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from agentlightning.verl.agl_rollout_manager import CompletedRollout
+from agentlightning.verl.rollout_adapter import ids_startswith
+from verl import DataProto
+
+from empo2.recipe.config import Algorithm
+from empo2.recipe.messages import newest_observation
+from empo2.recipe.protocol import RolloutTag
+from empo2.recipe.trainer.advantages import compare_halves
+from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
+from empo2.recipe.trainer.scores import equal_within_tolerance
+from empo2.recipe.trainer.step_results import RolloutResult, groups_of, trained_turns
+
+TURN_ID = "turn_id"  # key of a batch: the turn of each trained token, -1 elsewhere, [rows, tokens]
+
+_FEW_SHARED = 0.2
+
+
+class Turn(NamedTuple):
+    """A trained turn: its number in the episode, from 0, the text of its state, or "", and the tokens of the reply."""
+
+    number: int
+    state: str
+    tokens: int
+
+
+class TurnAdvantages:
+    """The advantages of a step's turns: `mark` all rows, then `add` to those that are kept.
+
+    Args:
+        played: the step's rollouts, with their events.
+    """
+
+    def __init__(self, algorithm: Algorithm, played: Iterable[CompletedRollout]) -> None:
+        self._algorithm = algorithm
+        self._rows: dict[str, list[list[Turn]]] = {}
+        self._rewards: dict[str, list[float]] = {}
+        for rollout in played:
+            self._rows[rollout.rollout_id], self._rewards[rollout.rollout_id] = rows_of_turns(rollout)
+
+    def mark(self, batch: DataProto) -> None:
+        """Put the turn of each trained token beside ``response_mask``, in place, in all rows of the adapter."""
+        mask = batch.batch["response_mask"].bool()
+        ids = torch.full(mask.shape, -1, dtype=torch.long)
+        ahead = {rollout: iter(rows) for rollout, rows in self._rows.items()}
+        for row, rollout in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
+            turns = [turn.number for turn in next(ahead[rollout]) for _ in range(turn.tokens)]
+            ids[row, mask[row]] = torch.tensor(turns[: int(mask[row].sum())])  # the rest lies beyond the row's end
+        batch.batch[TURN_ID] = ids
+
+    def add(self, batch: DataProto, results: Mapping[str, RolloutResult]) -> dict[str, float]:
+        """Add the advantage of its turn to that of each trained token, in place.
+
+        Args:
+            results: of the batch's rollouts, by id.
+
+        Returns:
+            The mean size of clusters, and the fraction of turns that share theirs with another turn.
+        """
+        (advantages, sizes), turn_ids = self.of(results), batch.batch.pop(TURN_ID)
+        for row, rollout in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
+            for number in turn_ids[row].unique().tolist():
+                if number >= 0:
+                    batch.batch[GIVEN_ADVANTAGES][row, turn_ids[row] == number] += advantages[rollout, number]
+        shared = sum(size for size in sizes if size > 1)
+        return {"gigpo/cluster_size_mean": sum(sizes) / len(sizes), "gigpo/shared_turns": shared / sum(sizes)}
+
+    @staticmethod
+    def warning(metrics: Mapping[str, float]) -> str:
+        """Return one line if fewer than 20 % of the turns share their state; "" otherwise."""
+        if (shared := metrics["gigpo/shared_turns"]) >= _FEW_SHARED:
+            return ""
+        return (
+            f"WARNING: algorithm.advantage='gigpo': only {shared:.0%} of the turns began in a state that another turn "
+            "of their group began in; does the newest message hold a step counter or the history?"
+        )
+
+    def of(self, results: Mapping[str, RolloutResult]) -> tuple[dict[tuple[str, int], float], list[int]]:
+        """Return the advantage of each turn, by rollout id and number, and the sizes of the clusters.
+
+        A cluster has the turns of a group that began in the same state; a turn without a state is alone. Turns are
+        compared as rollouts are, see `rollout_advantages`: the baseline of off-policy turns with tips is the mean of
+        those without, if the cluster has some. Equal within the tolerance, or alone: 0.
+        """
+        algorithm, sizes = self._algorithm, list[int]()
+        advantages: dict[tuple[str, int], float] = {}
+        for group in groups_of(results):
+            solved = all(results[rollout].return_ >= algorithm.success_return for rollout in group)
+            returns: dict[tuple[str, int], float] = {}
+            clusters: defaultdict[Any, list[tuple[str, int]]] = defaultdict(list)
+            for rollout in group:  # in a solved group 1/n is left out, as in `compared_scores`
+                rewards = [0.0 if solved else reward for reward in self._rewards[rollout]]
+                of_turns = step_returns(results[rollout].return_, rewards, algorithm)
+                for turn in chain(*self._rows[rollout]):
+                    returns[rollout, turn.number] = of_turns[turn.number]
+                    clusters[turn.state or (rollout, turn.number)].append((rollout, turn.number))
+            for cluster in clusters.values():
+                sizes.append(len(cluster))
+                advantages |= compare_halves(
+                    cluster,
+                    lambda turn: results[turn[0]].mode,
+                    lambda turns, of=returns: equal_within_tolerance([of[turn] for turn in turns], algorithm),
+                    algorithm.normalize_by_std,
+                )
+        return advantages, sizes
+
+
+def step_returns(return_: float, rewards: Sequence[float], algorithm: Algorithm) -> list[float]:
+    """Return R_t = r_t + gigpo_discount * R_(t+1) of each turn of an episode, scaled.
+
+    r_t is the turn's intrinsic reward, and the last turn's also by how much the return exceeds ``failure_return``. The
+    discount pulls towards failure: a late success is worth less, a late failure is as bad as an early one.
+
+    Args:
+        return_: of the environment.
+        rewards: 1/n of each turn.
+    """
+    returns: list[float] = []
+    for reward in reversed(rewards):
+        later = algorithm.gigpo_discount * returns[-1] if returns else return_ - algorithm.failure_return
+        returns.append(algorithm.new_state_reward * reward + later)
+    return [algorithm.scale * value for value in reversed(returns)]
+
+
+def rows_of_turns(rollout: CompletedRollout) -> tuple[list[list[Turn]], list[float]]:
+    """Return the turns of each row that agent-lightning's adapter makes of a rollout, in order, and 1/n of all turns.
+
+    The adapter merges a turn into the row before it if its prompt begins with all tokens of that row. A turn's state is
+    its newest observation as the agent wrote it, without tips, which differ between rollouts; whitespace is collapsed.
+    """
+    sent = {} if RolloutTag.read(rollout.metadata) else _observations(rollout)
+    rows, rewards, context = list[list[Turn]](), list[float](), list[int]()
+    for number, (triplet, call) in enumerate(trained_turns(rollout)):
+        rewards.append(call.intrinsic_reward if call else 0.0)
+        if triplet is None:
+            continue
+        prompt, reply = triplet.prompt["token_ids"], triplet.response["token_ids"]
+        observation = call.observation if call else sent.get(tuple(prompt), "")
+        if not context or not ids_startswith(prompt, context):
+            rows.append([])
+        rows[-1].append(Turn(number, " ".join(observation.split()), len(reply)))
+        context = prompt + reply
+    return rows, rewards
+
+
+def _observations(rollout: CompletedRollout) -> dict[tuple[int, ...], str]:
+    """Return the newest observation of each call, by its prompt; a rollout without tag has no tips in its chats."""
+    found = {}
+    for event in rollout.events:
+        if event["event_type"] == "model_request":
+            request, response = event["data"].get("request") or {}, event["data"].get("response") or {}
+            prompt = response.get("prompt_token_ids") or (response.get("choices") or [{}])[0].get("prompt_token_ids")
+            found[tuple(prompt or ())] = newest_observation(request.get("messages") or [])
+    return found
