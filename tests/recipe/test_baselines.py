@@ -76,13 +76,6 @@ def test_who_removes_a_folder_removes_the_paper(tmp_path: Path, removed: list[st
         assert {name in verbs.split(";") for name in names} == {paper not in removed}
 
 
-def test_papers_do_not_know_each_other_and_are_found_by_the_hooks_alone() -> None:
-    for path in (ROOT / "recipe").rglob("*.py"):
-        paper = path.relative_to(FOLDER).parts[0] if path.is_relative_to(FOLDER) else ""
-        others = [name for name in PAPERS if name != paper and f"baselines.{name}" in path.read_text()]
-        assert not others, path
-
-
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*/*.yaml")), ids=lambda file: file.stem)
 def test_the_papers_settings_are_accepted(file: Path) -> None:
     load_settings("cpu", file=file)
