@@ -22,6 +22,7 @@ SLOW = (
     "memory/test_kill.py",
     "recipe/test_compat.py",
     "recipe/test_controller_restart.py",
+    "recipe/test_baselines.py::test_who_removes_a_folder_removes_the_paper",
     "recipe/test_retrospex.py::test_play_train_a_critic_and_be_ranked_by_it",
     "recipe/test_retrospex.py::test_values_of_a_chain_converge_to_those_by_hand",
     "recipe/test_evaluation.py::test_a_server_that_is_down_is_named_in_one_line",
