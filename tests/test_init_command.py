@@ -424,8 +424,8 @@ def test_the_scope_that_is_written_recurs():
     rows = [{"question": f"{n}?", "kind": "ab"[n % 2], "hints": [n]} for n in range(40)]
     chosen, whole, question, kind = scope_choices(rows, tasks_per_step=2, steps=6)
     assert (chosen.fields, chosen.share) == ("all-tasks", pytest.approx(5 / 6))
-    assert (whole.fields, whole.scopes, whole.share) == (["question", "kind"], 40, 0)
-    assert (question.fields, question.scopes, kind.fields, kind.scopes) == (["question"], 40, ["kind"], 2)
+    assert (whole.fields, whole.share) == (["question", "kind"], 0)
+    assert (question.fields, kind.fields) == (["question"], ["kind"])
     chosen, *_ = scope_choices(rows[:3], tasks_per_step=1, steps=9)  # each comes three times
     assert (chosen.fields, chosen.share) == (["question", "kind"], pytest.approx(2 / 3))
 
