@@ -1,6 +1,7 @@
-"""Ctrl-C before a command has its own handler of it: raised, and kept, so that a library which drops it cannot lose it.
+"""Handle Ctrl-C while a command is imported and until it has a handler of its own.
 
-Much of the imports is code that clears every error, as C's ``PyObject_HasAttr`` does. This module is light.
+`KeyboardInterrupt` is raised, and the interruption is also remembered, since code that is imported may clear any error,
+as C's ``PyObject_HasAttr`` does. This module imports nothing heavy.
 """
 
 import signal

@@ -144,8 +144,6 @@ COMMAND = ("--command", f"{sys.executable} play.py")
         ),
         (WHOLE, 1, ["wrong  the agent failed", "ended without a reward: write a number to the file"]),
         ("chat(messages)\nraise KeyError('the door')", 1, ["wrong  the agent failed: KeyError: 'the door'\n"]),
-        ("os.environ['QUESTION']", 1, ["1 + 1", "wrong  the agent failed: KeyError: 'QUESTION'; if it is a variable"]),
-        ("import nowhere_to_be_found", 1, ["wrong  the agent failed: ModuleNotFoundError: No module named 'nowhere_"]),
         ("reward(1)", 1, ["no model call came", "AGL_OPENAI_BASE_URL", "DSPY_CACHEDIR"]),
         ("chat(messages, max_tokens=1)\nreward(37)", 0, ["the reward 37 lies outside", "--rewards WORST BEST"]),
     ],
@@ -161,8 +159,6 @@ COMMAND = ("--command", f"{sys.executable} play.py")
         "background",
         "no reward",
         "crash",
-        "variable",
-        "module",
         "silent",
         "range",
     ],
@@ -410,6 +406,7 @@ def test_what_cannot_be_trained(trace: Trace, says: str):
         ("Traceback (most recent call last):\n  File x\nValueError\n", "ValueError"),
         ("httpcore.ConnectError: refused\n\nDuring handling\nhttpx.ConnectError: no\n", "httpx.ConnectError: no"),
         ("node:internal\nError [ERR_X]: no such module\n    at x\n\nNode.js v22\n", "Error [ERR_X]: no such module"),
+        ("ModuleNotFoundError: No module named 'x'", "ModuleNotFoundError: No module named 'x'; name the Python"),
         ("TypeError: a\nTraceback\nempo2.agents.command.agent.CommandFailed: x ended with code 1", "TypeError: a"),
         ("sh: game: not found\nx.CommandFailed: game ended: sh: game: not found", "x.CommandFailed: game ended: sh: "),
     ],
@@ -427,8 +424,8 @@ def test_the_scope_that_is_written_recurs():
     rows = [{"question": f"{n}?", "kind": "ab"[n % 2], "hints": [n]} for n in range(40)]
     chosen, whole, question, kind = scope_choices(rows, tasks_per_step=2, steps=6)
     assert (chosen.fields, chosen.share) == ("all-tasks", pytest.approx(5 / 6))
-    assert (whole.fields, whole.scopes, whole.share) == (["question", "kind"], 40, 0)
-    assert (question.fields, question.scopes, kind.fields, kind.scopes) == (["question"], 40, ["kind"], 2)
+    assert (whole.fields, whole.share) == (["question", "kind"], 0)
+    assert (question.fields, kind.fields) == (["question"], ["kind"])
     chosen, *_ = scope_choices(rows[:3], tasks_per_step=1, steps=9)  # each comes three times
     assert (chosen.fields, chosen.share) == (["question", "kind"], pytest.approx(2 / 3))
 
@@ -466,13 +463,6 @@ def test_values_made_from_a_schema():
         "required": ["room", "steps", "maybe"],
     }
     assert sample(schema) == {"room": {"name": "1"}, "steps": [1, 1], "maybe": True}
-
-
-def test_help_teaches(capsys):
-    assert main(["init", "--help"]) == 0
-    printed = capsys.readouterr().out
-    for word in ("empo2 init --agent my_agent:MyAgent", "AGL_OPENAI_BASE_URL", "EMPO2_REWARD_FILE", "Exit code 0"):
-        assert word in printed
 
 
 def test_states_and_tips_are_shown_as_they_will_be():

@@ -82,10 +82,11 @@ def init(
     model is loaded, unless --model names one: replies come from a script. Files are written if the agent can be
     trained. Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
-    from empo2.recipe.cli.tool_check import model_support
     from empo2.recipe.gateway.tips.state import StateReader
+    from empo2.recipe.launcher.models import model_of
     from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
+    from empo2.recipe.launcher.tool_calls import tool_support
     from empo2.recipe.retrofit import starter
     from empo2.recipe.retrofit.findings import Finding, examine, offered_tools
     from empo2.recipe.retrofit.recorder import record
@@ -145,8 +146,11 @@ def init(
     findings = examine(trace, time_limit, returns, other_server=settings.gateway.other_server is not None)
     if offered_tools(trace.calls):
         trained = load_settings("cpu", file=config, layer=layer)
-        support, trained_model = model_support(trained), f"model.path={trained.model.path} (profile cpu)"
-        read = f"{trained_model} can call tools: vLLM reads its calls with the parser {support.parser}"
+        support = tool_support(trained.model, model_of(trained))
+        read = (
+            f"model.path={trained.model.path} (profile cpu) can call tools: vLLM reads its calls with the parser "
+            f"{support.parser}"
+        )
         findings.append(Finding("wrong", support.problem) if support.problem else Finding("ok", read))
     for finding in findings:
         print(f"{finding.level:6} {finding.text}")

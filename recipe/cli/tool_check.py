@@ -3,20 +3,9 @@
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.tasks import Tasks
-from empo2.recipe.launcher.tool_calls import ToolSupport, tool_support
+from empo2.recipe.launcher.tool_calls import tool_support
 
 _SECONDS = 60
-
-
-def model_support(settings: Settings) -> ToolSupport:
-    """Return what vLLM can do with the tool calls of the model of the settings.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
-    from empo2.recipe.launcher.models import model_of
-
-    return tool_support(settings.model, model_of(settings))
 
 
 def check_tools(settings: Settings, tasks: Tasks, model: str) -> None:

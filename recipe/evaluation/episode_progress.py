@@ -9,40 +9,33 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from empo2.recipe.evaluation.episode_results import Result
 
+_COLUMNS = (
+    TextColumn("episodes"),
+    MofNCompleteColumn(),
+    BarColumn(),
+    TimeElapsedColumn(),
+    TimeRemainingColumn(),
+    TextColumn("{task.description}"),
+)
+
 
 @contextlib.contextmanager
 def progress(console: Console, done: int, total: int) -> Iterator[Callable[[Result], None]]:
     """Yield a function to call with each new result; of ``total`` episodes, ``done`` have one already."""
-    returns: list[float] = []
-    failed, started = 0, time.monotonic()
-
-    def count(result: Result) -> str:
-        nonlocal failed
-        if result.return_ is None:
-            failed += 1
-        else:
-            returns.append(result.return_)
-        mean = f"mean return {sum(returns) / len(returns):.1f}" if returns else "no return yet"
-        return f"{mean}, {failed} failed" if failed else mean
-
-    if not console.is_terminal:
-
-        def line(result: Result) -> None:
-            text, played = count(result), done + len(returns) + failed
-            if played * 10 // total > (played - 1) * 10 // total:
-                seconds = time.monotonic() - started
-                console.print(f"{played}/{total} episodes  {text}  {seconds:.0f} s", highlight=False)
-
-        yield line
-        return
-    columns = (
-        TextColumn("episodes"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console) as bar:
+    results: list[Result] = []
+    started = time.monotonic()
+    with Progress(*_COLUMNS, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total, completed=done)
-        yield lambda result: bar.update(task, description=count(result), advance=1)
+
+        def show(result: Result) -> None:
+            results.append(result)
+            returns = [each.return_ for each in results if each.return_ is not None]
+            text = f"mean return {sum(returns) / len(returns):.1f}" if returns else "no return yet"
+            if failed := len(results) - len(returns):
+                text += f", {failed} failed"
+            bar.update(task, description=text, advance=1)
+            played = done + len(results)
+            if not console.is_terminal and played * 10 // total > (played - 1) * 10 // total:
+                print(f"{played}/{total} episodes  {text}  {time.monotonic() - started:.0f} s", flush=True)
+
+        yield show

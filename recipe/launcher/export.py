@@ -119,7 +119,7 @@ def _differing(values: dict[str, Any] | Any, defaults: dict[str, Any]) -> dict[s
 
 
 def _link_weights(source: str, target: str) -> str:
-    """Copy a file; link one of weights, which nobody edits."""
+    """Copy a file; make a hard link of a file of weights, which is large and is never edited in place."""
     if source.endswith(_WEIGHTS):
         try:
             os.link(source, target)

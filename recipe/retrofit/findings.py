@@ -16,11 +16,6 @@ from empo2.recipe.retrofit.recorder import Call, Trace
 
 _PROXIED = ("chat/completions", "completions")
 _DIALECTS = ("responses", "messages")
-_REFUSED = {
-    "embeddings": "went to /embeddings, which the policy does not have: name a server that does with "
-    "gateway.other_server, or give the embedding client its address",
-    "key": "came without the key: send AGL_KEY (OPENAI_API_KEY for a command) as the API key",
-}
 
 
 @dataclass(frozen=True)
@@ -236,9 +231,12 @@ def _refused(calls: list[Call], level: Literal["note", "wrong"]) -> Iterator[Fin
 
 def _why(call: Call) -> str:
     if call.status == 401:
-        return _REFUSED["key"]
+        return "came without the key: send AGL_KEY (OPENAI_API_KEY for a command) as the API key"
     if call.path == "embeddings":
-        return _REFUSED["embeddings"]
+        return (
+            "went to /embeddings, which the policy does not have: name a server that does with gateway.other_server, "
+            "or give the embedding client its address"
+        )
     if call.path not in _PROXIED and call.asked not in _DIALECTS:
         served = ", ".join(f"/{path}" for path in (*_PROXIED, *_DIALECTS))
         return f"went to /{call.path}, answered {call.status}: the gateway has {served}"

@@ -51,12 +51,10 @@ class Scope:
 
     Attributes:
         fields: what to write as ``memory.scope``.
-        scopes: how many different ones the training tasks have.
         share: of the memory rollouts that can find tips of earlier steps.
     """
 
     fields: str | list[str]
-    scopes: int
     share: float
 
 
@@ -111,8 +109,7 @@ def scope_choices(tasks: Sequence[Mapping[str, Any]], tasks_per_step: int, steps
     ]
 
     def choice(of: str | list[str]) -> Scope:
-        scopes = [scope_of(task, of) for task in tasks]
-        return Scope(of, len(set(scopes)), share_with_tips(scopes, tasks_per_step, steps))
+        return Scope(of, share_with_tips([scope_of(task, of) for task in tasks], tasks_per_step, steps))
 
     shared, whole = choice(ALL_TASKS), choice(fields)
     others = [choice([name]) for name in fields] if len(fields) > 1 else []

@@ -4,10 +4,9 @@ import contextlib
 import json
 import math
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from empo2.recipe.cli import main
 from empo2.recipe.cli.panel_options import Evaluated, PanelOptions
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
@@ -375,7 +375,7 @@ def test_every_task_is_played_before_any_is_played_again() -> None:
 # Adaptation
 
 
-class Bank:
+class Memory:
     """Gateway and player in one: an episode returns the number of tips that it sees, and leaves one if it writes."""
 
     def __init__(self, stop_after: int | None = None) -> None:
@@ -404,7 +404,7 @@ class Bank:
         return {}
 
 
-def adaptation(folder: Path, memory: Any = "write", **changes: Any) -> tuple[Bank, Results, Plan]:
+def adaptation(folder: Path, memory: Any = "write", **changes: Any) -> tuple[Memory, Results, Plan]:
     """Two tasks and one unseen task, three trials after the first, two seeds."""
     tasks = Panel("tasks", "", (), {}, ({"a": 1}, {"a": 2}))
     unseen = Panel("unseen", "", (), {}, ({"a": 3},))
@@ -416,19 +416,19 @@ def adaptation(folder: Path, memory: Any = "write", **changes: Any) -> tuple[Ban
         "episodes": {TASKS: 4, UNSEEN: 1},
         "algorithm": {"success_return": 15},
     }
-    results, bank = Results(folder / "out", facts), Bank(**changes)
-    run: Any = Adaptation(plan, bank, results, bank, folder / "start", 1.0)  # pyright: ignore[reportArgumentType]
+    results, played = Results(folder / "out", facts), Memory(**changes)
+    run: Any = Adaptation(plan, played, results, played, folder / "start", 1.0)  # pyright: ignore[reportArgumentType]
     with contextlib.suppress(KeyboardInterrupt):
         run.run()
     results.close()
-    return bank, results, plan
+    return played, results, plan
 
 
-def test_trials_write_and_read_and_each_seed_begins_with_the_same_bank(tmp_path: Path) -> None:
-    bank, results, plan = adaptation(tmp_path)
+def test_trials_write_and_read_and_each_seed_begins_with_the_same_memory(tmp_path: Path) -> None:
+    played, results, plan = adaptation(tmp_path)
     assert not remaining(plan, results)
-    assert {each.memory for each in bank.seen if "trial 0" in each.part} == {"write", "off"}
-    assert {(each.memory, each.explore) for each in bank.seen if "trial 0" not in each.part} == {
+    assert {each.memory for each in played.seen if "trial 0" in each.part} == {"write", "off"}
+    assert {(each.memory, each.explore) for each in played.seen if "trial 0" not in each.part} == {
         ("read and write", True),
         ("read", False),
     }
@@ -478,8 +478,6 @@ def evaluated(folder: Path, rows: str, *returns: float) -> Path:
 
 
 def test_report_of_two_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from empo2.recipe.cli import main
-
     before, after = evaluated(tmp_path / "before", "r", 10, 20), evaluated(tmp_path / "after", "r", 40, 60)
     assert main(["report", str(before), str(after)]) == 0
     said = capsys.readouterr().out
@@ -556,36 +554,46 @@ async def test_rag_stores_transcripts_without_asking_and_without_tips(tmp_path: 
 # Whole commands: controller, gateway, agents and a scripted model server
 
 
-def empo2(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "COLUMNS": "120"}
-    command = [sys.executable, "-m", "empo2.recipe.cli", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+@pytest.fixture
+def empo2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """A command in this process and an empty folder, profile cpu; what it prints and its errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("COLUMNS", "120")
+    mask = os.umask(0o077)
+
+    def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+        ended = main([*arguments, "--profile", "cpu"])
+        printed = capfd.readouterr()
+        assert ended == code, printed
+        return printed.out, printed.err
+
+    yield run
+    os.umask(mask)
 
 
-def test_a_server_that_is_down_is_named_in_one_line(tmp_path: Path) -> None:
+def test_a_server_that_is_down_is_named_in_one_line(tmp_path: Path, empo2: Any) -> None:
     panel = toy_panel(tmp_path, {"door": 3})
-    done = empo2(tmp_path, "eval", "any", "--server", "http://127.0.0.1:9/v1", "--panel", str(panel))
-    assert done.returncode == 2
-    assert done.stderr.startswith("empo2: error: model.server='http://127.0.0.1:9/v1': no server answers")
-    assert done.stderr.count("\n") == 1
+    _, errors = empo2("eval", "any", "--server", "http://127.0.0.1:9/v1", "--panel", str(panel), code=2)
+    assert errors.startswith("empo2: error: model.server='http://127.0.0.1:9/v1': no server answers")
+    assert errors.count("\n") == 1
 
 
-def test_evaluation_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_evaluation_goes_on_where_it_stopped(tmp_path: Path, empo2: Any) -> None:
     """Six episodes, of which two are played at first; the model says 3, and the door 3 is a success."""
     panel = toy_panel(tmp_path, {"door": 2}, {"door": 3}, {"door": 5, "trouble": "raise"})
     model = ModelServer(reply=lambda body: "3")
     out = tmp_path / "out"
     with model.serve():
         command = ["eval", MODEL, "--server", model.url, "--panel", str(panel), "--output", str(out)]
-        first = empo2(tmp_path, *command, "--profile", "cpu", "--samples", "1")
-        assert first.returncode == 0, first.stdout + first.stderr
+        empo2(*command, "--samples", "1")
         seen = len(model.seen)
         lines = (out / "results.jsonl").read_text()
-        again = empo2(tmp_path, *command, "--profile", "cpu", "--samples", "2")
-        assert again.returncode == 0, again.stdout + again.stderr
+        again, _ = empo2(*command, "--samples", "2")
     assert seen == 3 + 3 + 1
     assert len(model.seen) == 2 * seen
-    assert "3 of 6 episodes to play" in again.stdout
+    assert "3 of 6 episodes to play" in again
     assert (out / "results.jsonl").read_text().startswith(lines)
     assert {each.key: each.return_ for each in read_results(out)} == {
         (MEMORY_OFF, index, sample): value for index, value in enumerate((0.9, 1.0, None)) for sample in range(2)
@@ -597,7 +605,7 @@ def test_evaluation_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert summary["raise"]["failed"] == {"failed_by_agent": 2}
 
 
-def test_adaptation_writes_tips_and_reads_them(tmp_path: Path) -> None:
+def test_adaptation_writes_tips_and_reads_them(tmp_path: Path, empo2: Any) -> None:
     panel = toy_panel(tmp_path, {"door": 3})
     tip = "The lamp is behind door 3."
 
@@ -611,27 +619,13 @@ def test_adaptation_writes_tips_and_reads_them(tmp_path: Path) -> None:
     with model.serve():
         command = ["adapt", MODEL, "--server", model.url, "--panel", str(panel), "--unseen", str(panel)]
         command += ["--trials", "1", "--seeds", "1", "--rollouts", "2", "--samples", "1", "--output", str(out)]
-        done = empo2(tmp_path, *command, "--profile", "cpu", "memory.min_similarity=-1")
-        assert done.returncode == 0, done.stdout + done.stderr
-        # The bank that came out, read by an evaluation with memory and without.
-        bank = str(memory_of(out, 0)[1])
-        command = [
-            "eval",
-            MODEL,
-            "--server",
-            model.url,
-            "--panel",
-            str(panel),
-            "--memory",
-            "both",
-            "--memory-from",
-            bank,
-        ]
-        both = empo2(tmp_path, *command, "--samples", "1", "--profile", "cpu", "memory.min_similarity=-1")
-        assert both.returncode == 0, both.stdout + both.stderr
+        empo2(*command, "memory.min_similarity=-1")
+        # The memory that came out, read by an evaluation with memory and without.
+        command = ["eval", MODEL, "--server", model.url, "--panel", str(panel), "--samples", "1", "--memory", "both"]
+        both, _ = empo2(*command, "--memory-from", str(memory_of(out, 0)[1]), "memory.min_similarity=-1")
     found = read_adaptation(out).panels
     assert found[TASKS]["raw"].tolist() == found[UNSEEN]["raw"].tolist() == [[pytest.approx(0.6), 1.0]]
-    assert "tips in 100% of the calls" in both.stdout
+    assert "tips in 100% of the calls" in both
     evaluation = next((tmp_path / "runs").glob("eval-*"))
     assert {each.part: each.return_ for each in read_results(evaluation)} == {
         MEMORY_OFF: pytest.approx(0.6),

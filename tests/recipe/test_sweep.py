@@ -11,6 +11,7 @@ import psutil
 import pytest
 import yaml
 
+from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.plan import ABLATIONS, ablation, read_plan
@@ -217,7 +218,9 @@ def test_a_run_that_began_with_other_settings_is_refused(tmp_path: Path):
     assert has_ended(trial, tmp_path) and not has_ended(trials("run.steps=7")[0], tmp_path)
 
 
-def test_the_command_reports_all_runs_and_names_those_that_failed(tmp_path: Path):
+def test_the_command_reports_all_runs_and_names_those_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
     """`empo2 train` itself refuses arm b; the runs of arm a have ended."""
     file = write(
         tmp_path,
@@ -237,20 +240,18 @@ def test_the_command_reports_all_runs_and_names_those_that_failed(tmp_path: Path
         folder.mkdir(parents=True)
         lines = [{"step": step, "val/success_rate": seed * step / 8} for step in range(3)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = subprocess.run(
-        [sys.executable, "-m", "empo2.recipe.cli", "sweep", str(file), "--profile", "cpu"],
-        cwd=tmp_path,
-        env={**os.environ, "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == ["empo2: error: 1 of 3 runs failed: b-1; try again with this command"]
-    assert "run 2 of 3  b-1  failed: " in done.stdout and "no_such_module" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    mask = os.umask(0o077)
+    code = main(["sweep", str(file), "--profile", "cpu"])
+    os.umask(mask)
+    printed, errors = capfd.readouterr()
+    assert code == 1
+    assert errors.splitlines() == ["empo2: error: 1 of 3 runs failed: b-1; try again with this command"]
+    assert "run 2 of 3  b-1  failed: " in printed and "no_such_module" in printed
     # The last values are 25 and 50 %. With t = 12.706 of 1 degree of freedom: 12.706 * 17.68 / sqrt(2) = 158.8.
-    row = next(line for line in done.stdout.splitlines() if line.startswith("the <b> of arms"))
+    row = next(line for line in printed.splitlines() if line.startswith("the <b> of arms"))
     assert row.split()[-3:] == ["2", "2", "37.5"]
-    assert "-121…196" in done.stdout
+    assert "-121…196" in printed
     assert "the &lt;b&gt; of arms" in (tmp_path / "runs/mine/report.html").read_text()
     assert (tmp_path / "runs/mine/comparison.png").stat().st_mode & 0o077 == 0

@@ -42,7 +42,7 @@ _WEBSHOP_TEST = 500  # goals 0 to 499, in the original's split and in verl-agent
 type Content = dict[str, Any]
 
 
-def _scienceworld(description: str, tasks: str | Sequence[str], part: int, **options: int) -> Content:
+def _scienceworld(description: str, tasks: str | Sequence[str], part: int, **options: Any) -> Content:
     from empo2.agents.scienceworld.tasks import ENV_MAP, TASKS, load
 
     names = [task for task in TASKS if task != _NOT_IN_RLVMR] if tasks == "rlvmr" else tasks
