@@ -1,6 +1,7 @@
-"""Ctrl-C before a command has its own handler of it: raised, and kept, so that a library which drops it cannot lose it.
+"""Handle Ctrl-C until a command has its own handler: raise KeyboardInterrupt, and remember that it came.
 
-Much of the imports is code that clears every error, as C's ``PyObject_HasAttr`` does. This module is light.
+An extension module may clear the exception while it is imported, as C's ``PyObject_HasAttr`` does; `check` then raises
+it again. This module imports nothing heavy, so that the handler is there at once.
 """
 
 import signal

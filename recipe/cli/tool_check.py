@@ -14,7 +14,7 @@ def model_support(settings: Settings) -> ToolSupport:
     Raises:
         ConfigError: there is no such model.
     """
-    from empo2.recipe.launcher.models import model_of
+    from empo2.recipe.launcher.model_files import model_of
 
     return tool_support(settings.model, model_of(settings))
 
