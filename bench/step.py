@@ -32,7 +32,7 @@ from typing import Any
 from rich.table import Table
 from shared import Goal, report, say
 
-from empo2.recipe.launcher.progress import NewMetrics
+from empo2.recipe.launcher.progress import NewLines
 from empo2.recipe.run_folder import METRICS_FILE, step_mode
 
 ROOT = Path(__file__).parents[1]
@@ -150,7 +150,7 @@ def train(folder: Path, name: str, config: Path, settings: list[str]) -> Run:
     log = folder / f"{name}.log"
     steps: list[Step] = []
     start, start_cpu, begun = 0.0, Counter[str](), Counter[str]()
-    new = NewMetrics(folder / name / METRICS_FILE)
+    new = NewLines(folder / name / METRICS_FILE)
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         while process.poll() is None:
             time.sleep(_POLL_SECONDS)
@@ -158,7 +158,7 @@ def train(folder: Path, name: str, config: Path, settings: list[str]) -> Run:
             if not start and (found := re.search(r"first rollout (\d+) s", log.read_text())):
                 start, start_cpu = float(found[1]), now
                 begun = now
-            for metrics in new.read():
+            for metrics in new.rows():
                 if "timing_s/step" in metrics:
                     steps.append(Step(metrics, now - begun))
                     begun = now

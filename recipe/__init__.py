@@ -64,7 +64,7 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
             os.environ["EMPO2_DEVICE"] = device
 
         # verl takes many seconds to import: gateway and command line do not need it, and Ray should start first.
-        from empo2.recipe.loading import say_loading
+        from empo2.recipe.marked_lines import say_loading
         from empo2.recipe.trainer.ray_environment import start_ray
 
         say_loading("Ray")

@@ -69,13 +69,13 @@ def first_error(output: str) -> str | None:
 
     Later ones mostly follow from it, such as those of threads and callbacks at the interpreter's end.
     """
+    error: re.Match[str] | None = None
     output = _WRITER.sub("", output)
-    error, *later = [*_TRACEBACK.finditer(output)] or [None]
-    for another in later:
-        assert error is not None
-        if "bove exception" not in output[error.end() : another.start()]:  # During handling of the ..., The ... was
+    for found in _TRACEBACK.finditer(output):
+        # Between those of a chain: "During handling of the above exception" or "The above exception was the direct cause".
+        if error is not None and " above exception" not in output[error.end() : found.start()]:
             break
-        error = another
+        error = found
     return error and error["said"]
 
 

@@ -1,7 +1,7 @@
-"""Handle Ctrl-C while a command is imported and until it has a handler of its own.
+"""Handle Ctrl-C until a command has its own handler: raise KeyboardInterrupt, and remember that it came.
 
-`KeyboardInterrupt` is raised, and the interruption is also remembered, since code that is imported may clear any error,
-as C's ``PyObject_HasAttr`` does. This module imports nothing heavy.
+An extension module may clear the exception while it is imported, as C's ``PyObject_HasAttr`` does; `check` then raises
+it again. This module imports nothing heavy, so that the handler is there at once.
 """
 
 import signal

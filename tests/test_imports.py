@@ -21,7 +21,7 @@ FLOORS = (
         "errors",
         "failures",
         "interruption",
-        "loading",
+        "marked_lines",
         "redaction",
         "rollout_log",
         "run_folder",

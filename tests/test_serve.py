@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from empo2.recipe.evaluation.adaptation import TASKS, memory_of
 from empo2.recipe.evaluation.episode_results import Result, read_results
-from empo2.recipe.launcher.models import resolve_model
+from empo2.recipe.launcher.model_files import resolve_model
 from empo2.recipe.run_folder import read_lines
 
 from .processes import marked, marking, until

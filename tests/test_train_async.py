@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from empo2.recipe.launcher.models import resolve_model
+from empo2.recipe.launcher.model_files import resolve_model
 
 from .stack import MODEL, empo2, metrics_of, weights_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.launcher.launch import bind
-from empo2.recipe.launcher.models import resolve_model
+from empo2.recipe.launcher.model_files import resolve_model
 
 from .stack import CLI, MODEL, environment
 

@@ -38,7 +38,7 @@ def gateway(
     from empo2.recipe.gateway.logs import configure_logs
     from empo2.recipe.gateway.memory import open_memory
     from empo2.recipe.launcher.commands import given_keys
-    from empo2.recipe.launcher.models import resolve_model
+    from empo2.recipe.launcher.model_files import resolve_model
     from empo2.recipe.launcher.processes import bind
     from empo2.recipe.launcher.run_directory import check_memory_file
 

@@ -215,7 +215,7 @@ def _server_of(model: str | None, server: str | None) -> Iterator[tuple[str, str
     if model is None:
         yield None
         return
-    from empo2.recipe.launcher.models import resolve_model
+    from empo2.recipe.launcher.model_files import resolve_model
     from empo2.recipe.launcher.serving import check_server, vllm_server
 
     if server is not None:

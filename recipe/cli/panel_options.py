@@ -15,8 +15,8 @@ from empo2.recipe.redaction import redacted
 
 if TYPE_CHECKING:
     from empo2.recipe.evaluation.panels import Panel
+    from empo2.recipe.launcher.named_model import NamedModel
     from empo2.recipe.launcher.serving import Served
-    from empo2.recipe.launcher.subject import Subject
 
 PanelName = Annotated[str, typer.Option(metavar="NAME", help="A panel by name, or a file like those.")]
 
@@ -32,7 +32,7 @@ class Evaluated:
         facts: what decides the results; a folder of results belongs to one set of facts.
     """
 
-    subject: "Subject"
+    named: "NamedModel"
     panel: "Panel"
     settings: Settings
     memory: Path | None
@@ -42,7 +42,7 @@ class Evaluated:
     def announce(self, missing: int, total: int) -> None:
         """Say what is evaluated, and how many of its episodes have no result yet."""
         print(
-            f"model  {self.subject.checkpoint or self.subject.model}\n"
+            f"model  {self.named.checkpoint or self.named.model}\n"
             f"panel  {self.panel.name}: {self.panel.description}\n"
             f"tasks  {len(self.panel.rows)} in {len(self.panel.groups())} groups; "
             f"{missing:,} of {total:,} episodes to play\nfolder {self.folder}",
@@ -64,7 +64,7 @@ class Evaluated:
             check_gpus(self.settings)
         if line := check_agent(self.settings):
             print(f"agent  {line}", flush=True)
-        model = self.subject.resolve()
+        model = self.named.resolve()
         put_memory(memory, self.folder)
         with serving(self.settings, self.folder, model) as served:
             yield served
@@ -113,27 +113,27 @@ class PanelOptions(SettingsOptions):
         Raises:
             ConfigError: says what is wrong.
         """
+        from empo2.recipe.launcher.named_model import find_memory, find_model
         from empo2.recipe.launcher.run_directory import check_memory_file
-        from empo2.recipe.launcher.subject import find_memory, find_subject
         from empo2.recipe.launcher.tasks import check_rows
 
         panel = self.load_panel(self.panel)
-        subject = find_subject(self.model, self.server)
+        named = find_model(self.model, self.server)
         settings = load_settings(
             self.profile,
             self.overrides or (),
             world=panel.config,
-            file=settings_file(self, subject),
+            file=settings_file(self, named),
             layer={"model": {"server": self.server}, "algorithm": {"name": "empo2" if remembers else "grpo"}},
         )
         check_rows(settings, panel.name, panel.rows)
-        memory = find_memory(self.memory_from) if self.memory_from is not None else None if empty else subject.memory
+        memory = find_memory(self.memory_from) if self.memory_from is not None else None if empty else named.memory
         if memory is not None:
             check_memory_file(memory, settings, key=f"--memory-from {memory}")
         values = redacted(settings.to_dict())
         facts = {
             "kind": verb,
-            "model": str(subject.checkpoint or subject.model),
+            "model": str(named.checkpoint or named.model),
             "panel": panel.name,
             "rows": panel.checksum,
             "groups": panel.groups(),
@@ -143,21 +143,21 @@ class PanelOptions(SettingsOptions):
             "sampling": {name: values["model"][name] for name in ("server", "val_temperature", "max_context_tokens")},
             "memory": values["memory"],
         }
-        folder = self.output or Path(settings.run.directory, f"{verb}-{subject.name}-{panel.name}")
-        return Evaluated(subject, panel, settings, memory, folder, facts)
+        folder = self.output or Path(settings.run.directory, f"{verb}-{named.name}-{panel.name}")
+        return Evaluated(named, panel, settings, memory, folder, facts)
 
 
-def settings_file(options: SettingsOptions, subject: "Subject") -> Path | None:
+def settings_file(options: SettingsOptions, named: "NamedModel") -> Path | None:
     """Return the file of ``--config``, or that of the model's run.
 
     Raises:
         ConfigError: there are both.
     """
-    if options.config is not None and subject.settings_file is not None:
+    if options.config is not None and named.settings_file is not None:
         raise ConfigError(
-            f"--config {options.config}: {subject.name} has its run's settings; change some of them by key=value"
+            f"--config {options.config}: {named.name} has its run's settings; change some of them by key=value"
         )
-    return options.config or subject.settings_file
+    return options.config or named.settings_file
 
 
 def put_memory(file: Path | None, folder: Path) -> None:

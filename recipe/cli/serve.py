@@ -52,14 +52,14 @@ def serve(
     from empo2.recipe.config import lay_over, load_settings, read_layer
     from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.launch import check_gpus
+    from empo2.recipe.launcher.named_model import find_memory, find_model
     from empo2.recipe.launcher.run_directory import check_memory_file
     from empo2.recipe.launcher.serving import gateway_of
-    from empo2.recipe.launcher.subject import find_memory, find_subject
     from empo2.recipe.protocol import Serving
 
     os.umask(0o077)  # chats and tips are for their owner only
-    subject = find_subject(model, server)
-    source = settings_file(options, subject)
+    named = find_model(model, server)
+    source = settings_file(options, named)
     given = {} if source is None else read_layer(source)
     # No agent is started; its variables may be secrets, which a run's settings lack.
     layer = {section: values for section, values in given.items() if section != "agent"}
@@ -70,7 +70,7 @@ def serve(
     settings = load_settings(options.profile, options.overrides or (), layer=lay_over(layer, chosen))
     file, tag, said = None, None, "none; --memory shows tips"
     if memory:
-        file = find_memory(memory_from) if memory_from is not None else subject.memory
+        file = find_memory(memory_from) if memory_from is not None else named.memory
         if file is None:
             raise ConfigError(f"--memory: {model} has no memory; give one by --memory-from")
         check_memory_file(file, settings, key=f"--memory-from {file}")
@@ -79,11 +79,11 @@ def serve(
         raise ConfigError("--memory-from and --scope: choose the tips that --memory shows; give that, too")
     if server is None:
         check_gpus(settings)
-    resolved = subject.resolve()
+    resolved = named.resolve()
     with tempfile.TemporaryDirectory(prefix="empo2-serve-") as folder:
         put_memory(file, Path(folder))
-        print(f"model    {subject.name}\nmemory   {said}\nlogs     {folder}, until the end\nstarting ...", flush=True)
-        name = subject.name if server is None else resolved
+        print(f"model    {named.name}\nmemory   {said}\nlogs     {folder}, until the end\nstarting ...", flush=True)
+        name = named.name if server is None else resolved
         with gateway_of(settings, Path(folder), resolved, agents=Serving(name=name, tag=tag)) as served:
             _say(served, name, secret=bool(given_keys().agent))
             try:

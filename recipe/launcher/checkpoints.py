@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from empo2.recipe.errors import ConfigError, ProcessError
-from empo2.recipe.launcher.models import merge_adapter
+from empo2.recipe.launcher.model_files import merge_adapter
 from empo2.recipe.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,

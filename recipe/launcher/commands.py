@@ -6,13 +6,14 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.protocol import Keys
 from empo2.recipe.run_folder import MEMORY_FILE
 from empo2.recipe.waiting import first_answer
@@ -89,6 +90,34 @@ def controller_command(settings: Settings, url: str) -> list[str]:
         "hydra/job_logging=none",
         "hydra/hydra_logging=none",
     ]
+
+
+def start_gateway(
+    processes: Processes,
+    directory: Path,
+    settings: int,
+    listener: socket.socket,
+    keys: Keys,
+    *,
+    options: Sequence[str] = (),
+    secrets: Mapping[str, str] | None = None,
+) -> None:
+    """Start the gateway; its command line has ``options``, its environment the keys and other ``secrets``."""
+    processes.start(
+        "gateway",
+        [*gateway_command(directory, settings, listener.fileno()), *options],
+        secrets={KEY: keys.agent, ADMIN_KEY: keys.admin, **(secrets or {})},
+        inherit=(settings, listener.fileno()),
+    )
+
+
+def start_controller(processes: Processes, settings: Settings, url: str, keys: Keys) -> None:
+    """Start the controller of the gateway at ``url``.
+
+    Its environment becomes that of the agents, which never see the admin key. Its rollouts are kept by the gateway: if
+    it ends, those that it was playing fail, and the others are played.
+    """
+    processes.start("controller", controller_command(settings, url), secrets={KEY: keys.agent}, restartable=True)
 
 
 def wait_for(url: str, check: Callable[[], object]) -> None:

@@ -18,24 +18,23 @@ from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
-    KEY,
-    controller_command,
     empo2_command,
     environment_without,
-    gateway_command,
     given_or_random_keys,
     in_memory,
+    start_controller,
+    start_gateway,
     url_of,
     wait_for,
 )
-from empo2.recipe.launcher.models import model_of
+from empo2.recipe.launcher.model_files import model_of
 from empo2.recipe.launcher.processes import bind, ending_descendants, running
 from empo2.recipe.launcher.progress import RunProgress
 from empo2.recipe.launcher.run_directory import how_to_resume, last_set_aside, open_run_directory
 from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
 from empo2.recipe.launcher.tool_calls import tool_support
 from empo2.recipe.launcher.watch import Watch
-from empo2.recipe.loading import STAGES
+from empo2.recipe.marked_lines import STAGES
 from empo2.recipe.protocol import scope_of
 from empo2.recipe.rollout_log import read_dropped
 from empo2.recipe.run_folder import CHECKPOINTS, ROLLOUTS_FILE, TASKS_FILE, last_checkpoint, step_of
@@ -109,17 +108,9 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
                 shown.loading(STAGES[0])
                 trainer = _trainer(directory, file, url)
                 processes.start("trainer", trainer, secrets={ADMIN_KEY: keys.admin}, inherit=(file,), may_end=True)
-                processes.start(
-                    "gateway",
-                    gateway_command(directory, file, listener.fileno()),
-                    secrets={KEY: keys.agent, ADMIN_KEY: keys.admin},
-                    inherit=(file, listener.fileno()),
-                )
+                start_gateway(processes, directory, file, listener, keys)
                 wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
-                # The controller's environment becomes that of the agents, which never see the admin key. Its rollouts
-                # are kept by the gateway: if it ends, those that it was playing fail, and the others are played.
-                controller = controller_command(settings, url)
-                processes.start("controller", controller, secrets={KEY: keys.agent}, restartable=True)
+                start_controller(processes, settings, url, keys)
                 headers = {"Authorization": f"Bearer {keys.admin}"}
                 with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS) as client:
                     watch.until_done(client, processes, shown)

@@ -8,7 +8,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from empo2.recipe.loading import STAGES
+from empo2.recipe.marked_lines import STAGES
 from empo2.recipe.protocol import StepProgress
 from empo2.recipe.run_folder import step_mode
 
@@ -38,16 +38,9 @@ class NewLines:
         self._position += sum(map(len, lines))
         return lines
 
-
-class NewMetrics:
-    """Reader of the metrics that are added to a metrics file; see `NewLines`."""
-
-    def __init__(self, file: Path) -> None:
-        self._lines = NewLines(file)
-
-    def read(self) -> list[Metrics]:
-        """Return the metrics in the complete lines added since the last call or the construction."""
-        return [json.loads(line) for line in self._lines.read()]
+    def rows(self) -> list[Metrics]:
+        """Return what new lines of JSON hold."""
+        return [json.loads(line) for line in self.read()]
 
 
 def step_summary(metrics: Metrics) -> str:

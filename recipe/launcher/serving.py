@@ -15,13 +15,11 @@ from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.commands import (
-    ADMIN_KEY,
-    KEY,
-    controller_command,
     environment_without,
-    gateway_command,
     given_or_random_keys,
     in_memory,
+    start_controller,
+    start_gateway,
     url_of,
     wait_for,
 )
@@ -66,9 +64,7 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
         KeyboardInterrupt: the user interrupted.
     """
     with gateway_of(settings, directory, model) as served:
-        # As in training: agents get the controller's environment, and never see the admin key.
-        controller = controller_command(settings, served.url)
-        served.processes.start("controller", controller, secrets={KEY: served.keys.agent}, restartable=True)
+        start_controller(served.processes, settings, served.url, served.keys)
         yield served
 
 
@@ -91,22 +87,18 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": model})})
     write_settings(settings, directory)
     keys = given_or_random_keys()
-    gateway_secrets = {KEY: keys.agent, ADMIN_KEY: keys.admin}
     if settings.model.server is None:
-        environment = environment_without() | _vllm_environment(settings)
+        environment, secrets = environment_without() | _vllm_environment(settings), {}
     else:  # the server's key is for the gateway alone, which sends the agents' calls
-        environment = environment_without(_SERVER_KEY)
-        gateway_secrets |= {_SERVER_KEY: os.environ.get(_SERVER_KEY, "")}
+        environment, secrets = environment_without(_SERVER_KEY), {_SERVER_KEY: os.environ.get(_SERVER_KEY, "")}
+    options = [] if agents is None else ["--serving", agents.model_dump_json()]
     with bind(settings.gateway.host, settings.gateway.port) as listener:
         url = url_of(listener)
         with running(directory, environment) as processes, in_memory(settings) as file:
             endpoint = settings.model.server
             if endpoint is None:
                 endpoint = _start_vllm(settings, model, processes, name=agents.name if agents else None)
-            gateway = gateway_command(directory, file, listener.fileno())
-            if agents is not None:
-                gateway += ["--serving", agents.model_dump_json()]
-            processes.start("gateway", gateway, secrets=gateway_secrets, inherit=(file, listener.fileno()))
+            start_gateway(processes, directory, file, listener, keys, options=options, secrets=secrets)
             wait_for(f"{url}/healthz", processes.check)
             if settings.model.server is None:
                 wait_for(f"{endpoint}/models", processes.check)

@@ -15,7 +15,7 @@ from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.launcher.commands import empo2_command, environment_without, in_memory
 from empo2.recipe.launcher.plan import Trial
 from empo2.recipe.launcher.processes import running
-from empo2.recipe.launcher.progress import NewMetrics, step_summary
+from empo2.recipe.launcher.progress import NewLines, step_summary
 from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import CONFIG_FILE, METRICS_FILE, read_lines
 
@@ -95,7 +95,7 @@ def train(trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAI
     folder.mkdir(parents=True, exist_ok=True)
     clock = clock_of(trial, folder)
     before = max((line["cpu_seconds"] for line in read_lines(clock)), default=0.0)
-    new = NewMetrics(folder / trial.name / METRICS_FILE)
+    new = NewLines(folder / trial.name / METRICS_FILE)
     with in_memory(trial.settings) as file, running(folder, environment_without()) as processes:
         processes.start(trial.name, command(file), inherit=(file,), may_end=True)
         counter = CpuSeconds(processes.pid(trial.name))
@@ -103,7 +103,7 @@ def train(trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAI
         while True:
             done = processes.done(trial.name)
             with clock.open("a") as times:
-                for metrics in new.read():
+                for metrics in new.rows():
                     show(f"step {metrics['step']}/{trial.settings.run.steps}  {step_summary(metrics)}")
                     line = {"step": metrics["step"], "cpu_seconds": round(before + counter.total)}
                     times.write(json.dumps(line) + "\n")

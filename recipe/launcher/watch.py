@@ -9,9 +9,9 @@ import httpx
 
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.launcher.processes import Processes
-from empo2.recipe.launcher.progress import Metrics, NewLines, NewMetrics, RunProgress
+from empo2.recipe.launcher.progress import Metrics, NewLines, RunProgress
 from empo2.recipe.launcher.workers import Workers
-from empo2.recipe.loading import loading_in, note_in
+from empo2.recipe.marked_lines import loading_in, note_in
 from empo2.recipe.protocol import STATE, GatewayState
 from empo2.recipe.rollout_log import read_dropped
 from empo2.recipe.run_folder import METRICS_FILE, ROLLOUTS_FILE
@@ -27,7 +27,7 @@ class Watch:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._metrics = NewMetrics(directory / METRICS_FILE)
+        self._metrics = NewLines(directory / METRICS_FILE)
         self._log = NewLines(directory / "trainer.log")
         self._workers = Workers()
         self._rollouts = directory / ROLLOUTS_FILE
@@ -44,7 +44,7 @@ class Watch:
         while not done:
             done = processes.done("trainer")
             self.look(processes, shown)
-            for metrics in self._metrics.read():
+            for metrics in self._metrics.rows():
                 shown.step(metrics)
                 self._say_new_causes(metrics, shown)
             if shown.stage == "" and time.monotonic() - self._asked >= _ASK_SECONDS:

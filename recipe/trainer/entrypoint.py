@@ -11,7 +11,7 @@ from agentlightning.verl.dataset import LoadedDataset
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.recipe.config import Settings
-from empo2.recipe.loading import say_loading
+from empo2.recipe.marked_lines import say_loading
 from empo2.recipe.trainer.compat.agentlightning import (
     import_vllm_meanwhile,
     start_no_load_balancer,

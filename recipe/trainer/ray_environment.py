@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.loading import say_note
+from empo2.recipe.marked_lines import say_note
 
 _CHARACTERS = 300  # of an error's message
 

@@ -23,7 +23,7 @@ from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
 from starlette.requests import ClientDisconnect
 
-from empo2.recipe.launcher.models import SMOLLM2, resolve_model
+from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 
 Body = dict[str, Any]
 MODEL = str(resolve_model(SMOLLM2))

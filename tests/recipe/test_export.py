@@ -13,9 +13,9 @@ import yaml
 from empo2.memory import MemoryStore
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.models import SMOLLM2, resolve_model
+from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+from empo2.recipe.launcher.named_model import find_model
 from empo2.recipe.launcher.run_directory import write_settings
-from empo2.recipe.launcher.subject import find_subject
 from empo2.recipe.run_folder import mark_complete
 
 RANK, ALPHA = 2, 6
@@ -101,9 +101,9 @@ def test_an_exported_checkpoint_is_a_hugging_face_model(tmp_path: Path, base: An
     assert "clip_low" not in changed["algorithm"]  # the default
     assert not [path for path in target.iterdir() if b"sk-very-secret" in path.read_bytes()]
 
-    subject = find_subject(str(target), None)
-    assert subject.settings_file == target / "empo2.yaml" and subject.memory == target / "memory.sqlite"
-    assert load_settings(file=subject.settings_file, overrides=["agent.env.OPENAI_API_KEY=x"]).algorithm.seed == 7
+    named = find_model(str(target), None)
+    assert named.settings_file == target / "empo2.yaml" and named.memory == target / "memory.sqlite"
+    assert load_settings(file=named.settings_file, overrides=["agent.env.OPENAI_API_KEY=x"]).algorithm.seed == 7
     code, message = run(["serve", str(target), "--memory"])  # needs no variables of the agent's
     assert code == 2 and message.endswith("memory.sqlite has no tips"), message
 
@@ -114,7 +114,7 @@ def test_the_last_checkpoint_without_its_memory_beside_the_run(tmp_path: Path, b
     target = tmp_path / "runs" / "mine-step-4"
     name = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(weights_of(target)[name], base.state_dict()[name] * 4)
-    assert not (target / "memory.sqlite").exists() and find_subject(str(target), None).memory is None
+    assert not (target / "memory.sqlite").exists() and find_model(str(target), None).memory is None
     assert "base_model: Qwen/Qwen2.5-1.5B-Instruct" in (target / "README.md").read_text()
     code, message = run(["export", str(trained)])
     assert code == 2 and f"--output {target}: exists" in message

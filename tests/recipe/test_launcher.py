@@ -20,7 +20,7 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.launcher.launch import launch
 from empo2.recipe.launcher.processes import Processes
-from empo2.recipe.launcher.progress import NewMetrics, RunProgress, step_summary
+from empo2.recipe.launcher.progress import NewLines, RunProgress, step_summary
 from empo2.recipe.launcher.workers import Workers
 from empo2.recipe.protocol import StepProgress
 
@@ -192,9 +192,9 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
 ) -> None:
     """The real `launch`, whose gateway, controller and trainer are stand-ins that write down what they were given."""
     for name, function in (
-        ("trainer", "_trainer"),
-        ("gateway", "gateway_command"),
-        ("controller", "controller_command"),
+        ("trainer", "launch._trainer"),
+        ("gateway", "commands.gateway_command"),
+        ("controller", "commands.controller_command"),
     ):
         code = (
             f"import sys; open({str(tmp_path / name)!r}, 'w').write(open(sys.argv[1]).read() if sys.argv[1:] else '')"
@@ -204,7 +204,7 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
         def command(*arguments: object, code: str = code + wait, name: str = name) -> list[str]:
             return [sys.executable, "-c", code, *([] if name == "controller" else [f"/dev/fd/{arguments[1]}"])]
 
-        monkeypatch.setattr(f"empo2.recipe.launcher.launch.{function}", command)
+        monkeypatch.setattr(f"empo2.recipe.launcher.{function}", command)
     monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for", lambda *_: None)
     monkeypatch.setenv("EMPO2_TEST_MARK", mark)
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
@@ -236,7 +236,7 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
 TRAINER = """
 import json, os
 from pathlib import Path
-from empo2.recipe.loading import say_loading, say_note
+from empo2.recipe.marked_lines import say_loading, say_note
 from empo2.recipe.rollout_log import LoggedRollout, RolloutLog
 run = Path(RUN)
 say_loading("Ray")
@@ -263,9 +263,10 @@ def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
     run = tmp_path / "runs" / "a"
     trainer = TRAINER.replace("RUN", repr(str(run))).replace("CODE", str(code))
     sleep = "import time; time.sleep(1000)"
-    for name, program in ("_trainer", trainer), ("gateway_command", sleep), ("controller_command", sleep):
+    programs = {"launch._trainer": trainer, "commands.gateway_command": sleep, "commands.controller_command": sleep}
+    for name, program in programs.items():
         stand_in = [sys.executable, "-c", program]
-        monkeypatch.setattr(f"empo2.recipe.launcher.launch.{name}", lambda *_, stand_in=stand_in: stand_in)
+        monkeypatch.setattr(f"empo2.recipe.launcher.{name}", lambda *_, stand_in=stand_in: stand_in)
     monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for", lambda *_: None)
     # A trainer that fails is seen at once; what it has written before is told all the same.
     monkeypatch.setattr("empo2.recipe.launcher.watch._POLL_SECONDS", 0.05)
@@ -301,8 +302,9 @@ def test_a_run_that_ends_before_its_time_says_how_to_resume(
     folder = tmp_path / "runs" / "a" / "checkpoints" / "global_step_7"
     make = f"import os; os.makedirs({str(folder)!r}); open({str(folder / 'complete')!r}, 'w')\n" * checkpoint
     end = "import os; os.kill(os.getpid(), 9)"
-    for name, code in ("_trainer", "import time; time.sleep(1000)"), ("gateway_command", make + end):
-        monkeypatch.setattr(f"empo2.recipe.launcher.launch.{name}", lambda *_, code=code: [sys.executable, "-c", code])
+    sleep = "import time; time.sleep(1000)"
+    for name, code in ("launch._trainer", sleep), ("commands.gateway_command", make + end):
+        monkeypatch.setattr(f"empo2.recipe.launcher.{name}", lambda *_, code=code: [sys.executable, "-c", code])
     monkeypatch.setenv("EMPO2_TEST_MARK", mark)
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
     overrides = [f"run.directory={tmp_path / 'runs'}", "run.name=a", "agent.class=stack_agent:GuessingAgent"]
@@ -319,26 +321,26 @@ def test_a_run_that_ends_before_its_time_says_how_to_resume(
 
 def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    new = NewMetrics(file)
-    assert new.read() == []
+    new = NewLines(file)
+    assert new.rows() == []
     file.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert new.read() == [{"step": 1}, {"step": 2}]
+    assert new.rows() == [{"step": 1}, {"step": 2}]
     with file.open("a") as stream:
         stream.write('ep": 3}\n')
-    assert new.read() == [{"step": 3}]
-    assert new.read() == []
-    assert NewMetrics(file).read() == []
+    assert new.rows() == [{"step": 3}]
+    assert new.rows() == []
+    assert NewLines(file).rows() == []
 
 
 def test_a_continued_run_has_fewer_metrics_before_it_has_new_ones(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3)))
-    new = NewMetrics(file)
+    new = NewLines(file)
     file.write_text('{"step": 1}\n')
-    assert new.read() == []
+    assert new.rows() == []
     with file.open("a") as stream:
         stream.write('{"step": 2}\n{"step": 3}\n')
-    assert new.read() == [{"step": 2}, {"step": 3}]
+    assert new.rows() == [{"step": 2}, {"step": 3}]
 
 
 def test_what_is_shown_of_a_step() -> None:

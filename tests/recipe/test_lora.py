@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.checkpoints import merged
-from empo2.recipe.launcher.models import SMOLLM2, resolve_model
+from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 from empo2.recipe.launcher.run_directory import write_settings
 
 RUN = """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from empo2.recipe.launcher import models
-from empo2.recipe.launcher.models import SMOLLM2, resolve_model
+from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 
 IM_START, IM_END, NEWLINE = 1, 2, 198  # SmolLM2's ids of <|im_start|>, <|im_end|>, "\n"
 QUESTION = {"role": "user", "content": "What is the capital of France?"}

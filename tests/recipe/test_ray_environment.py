@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.loading import note_in
+from empo2.recipe.marked_lines import note_in
 from empo2.recipe.trainer.ray_environment import start_ray
 
 CONFIG = OmegaConf.create({"ray_kwargs": {"ray_init": {"num_cpus": 3}}})

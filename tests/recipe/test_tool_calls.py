@@ -10,7 +10,7 @@ import pytest
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher import models
-from empo2.recipe.launcher.models import SMOLLM2, resolve_model
+from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.launcher.tool_calls import PARSERS, tool_support
 from empo2.recipe.trainer.verl_config import build_verl_config

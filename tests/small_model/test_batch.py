@@ -2,7 +2,7 @@
 
 import pytest
 
-from empo2.recipe.launcher.models import SMOLLM2, resolve_model
+from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 from empo2.small_model.batch import Chats
 
 

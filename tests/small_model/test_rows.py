@@ -7,7 +7,7 @@ import pytest
 
 from empo2.agents.houses.agent import SYSTEM
 from empo2.agents.houses.house import House
-from empo2.recipe.launcher.models import SMOLLM2, resolve_model
+from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 from empo2.small_model.houses import disguised
 from empo2.small_model.make import reflections
 from empo2.small_model.notes import parse

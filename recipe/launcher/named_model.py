@@ -1,17 +1,17 @@
-"""What is evaluated, served or exported: a checkpoint of a run, a Hugging Face model, or a model of a server."""
+"""Find the model, and the memory, that a command line names: a run's, one of the Hugging Face hub, or a server's."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.checkpoints import find_checkpoint, merged, run_of
-from empo2.recipe.launcher.models import resolve_model
+from empo2.recipe.launcher.model_files import resolve_model
 from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, SETTINGS_FILE, is_complete, step_of
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model.
+class NamedModel:
+    """A model that is evaluated, served or exported.
 
     Attributes:
         name: for people and folder names.
@@ -45,7 +45,7 @@ class Subject:
         return self.model if self.model is not None else str(merged(self.checkpoint)) if self.checkpoint else self.name
 
 
-def find_subject(name: str, server: str | None) -> Subject:
+def find_model(name: str, server: str | None) -> NamedModel:
     """Return what MODEL means on the command line.
 
     Args:
@@ -56,18 +56,18 @@ def find_subject(name: str, server: str | None) -> Subject:
         ConfigError: there is no such thing.
     """
     if server is not None:
-        return Subject(name.rsplit("/", 1)[-1], model=name)
+        return NamedModel(name.rsplit("/", 1)[-1], model=name)
     path = Path(name).expanduser()
     if is_complete(path) or (path / CONFIG_FILE).is_file() or (path / CHECKPOINTS).is_dir():
         checkpoint = find_checkpoint(path)
-        return Subject(f"{run_of(checkpoint).name}-step-{step_of(checkpoint)}", checkpoint=checkpoint)
+        return NamedModel(f"{run_of(checkpoint).name}-step-{step_of(checkpoint)}", checkpoint=checkpoint)
     try:
         model = resolve_model(name)
     except OSError as error:
         raise ConfigError(f"MODEL {name}: {error}") from None
     if isinstance(model, str):
         _check_hub_name(model)
-    return Subject(name.rstrip("/").rsplit("/", 1)[-1], model=str(model))
+    return NamedModel(name.rstrip("/").rsplit("/", 1)[-1], model=str(model))
 
 
 def find_memory(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What the trainer's log tells the launcher while the trainer starts: lines with a mark at their beginning."""
+"""Lines of the trainer's log that the launcher shows to the user; each begins with a mark."""
 
 STAGES = ("Ray", "verl", "gateway", "policy", "vLLM")
 """What a run loads, in this order; the gateway loads its embedder beside the first two. The launcher sees the first and
