@@ -315,7 +315,7 @@ def _discard(values: dict[str, Any], layer: Mapping[str, Any]) -> None:
         values["tasks"]["args"] = {}
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.CSafeLoader):
     """A YAML 1.1 loader that also reads 1e-6 as a number."""
 
 

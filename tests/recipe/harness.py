@@ -8,6 +8,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,21 @@ from agentlightning.server.store import _events, _models, _rollouts, _terminal_o
 
 from empo2.memory import Embedder
 from empo2.recipe.config import load_settings
-from empo2.recipe.gateway.app import make_gateway
+from empo2.recipe.gateway import app as gateway_app
 from empo2.recipe.gateway.memory import open_memory
+from empo2.recipe.gateway.tips import search
 from empo2.recipe.protocol import Keys, Serving
 
 from .model_server import MODEL, Body, ModelServer, Seen, serving
+
+gateway_app.tokenizer_of = cache(gateway_app.tokenizer_of)  # to read it takes longer than most tests
 
 KEY = "the-key"  # of trainer and operator
 AGENT_KEY = "the-agents-key"
 STORES: tuple[Any, ...] = (_rollouts, _events, _models, _terminal_order)
 SECONDS = 120  # that a busy machine may take for what takes milliseconds
-PATIENT = [
-    f"reflection.timeout={SECONDS}",
-    *(f"memory.{name}_deadline={1000 * SECONDS}" for name in ("embedding", "search")),
-]
+PATIENT = [f"reflection.timeout={SECONDS}", f"memory.embedding_deadline={1000 * SECONDS}"]
+search._SEARCH_SECONDS = SECONDS
 BLOCK = "Notes from earlier episodes"
 CHAT = "/v1/chat/completions"
 MODES = [("no-memory", "on-policy"), ("memory", "on-policy"), ("memory", "off-policy")]
@@ -203,7 +205,7 @@ async def running_gateway(
     words, model = words or Words(), model or ModelServer()
     checked = load_settings("cpu", [*PATIENT, "memory.top_k=10", *settings])
     file = folder / "memory.sqlite"
-    app = make_gateway(
+    app = gateway_app.make_gateway(
         checked,
         model_path=MODEL,
         keys=Keys(AGENT_KEY, KEY),
