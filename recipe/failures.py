@@ -72,7 +72,7 @@ def first_error(output: str) -> str | None:
     error: re.Match[str] | None = None
     output = _WRITER.sub("", output)
     for found in _TRACEBACK.finditer(output):
-        # Between those of a chain: "During handling of the above exception" or "The above exception was the direct cause".
+        # A chain has "During handling of the above exception" or "The above exception was the direct cause" between.
         if error is not None and " above exception" not in output[error.end() : found.start()]:
             break
         error = found

@@ -83,7 +83,7 @@ def init(
     trained. Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
     from empo2.recipe.gateway.tips.state import StateReader
-    from empo2.recipe.launcher.models import model_of
+    from empo2.recipe.launcher.model_files import model_of
     from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
     from empo2.recipe.launcher.tool_calls import tool_support
