@@ -7,7 +7,8 @@ from pathlib import Path
 
 from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import House
-from empo2.memory.browse import plays, reading, stored_tips
+from empo2.memory.browse import plays, stored_tips
+from empo2.memory.file import reading
 from empo2.small_model.houses import walk_all
 from empo2.small_model.notes import COIN, parse
 

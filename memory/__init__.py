@@ -9,8 +9,7 @@ from empo2.memory.file import MemoryFileError, copy_memory
 from empo2.memory.novelty import Novelty, Visit
 from empo2.memory.retrieval import AtRandom, ByScore, BySimilarity, Policy
 from empo2.memory.service import MemoryService
-from empo2.memory.store import MemoryStore
-from empo2.memory.tips import MAX_TIP_CHARACTERS, Step, Tip
+from empo2.memory.store import MAX_TIP_CHARACTERS, MemoryStore, Step, Tip
 
 __all__ = [
     "MAX_TIP_CHARACTERS",

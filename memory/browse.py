@@ -2,17 +2,13 @@
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from empo2.memory.file import MemoryFileError, open_reader
-from empo2.memory.index import cosine_similarities, unit
-from empo2.memory.loading import load_entries
+from empo2.memory.index import cosine_similarities, load_entries, unit
 from empo2.memory.retrieval import Entries, Policy
 
 type Order = Literal["best", "newest", "used", "value"]
@@ -96,25 +92,6 @@ class Conditions:
     value_below: float | None = None
     created_before: float | None = None
     never_shown: bool = False
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection on which all queries see the memory file as it is now, even while a run writes to it.
-
-    It does not block the writer.
-
-    Raises:
-        MemoryFileError: no such file, not a memory file, of another schema, or damaged.
-    """
-    if not path.is_file():
-        raise MemoryFileError(f"{path}: there is no such file")
-    try:
-        with closing(open_reader(path)) as db:
-            db.execute("BEGIN")
-            yield db
-    except sqlite3.Error as error:
-        raise MemoryFileError(f"{path}: cannot be read as a memory file: {error}") from error
 
 
 def embedder_of(db: sqlite3.Connection) -> tuple[str, int]:

@@ -3,7 +3,8 @@
 import fcntl
 import os
 import sqlite3
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -81,22 +82,30 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
     return db, lock
 
 
-def open_reader(path: Path) -> sqlite3.Connection:
-    """Open an existing memory file of any embedder read-only; a writer may be using it.
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection on which all queries see the memory file as it is now, even while a run writes to it.
+
+    It does not block the writer. The file may be of any embedder.
 
     Raises:
-        MemoryFileError: there is no such file, it is not a memory file, or of another schema.
+        MemoryFileError: no such file, not a memory file, of another schema, or damaged.
     """
     _check_kind(path)
+    if not path.exists():
+        raise MemoryFileError(f"{path}: there is no such file")
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         try:
-            return _checked(sqlite3.connect(uri, uri=True), path)
+            db = _checked(sqlite3.connect(uri, uri=True), path)
         except sqlite3.OperationalError:
             # A file in WAL mode in a read-only folder can be read only if it is declared immutable.
-            if not path.is_file() or os.access(path.absolute().parent, os.W_OK) or _beside(path, "-wal").exists():
+            if os.access(path.absolute().parent, os.W_OK) or _beside(path, "-wal").exists():
                 raise
-            return _checked(sqlite3.connect(f"{uri}&immutable=1", uri=True), path)
+            db = _checked(sqlite3.connect(f"{uri}&immutable=1", uri=True), path)
+        with closing(db):
+            db.execute("BEGIN")
+            yield db
     except sqlite3.Error as error:
         raise MemoryFileError(f"{path}: cannot be read as a memory file: {error}") from error
 
@@ -127,7 +136,7 @@ def copy_memory(source: Path, target: Path) -> None:
     """
     if target.exists():
         raise MemoryFileError(f"{target}: exists already; give a new path for the copy of {source}")
-    with closing(open_reader(source)) as db:
+    with reading(source) as db:
         try:
             copy_memory_file(db, target)
         except (sqlite3.Error, OSError) as error:
@@ -141,7 +150,8 @@ def copy_memory_file(db: sqlite3.Connection, path: Path) -> None:
         MemoryFileError: something at `path` is not a memory file; it is left as it is.
     """
     if os.path.lexists(path):
-        open_reader(path).close()
+        with reading(path):
+            pass
     temporary = _beside(path, ".tmp")
     _remove(temporary)  # left by a killed process
     try:
@@ -167,7 +177,7 @@ def restore_memory_file(db: sqlite3.Connection, path: Path, snapshot: Path) -> N
         MemoryFileError: the snapshot cannot be used; nothing has changed then.
     """
     meta = read_meta(db, path)
-    with closing(open_reader(snapshot)) as reader:
+    with reading(snapshot) as reader:
         _check_embedder(read_meta(reader, snapshot), snapshot, meta["embedder"], meta["dimension"])
     try:
         db.execute("ATTACH ? AS snapshot", (str(snapshot.absolute()),))

@@ -1,9 +1,21 @@
-"""The store's index in RAM: unit keys, cosine similarity and a growing columnar table."""
+"""The store's index in RAM: unit keys, cosine similarity, and a growing columnar table, read from the memory file."""
 
-from collections.abc import Collection
+import sqlite3
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from empo2.memory.file import MemoryFileError
+
+_CHUNK = 4096  # rows read at once; one by one takes more time, all at once twice the memory
+# The order is that of two indices of the file, so no keys are sorted.
+_ENTRIES = (
+    "SELECT entries.id AS id, tip_id AS tip, key, score, value, text FROM tips JOIN entries ON tips.id = tip_id"
+    " WHERE scope = ? ORDER BY tips.id, entries.id"
+)
+_STATES = "SELECT id, key, visits, state AS text FROM states WHERE scope = ? ORDER BY id"
+_FLOATS = ("score", "value")
 
 
 def unit(key: ArrayLike, dimension: int) -> np.ndarray:
@@ -75,3 +87,42 @@ class ColumnTable:
             new[:live] = self[column]
             self._buffers[column] = new
         self._start, self._end = 0, live
+
+
+def load_entries(db: sqlite3.Connection, scope: str, dimension: int) -> ColumnTable:
+    """Return the scope's entries, oldest first; `tip` is ascending, since an episode is stored in one transaction.
+
+    Columns: id, tip (its id), key [dimension], score, value (of the tip), and text (a number, equal for equal texts).
+
+    Raises:
+        MemoryFileError: a key of another length than `dimension`.
+    """
+    return _load(db, _ENTRIES, scope, dimension)
+
+
+def load_states(db: sqlite3.Connection, scope: str, dimension: int) -> ColumnTable:
+    """Return the scope's visited states, oldest first: id, key [dimension], visits and text, as `load_entries` does."""
+    return _load(db, _STATES, scope, dimension)
+
+
+def _load(db: sqlite3.Connection, query: str, scope: str, dimension: int) -> ColumnTable:
+    cursor = db.execute(query, (scope,))
+    names = [column[0] for column in cursor.description]
+    columns = {name: np.empty(0, np.float64 if name in _FLOATS else np.int64) for name in names}
+    table = ColumnTable(**columns | {"key": np.empty((0, dimension), np.float32)})
+    while rows := cursor.fetchmany(_CHUNK):
+        read = dict(zip(names, zip(*rows, strict=True), strict=True))
+        texts = [hash(text) for text in read["text"]]
+        table.append(len(rows), **read | {"key": _matrix(read["key"], dimension, db), "text": texts})
+    return table
+
+
+def _matrix(keys: Sequence[bytes], dimension: int, db: sqlite3.Connection) -> np.ndarray:
+    for key in keys:
+        if not isinstance(key, bytes) or len(key) != 4 * dimension:
+            _, _, path = db.execute("PRAGMA database_list").fetchone()
+            raise MemoryFileError(
+                f"{path}: is damaged: it holds the key {key!r:.40}, where each has {4 * dimension} bytes"
+                f" ({dimension} float32); go back to a snapshot of it"
+            )
+    return np.frombuffer(b"".join(keys), np.float32).reshape(-1, dimension)

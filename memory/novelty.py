@@ -2,15 +2,14 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from empo2.memory.index import ColumnTable, cosine_similarities
-from empo2.memory.loading import load_states
+from empo2.memory.index import ColumnTable, cosine_similarities, load_states, unit
 
 MAX_VISITS = 2**31 - 1  # of one state; the sum over a scope's states stays far below the 2**63 of SQLite and numpy
 
@@ -49,7 +48,8 @@ def count_similar(similarities: np.ndarray, visits: np.ndarray, *, threshold: fl
 class VisitedStates:
     """The visited states of all scopes: the table `states` of a memory file, with an index in RAM.
 
-    Keys are unit keys [dimension]. The public methods are documented at `MemoryStore`.
+    A key is the embedding of a state, [dimension]; ValueError is raised for one that cannot be used, and nothing is
+    stored then.
     """
 
     def __init__(self, db: sqlite3.Connection, dimension: int):
@@ -58,12 +58,20 @@ class VisitedStates:
         self._indices: dict[str, ColumnTable] = {}
 
     def count(self, scope: str, key: np.ndarray, *, threshold: float) -> int:
+        """Return the stored visits to states similar to this one; see `count_similar`."""
         index = self._index(scope)
-        return count_similar(cosine_similarities(index["key"], key), index["visits"], threshold=threshold)
+        similarities = cosine_similarities(index["key"], unit(key, self._dimension))
+        return count_similar(similarities, index["visits"], threshold=threshold)
 
-    def add_visits(self, visits: Iterable[Visit], *, threshold: float) -> None:
-        visits = list(visits)
-        keys = {(visit.scope, visit.state): visit.key for visit in visits}
+    def add_visits(self, visits: Sequence[Visit], *, threshold: float) -> None:
+        """Store all visits or none; the result does not depend on their order.
+
+        A visit is counted for the most similar stored state; a state similar to none is stored.
+
+        Args:
+            threshold: cosine above which two states count as similar.
+        """
+        keys = {(visit.scope, visit.state): unit(visit.key, self._dimension) for visit in visits}
         times = Counter((visit.scope, visit.state) for visit in visits)
         with self._transaction():
             for scope, state in sorted(times):  # the choice of stored states must not depend on the order of the visits
@@ -73,16 +81,20 @@ class VisitedStates:
                 row = nearest if nearest is not None and similarities[nearest] > threshold else None
                 self._add(scope, state, key, row, times[scope, state])
 
-    def add_state(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
-        index = self._index(scope)
-        same = None
-        for row in np.flatnonzero(index["text"] == hash(state)).tolist():
-            query = "SELECT 1 FROM states WHERE id = ? AND state = ?"
-            if self._db.execute(query, (int(index["id"][row]), state)).fetchone():
-                same = row
-                break
+    def add(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
+        """Add visits to the state with exactly this text, or store it as a new state, however similar it is to others.
+
+        Raises:
+            ValueError: no visits.
+        """
+        if visits < 1:
+            raise ValueError(f"state {state!r} has {visits} visits; a visited state has at least 1")
+        key, index = unit(key, self._dimension), self._index(scope)
+        query = "SELECT 1 FROM states WHERE id = ? AND state = ?"
+        alike = np.flatnonzero(index["text"] == hash(state)).tolist()
+        same = (row for row in alike if self._db.execute(query, (int(index["id"][row]), state)).fetchone())
         with self._transaction():
-            self._add(scope, state, key, same, visits)
+            self._add(scope, state, key, next(same, None), visits)
 
     def forget(self) -> None:
         """Discard the index in RAM; the next call reads the file again."""

@@ -15,8 +15,7 @@ from empo2.memory.embedder import Embedder
 from empo2.memory.index import cosine_similarities
 from empo2.memory.novelty import Novelty, Visit, count_similar
 from empo2.memory.retrieval import Policy
-from empo2.memory.store import MemoryStore
-from empo2.memory.tips import Step, Tip
+from empo2.memory.store import MemoryStore, Step, Tip
 
 T = TypeVar("T")
 
@@ -104,7 +103,7 @@ class MemoryService:
         own.append(Visit(scope, state, embedding))
 
         def look_up(store: MemoryStore) -> Novelty:
-            visits = before + 1 + store.count_visits(scope, embedding, threshold=threshold)
+            visits = before + 1 + store.states.count(scope, embedding, threshold=threshold)
             return Novelty(visits, 1 / visits if self._distillation is None else self._distillation.reward(embedding))
 
         return await self._in_thread(look_up)
@@ -118,7 +117,7 @@ class MemoryService:
         flat = [visit for own in visits.values() for visit in own]
 
         def commit(store: MemoryStore) -> None:
-            store.add_visits(flat, threshold=self._novelty_similarity)
+            store.states.add_visits(flat, threshold=self._novelty_similarity)
             if self._distillation is not None:
                 # What is learned must not depend on the order in which episodes arrived.
                 episodes = sorted(visits.values(), key=lambda own: [(visit.scope, visit.state) for visit in own])

@@ -2,17 +2,41 @@
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from empo2.memory.file import copy_memory_file, open_memory_file, restore_memory_file
-from empo2.memory.index import ColumnTable, cosine_similarities, unit
-from empo2.memory.loading import load_entries
-from empo2.memory.novelty import Visit, VisitedStates
+from empo2.memory.index import ColumnTable, cosine_similarities, load_entries, unit
+from empo2.memory.novelty import VisitedStates
 from empo2.memory.retrieval import Entries, Policy
-from empo2.memory.tips import MAX_TIP_CHARACTERS, Step, Tip
+
+MAX_TIP_CHARACTERS = 12_000  # stored; a thousand words of twelve characters
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an episode: the state met, its embedding [dimension], and the action taken there."""
+
+    state: str
+    key: np.ndarray
+    action: str
+
+
+@dataclass(frozen=True)
+class Tip:
+    """A tip found for a state. `action` is the action of its episode in the stored state most similar to that one."""
+
+    id: int
+    episode: str
+    text: str
+    action: str
+    score: float
+    success: bool | None
+    value: float
+    similarity: float
 
 
 class MemoryStore:
@@ -27,6 +51,9 @@ class MemoryStore:
 
     Each tip has a learned value Q, MemRL's utility of an entry (arXiv 2601.03192). In MemRL an entry is one
     experience with one intent; here one tip is found by several states, and Q belongs to the tip.
+
+    Attributes:
+        states: the visited states.
 
     Args:
         path: the file, created if absent.
@@ -47,7 +74,7 @@ class MemoryStore:
         self._capacity = capacity
         self._db, self._lock = open_memory_file(self._path, embedder=embedder, dimension=dimension)
         self._entries: dict[str, ColumnTable] = {}
-        self._states = VisitedStates(self._db, dimension)
+        self.states = VisitedStates(self._db, dimension)
 
     def add_episode(
         self,
@@ -180,42 +207,6 @@ class MemoryStore:
                 first, end = np.searchsorted(index["tip"], [tip, tip + 1])
                 index["value"][first:end] = value
 
-    def count_visits(self, scope: str, key: np.ndarray, *, threshold: float) -> int:
-        """Return the stored visits to states similar to this one; see `novelty.count_similar`.
-
-        Args:
-            key: embedding of the state, [dimension].
-            threshold: cosine above which two states count as similar.
-
-        Raises:
-            ValueError: an unusable key.
-        """
-        return self._states.count(scope, unit(key, self._dimension), threshold=threshold)
-
-    def add_visits(self, visits: Iterable[Visit], *, threshold: float) -> None:
-        """Store all visits or none; the result does not depend on their order.
-
-        A visit is counted for the most similar stored state; a state similar to none is stored.
-
-        Args:
-            threshold: as in `count_visits`.
-
-        Raises:
-            ValueError: an unusable key. Nothing is stored then.
-        """
-        checked = [Visit(visit.scope, visit.state, unit(visit.key, self._dimension)) for visit in visits]
-        self._states.add_visits(checked, threshold=threshold)
-
-    def add_state(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
-        """Add visits to the state with exactly this text, or store it as a new state, however similar it is to others.
-
-        Raises:
-            ValueError: an unusable key, or no visits.
-        """
-        if visits < 1:
-            raise ValueError(f"state {state!r} has {visits} visits; a visited state has at least 1")
-        self._states.add_state(scope, state, unit(key, self._dimension), visits)
-
     def networks(self) -> bytes | None:
         """Return what `keep_networks` was given last; None if nothing was."""
         row = self._db.execute("SELECT content FROM networks").fetchone()
@@ -263,7 +254,7 @@ class MemoryStore:
         """
         restore_memory_file(self._db, self._path, self._other(path))
         self._entries.clear()
-        self._states.forget()
+        self.states.forget()
 
     def close(self) -> None:
         self._db.close()

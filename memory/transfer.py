@@ -17,12 +17,11 @@ from typing import Annotated, Literal, TypedDict
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
-from empo2.memory.browse import embedder_of, plays, stored_tips
+from empo2.memory.browse import embedder_of, episode_steps, plays, stored_tips
 from empo2.memory.embedder import Embedder
 from empo2.memory.file import SCHEMA_VERSION, MemoryFileError, copy_memory
 from empo2.memory.novelty import MAX_VISITS
-from empo2.memory.store import MemoryStore
-from empo2.memory.tips import MAX_TIP_CHARACTERS, Step
+from empo2.memory.store import MAX_TIP_CHARACTERS, MemoryStore, Step
 
 _BATCH = 64  # texts per forward pass
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -121,18 +120,9 @@ def export_records(db: sqlite3.Connection) -> Iterator[Record]:
     embedder, dimension = embedder_of(db)
     yield MetaRecord(kind="meta", schema=SCHEMA_VERSION, embedder=embedder, dimension=dimension)
     for tip in sorted(stored_tips(db, order="newest")):  # by id
-        steps = db.execute("SELECT state, action FROM entries WHERE tip_id = ? ORDER BY id", (tip.id,))
-        yield TipRecord(
-            kind="tip",
-            scope=tip.scope,
-            episode=tip.episode,
-            text=tip.text,
-            score=tip.score,
-            success=tip.success,
-            value=tip.value,
-            created=tip.created,
-            steps=[StepRecord(state=state, action=action) for state, action in steps],
-        )
+        fields = {name: value for name, value in tip._asdict().items() if name not in ("id", "shown")}
+        steps = [StepRecord(state=state, action=action) for state, action in episode_steps(db, tip)]
+        yield TipRecord(kind="tip", **fields, steps=steps)
     for scope, state, visits in db.execute("SELECT scope, state, visits FROM states ORDER BY id"):
         yield StateRecord(kind="state", scope=scope, state=state, visits=visits)
     for play in plays(db):
@@ -197,7 +187,7 @@ def import_records(
         with closing(_open(file, embedder)) as store:
             tips = _add_tips(store, records.tips, keys)
             for state in records.states:
-                store.add_state(state["scope"], state["state"], keys[state["state"]], state["visits"])
+                store.states.add(state["scope"], state["state"], keys[state["state"]], state["visits"])
         with closing(sqlite3.connect(file)) as db:
             plays = _add_plays(db, records.plays)
         return Imported(tips, len(records.tips) - tips, len(records.states), plays, len(records.plays) - plays)

@@ -75,7 +75,7 @@ def make_memory(file: Path, embedder: Words | SentenceEmbedder) -> Path:
                 reward=score,
                 learning_rate=0.5,
             )
-        store.add_visits([Visit(PLANT0, "a garden", embedder.embed(["a garden"])[0])], threshold=0.9)
+        store.states.add_visits([Visit(PLANT0, "a garden", embedder.embed(["a garden"])[0])], threshold=0.9)
     return file
 
 

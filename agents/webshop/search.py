@@ -1,18 +1,15 @@
 """The search index: BM25 with the original's constants (Lucene's formula, k1 0.9 and b 0.4), exact, in mapped files.
 
-Every posting holds its final weight, so a search only adds weights. Rare terms come first: once the remaining terms
-cannot bring a new product into the result, only the current candidates are looked up (MaxScore, Turtle and Flood,
-1995).
+Every posting holds its final weight, so a search only adds weights.
 """
 
 import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Iterable
-from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
@@ -20,29 +17,11 @@ from .words import segments, term, terms
 
 HITS = 50  # of a search, as in the original
 K1, B = 0.9, 0.4  # pyserini's defaults, which the original does not change
-ROUNDING = 1e-6  # relative margin of the bounds, so that float32 rounding loses no hit
 _TABLE = """
-CREATE TABLE terms (term TEXT PRIMARY KEY, start INTEGER, stop INTEGER, best REAL, floor REAL) WITHOUT ROWID;
+CREATE TABLE terms (term TEXT PRIMARY KEY, start INTEGER, stop INTEGER) WITHOUT ROWID;
 """
 _PLACES, _WEIGHTS = "places.npy", "weights.npy"
 _AT_ONCE = 1 << 22  # postings weighted at once
-_LOOKUP = 8  # looking up one product in a list of postings takes as long as adding this many of them
-
-
-class _Postings(NamedTuple):
-    """The weights that one term of a query adds to products.
-
-    places, weights: of the products that have the term, by place, with the weight of one occurrence in the query.
-    times: occurrences in the query.
-    best: the most that it adds to a product.
-    floor: what it adds to each of `HITS` products at least; 0 where fewer have the term.
-    """
-
-    places: np.ndarray
-    weights: np.ndarray
-    times: int
-    best: float
-    floor: float
 
 
 class SearchIndex:
@@ -56,39 +35,21 @@ class SearchIndex:
 
     def search(self, words: str) -> list[int]:
         """Return the places of at most `HITS` products, best first, ties by place; none without a known term."""
-        lists = self._lists(words)
-        left = [*accumulate((each.best for each in reversed(lists)), initial=0.0)][::-1]
-        floor = max((each.floor for each in lists), default=0.0)
-        scores = np.zeros(self._products)
-        racing = None  # the products that can still be hits, once no others can
-        for each, before, after in zip(lists, left, left[1:], strict=False):
-            if racing is None and before * (1 + ROUNDING) < floor:
-                racing = np.flatnonzero(scores >= _lower(floor - before))
-            if racing is None or len(racing) * _LOOKUP > len(each.places):
-                scores[each.places] += each.weights * np.float32(each.times)
-            else:
-                at = np.minimum(np.searchsorted(each.places, racing), len(each.places) - 1)
-                found = each.places[at] == racing
-                scores[racing[found]] += each.weights[at[found]] * np.float32(each.times)
-            reached = scores[each.places if racing is None else racing]
-            floor = max(floor, _nth_best(reached[reached > floor]))
-            if racing is not None:
-                racing = racing[scores[racing] >= _lower(floor - after)]
-        if racing is None:
-            racing = np.flatnonzero(scores >= _lower(floor)) if floor else np.flatnonzero(scores)
-        best = np.argsort(-scores[racing].astype(np.float32), kind="stable")[:HITS]
-        return racing[best].tolist()
-
-    def _lists(self, words: str) -> list[_Postings]:
-        """Return the postings of the terms that the index has, those that can add most first."""
-        query = "SELECT start, stop, best, floor FROM terms WHERE term = ?"
-        lists = []
+        sums = np.zeros(self._products)
         for name, times in Counter(terms(words)).items():
-            if row := self._db.execute(query, (name,)).fetchone():
-                start, stop, best, floor = row
-                places, weights = self._places[start:stop], self._weights[start:stop]
-                lists.append(_Postings(places, weights, times, times * best, times * floor))
-        return sorted(lists, key=lambda each: -each.best)
+            places, weights = self._postings(name)
+            sums[places] += weights * np.float32(times)
+        scores = sums.astype(np.float32)
+        found = np.flatnonzero(scores)
+        if len(found) > HITS:
+            found = found[scores[found] >= np.partition(scores[found], -HITS)[-HITS]]
+        return found[np.argsort(-scores[found], kind="stable")[:HITS]].tolist()
+
+    def _postings(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of the products that have a term, and the weight of one occurrence of it in the query."""
+        row = self._db.execute("SELECT start, stop FROM terms WHERE term = ?", (name,)).fetchone()
+        start, stop = row or (0, 0)
+        return self._places[start:stop], self._weights[start:stop]
 
 
 def write_index(db: sqlite3.Connection, folder: Path, texts: Iterable[str]) -> int:
@@ -113,12 +74,8 @@ def write_index(db: sqlite3.Connection, folder: Path, texts: Iterable[str]) -> i
     starts = by_term.indptr
     weights = _weights(by_term.indices, by_term.data, starts, np.array(lengths))
     _save(folder, by_term.indices, weights)
-    rows = (
-        (name, start, stop, float(weights[start:stop].max()), _nth_best(weights[start:stop]))
-        for name, number in sorted(numbers.items())
-        for start, stop in [starts[number : number + 2].tolist()]
-    )
-    db.executemany("INSERT INTO terms VALUES (?, ?, ?, ?, ?)", rows)
+    rows = ((name, *starts[number : number + 2].tolist()) for name, number in sorted(numbers.items()))
+    db.executemany("INSERT INTO terms VALUES (?, ?, ?)", rows)
     return len(lengths)
 
 
@@ -173,12 +130,3 @@ def _weights(places: np.ndarray, counts: np.ndarray, starts: np.ndarray, lengths
         part = slice(first, first + _AT_ONCE)
         weights[part] *= counts[part] / (counts[part] + saturation[places[part]])
     return weights
-
-
-def _nth_best(values: np.ndarray) -> float:
-    """Return the `HITS`th largest value, 0 where there are fewer."""
-    return float(np.partition(values, -HITS)[-HITS]) if len(values) >= HITS else 0.0
-
-
-def _lower(bound: float) -> float:
-    return bound - ROUNDING * abs(bound)

@@ -34,11 +34,11 @@ from empo2.memory.browse import (
     embedder_of,
     find_tips,
     plays,
-    reading,
     scope_counts,
     scopes,
     stored_tips,
 )
+from empo2.memory.file import reading
 from empo2.memory.transfer import export_records, import_records, read_records
 from empo2.recipe.cli.memory_tables import (
     returns_table,

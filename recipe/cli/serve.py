@@ -100,7 +100,8 @@ def _tag(file: Path, asked: str | None) -> tuple["RolloutTag", str]:
     Raises:
         ConfigError: there is no such scope, or there are several.
     """
-    from empo2.memory.browse import reading, scope_counts
+    from empo2.memory.browse import scope_counts
+    from empo2.memory.file import reading
     from empo2.recipe.cli.memory import chosen_scopes
     from empo2.recipe.cli.memory_tables import scope_text
     from empo2.recipe.protocol import RolloutTag

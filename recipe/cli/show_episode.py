@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from empo2.memory import MemoryFileError
-from empo2.memory.browse import reading, stored_tips
+from empo2.memory.browse import stored_tips
+from empo2.memory.file import reading
 from empo2.recipe.evaluation.tables import printable, table_of
 from empo2.recipe.gateway.tips.text import TIPS_HEADING
 from empo2.recipe.messages import Message, spoken, text_of

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from empo2.memory.browse import StoredTip, episode_steps, reading, stored_tips
+from empo2.memory.browse import StoredTip, episode_steps, stored_tips
+from empo2.memory.file import reading
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.tables import picture
 from empo2.recipe.run_folder import MEMORY_FILE, Row, read_metrics

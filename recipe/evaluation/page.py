@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from empo2.memory import MemoryFileError
-from empo2.memory.browse import TipUse, reading, stored_tips, tip_uses
+from empo2.memory.browse import TipUse, stored_tips, tip_uses
+from empo2.memory.file import reading
 from empo2.recipe.evaluation.charts import COLORS, Chart, charts_of, drawing, scaled, validation_charts
 from empo2.recipe.evaluation.run_lines import Line, Run, differences
 from empo2.recipe.evaluation.statistics import Interval

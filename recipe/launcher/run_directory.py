@@ -10,7 +10,8 @@ from pathlib import Path
 import yaml
 
 from empo2.memory import MemoryFileError, copy_memory, embedder_name
-from empo2.memory.browse import embedder_of, reading
+from empo2.memory.browse import embedder_of
+from empo2.memory.file import reading
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.redaction import redacted

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,11 +12,20 @@ import pytest
 from empo2.agents.scienceworld import agent
 from empo2.agents.scienceworld.environment import Environment
 from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
+from empo2.agents.text_game.agent import TextAgent
+from empo2.agents.text_game.episode import TextEpisode
+from empo2.agents.textworld_express.environment import Environment as TextWorldExpress
 
 
 @pytest.fixture(scope="session")
 def environment() -> Iterator[Environment]:
     with Environment() as shared:
+        yield shared
+
+
+@pytest.fixture(scope="session")
+def textworld() -> Iterator[TextWorldExpress]:
+    with TextWorldExpress() as shared:
         yield shared
 
 
@@ -96,6 +105,26 @@ def server() -> Iterator[Server]:
     http.shutdown()
     thread.join()
     http.server_close()
+
+
+@pytest.fixture
+def play_agent(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
+    """Run an agent as the controller does, in this process; return the data of its reward.
+
+    Its replies are the given ones, or what `server.reply` says.
+    """
+
+    def play(agent: type[TextAgent], episode: TextEpisode, replies: Iterable[str] | None = None, **more: str) -> dict:
+        values = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in episode.env_map().items()}
+        for name, value in {**values, **server.variables, **more}.items():
+            monkeypatch.setenv(name, value)
+        if replies is not None:
+            script = iter(replies)
+            server.reply = lambda messages: next(script)
+        agent().run()
+        return server.events[-1]["data"]
+
+    return play
 
 
 @pytest.fixture

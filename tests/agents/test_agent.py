@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from functools import partial
 
 import httpx
 import openai
@@ -17,26 +18,13 @@ OVERFLOW = "This model's maximum context length is 2048 tokens. However, you req
 
 
 @pytest.fixture
-def run(server, variables, monkeypatch):
-    """Run the agent as the controller does, in this process; what it was given and posted is in `server`."""
-
-    def run_one(episode, **more: str) -> None:
-        for name, value in {**variables(episode), **server.variables, **more}.items():
-            monkeypatch.setenv(name, value)
-        ScienceWorldAgent().run()
-
+def run(play_agent, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    return run_one
-
-
-def scripted(*replies: str):
-    script = iter(replies)
-    return lambda messages: next(script)
+    return partial(play_agent, ScienceWorldAgent)
 
 
 def test_a_played_task_posts_its_score_once(run, server, episode):
-    server.reply = scripted("teleport to kitchen", "focus on glass jar", "move glass jar to red box")
-    run(episode())
+    run(episode(), ["teleport to kitchen", "focus on glass jar", "move glass jar to red box"])
     assert server.events == [
         {
             "event_type": "reward",
@@ -56,8 +44,8 @@ def test_a_played_task_posts_its_score_once(run, server, episode):
 
 
 def test_every_chat_extends_the_one_before(run, server, episode):
-    server.reply = scripted("go to kitchen\nat once", "höre 数", "look around")
-    run(episode(max_steps=3), SCIENCEWORLD_MAX_TOKENS="8", SCIENCEWORLD_MODEL="smol")
+    replies = ["go to kitchen\nat once", "höre 数", "look around"]
+    run(episode(max_steps=3), replies, SCIENCEWORLD_MAX_TOKENS="8", SCIENCEWORLD_MODEL="smol")
     chats = [chat["messages"] for chat in server.chats]
     assert [len(chat) for chat in chats] == [2, 4, 6]
     for earlier, later in itertools.pairwise(chats):
@@ -78,8 +66,7 @@ def test_every_chat_extends_the_one_before(run, server, episode):
 
 
 def test_a_failure_is_posted_as_minus_100(run, server, episode):
-    server.reply = scripted("focus on air")
-    run(episode(task="find-animal"))
+    run(episode(task="find-animal"), ["focus on air"])
     (event,) = server.events
     assert (event["data"]["value"], event["data"]["success"]) == (-100, False)
 
@@ -94,8 +81,8 @@ def test_max_steps_are_exact_and_the_last_score_counts(run, server, episode):
 
 def test_choices_are_equal_for_equal_replies(run, server, episode):
     for _ in range(2):
-        server.reply = scripted("1", "I take 12", "5", "7", "2", "9", "11", "3", "4", "6")
-        run(episode(task="power-component", actions="choice", seed=3))
+        replies = ["1", "I take 12", "5", "7", "2", "9", "11", "3", "4", "6"]
+        run(episode(task="power-component", actions="choice", seed=3), replies)
     assert server.events[0] == server.events[1]
     half = len(server.chats) // 2
     assert server.chats[:half] == server.chats[half:]
@@ -109,8 +96,7 @@ def test_the_chosen_action_is_what_the_environment_does(run, server, episode, sh
     done = []
     step = shared_simulator.step
     monkeypatch.setattr(shared_simulator, "step", lambda action: done.append(action) or step(action))
-    server.reply = scripted("2", "nothing of that", "13", "1")
-    run(episode(actions="choice", max_steps=4))
+    run(episode(actions="choice", max_steps=4), ["2", "nothing of that", "13", "1"])
     turns = [chat["messages"][-1]["content"] for chat in server.chats]
     listed = [turn.split("\n")[-12:] for turn in turns]
     assert done == [listed[0][1].removeprefix("2 "), listed[3][0].removeprefix("1 ")]

@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from empo2.agents.houses import agent
-from empo2.agents.houses.agent import CoinCollectorAgent, HouseAgent, MapReaderAgent
+from empo2.agents.houses.agent import CoinCollectorAgent, MapReaderAgent
 from empo2.agents.houses.environment import HouseEnvironment, walk
 from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, Game
 from empo2.agents.houses.house import DIRECTIONS, OPPOSITE, House, room_text
-from empo2.agents.houses.tasks import coin_collector, map_reader
+from empo2.agents.houses.tasks import CoinCollectorEpisode, MapReaderEpisode, coin_collector, map_reader
 from empo2.agents.textworld_express.environment import Environment
 from empo2.recipe.config import load_settings
 from empo2.recipe.gateway.tips.state import StateReader
@@ -40,17 +39,11 @@ each_level = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[Environment]:
-    with Environment() as shared:
-        yield shared
-
-
 # Turns
 
 
-def test_a_turn_is_a_room_its_exits_and_the_coin(world: Environment):
-    coin = HouseEnvironment(world, COIN_COLLECTOR)
+def test_a_turn_is_a_room_its_exits_and_the_coin(textworld: Environment):
+    coin = HouseEnvironment(textworld, COIN_COLLECTOR)
     kitchen = "You are in the kitchen. North: bathroom. East: corridor. West: pantry."
     state = coin.reset(COIN, 7, 20)
     assert (state.observation, coin.task_description) == (kitchen, "Find the coin and take it.")
@@ -67,8 +60,8 @@ def test_a_turn_is_a_room_its_exits_and_the_coin(world: Environment):
     assert (state.score, state.done) == (100, True)
 
 
-def test_a_search_and_the_way_back(world: Environment):
-    game = HouseEnvironment(world, MAP_READER)
+def test_a_search_and_the_way_back(textworld: Environment):
+    game = HouseEnvironment(textworld, MAP_READER)
     assert game.reset(MAP_READER.levels["easy"], STREET, 20).observation == "You are in the street. South: spare room."
     assert game.task_description == "Find the coin, take it and bring it to the street."
     actions = ["move south", "move south", "take coin", "move south", "move west", "take coin"]
@@ -84,10 +77,10 @@ def test_a_search_and_the_way_back(world: Environment):
     assert [(state.score, state.done) for state in states] == [(50, False)] * 3 + [(100, True)]
 
 
-def test_neither_the_map_nor_the_coins_room_is_shown(world: Environment):
-    game = HouseEnvironment(world, MAP_READER)
+def test_neither_the_map_nor_the_coins_room_is_shown(textworld: Environment):
+    game = HouseEnvironment(textworld, MAP_READER)
     state = game.reset(MAP_READER.levels["easy"], STREET, 20)
-    assert "library" in world.task_description
+    assert "library" in textworld.task_description
     assert state.valid_actions == ("move south",)
     for action in ("read map", "task", "inventory", "put map in box", "take map", "move north"):
         assert game.step(action).observation == "That does nothing. You are in the street. South: spare room."
@@ -106,17 +99,17 @@ def moves_to_the_coin(house: House) -> list[str]:
     raise AssertionError("no way")
 
 
-def test_a_house_is_what_its_seed_says_and_nothing_else(world: Environment):
-    first, second = (walk(world, COIN_COLLECTOR, COIN, seed) for seed in (7, 8))
+def test_a_house_is_what_its_seed_says_and_nothing_else(textworld: Environment):
+    first, second = (walk(textworld, COIN_COLLECTOR, COIN, seed) for seed in (7, 8))
     assert len(first.doors) == COIN.rooms
     assert first != second
-    assert walk(world, COIN_COLLECTOR, COIN, 7) == first
+    assert walk(textworld, COIN_COLLECTOR, COIN, 7) == first
 
 
-def test_a_walked_house_reads_as_the_game_does(world: Environment):
+def test_a_walked_house_reads_as_the_game_does(textworld: Environment):
     """The small model's data and evaluation play `House`, not the game."""
     for seed in range(5):
-        house, coin = walk(world, COIN_COLLECTOR, COIN, seed), HouseEnvironment(world, COIN_COLLECTOR)
+        house, coin = walk(textworld, COIN_COLLECTOR, COIN, seed), HouseEnvironment(textworld, COIN_COLLECTOR)
         generator, state, room = random.Random(seed), coin.reset(COIN, seed, 60), house.start
         for _ in range(50):
             text = room_text(room, house.doors[room], room == house.coin)
@@ -128,15 +121,15 @@ def test_a_walked_house_reads_as_the_game_does(world: Environment):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_shortest_way_is_just_long_enough(world: Environment, seed: int):
-    house, coin = walk(world, COIN_COLLECTOR, COIN, seed), HouseEnvironment(world, COIN_COLLECTOR)
+def test_the_shortest_way_is_just_long_enough(textworld: Environment, seed: int):
+    house, coin = walk(textworld, COIN_COLLECTOR, COIN, seed), HouseEnvironment(textworld, COIN_COLLECTOR)
     moves = moves_to_the_coin(house)
     assert len(moves) == house.distance
     coin.reset(COIN, seed, house.distance + 1)
     there = [*(f"move {way}" for way in moves), "take coin"]
     assert [coin.step(action).score for action in there] == [0] * house.distance + [100]
 
-    house, game = walk(world, MAP_READER, MAP, seed), HouseEnvironment(world, MAP_READER)
+    house, game = walk(textworld, MAP_READER, MAP, seed), HouseEnvironment(textworld, MAP_READER)
     moves = moves_to_the_coin(house)
     game.reset(MAP, seed, 2 * house.distance + 1)
     back = [f"move {OPPOSITE[way]}" for way in reversed(moves)]
@@ -145,9 +138,9 @@ def test_the_shortest_way_is_just_long_enough(world: Environment, seed: int):
     assert [game.step(action).score for action in actions] == scores
 
 
-def test_a_house_without_rooms_so_far_apart_is_named(world: Environment):
+def test_a_house_without_rooms_so_far_apart_is_named(textworld: Environment):
     with pytest.raises(ValueError, match="No locations could be found that distance apart"):
-        walk(world, MAP_READER, replace(MAP, rooms=3, distances=(8,)), 0)
+        walk(textworld, MAP_READER, replace(MAP, rooms=3, distances=(8,)), 0)
 
 
 # The scripted player, by which levels are measured
@@ -172,10 +165,10 @@ def played_by_text(game: HouseEnvironment, seed: int, max_steps: int, generator:
     return state.score == 100
 
 
-def test_what_the_scripted_player_does_in_a_walked_house_it_does_in_the_game(world: Environment):
+def test_what_the_scripted_player_does_in_a_walked_house_it_does_in_the_game(textworld: Environment):
     found = set()
     for seed in range(4):
-        house, game = walk(world, MAP_READER, MAP, seed), HouseEnvironment(world, MAP_READER)
+        house, game = walk(textworld, MAP_READER, MAP, seed), HouseEnvironment(textworld, MAP_READER)
         walked = [bring_back(house, [], 9, random.Random(number))[0] for number in range(10)]
         assert walked == [played_by_text(game, seed, 9, random.Random(number)) for number in range(10)]
         found |= set(walked)
@@ -201,10 +194,10 @@ def test_the_scripted_player_needs_the_way_there_the_coin_and_the_way_back():
 
 @each_level
 def test_a_panels_houses_are_of_their_level_and_the_table_of_the_page_is_measured_in_them(
-    world: Environment, game: Game, level: str
+    textworld: Environment, game: Game, level: str
 ):
     """| CoinCollector | hard | ... | 2.3 % | 6.4 % | 10.2 % | 18.1 % |"""
-    limits, walked = game.levels[level], of_panel(world, game, level)
+    limits, walked = game.levels[level], of_panel(textworld, game, level)
     assert len({repr(house) for house in walked}) == 32
     assert all(len(house.doors) == limits.rooms and fits(game, house, limits) for house in walked)
     (line,) = re.findall(rf"^\| {game.title} \| {level} \|.*$", (ROOT / "docs/houses.md").read_text(), re.MULTILINE)
@@ -281,26 +274,16 @@ def test_the_state_is_the_room_and_whether_the_coin_is_in_hand():
 
 
 @pytest.fixture
-def run(server, world, monkeypatch: pytest.MonkeyPatch):
-    """Run an agent as the controller does, in this process and in the shared world, with these actions."""
-    monkeypatch.setattr(agent, "Environment", lambda: nullcontext(world))
-
-    def run_one(player: type[HouseAgent], row: dict, actions: list[str]) -> dict:
-        script = iter(actions)
-        values = {name: str(row[path.removeprefix("input.")]) for name, path in player.episode.env_map().items()}
-        for name, value in {**values, **server.variables}.items():
-            monkeypatch.setenv(name, value)
-        server.reply = lambda messages: next(script)
-        player().run()
-        return server.events[-1]["data"]
-
-    return run_one
+def run(play_agent, textworld, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(agent, "Environment", lambda: nullcontext(textworld))
+    return play_agent
 
 
-def test_a_found_coin_is_posted_as_100(run, server, world: Environment):
+def test_a_found_coin_is_posted_as_100(run, server, textworld: Environment):
     row = coin_collector("easy", train_houses=1)[0][0]
-    moves = moves_to_the_coin(walk(world, COIN_COLLECTOR, COIN_COLLECTOR.levels["easy"], row["seed"]))
-    reward = run(CoinCollectorAgent, row, [*(f"move {way}" for way in moves), "take coin"])
+    moves = moves_to_the_coin(walk(textworld, COIN_COLLECTOR, COIN_COLLECTOR.levels["easy"], row["seed"]))
+    replies = [*(f"move {way}" for way in moves), "take coin"]
+    reward = run(CoinCollectorAgent, CoinCollectorEpisode(**row), replies)
     assert (reward["value"], reward["success"]) == (100, True)
     system, first = server.chats[0]["messages"]
     assert system["content"] == "Reply with one action: move north, move east, move south, move west or take coin."
@@ -313,7 +296,7 @@ THERE_AND_BACK = ["move south", "move south", "take coin", "move north", "move n
 @pytest.mark.parametrize(("steps", "value", "success"), [(5, 100, True), (4, 50, False), (2, 0, False)])
 def test_a_coin_is_worth_50_and_100_once_it_is_back(run, server, steps: int, value: int, success: bool):
     row = map_reader("easy", train_houses=1)[0][0] | {"seed": STREET, "max_steps": steps}
-    reward = run(MapReaderAgent, row, THERE_AND_BACK)
+    reward = run(MapReaderAgent, MapReaderEpisode(**row), THERE_AND_BACK)
     assert (reward["value"], reward["success"]) == (value, success)
     _, first = server.chats[0]["messages"]
     assert first["content"] == (

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 
@@ -19,18 +20,8 @@ pytestmark = pytest.mark.stack
 
 
 @pytest.fixture
-def run(server, variables, shared_simulator, monkeypatch):
-    """Play as the controller has it played, the replies given; return the data of the reward event."""
-
-    def run_one(episode, replies: list[str]) -> dict:
-        script = iter(replies)
-        server.reply = lambda messages: next(script)
-        for name, value in {**variables(episode), **server.variables}.items():
-            monkeypatch.setenv(name, value)
-        ScienceWorldAgent().run()
-        return server.events[-1]["data"]
-
-    return run_one
+def run(play_agent, shared_simulator):
+    return partial(play_agent, ScienceWorldAgent)
 
 
 @pytest.mark.parametrize("task", ["find-animal", "use-thermometer", "chemistry-mix-paint-secondary-color"])

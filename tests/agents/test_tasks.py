@@ -17,6 +17,11 @@ def test_the_paper_plays_18_of_the_30_tasks():
     assert set(PAPER_TASKS) < set(TASKS)
 
 
+@pytest.fixture
+def no_other_java(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "Environment", lambda: nullcontext(environment))
+
+
 @pytest.mark.stack
 def test_rows_are_the_first_variations_of_scienceworlds_own_split():
     train, test = load(["find-animal", "identify-life-stages-2", "chemistry-mix"], seed=7)
@@ -44,7 +49,7 @@ def test_rows_are_the_first_variations_of_scienceworlds_own_split():
 
 
 @pytest.mark.stack
-def test_the_papers_tasks_can_be_named_at_once():
+def test_the_papers_tasks_can_be_named_at_once(no_other_java):
     train, test = load("paper")
     assert (len(train), len(test)) == (89, 265)
     assert list(dict.fromkeys(row["task"] for row in train)) == list(PAPER_TASKS)
@@ -69,11 +74,10 @@ def test_every_simplification_is_played(environment: Environment, task: str, sim
 
 
 @pytest.mark.stack
-def test_what_we_list_is_what_scienceworld_knows(environment: Environment, monkeypatch):
+def test_what_we_list_is_what_scienceworld_knows(environment: Environment, no_other_java):
     simulator = environment._simulator
     assert {name.replace("(", "").replace(")", "") for name in simulator.get_task_names()} >= set(TASKS)
     assert set(tasks.SIMPLIFICATIONS) == {"easy", *simulator.get_possible_simplifications()}
-    monkeypatch.setattr(tasks, "Environment", lambda: nullcontext(environment))
     train, test = load("all", train_variations=10_000, test_variations=10_000)
     assert list(dict.fromkeys(row["task"] for row in train)) == list(TASKS)
     assert list(dict.fromkeys(row["task"] for row in test)) == list(TASKS)

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -22,10 +21,12 @@ SMALL_COIN = "numLocations=3,includeDoors=0"
 pytestmark = pytest.mark.stack
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[Environment]:
-    with Environment() as shared:
-        yield shared
+@pytest.fixture
+def world(textworld: Environment, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """The shared world, in which rows are made and episodes played too."""
+    for module in (agent, tasks):
+        monkeypatch.setattr(module, "Environment", lambda: nullcontext(textworld))
+    return textworld
 
 
 def episode(**changes: object) -> Episode:
@@ -49,13 +50,13 @@ def gold(environment: Environment, game: str, seed: int) -> list[str]:
     return environment._simulator.getGoldActionSequence()
 
 
-@pytest.mark.parametrize("game", GAMES)
-def test_a_world_follows_from_its_seed(world: Environment, game: str):
-    first = wander(world, game, seed=3)
-    assert len(first) > 2
+def test_a_world_follows_from_its_seed(world: Environment):
     with Environment() as another:
-        assert wander(another, game, seed=3) == first
-    assert wander(world, game, seed=4)[0] != first[0]
+        for game in GAMES:
+            first = wander(world, game, seed=3)
+            assert len(first) > 2
+            assert wander(another, game, seed=3) == first
+            assert wander(world, game, seed=4)[0] != first[0]
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -83,13 +84,6 @@ def test_our_games_are_textworld_expresses():
     assert set(GAMES) < set(textworld_express.GAME_NAMES)
 
 
-def test_exactly_max_steps_actions_go_through(world: Environment):
-    state = world.reset("coin", SMALL_COIN, "train", 0, 2)
-    assert [state.done, world.step("höre 数").done, world.step("look around").done] == [False, False, True]
-    with pytest.raises(RuntimeError, match="no steps left"):
-        world.step("look around")
-
-
 @pytest.mark.parametrize(
     ("game", "params", "says"),
     [
@@ -100,7 +94,7 @@ def test_exactly_max_steps_actions_go_through(world: Environment):
         ("mapreader", "numLocations=3,maxDistanceApart=8", "No locations could be found that distance apart"),
     ],
 )
-def test_wrong_parameters_are_named_when_rows_are_made(game: str, params: str, says: str):
+def test_wrong_parameters_are_named_when_rows_are_made(world, game: str, params: str, says: str):
     with pytest.raises(ValueError, match=says) as error:
         load([game], params=params)
     assert "\n" not in str(error.value).strip()
@@ -129,7 +123,7 @@ def test_a_wrong_fold_is_named():  # upstream would play the train fold
         episode(fold="tets")
 
 
-def test_rows_are_the_first_seeds_of_disjoint_folds():
+def test_rows_are_the_first_seeds_of_disjoint_folds(world):
     train, test = load(["coin", "twc"], train_seeds=3, test_seeds=1000)
     assert [row["seed"] for row in train] == [0, 1, 2] * 2
     assert len(test) == 2000
@@ -158,53 +152,10 @@ def test_the_settings_beside_the_agent_are_its_own():
     assert (settings.algorithm.scale, settings.algorithm.new_state_reward) == (0.01, 1)
 
 
-@pytest.fixture
-def run(server, world, monkeypatch):
-    """Run the agent as the controller does, in this process and in the shared world."""
-    monkeypatch.setattr(agent, "Environment", lambda: nullcontext(world))
-
-    def run_one(episode: Episode) -> dict:
-        values = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in Episode.env_map().items()}
-        for name, value in {**values, **server.variables}.items():
-            monkeypatch.setenv(name, value)
-        TextWorldExpressAgent().run()
-        return server.events[-1]["data"]
-
-    return run_one
-
-
-def test_a_found_coin_is_posted_as_100(run, server, world):
-    script = iter(gold(world, "coin", seed=0))
-    server.reply = lambda messages: next(script)
-    reward = run(episode(params="", max_steps=100))
+def test_a_found_coin_is_posted_as_100(play_agent, server, world):
+    reward = play_agent(TextWorldExpressAgent, episode(params="", max_steps=100), gold(world, "coin", seed=0))
     assert (reward["value"], reward["success"]) == (100, True)
     assert reward["message"].startswith("coin seed 0: score 100 after ")
     system, first = server.chats[0]["messages"]
     assert "open door to DIRECTION" in system["content"]
     assert first["content"].startswith("Your task is to search the environment and find the coin.")
-
-
-def test_choices_are_listed_and_equal_for_equal_replies(run, server):
-    server.reply = lambda messages: "2" if len(messages) % 3 else "none of them"
-    rewards = [run(episode(actions="choice", choices=3, max_steps=5, seed=7)) for _ in range(2)]
-    assert rewards[0] == rewards[1]
-    half = len(server.chats) // 2
-    assert server.chats[:half] == server.chats[half:]
-    turns = [message["content"] for message in server.chats[half - 1]["messages"] if message["role"] == "user"]
-    assert all("\n1 " in turn and "\n3 " in turn and "\n4 " not in turn for turn in turns)
-
-
-def test_a_chat_in_any_script_is_sent_as_it_is(run, server, world, monkeypatch):
-    step = world._simulator.step
-
-    def translated(action: str):
-        _, reward, done, info = step(action)
-        return f"Du hörst 数 🪙: {action}", reward, done, info
-
-    monkeypatch.setattr(world._simulator, "step", translated)
-    server.reply = lambda messages: "prüfe 金"
-    run(episode(max_steps=2))
-    assert server.chats[1]["messages"][-2:] == [
-        {"role": "assistant", "content": "prüfe 金"},
-        {"role": "user", "content": "Du hörst 数 🪙: prüfe 金"},
-    ]

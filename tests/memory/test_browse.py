@@ -17,12 +17,12 @@ from empo2.memory.browse import (
     embedder_of,
     find_tips,
     plays,
-    reading,
     scope_counts,
     scopes,
     stored_tips,
     tip_uses,
 )
+from empo2.memory.file import reading
 
 from .visits import visit
 
@@ -212,7 +212,7 @@ def spoil(file: Path, kind: str) -> Path:
     ("kind", "words"),
     [
         ("missing", "there is no such file"),
-        ("folder", "there is no such file"),
+        ("folder", "is not a file"),
         ("text", "not a database"),
         ("empty", "not a memory file"),
         ("other", "not a memory file"),

@@ -194,7 +194,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "complaint"),
-    [*FOREIGN, *OTHER_EMBEDDER, ("absent", "unable to open"), ("empty", "not a memory file")],
+    [*FOREIGN, *OTHER_EMBEDDER, ("absent", "there is no such file"), ("empty", "not a memory file")],
 )
 def test_restoring_from_a_foreign_file_changes_nothing(store, tmp_path, kind, complaint):
     fill(store)
@@ -243,7 +243,7 @@ def test_a_live_memory_can_be_copied(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "complaint"), [*FOREIGN, ("absent", "unable to open"), ("empty", "not a memory file")]
+    ("kind", "complaint"), [*FOREIGN, ("absent", "there is no such file"), ("empty", "not a memory file")]
 )
 def test_copying_a_foreign_file_is_refused_and_leaves_nothing(tmp_path, kind, complaint):
     source = make_foreign(tmp_path, kind)

@@ -178,7 +178,7 @@ def test_any_history_gives_what_a_plain_model_gives(scopes, history, capacity):
                         assert visit(store, scope, state, KEYS[key], threshold=MIN_SIMILARITY) == expected
                     case "state", [state, key, visits]:
                         model.add_state(scope, state, key, visits)
-                        store.add_state(scope, state, KEYS[key], visits)
+                        store.states.add(scope, state, KEYS[key], visits)
                     case "remove", [ids]:
                         assert store.remove_tips(ids) == model.remove(ids)
                     case "snapshot", []:

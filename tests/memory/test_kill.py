@@ -53,7 +53,7 @@ def write(run):
             store.record_play(scope, name, score=number % 7, success=None, searches=2, hits=1,
                               shown={{tip.id: 2 for tip in tips}}, reward=number % 7, learning_rate={RATE})
         elif kind == "visit":
-            store.add_visits([Visit(scope, name, steps[0].key)], threshold=0.5)
+            store.states.add_visits([Visit(scope, name, steps[0].key)], threshold=0.5)
         elif kind == "remove":
             store.remove_tips([tip.id for tip in tips[:1]])
         elif kind == "snapshot":

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from empo2.memory import MemoryFileError, MemoryStore, Step
-from empo2.memory.browse import reading
+from empo2.memory.file import reading
 from empo2.recipe.baselines.memrl.retrieval import ByValue
 from empo2.recipe.baselines.memrl.similarities import first_state_similarities
 from empo2.recipe.baselines.memrl.values import Use, correlation, failures_among_best, uses_of_tips, value_bins

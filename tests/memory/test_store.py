@@ -269,23 +269,23 @@ def test_the_order_of_visits_changes_nothing(random):
     for _ in range(2):
         random.shuffle(visits)
         with closing(open_store(":memory:")) as store:
-            store.add_visits(visits, threshold=0.7)
-            stored.append([store.count_visits(s, k, threshold=0.7) for s in "xy" for k in (EAST, BETWEEN, NORTH)])
+            store.states.add_visits(visits, threshold=0.7)
+            stored.append([store.states.count(s, k, threshold=0.7) for s in "xy" for k in (EAST, BETWEEN, NORTH)])
     assert stored[0] == stored[1]
 
 
 def test_a_visit_that_cannot_be_stored_leaves_no_other(store):
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
-        store.add_visits([Visit("task", "a", EAST), Visit("task", "b", np.ones(2))], threshold=0.7)
-    assert store.count_visits("task", EAST, threshold=0.7) == 0
+        store.states.add_visits([Visit("task", "a", EAST), Visit("task", "b", np.ones(2))], threshold=0.7)
+    assert store.states.count("task", EAST, threshold=0.7) == 0
 
 
 def test_visits_are_added_to_a_state_known_word_for_word(tmp_path):
     with closing(open_store(tmp_path / "m.db")) as store:
-        store.add_state("task", "east", EAST, 3)
-        store.add_state("task", "almost east", EAST, 10)  # the same key, another state
-        store.add_state("task", "east", NORTH, 4)  # the key of the known state stays
-        store.add_state("other", "east", EAST, 100)
+        store.states.add("task", "east", EAST, 3)
+        store.states.add("task", "almost east", EAST, 10)  # the same key, another state
+        store.states.add("task", "east", NORTH, 4)  # the key of the known state stays
+        store.states.add("other", "east", EAST, 100)
         assert visit(store, "task", "east", EAST, threshold=0.7) == 18
         assert visit(store, "task", "north", NORTH, threshold=0.7) == 1
     with closing(sqlite3.connect(tmp_path / "m.db")) as db:
@@ -296,9 +296,9 @@ def test_visits_are_added_to_a_state_known_word_for_word(tmp_path):
 def test_visits_of_a_state_stop_growing_before_a_sum_could_overflow(store):
     """A hundred imports of the largest export: n stays positive, and the file can still be written."""
     for _ in range(100):
-        store.add_state("task", "east", EAST, 2**31 - 1)
-    store.add_state("task", "almost east", EAST, 2**31 - 1)
-    assert store.count_visits("task", EAST, threshold=0.7) == 2 * (2**31 - 1)
+        store.states.add("task", "east", EAST, 2**31 - 1)
+    store.states.add("task", "almost east", EAST, 2**31 - 1)
+    assert store.states.count("task", EAST, threshold=0.7) == 2 * (2**31 - 1)
     assert visit(store, "task", "east", EAST, threshold=0.7) == 2 * (2**31 - 1) + 1
     with pytest.raises(ValueError, match="12001 characters"):
         store.add_episode("task", "e", tip="x" * 12_001, score=1, success=True, steps=[])
@@ -306,9 +306,9 @@ def test_visits_of_a_state_stop_growing_before_a_sum_could_overflow(store):
 
 def test_a_state_without_visits_is_refused(store):
     with pytest.raises(ValueError, match="state 'east' has 0 visits"):
-        store.add_state("task", "east", EAST, 0)
+        store.states.add("task", "east", EAST, 0)
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
-        store.add_state("task", "east", np.ones(2), 1)
+        store.states.add("task", "east", np.ones(2), 1)
     assert visit(store, "task", "east", EAST, threshold=0.7) == 1
 
 

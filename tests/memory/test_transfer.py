@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from empo2.memory import BySimilarity, MemoryFileError, MemoryStore, Step
-from empo2.memory.browse import embedder_of, reading
+from empo2.memory.browse import embedder_of
+from empo2.memory.file import reading
 from empo2.memory.transfer import Imported, Records, export_records, import_records, read_records
 
 from .visits import visit
@@ -135,8 +136,8 @@ def test_into_a_memory_that_knows_a_part(records: Records, tmp_path: Path) -> No
     with closing(open_store(path, embedder)) as store:
         x, w = embedder.embed(["x", "w"])
         store.add_episode("a", "one", tip="mine", score=4, success=True, steps=[Step("x", x, "mine")], value=0.125)
-        store.add_state("a", "x", x, 10)
-        store.add_state("a", "w", w, 4)
+        store.states.add("a", "x", x, 10)
+        store.states.add("a", "w", w, 4)
         store.record_play(
             "a", "p", score=9, success=True, searches=1, hits=1, shown={1: 1}, reward=0.125, learning_rate=0.5
         )

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from empo2.memory.browse import embedder_of, reading
+from empo2.memory.browse import embedder_of
+from empo2.memory.file import reading
 from empo2.recipe.baselines.memrl.similarities import first_state_similarities
 from empo2.recipe.baselines.memrl.values import correlation, failures_among_best, uses_of_tips, value_bins
 from empo2.recipe.cli.memory import Memory, Scope, chosen_scopes, one_line_errors

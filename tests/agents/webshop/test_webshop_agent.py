@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,17 +34,8 @@ def episode(shop_folder: Path, goal_of: Callable[[str], int]) -> Callable[..., E
 
 
 @pytest.fixture
-def run(server, monkeypatch) -> Callable[[Episode], dict]:
-    """Run the agent as the controller does, in this process."""
-
-    def run_one(episode: Episode) -> dict:
-        values = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in Episode.env_map().items()}
-        for name, value in {**values, **server.variables}.items():
-            monkeypatch.setenv(name, value)
-        WebShopAgent().run()
-        return server.events[-1]["data"]
-
-    return run_one
+def run(play_agent) -> Callable[[Episode], dict]:
+    return partial(play_agent, WebShopAgent)
 
 
 def scripted(*replies: str) -> Callable[[list[dict]], str]:
