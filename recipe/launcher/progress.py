@@ -51,7 +51,7 @@ def step_summary(metrics: Metrics) -> str:
             f"return {metrics['training/return']:7.2f}  {step_mode(metrics):18}"
             f"  {metrics['empo2/memory_size']:.0f} tips  {metrics.get('timing_s/step', 0):.0f} s"
         )
-        for key in ("rollouts_dropped", "memory_failures"):
+        for key in ("rollouts_dropped", "repeated_calls", "memory_failures"):
             if metrics.get(f"empo2/{key}"):
                 parts.append(f"{metrics[f'empo2/{key}']:.0f} {key.replace('_', ' ')}")
     if metrics.get("val/return") is not None:

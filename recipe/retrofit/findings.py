@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from empo2.recipe.gateway.tokens.sampling import overridden
 from empo2.recipe.messages import newest_turn
-from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row
+from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row, turns_among
 from empo2.recipe.retrofit.recorder import Call, Trace
 
 _PROXIED = ("chat/completions", "completions")
@@ -79,13 +79,18 @@ def _calls(trace: Trace, proxied: list[Call], *, other_server: bool) -> Iterator
 
 
 def _rows(calls: list[Call]) -> Iterator[Finding]:
-    last = {prompt_of(call): call for call in calls}
-    kept = [call for call in calls if last[prompt_of(call)] is call]
+    kept = turns_among(calls)
+    if visits := len(kept) - len({prompt_of(call) for call in kept}):
+        yield Finding(
+            "note",
+            f"{_count(visits, 'call')} repeated an earlier prompt word for word: the agent came back to a state, and "
+            "every visit is a turn that is trained",
+        )
     if len(kept) < len(calls):
         yield Finding(
             "note",
-            f"{_count(len(calls) - len(kept), 'call')} repeated an earlier prompt word for word, as a retry does: only "
-            "the last call with a prompt is trained",
+            f"{_count(len(calls) - len(kept), 'call')} repeated a request whose reply was not there yet, or was not "
+            "used: only one reply to such a request is trained",
         )
     breaks = [reason for before, call in pairwise(kept) if (reason := reason_for_new_row(before, call))]
     calls_made = _count(len(calls), "model call") + _manner(calls)

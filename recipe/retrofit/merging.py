@@ -6,11 +6,35 @@ predicted to be one.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from empo2.recipe.messages import text_of
 from empo2.recipe.retrofit.recorder import Call
 from empo2.recipe.retrofit.scripted_model import Body
+
+
+def turns_among(calls: Sequence[Call]) -> list[Call]:
+    """Return the calls without those whose request was sent again, as `trainer.rollout_calls.turns_of` tells them.
+
+    Sent again is what came before the answer, or at once, where the chat later goes on from this prompt.
+    """
+    turns = []
+    for number, call in enumerate(calls):
+        later = calls[number + 1 :]
+        again = next((other for other in later if prompt_of(other) == prompt_of(call)), None)
+        unused = again is not None and again is later[0] and any(_goes_on(other, call) for other in later)
+        if again is None or not (again.parallel or unused):
+            turns.append(call)
+    return turns
+
+
+def _goes_on(later: Call, call: Call) -> bool:
+    if "messages" not in call.body:
+        old, new = str(call.body.get("prompt")), str(later.body.get("prompt"))
+        return len(new) > len(old) and new.startswith(old)
+    old, new = call.body["messages"], later.body.get("messages") or []
+    return len(new) > len(old) and new[: len(old)] == old
 
 
 def reason_for_new_row(before: Call, call: Call) -> str | None:

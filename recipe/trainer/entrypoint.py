@@ -19,9 +19,9 @@ from empo2.recipe.trainer.compat.agentlightning import (
     use_tracking,
 )
 from empo2.recipe.trainer.gateway_client import GatewayClient
-from empo2.recipe.trainer.literal import literally
 from empo2.recipe.trainer.tracking import RunTracking
 from empo2.recipe.trainer.trainer import Empo2Trainer
+from empo2.recipe.trainer.verl_config import literally
 
 
 def train(

@@ -1,15 +1,16 @@
 """agent-lightning's rollout manager with EMPO²'s tags; it returns only rollouts that can be trained on."""
 
 import itertools
+import math
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from agentlightning.hooks import RolloutHooks
-from agentlightning.schemas import Model, Rollout, RolloutCreate
+from agentlightning.schemas import Event, Model, Rollout, RolloutCreate
+from agentlightning.server.routes.events import _to_triplet_format
 from agentlightning.verl.agl_rollout_manager import (
     AglAsyncRolloutManager,
     AglRolloutManager,
@@ -19,22 +20,10 @@ from agentlightning.verl.agl_rollout_manager import (
 
 from empo2.recipe.config import Algorithm, Settings
 from empo2.recipe.errors import NoUsableRollouts
-from empo2.recipe.failures import FAILED_BY_AGENT
 from empo2.recipe.protocol import TAG, Mode, RolloutTag, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
-from empo2.recipe.trainer.step_results import (
-    RolloutResult,
-    StepResults,
-    agent_metrics,
-    failure,
-    mode_of,
-    panel_of,
-    prepare_for_training,
-    tips_of,
-    unusable,
-    versions_of,
-)
-from empo2.recipe.trainer.timing import rollout_times, timed
+from empo2.recipe.trainer.rollout_calls import rollout_times
+from empo2.recipe.trainer.step_results import StepResults, Unusable
 
 
 def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
@@ -110,6 +99,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         gateway: asked to complete the events of a rollout, and to finish its reflections.
         group_size: rollouts of a training task; agent-lightning's ``train_rollout_n`` is not read.
         step: the training step, from which the modes of the groups that are issued are drawn.
+        max_prompt_tokens: most tokens of a training row's prompt.
         version: number of updates that the weights of the model servers have had.
         pauses: whether rollouts may still run when those that were waited for have ended.
         hooks: the user's own.
@@ -117,6 +107,9 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
 
     Attributes:
         carried_over: the training rollouts that still run, whole groups.
+        results: what became of the rollouts that have ended.
+        played: these rollouts as they ended, with those that are dropped.
+        metrics: of the gateway, and where the time went.
         pause_metrics: calls under way at the pause, and the seconds until they were answered (agent-lightning's names).
     """
 
@@ -127,6 +120,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         gateway: GatewayClient,
         group_size: int,
         step: int,
+        max_prompt_tokens: float = math.inf,
         version: int = 0,
         pauses: bool = False,
         hooks: RolloutHooks | None = None,
@@ -139,14 +133,14 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self._has_user_hooks = hooks is not None
         self._settings = settings
         self._gateway = gateway
+        self._max_prompt_tokens = max_prompt_tokens
         self._version = version
         self._pauses = pauses
         self.carried_over: list[EnqueuedRollout] = []
-        self.pause_metrics: dict[str, float] = {}
         self.results = StepResults()
-        self.played: list[CompletedRollout] = []  # as they ended, with those that are dropped
-        self.gateway_metrics: dict[str, float] = {}
-        self.timing: dict[str, float] = {}
+        self.played: list[CompletedRollout] = []
+        self.metrics: dict[str, float] = {}
+        self.pause_metrics: dict[str, float] = {}
 
     def delete_model(self) -> dict[str, Any]:
         """Delete the registered model servers; calls that come until others are registered wait."""
@@ -173,6 +167,11 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
             self._gateway.settle(enqueued_rollout.rollout_id)
         return super()._build_completed_rollout(enqueued_rollout, rollout)
 
+    def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Event], list[Event]]:
+        """Return all events as recorded, and trimmed. The server would trim only the last call of equal prompts."""
+        events = self._get_events(rollout_id)
+        return events, [_to_triplet_format(event) for event in events]
+
     def _create_rollouts(self, data: dict[str, Any], *, is_train: bool) -> list[EnqueuedRollout]:
         if not is_train and self._validates_with_memory:  # all are played at the same time
             data = {key: [value for value in values for _ in range(2)] for key, values in data.items()}
@@ -187,9 +186,9 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         Raises:
             NoUsableRollouts: none is left; the message says why.
         """
-        with timed(self.timing, "rollouts"):
-            played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
-        return self._usable(played, is_train=is_train)
+        begin = perf_counter()
+        played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
+        return self._usable(played, begin, is_train=is_train)
 
     def enqueue_and_wait_until_group_completed(
         self,
@@ -204,14 +203,14 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         Raises:
             NoUsableRollouts: as `enqueue_and_wait_until_completed`.
         """
-        with timed(self.timing, "rollouts"):
-            played, self.carried_over = super().enqueue_and_wait_until_group_completed(
-                data,
-                carry_over_enqueued_rollouts,
-                is_train=is_train,
-                target_finished_group_num=target_finished_group_num,
-            )
-        return self._usable(played, is_train=is_train), self.carried_over
+        begin = perf_counter()
+        played, self.carried_over = super().enqueue_and_wait_until_group_completed(
+            data,
+            carry_over_enqueued_rollouts,
+            is_train=is_train,
+            target_finished_group_num=target_finished_group_num,
+        )
+        return self._usable(played, begin, is_train=is_train), self.carried_over
 
     def drop_carried_over(self) -> None:
         """Delete the rollouts that still run, and let their agents' calls go on, which then fail."""
@@ -220,73 +219,29 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self.carried_over = []
         self._gateway.resume()
 
-    def _usable(self, played: list[CompletedRollout], *, is_train: bool) -> list[CompletedRollout]:
-        with timed(self.timing, "drain"):
-            if self._pauses:
-                begin = perf_counter()
-                self.pause_metrics["training/async/proxy_inflight_at_pause"] = self._gateway.pause()
-                self.pause_metrics["training/async/proxy_drain_seconds"] = perf_counter() - begin
-            if is_train or not self._pauses:  # training rollouts go on during a validation: the next step counts it
-                self.gateway_metrics = self._gateway.drain(self._settings.reflection.timeout)
-        self.played = played
-        self.timing |= rollout_times(played)
-        select = self._trainable if is_train else self._validated
-        usable = [kept for rollout in played if (kept := select(rollout)) is not None]
+    def _usable(self, played: list[CompletedRollout], begin: float, *, is_train: bool) -> list[CompletedRollout]:
+        """Return the rollouts that can be used, of those that were played since ``begin``."""
+        ended = perf_counter()
+        if self._pauses:
+            self.pause_metrics["training/async/proxy_inflight_at_pause"] = self._gateway.pause()
+            self.pause_metrics["training/async/proxy_drain_seconds"] = perf_counter() - ended
+        if is_train or not self._pauses:  # training rollouts go on during a validation: the next step counts it
+            self.metrics |= self._gateway.drain(self._settings.reflection.timeout)
+        self.metrics |= {"timing_s/rollouts": ended - begin, "timing_s/drain": perf_counter() - ended}
+        self.metrics |= rollout_times(played)
+        self.played, results = played, self.results
+        failed_return = self._settings.algorithm.failed_rollout_return
+        usable = []
+        for rollout in played:
+            try:
+                if is_train:
+                    usable.append(results.train(rollout, failed_return, self._max_prompt_tokens))
+                elif not results.validate(rollout).mode.memory:
+                    usable.append(rollout)
+            except Unusable as why:
+                results.drop(rollout, why.reason, why.error)
         if is_train:
-            usable = self._drop_groups_of_one(usable)
-        else:
-            usable = [rollout for rollout in usable if not mode_of(rollout).memory]
+            usable = results.drop_groups_of_one(usable)
         if not usable:
-            raise NoUsableRollouts(self.results.why_none())
+            raise NoUsableRollouts(results.why_none())
         return usable
-
-    def _validated(self, rollout: CompletedRollout) -> CompletedRollout | None:
-        """Store and return the result of a validation rollout; None if it has none."""
-        if reason := failure(rollout) or unusable(rollout, is_train=False):
-            self.results.drop(rollout, reason)
-            return None
-        assert rollout.final_reward is not None
-        self.results.kept[rollout.rollout_id] = RolloutResult(
-            group=rollout.data_id,
-            mode=mode_of(rollout),
-            return_=rollout.final_reward,
-            panel=panel_of(rollout),
-            agent_metrics=agent_metrics(rollout),
-        )
-        return rollout
-
-    def _trainable(self, rollout: CompletedRollout) -> CompletedRollout | None:
-        """Store a rollout's result; return the rollout to train on, with its raw return, or None if it is dropped."""
-        reason = failure(rollout)
-        given = self._settings.algorithm.failed_rollout_return
-        if reason == FAILED_BY_AGENT and given is not None:
-            reason, rollout = None, rollout.model_copy(update={"final_reward": given})
-        if reason := reason or unusable(rollout, is_train=True):
-            self.results.drop(rollout, reason)
-            return None
-        trained, intrinsic, turns_dropped = prepare_for_training(rollout)
-        self.results.turns_dropped += turns_dropped
-        if not trained.triplets:
-            self.results.drop(rollout, "no_tip_free_prompt")
-            return None
-        assert rollout.final_reward is not None
-        self.results.kept[rollout.rollout_id] = RolloutResult(
-            group=rollout.data_id,
-            mode=mode_of(rollout),
-            return_=rollout.final_reward,
-            intrinsic=intrinsic,
-            reply_tokens=sum(len(triplet.response["token_ids"]) for triplet in trained.triplets),
-            agent_metrics=agent_metrics(rollout),
-            task=rollout.input or {},
-            tips=tips_of(rollout),
-            versions=versions_of(rollout),
-        )
-        return trained
-
-    def _drop_groups_of_one(self, rollouts: list[CompletedRollout]) -> list[CompletedRollout]:
-        """Drop rollouts that are alone in their group: verl would use their raw score as their advantage."""
-        sizes = Counter(rollout.data_id for rollout in rollouts)
-        for rollout in rollouts:
-            if sizes[rollout.data_id] == 1:
-                self.results.drop(rollout, "alone_in_group")
-        return [rollout for rollout in rollouts if sizes[rollout.data_id] > 1]

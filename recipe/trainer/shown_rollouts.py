@@ -7,9 +7,9 @@ from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
 from empo2.recipe.failures import reported_error
 from empo2.recipe.messages import Message, reply_of
-from empo2.recipe.protocol import CALL_EVENT, CallEvent
 from empo2.recipe.rollout_log import LoggedRollout, Phase
-from empo2.recipe.trainer.step_results import StepResults, mode_of, tips_of
+from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of
+from empo2.recipe.trainer.step_results import StepResults, mode_of
 
 _TEXT_CHARACTERS = 20_000  # of one text, such as an image in a message
 _ROLLOUT_CHARACTERS = 400_000  # of all new messages of a rollout; a chat that is written anew each turn may reach it
@@ -21,27 +21,24 @@ def logged_rollouts(
     """Yield each rollout of a step, used or not.
 
     Args:
-        advantages: by rollout id, of those that are trained on. In training the others have been dropped.
+        advantages: by rollout id, of those that are trained on.
     """
     for rollout in played:
-        rollout_id = rollout.rollout_id
-        error, calls = reported_error(rollout.events), list(_calls(rollout.events))
-        dropped = results.reasons.get(rollout_id)
-        if dropped is None and phase == "training" and rollout_id not in advantages:
-            dropped = "overlong"
-        example = str(error or rollout.error_message or "")
+        error, calls = reported_error(rollout.events), list(_shown_calls(calls_of(rollout.events)))
+        dropped = results.dropped.get(rollout.rollout_id)
+        example = dropped.error if dropped else ""
         yield LoggedRollout(
-            id=rollout_id,
+            id=rollout.rollout_id,
             step=step,
             phase=phase,
             mode=mode_of(rollout).name,
             return_=rollout.final_reward,
             intrinsic=sum(call["intrinsic"] for call in calls),
-            advantage=advantages.get(rollout_id),
+            advantage=advantages.get(rollout.rollout_id),
             turns=len(calls),
-            tips=len(tips_of(rollout)),
-            dropped=dropped,
-            cause=error.cause if error else example,
+            tips=len({tip for call in calls for tip in call["tips"]}),
+            dropped=dropped.reason if dropped else None,
+            cause=error.cause if error and dropped else example,
             example=example,
             played={
                 "task": rollout.input,
@@ -52,42 +49,31 @@ def logged_rollouts(
         )
 
 
-def _calls(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield each model call: the messages that the one before it did not have, the reply, and the gateway's event."""
-    ours = [CallEvent.model_validate(event["data"]) for event in events if event["event_type"] == CALL_EVENT]
-    by_prompt = {tuple(event.prompt_token_ids): event for event in ours}
+def _shown_calls(calls: Sequence[PlayedCall]) -> Iterator[dict[str, Any]]:
+    """Yield each call: the messages that the one before it did not have, the reply, and the gateway's event."""
     before: list[Message] = []
     room = _ROLLOUT_CHARACTERS
-    for event in events:
-        if event["event_type"] != "model_request":
-            continue
-        data = event["data"]
-        request, response = data["request"], data["response"]
+    for call in calls:
+        request, response = call.data["request"], call.data["response"]
         messages = request.get("messages") or [{"role": "user", "content": str(request.get("prompt", ""))}]
         extends = messages[: len(before)] == before
         new = _short(messages[len(before) :] if extends else messages)
         size = len(str(new))
         before, room = messages, room - size
-        prompt_ids, reply_ids = _token_ids(response)
-        call = by_prompt.get(tuple(prompt_ids))
+        refused = call.data.get("status") != "ok"
         yield {
             "messages": new if room > 0 else [{"role": "", "content": f"({size} characters are not kept)"}],
             "anew": not extends,
             "reply": _short(reply_of(response)),
-            "problem": None if data.get("status") == "ok" else f"HTTP {data.get('http_status')}: {_short(response)}",
-            "finish_reason": data.get("finish_reason"),
-            "prompt_length": len(prompt_ids),
-            "reply_length": len(reply_ids),
-            "seconds": (data.get("latency_ms") or 0.0) / 1000,
-            "tips": call.tip_ids if call else [],
-            "visits": call.visits if call else None,
-            "intrinsic": call.intrinsic_reward if call else 0.0,
+            "problem": f"HTTP {call.data.get('http_status')}: {_short(response)}" if refused else None,
+            "finish_reason": call.data.get("finish_reason"),
+            "prompt_length": len(call.prompt),
+            "reply_length": len(call.reply),
+            "seconds": call.seconds,
+            "tips": call.event.tip_ids if call.event else [],
+            "visits": call.event.visits if call.event else None,
+            "intrinsic": call.intrinsic,
         }
-
-
-def _token_ids(response: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    choice = (response.get("choices") or [{}])[0]
-    return response.get("prompt_token_ids") or choice.get("prompt_token_ids") or [], choice.get("token_ids") or []
 
 
 def _short(value: Any) -> Any:

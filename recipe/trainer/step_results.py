@@ -1,16 +1,17 @@
 """The results of a step's rollouts: which are trained on, which are dropped, and why."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from agentlightning.schemas import RolloutState
-from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
+from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
-from empo2.recipe.failures import cause_of_failure, numbers_of, reported_error
-from empo2.recipe.protocol import CALL_EVENT, PANEL, CallEvent, Mode, RolloutTag
+from empo2.recipe.failures import FAILED_BY_AGENT, cause_of_failure, numbers_of, reported_error
+from empo2.recipe.protocol import PANEL, Mode, RolloutTag
+from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, fitting, rows_of, turns_of
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class RolloutResult:
         group: rollouts of one task share it (agent-lightning's ``data_id``).
         mode: its mode (see `Mode`).
         return_: the environment's return, in its own units.
-        intrinsic: sum of 1/n over the rollout's calls.
-        reply_tokens: tokens that the policy sampled, before any row is cut.
+        intrinsic: sum of 1/n over all calls of the rollout.
+        reply_tokens: tokens that the policy sampled in its turns, before any row is cut or left out.
         panel: name of the set of validation tasks that it belongs to; "" for none.
         agent_metrics: numbers by name that the agent reported beside its reward.
         task: its input.
@@ -42,42 +43,136 @@ class RolloutResult:
     versions: Sequence[int] = ()
 
 
+@dataclass(frozen=True)
+class DroppedRollout:
+    """One rollout that is not used.
+
+    Attributes:
+        reason: such as ``failed_by_agent``.
+        error: what happened, in one line; "" if that is the reason already.
+        panel, mode: as in `RolloutResult`.
+    """
+
+    reason: str
+    error: str
+    panel: str
+    mode: Mode
+
+
+class Unusable(Exception):
+    """A rollout that is not used.
+
+    Args:
+        reason: see `DroppedRollout`.
+        error: what happened, where the rollout does not say it.
+    """
+
+    def __init__(self, reason: str, error: str = "") -> None:
+        super().__init__(reason, error)
+        self.reason, self.error = reason, error
+
+
 @dataclass
 class StepResults:
-    """The results of one step's rollouts by rollout id, and counts of what was dropped.
+    """The results of one step's rollouts.
 
     Attributes:
         kept: by rollout id.
-        dropped: counts by reason.
-        lost: the same counts by panel and by whether the rollout saw tips.
-        turns_dropped: turns of kept rollouts that are not trained.
-        errors: one message for each dropped rollout.
-        reasons: why a rollout was dropped, by its id.
+        dropped: by rollout id.
+        left_out: what is not trained of the rollouts: ``turns_dropped`` have no tip-free prompt, ``repeated_calls`` are
+            requests that were sent again (see `turns_of`), ``overlong_rows`` have a prompt that is too long.
     """
 
     kept: dict[str, RolloutResult] = field(default_factory=dict)
-    dropped: Counter[str] = field(default_factory=Counter)
-    lost: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    turns_dropped: int = 0
-    errors: list[str] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, DroppedRollout] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
 
-    def drop(self, rollout: CompletedRollout, reason: str) -> None:
-        """Count a rollout as dropped, and forget its result."""
+    @property
+    def reasons(self) -> Counter[str]:
+        """Return the number of dropped rollouts by reason."""
+        return Counter(each.reason for each in self.dropped.values())
+
+    def validate(self, rollout: CompletedRollout) -> RolloutResult:
+        """Keep and return the result of a validation rollout.
+
+        Raises:
+            Unusable: it has none.
+        """
+        result = self.kept[rollout.rollout_id] = RolloutResult(
+            group=rollout.data_id,
+            mode=mode_of(rollout),
+            return_=_return_of(rollout, calls_of(rollout.events), None),
+            panel=panel_of(rollout),
+            agent_metrics=_agent_metrics(rollout),
+        )
+        return result
+
+    def train(
+        self, rollout: CompletedRollout, failed_rollout_return: float | None, max_prompt_tokens: float
+    ) -> CompletedRollout:
+        """Keep the result of a training rollout, and return the rollout with the turns that are trained.
+
+        A turn whose tip-free prompt is not known is left out of an off-policy update, never trained with its tips.
+
+        Args:
+            failed_rollout_return: given to rollouts that failed by their agent; None to leave them out.
+            max_prompt_tokens: of a row's prompt.
+
+        Raises:
+            Unusable: it cannot be trained on.
+        """
+        mode, calls = mode_of(rollout), calls_of(rollout.events)
+        return_ = _return_of(rollout, calls, failed_rollout_return)
+        answered, turns = [call for call in calls if call.reply], turns_of(calls)
+        if any(turn.log_probs is None or len(turn.log_probs) != len(turn.reply) for turn in turns):
+            raise Unusable("no_log_probs")  # one row without them would cost the whole batch its rollout_log_probs
+        known = [each for turn in turns if (each := turn.as_trained(mode)) is not None]
+        trained = fitting(known, max_prompt_tokens)
+        self.left_out["repeated_calls"] += len(answered) - len(turns)
+        self.left_out["turns_dropped"] += len(turns) - len(known)
+        self.left_out["overlong_rows"] += sum(len(row[0].prompt) > max_prompt_tokens for row in rows_of(known))
+        if not known:
+            raise Unusable("no_tip_free_prompt")
+        if not trained:
+            raise Unusable("overlong", f"its prompt exceeds model.max_prompt_tokens={max_prompt_tokens}")
+        self.kept[rollout.rollout_id] = RolloutResult(
+            group=rollout.data_id,
+            mode=mode,
+            return_=return_,
+            intrinsic=sum(call.intrinsic for call in calls),
+            reply_tokens=sum(len(turn.reply) for turn in known),
+            agent_metrics=_agent_metrics(rollout),
+            task=rollout.input or {},
+            tips=list(dict.fromkeys(tip for call in calls if call.event for tip in call.event.tip_ids)),
+            versions=sorted({call.data.get("server", {}).get("version") for call in answered} - {None}),
+        )
+        triplets = [turn.triplet() for turn in trained]
+        return rollout.model_copy(update={"triplets": triplets, "final_reward": return_})
+
+    def drop(self, rollout: CompletedRollout, reason: str, error: str = "") -> None:
+        """Note that a rollout is not used, and forget its result."""
         self.kept.pop(rollout.rollout_id, None)
-        self.dropped[reason] += 1
-        self.lost[panel_of(rollout), mode_of(rollout).memory] += 1
-        self.errors.append(str(reported_error(rollout.events) or rollout.error_message or reason.replace("_", " ")))
-        self.reasons[rollout.rollout_id] = reason
+        said = str(error or reported_error(rollout.events) or rollout.error_message or "")
+        self.dropped[rollout.rollout_id] = DroppedRollout(reason, said, panel_of(rollout), mode_of(rollout))
+
+    def drop_groups_of_one(self, rollouts: Sequence[CompletedRollout]) -> list[CompletedRollout]:
+        """Drop rollouts that are alone in their group, and return the others.
+
+        verl would use a lone rollout's raw score as its advantage.
+        """
+        sizes = Counter(rollout.data_id for rollout in rollouts)
+        for rollout in rollouts:
+            if sizes[rollout.data_id] == 1:
+                self.drop(rollout, "alone_in_group")
+        return [rollout for rollout in rollouts if sizes[rollout.data_id] > 1]
 
     def why_none(self) -> str:
         """Return one line that says why none of the rollouts can be used."""
-        reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in self.dropped.most_common())
-        example = Counter(self.errors).most_common(1)[0][0] if self.errors else "no rollout was played"
-        return (
-            f"none of {self.dropped.total()} rollouts can be used: {reasons} (for example: {example}; "
-            "see controller.log)"
-        )
+        reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in self.reasons.most_common())
+        errors = Counter(each.error for each in self.dropped.values() if each.error).most_common(1)
+        example = f"for example: {errors[0][0]}; " if errors else ""
+        count = len(self.dropped)
+        return f"none of {count} rollouts can be used: {reasons or 'none was played'} ({example}see controller.log)"
 
 
 def groups_of(results: Mapping[str, RolloutResult]) -> list[list[str]]:
@@ -86,6 +181,25 @@ def groups_of(results: Mapping[str, RolloutResult]) -> list[list[str]]:
     for rollout, result in results.items():
         groups[result.group].append(rollout)
     return list(groups.values())
+
+
+def staleness(results: Mapping[str, RolloutResult], version: int) -> dict[str, float]:
+    """Return how many updates lie between the first weights that sampled a trained rollout and these.
+
+    - ``empo2/staleness_mean``, ``empo2/staleness_max``: over the rollouts;
+    - ``empo2/rollouts_of_several_versions``: those whose turns were sampled by more than one.
+
+    Args:
+        results: by rollout id.
+        version: of the weights that are about to be updated (updates before them).
+    """
+    sampled = [result.versions for result in results.values() if result.versions]
+    ages = [version - versions[0] for versions in sampled] or [0]
+    return {
+        "empo2/staleness_mean": float(np.mean(ages)),
+        "empo2/staleness_max": float(max(ages)),
+        "empo2/rollouts_of_several_versions": float(sum(len(versions) > 1 for versions in sampled)),
+    }
 
 
 def mode_of(rollout: CompletedRollout) -> Mode:
@@ -99,80 +213,22 @@ def panel_of(rollout: CompletedRollout) -> str:
     return str((rollout.input or {}).get(PANEL) or "")
 
 
-def failure(rollout: CompletedRollout) -> str | None:
-    """Return the cause of a rollout's failure (see `cause_of_failure`); None if it did not fail."""
-    if rollout.rollout_state == RolloutState.SUCCEEDED:
-        return None
-    calls = [event["data"] for event in rollout.events if event["event_type"] == "model_request"]
-    return cause_of_failure(rollout.error_message, calls, answered=bool(rollout.triplets))
+def _return_of(rollout: CompletedRollout, calls: Sequence[PlayedCall], failed_rollout_return: float | None) -> float:
+    """Return what a rollout earned; raise `Unusable` if nothing is known of it."""
+    answered = any(call.reply for call in calls)
+    if rollout.rollout_state != RolloutState.SUCCEEDED:
+        cause = cause_of_failure(rollout.error_message, [call.data for call in calls], answered=answered)
+        if cause != FAILED_BY_AGENT or failed_rollout_return is None:
+            raise Unusable(cause)
+        return failed_rollout_return
+    if not answered:
+        raise Unusable("no_model_call")
+    if rollout.final_reward is None or not np.isfinite(rollout.final_reward):
+        raise Unusable("no_reward")
+    return rollout.final_reward
 
 
-def agent_metrics(rollout: CompletedRollout) -> dict[str, float]:
+def _agent_metrics(rollout: CompletedRollout) -> dict[str, float]:
     """Return the finite numbers in ``metrics`` of a rollout's last reward event; ignore all else that stands there."""
     rewards = [event["data"] for event in rollout.events if event["event_type"] == "reward"]
     return numbers_of(rewards[-1].get("metrics")) if rewards else {}
-
-
-def tips_of(rollout: CompletedRollout) -> list[int]:
-    """Return the ids of the tips that a rollout was shown, in their order."""
-    calls = [CallEvent.model_validate(event["data"]) for event in rollout.events if event["event_type"] == CALL_EVENT]
-    return list(dict.fromkeys(tip for call in calls for tip in call.tip_ids))
-
-
-def versions_of(rollout: CompletedRollout) -> list[int]:
-    """Return the versions of the model servers that sampled a rollout's turns, ascending."""
-    versions = {triplet.metadata.get("server", {}).get("version") for triplet in rollout.triplets or []}
-    return sorted(versions - {None})
-
-
-def unusable(rollout: CompletedRollout, *, is_train: bool) -> str | None:
-    """Return why a rollout cannot be used; None if it can."""
-    if not rollout.triplets:
-        return "no_model_call"
-    if rollout.final_reward is None or not np.isfinite(rollout.final_reward):
-        return "no_reward"
-    if is_train:
-        for triplet in rollout.triplets:
-            log_probs = triplet.response["log_probs"]
-            # One row without them would cost the whole batch its rollout_log_probs (RolloutAdapter).
-            if log_probs is None or len(log_probs) != len(triplet.response["token_ids"]):
-                return "no_log_probs"
-    return None
-
-
-def _calls(rollout: CompletedRollout) -> Iterator[tuple[Triplet, CallEvent | None]]:
-    """Pair each turn of a rollout with the gateway's event of its call, by the prompt that was sent."""
-    events = [CallEvent.model_validate(event["data"]) for event in rollout.events if event["event_type"] == CALL_EVENT]
-    by_prompt = {tuple(event.prompt_token_ids): event for event in events}
-    for triplet in rollout.triplets or []:
-        yield triplet, by_prompt.get(tuple(triplet.prompt["token_ids"]))
-
-
-def prepare_for_training(rollout: CompletedRollout) -> tuple[CompletedRollout, float, int]:
-    """Give an off-policy rollout its tip-free prompts, see `trained_turns`, and sum its intrinsic rewards.
-
-    Returns:
-        The rollout to train on, the sum of 1/n over its turns, and the number of turns left out.
-    """
-    turns = list(trained_turns(rollout))
-    triplets = [triplet for triplet, _ in turns if triplet is not None]
-    intrinsic = sum(call.intrinsic_reward for _, call in turns if call is not None)
-    return rollout.model_copy(update={"triplets": triplets}), intrinsic, len(turns) - len(triplets)
-
-
-def trained_turns(rollout: CompletedRollout) -> Iterator[tuple[Triplet | None, CallEvent | None]]:
-    """Yield each turn as it is trained, with the gateway's event; None for a turn that is left out.
-
-    Of an off-policy rollout only prompts change. vLLM's log-probs, sampled *with* the tips, stay, so that in
-    agent-lightning's batch π_old is tip-conditioned and π_θ is not. A turn whose tip-free prompt is unknown is left
-    out, never trained with its tips.
-    """
-    off_policy = mode_of(rollout).off_policy
-    for triplet, call in _calls(rollout):
-        if not off_policy:
-            yield triplet, call
-        elif call is None or call.tip_free_prompt_token_ids is None:
-            yield None, call
-        else:
-            prompt = {**triplet.prompt, "token_ids": call.tip_free_prompt_token_ids}
-            yield triplet.model_copy(update={"prompt": prompt}), call

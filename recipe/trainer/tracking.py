@@ -60,10 +60,12 @@ def training_metrics(results: StepResults, success_return: float) -> dict[str, f
         "training/intrinsic_return": np.mean([result.intrinsic for result in kept]),
         "empo2/memory_fraction": np.mean([result.mode.memory for result in kept]),
         "empo2/off_policy_fraction": np.mean([result.mode.off_policy for result in kept]),
-        "empo2/rollouts_dropped": results.dropped.total(),
-        "empo2/turns_dropped": results.turns_dropped,
+        "empo2/rollouts_dropped": len(results.dropped),
     }
-    metrics |= {f"empo2/dropped/{reason}": count for reason, count in results.dropped.items()}
+    metrics |= {
+        f"empo2/{name}": results.left_out[name] for name in ("turns_dropped", "repeated_calls", "overlong_rows")
+    }
+    metrics |= {f"empo2/dropped/{reason}": count for reason, count in results.reasons.items()}
     metrics |= _agent_means("training", kept)
     return {key: float(value) for key, value in metrics.items()}
 
@@ -93,6 +95,7 @@ def step_line(step: int, metrics: dict[str, Any], *, rollouts: int, rows: int) -
         "rows dropped, their prompt exceeds model.max_prompt_tokens": metrics["empo2/overlong_rows"],
         "rows cut at model.max_episode_tokens": metrics["empo2/cut_rows"],
         "turns dropped, their tip-free prompt is not known": metrics["empo2/turns_dropped"],
+        "calls not trained, their request was sent again": metrics["empo2/repeated_calls"],
         "reply tokens without gradient": metrics["empo2/reply_tokens_lost"],
     }
     if lost := [f"{count:.0f} {what}" for what, count in losses.items() if count]:
@@ -113,22 +116,20 @@ def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> d
     ``val/n_rollouts``, ``val/rollouts_dropped`` and ``val/dropped/REASON`` count all of them.
     """
     played = list(played)
-    dropped = sum((results.dropped for results in played), Counter[str]())
-    lost = sum((results.lost for results in played), Counter[tuple[str, bool]]())
     kept = [result for results in played for result in results.kept.values()]
+    dropped = [each for results in played for each in results.dropped.values()]
     alone = [result for result in kept if not result.mode.memory and result.panel != TRAIN_PANEL]
     metrics = _agent_means("val", alone)
-    metrics |= {f"val/dropped/{reason}": count for reason, count in dropped.items()}
-    metrics |= {"val/rollouts_dropped": dropped.total(), "val/n_rollouts": len(kept) + dropped.total()}
+    metrics |= {f"val/dropped/{reason}": count for reason, count in Counter(each.reason for each in dropped).items()}
+    metrics |= {"val/rollouts_dropped": len(dropped), "val/n_rollouts": len(kept) + len(dropped)}
     if alone:
         metrics["val/return_without_failures"] = float(np.mean([result.return_ for result in alone]))
 
     def returns(memory: bool, panels: Collection[str]) -> list[float]:
-        failures = sum(count for (panel, of_memory), count in lost.items() if of_memory == memory and panel in panels)
-        found = [result.return_ for result in kept if result.mode.memory == memory and result.panel in panels]
-        return found + [algorithm.failure_return] * failures
+        asked = [each for each in (*kept, *dropped) if each.mode.memory == memory and each.panel in panels]
+        return [each.return_ if isinstance(each, RolloutResult) else algorithm.failure_return for each in asked]
 
-    panels = {result.panel for result in kept} | {panel for panel, _ in lost}
+    panels = {each.panel for each in (*kept, *dropped)}
     for name, included in (("val", panels - {TRAIN_PANEL}), *((f"val/{panel}", {panel}) for panel in panels if panel)):
         metrics |= _with_and_without(name, returns(False, included), returns(True, included), algorithm)
     return metrics

@@ -14,6 +14,7 @@ import torch
 from agentlightning.verl.agl_rollout_manager import AglRolloutManagerBase
 from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE
 from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
+from omegaconf import OmegaConf
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
@@ -29,17 +30,15 @@ from empo2.recipe.run_folder import (
     mark_complete,
     remove_old_checkpoints,
 )
-from empo2.recipe.trainer.advantages import rollout_advantages, tip_gain
-from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows, mini_batches_of
+from empo2.recipe.trainer.advantages import range_warning, rollout_advantages, tip_gain, tolerance_warning
+from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import hybrid_loss
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
-from empo2.recipe.trainer.rows import drop_overlong, groups_without_gradient, set_scores
-from empo2.recipe.trainer.scores import range_warning, tolerance_warning, training_scores
+from empo2.recipe.trainer.rows import groups_without_gradient, set_advantages
 from empo2.recipe.trainer.shown_rollouts import logged_rollouts
-from empo2.recipe.trainer.staleness import staleness
-from empo2.recipe.trainer.step_results import StepResults
+from empo2.recipe.trainer.step_results import StepResults, staleness
 from empo2.recipe.trainer.tracking import name_sums, step_line, training_metrics, validation_metrics
 from empo2.recipe.trainer.updates import fill_up, planned_batch
 
@@ -51,28 +50,26 @@ _ATTEMPTS_PER_STEP = 3
 class Empo2Trainer(AgentLightningRayPPOTrainer):
     """agent-lightning's trainer (1.0.2) with its methods overridden where EMPO² differs."""
 
+    _manager: Empo2RolloutManager  # of the current or the last batch of rollouts
+
     def __init__(self, *args: Any, settings: Settings, gateway: GatewayClient, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._settings = settings
         self._gateway = gateway
-        self._manager: Empo2RolloutManager | None = None  # of the current or the last batch of rollouts
         self._version = 0  # updates that vLLM's weights have had
         self._validated: list[StepResults] = []
-        policy_loss = self.config.actor_rollout_ref.actor.policy_loss
-        if policy_loss.loss_mode != PER_ROLLOUT_MEAN_LOSS_MODE:
-            raise ConfigError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode={policy_loss.loss_mode!r}: EMPO² is defined on "
-                f"{PER_ROLLOUT_MEAN_LOSS_MODE!r}"
-            )
         for key, needed in (
-            ("adv_estimator", "grpo"),
-            ("enable_rollout_level_advantage", True),
-            ("norm_adv_by_std_in_grpo", settings.algorithm.normalize_by_std),
+            ("actor_rollout_ref.actor.policy_loss.loss_mode", PER_ROLLOUT_MEAN_LOSS_MODE),
+            ("agentlightning.trace_aggregator.level", "trajectory"),
+            ("algorithm.adv_estimator", "grpo"),
+            ("algorithm.enable_rollout_level_advantage", True),
+            ("algorithm.norm_adv_by_std_in_grpo", settings.algorithm.normalize_by_std),
         ):
-            if (given := self.config.algorithm.get(key)) != needed:
+            if (given := OmegaConf.select(self.config, key)) != needed:
                 raise ConfigError(
-                    f"verl's algorithm.{key}={given!r}: must be {needed!r}, since EMPO² computes "
-                    "the advantages; its settings are algorithm.baseline and algorithm.normalize_by_std"
+                    f"{key}={given!r} in agent-lightning's and verl's configuration: must be {needed!r}, since EMPO² "
+                    "makes the rows and the advantages; its settings are algorithm.baseline and "
+                    "algorithm.normalize_by_std"
                 )
         self._group_size = count_mini_batches_in_rows(self.config)
         if self.is_async:  # tasks are drawn ahead, so that their epochs are over before the steps are
@@ -84,6 +81,10 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         self.actor_rollout_wg.set_loss_fn(
             partial(hybrid_loss, config=actor_config, mask_threshold=self._settings.algorithm.mask_threshold)
         )
+
+    @property
+    def _max_prompt_tokens(self) -> int:
+        return self.config.agentlightning.trace_aggregator.trajectory_max_prompt_length
 
     @property
     def _run_directory(self) -> Path | None:
@@ -99,11 +100,11 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             settings=self._settings,
             gateway=self._gateway,
             group_size=self._group_size,
+            max_prompt_tokens=self._max_prompt_tokens,
             version=self._version,
             pauses=self.is_async,
         )
-        manager = super()._make_rollout_manager(make)
-        self._manager = manager
+        self._manager = manager = super()._make_rollout_manager(make)
         return manager
 
     def _resume_gateway(self) -> None:
@@ -111,12 +112,10 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
 
     def _pause_and_drain_gateway(self, *, reason: str) -> dict[str, Any]:
         """Return the metrics of the pause, which the manager made as soon as its groups had ended."""
-        assert self._manager is not None
         return self._manager.pause_metrics
 
     @property
     def _results(self) -> StepResults:
-        assert self._manager is not None, "no rollout has been played"
         return self._manager.results
 
     def _rollout(self, gen_batch: DataProto, is_train: bool) -> tuple[DataProto, dict[str, Any]]:
@@ -127,7 +126,6 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             if not self.is_async:
                 self._abort_all_rollout_requests()  # pyright: ignore[reportUnusedCoroutine]
             if is_train:
-                assert self._manager is not None
                 self._carry_over_rollouts = self._manager.carried_over
                 raise
             print(f"validation: {error}", flush=True)
@@ -137,51 +135,41 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             self._validated.append(self._results)
             return batch, metrics
         algorithm, results = self._settings.algorithm, self._results
-        assert self._manager is not None
-        played = [rollout for rollout in self._manager.played if rollout.rollout_id in results.kept]
-        paper = baselines.asked_for(self._settings, "algorithm.advantage")
-        turns = paper.TurnAdvantages(algorithm, played) if paper else None
-        if turns:
-            turns.mark(batch)
-        kept = drop_overlong(batch)
-        ids = set(kept.non_tensor_batch["rollout_id_list"])
-        trained = {rollout: result for rollout, result in results.kept.items() if rollout in ids}
+        trained = results.kept
+        paper, played = baselines.asked_for(self._settings, "algorithm.advantage"), self._manager.played
+        turns = paper.TurnAdvantages(algorithm, played, self._max_prompt_tokens) if paper else None
         advantages = rollout_advantages(trained, algorithm)
         self._log_rollouts("training", advantages)
-        set_scores(kept, trained, training_scores(trained, algorithm), advantages)
+        set_advantages(batch, trained, advantages)
         if turns:
-            metrics |= turns.add(kept, trained)
-        metrics |= training_metrics(results, algorithm.success_return)
-        metrics |= self._manager.gateway_metrics | self._manager.timing
+            turns.mark(batch)
+            metrics |= turns.add(batch, trained)
+        sampled = sum(result.reply_tokens for result in trained.values())
+        metrics |= training_metrics(results, algorithm.success_return) | self._manager.metrics
         metrics |= {
             "empo2/unmerged_rollouts": metrics["training/n_unmerged_rollouts"],
-            "empo2/groups_without_gradient": groups_without_gradient(kept),
-            "empo2/overlong_rows": len(batch) - len(kept),
+            "empo2/groups_without_gradient": groups_without_gradient(batch),
             "empo2/cut_rows": metrics["training/n_truncated_sample"],
-            "empo2/off_policy_rows": int(kept.batch["off_policy"].sum()),
-            "empo2/reply_tokens_lost": sum(result.reply_tokens for result in results.kept.values())
-            - int(kept.batch["response_mask"].sum()),
+            "empo2/off_policy_rows": int(batch.batch["off_policy"].sum()),
+            "empo2/reply_tokens_lost": sampled - int(batch.batch["response_mask"].sum()),
         }
         if self.is_async:
             metrics |= staleness(trained, self._version)
         if (gain := tip_gain(trained, algorithm)) is not None:
             metrics["empo2/tip_gain"] = gain
-        print(step_line(self.global_steps, metrics, rollouts=len(ids), rows=len(kept)), flush=True)
+        print(step_line(self.global_steps, metrics, rollouts=len(trained), rows=len(batch)), flush=True)
         if self.global_steps == 1:
-            warnings = [range_warning(trained, algorithm)]
-            if turns:
-                warnings.append(turns.warning(metrics))
+            warnings = [range_warning(trained, algorithm), turns.warning(metrics) if turns else ""]
             if metrics["empo2/groups_without_gradient"] == 1:
                 warnings.append(tolerance_warning(trained, algorithm))
             for warning in filter(None, warnings):
                 print(f"step 1: {warning}", flush=True)
-        return kept, metrics
+        return batch, metrics
 
     def _log_rollouts(self, phase: Phase, advantages: Mapping[str, float]) -> None:
         """Write the rollouts of the current batch to the run's folder, and forget what was played in them."""
         if (directory := self._run_directory) is None:
             return
-        assert self._manager is not None
         played, self._manager.played = self._manager.played, []
         try:
             log = RolloutLog(directory / ROLLOUTS_FILE)
@@ -205,10 +193,9 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
                 if attempt == _ATTEMPTS_PER_STEP:
                     raise
                 attempt += 1
-                lost += self._results.dropped.total()
+                lost += len(self._results.dropped)
         assert result is not None, "no row is dropped (count_mini_batches_in_rows)"
         if self.is_async and self.global_steps >= self.total_training_steps:
-            assert self._manager is not None
             self._manager.drop_carried_over()  # the last validation has the model servers for itself
         metrics, batch = result
         metrics["empo2/step_attempts"] = attempt
@@ -254,8 +241,9 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             micro_batch=actor.ppo_micro_batch_size_per_gpu or 1,
             other_terms=actor.use_kl_loss or actor.entropy_coeff != 0,
         )
-        with mini_batches_of(self.config, rows):
-            output = super()._update_actor(planned)
+        actor.ppo_mini_batch_size = rows
+        output = super()._update_actor(planned)
+        actor.ppo_mini_batch_size = 1  # as `count_mini_batches_in_rows` set it, for the next step
         metrics = output.meta_info["metrics"]
         masked_at = metrics.pop("actor/masked_at")
         if (directory := self._run_directory) is not None:

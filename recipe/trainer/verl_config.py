@@ -14,7 +14,6 @@ from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import PROMPT_IDS, scope_of
 from empo2.recipe.redaction import redacted
 from empo2.recipe.scopes import recurrence_warning
-from empo2.recipe.trainer.literal import literally
 
 
 def build_verl_config(
@@ -43,24 +42,24 @@ def build_verl_config(
     search_path = f"hydra.searchpath=[file://{verl.submodule_search_locations[0]}/trainer/config]"
     with initialize_config_module(config_module="agentlightning.verl", version_base=None):
         config = compose(config_name="config", overrides=[search_path])
-    layers = [_common(settings, model_path, run_directory, gateway_url, gateway_key)]
+    values = _translated(settings, model_path, run_directory) | {
+        "agentlightning.agl_base_url": gateway_url,
+        "agentlightning.agl_key": gateway_key,
+    }
     if settings.hardware.device == "cpu":
-        layers.append(cpu_options(settings))
-    if settings.model.lora_rank:
-        layers.append({"actor_rollout_ref": {"model": _lora(settings)}})
+        values |= cpu_options(settings)
     if tool_parser is not None:
-        options = {"enable_auto_tool_choice": True, "tool_call_parser": tool_parser}
-        layers.append({"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": options}}}})
+        vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+        values |= {f"{vllm}.enable_auto_tool_choice": True, f"{vllm}.tool_call_parser": tool_parser}
     if resume_from is not None:
-        layers.append(
-            {"trainer": {"resume_mode": "resume_path", "resume_from_path": str(resume_from), "val_before_train": False}}
-        )
-    for layer in layers:
-        with open_dict(config):
-            config = OmegaConf.merge(config, layer)
-    assert isinstance(config, DictConfig)
+        values |= {
+            "trainer.resume_mode": "resume_path",
+            "trainer.resume_from_path": str(resume_from),
+            "trainer.val_before_train": False,
+        }
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, force_add=True)
     config.agentlightning.local.env_map = literally(settings.agent.env)
-    OmegaConf.set_struct(config, True)
     # vLLM's own options, which verl does not list.
     OmegaConf.set_struct(config.actor_rollout_ref.rollout.engine_kwargs, False)
     for key, value in _flatten(settings.verl):
@@ -71,7 +70,9 @@ def build_verl_config(
             shown = redacted({key.rpartition(".")[2]: value}).popitem()[1]
             raise ConfigError(f"verl.{key}={shown!r}: not an option of verl or agent-lightning: {reason}") from None
     check_lora(config)
-    _check_loggers(settings)
+    for name in settings.run.loggers:
+        if name != "console" and importlib.util.find_spec(name) is None:
+            raise ConfigError(f"run.loggers={settings.run.loggers}: the package {name} is not installed; add it by pip")
     with open_dict(config):
         config.empo2 = literally(settings.to_dict() | {"run_directory": str(run_directory)})
     check_async(settings, config)
@@ -90,12 +91,6 @@ def check_lora(config: DictConfig) -> None:
             f"actor_rollout_ref.model.lora_rank={model.lora_rank}: vLLM answers agents without the LoRA unless it is "
             "merged; set actor_rollout_ref.model.lora.merge=True"
         )
-
-
-def _check_loggers(settings: Settings) -> None:
-    for name in settings.run.loggers:
-        if name != "console" and importlib.util.find_spec(name) is None:
-            raise ConfigError(f"run.loggers={settings.run.loggers}: the package {name} is not installed; add it by pip")
 
 
 def read_settings(config: DictConfig) -> Settings:
@@ -213,150 +208,130 @@ def _flatten(section: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
     return items
 
 
-def _common(settings: Settings, model_path: str, run_directory: Path, url: str, key: str) -> dict[str, Any]:
+def _translated(settings: Settings, model_path: str, run_directory: Path) -> dict[str, Any]:
+    """Return what the settings mean by verl's keys, where that is not verl's default."""
     run, algorithm, model, hardware = settings.run, settings.algorithm, settings.model, settings.hardware
-    return {
-        "algorithm": {
-            "adv_estimator": "grpo",
-            "norm_adv_by_std_in_grpo": algorithm.normalize_by_std,
-            "enable_rollout_level_advantage": True,
-            "rollout_correction": None,  # vLLM's log-probs *are* the old log-probs, so there is nothing to correct
-        },
-        "agentlightning": {
-            "agl_base_url": url,
-            "agl_key": key,
-            "rollout_timeout_seconds": settings.agent.time_limit,
-            "local": {"agent_class": settings.agent.class_},
-            "trace_aggregator": {
-                "level": "trajectory",
-                "trajectory_max_prompt_length": model.max_prompt_tokens,
-                "trajectory_max_response_length": model.max_episode_tokens,
-            },
-        },
-        "data": {
-            "train_batch_size": algorithm.tasks_per_step,
-            "val_batch_size": None,  # all at once
-            "max_prompt_length": model.max_prompt_tokens,
-            "max_response_length": model.max_episode_tokens,
-            "dataloader_num_workers": 0,
-            "seed": algorithm.seed,
-        },
-        "actor_rollout_ref": {
-            "model": {
-                "path": model_path,
-                "use_remove_padding": False,  # needs flash-attn, which takes half an hour to build
-                "enable_gradient_checkpointing": hardware.device == "gpu",
-                "override_config": {"attn_implementation": "sdpa"},
-            },
-            "actor": {
-                "strategy": "fsdp2",
-                # Only for verl's own checks; updates.py plans the mini-batches.
-                "ppo_mini_batch_size": max(1, algorithm.tasks_per_step // algorithm.updates_per_step),
-                "ppo_micro_batch_size_per_gpu": hardware.micro_batch,
-                "ppo_epochs": 1,
-                "shuffle": False,
-                "use_torch_compile": False,
-                "clip_ratio": algorithm.clip_high,
-                "clip_ratio_low": algorithm.clip_low,
-                "clip_ratio_high": algorithm.clip_high,
-                "clip_ratio_c": 10.0,  # of the dual clip, for negative advantages [paper]
-                "use_kl_loss": algorithm.kl_coefficient > 0,
-                "kl_loss_coef": algorithm.kl_coefficient,
-                "optim": {"lr": algorithm.learning_rate},
-                "fsdp_config": {"param_offload": hardware.offload, "optimizer_offload": hardware.offload},
-            },
-            "ref": {
-                "strategy": "fsdp2",
-                "log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
-                "fsdp_config": {"param_offload": hardware.offload},
-            },
-            "rollout": {
-                "name": "vllm",
-                "mode": "async",
-                "n": algorithm.rollouts_per_task,
-                "temperature": model.temperature,
-                "prompt_length": model.max_prompt_tokens,
-                "response_length": model.max_episode_tokens,
-                "max_model_len": model.max_context_tokens,
-                "max_num_batched_tokens": max(8192, model.max_context_tokens),
-                "max_num_seqs": hardware.max_sequences,
-                "tensor_model_parallel_size": hardware.tensor_parallel,
-                "gpu_memory_utilization": hardware.gpu_memory_fraction,
-                "log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
-                "calculate_log_probs": True,
-                "val_kwargs": {
-                    "n": run.validate_samples,
-                    "temperature": model.val_temperature,
-                    "do_sample": model.val_temperature > 0,
-                },
-                # agent-lightning runs the rollouts itself; verl's own workers would only import and idle.
-                "agent": {"num_workers": 0},
-            },
-        },
-        "reward": {"num_workers": 0},
-        "trainer": {
-            "project_name": "empo2",
-            "experiment_name": run_directory.name,
-            "logger": run.loggers,
-            "nnodes": hardware.nodes,
-            "n_gpus_per_node": hardware.gpus_per_node,
-            "total_training_steps": run.steps,
-            "total_epochs": run.steps,
-            "val_before_train": run.validate_first,
-            "test_freq": run.validate_every or run.steps,
-            "save_freq": run.save_every or -1,
-            "max_actor_ckpt_to_keep": run.keep_checkpoints,
-            "default_local_dir": str(run_directory / "checkpoints"),
-            "resume_mode": "disable",
-        },
-        "ray_kwargs": {
-            "ray_init": {
-                "include_dashboard": False,
-                # vLLM's server listens on the address that Ray reports for the node.
-                **({"_node_ip_address": "127.0.0.1"} if hardware.nodes == 1 else {}),
-            }
-        },
+    aggregator, policy = "agentlightning.trace_aggregator", "actor_rollout_ref.model"
+    actor, ref, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
+    values = {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.norm_adv_by_std_in_grpo": algorithm.normalize_by_std,
+        "algorithm.rollout_correction": None,  # vLLM's log-probs *are* the old log-probs: there is nothing to correct
+        "agentlightning.rollout_timeout_seconds": settings.agent.time_limit,
+        "agentlightning.local.agent_class": settings.agent.class_,
+        f"{aggregator}.trajectory_max_prompt_length": model.max_prompt_tokens,
+        f"{aggregator}.trajectory_max_response_length": model.max_episode_tokens,
+        "data.train_batch_size": algorithm.tasks_per_step,
+        "data.max_prompt_length": model.max_prompt_tokens,
+        "data.max_response_length": model.max_episode_tokens,
+        "data.dataloader_num_workers": 0,
+        "data.seed": algorithm.seed,
+        f"{policy}.path": model_path,
+        f"{policy}.use_remove_padding": False,  # needs flash-attn, which takes half an hour to build
+        f"{policy}.enable_gradient_checkpointing": hardware.device == "gpu",
+        f"{policy}.override_config.attn_implementation": "sdpa",
+        f"{actor}.strategy": "fsdp2",
+        # Only for verl's own checks; updates.py plans the mini-batches.
+        f"{actor}.ppo_mini_batch_size": max(1, algorithm.tasks_per_step // algorithm.updates_per_step),
+        f"{actor}.ppo_micro_batch_size_per_gpu": hardware.micro_batch,
+        f"{actor}.use_torch_compile": False,
+        f"{actor}.clip_ratio_low": algorithm.clip_low,
+        f"{actor}.clip_ratio_high": algorithm.clip_high,
+        f"{actor}.clip_ratio_c": 10.0,  # of the dual clip, for negative advantages [paper]
+        f"{actor}.use_kl_loss": algorithm.kl_coefficient > 0,
+        f"{actor}.kl_loss_coef": algorithm.kl_coefficient,
+        f"{actor}.calculate_entropy": False,  # a pass over the vocabulary; the trainer estimates it
+        f"{actor}.optim.lr": algorithm.learning_rate,
+        f"{actor}.fsdp_config.param_offload": hardware.offload,
+        f"{actor}.fsdp_config.optimizer_offload": hardware.offload,
+        f"{ref}.log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
+        f"{ref}.fsdp_config.param_offload": hardware.offload,
+        f"{rollout}.name": "vllm",
+        f"{rollout}.n": algorithm.rollouts_per_task,
+        f"{rollout}.temperature": model.temperature,
+        f"{rollout}.max_model_len": model.max_context_tokens,
+        f"{rollout}.max_num_batched_tokens": max(8192, model.max_context_tokens),
+        f"{rollout}.max_num_seqs": hardware.max_sequences,
+        f"{rollout}.tensor_model_parallel_size": hardware.tensor_parallel,
+        f"{rollout}.gpu_memory_utilization": hardware.gpu_memory_fraction,
+        f"{rollout}.log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.val_kwargs.n": run.validate_samples,
+        f"{rollout}.val_kwargs.temperature": model.val_temperature,
+        f"{rollout}.val_kwargs.do_sample": model.val_temperature > 0,
+        # agent-lightning runs the rollouts itself; verl's own workers would only import and idle.
+        f"{rollout}.agent.num_workers": 0,
+        "reward.num_workers": 0,
+        "trainer.project_name": "empo2",
+        "trainer.experiment_name": run_directory.name,
+        "trainer.logger": run.loggers,
+        "trainer.nnodes": hardware.nodes,
+        "trainer.n_gpus_per_node": hardware.gpus_per_node,
+        "trainer.total_training_steps": run.steps,
+        "trainer.total_epochs": run.steps,
+        "trainer.val_before_train": run.validate_first,
+        "trainer.test_freq": run.validate_every or run.steps,
+        "trainer.save_freq": run.save_every or -1,
+        "trainer.max_actor_ckpt_to_keep": run.keep_checkpoints,
+        "trainer.default_local_dir": str(run_directory / "checkpoints"),
+        "trainer.resume_mode": "disable",
+        "ray_kwargs.ray_init.include_dashboard": False,
     }
-
-
-def _lora(settings: Settings) -> dict[str, Any]:
-    return {
-        "lora_rank": settings.model.lora_rank,
-        "lora_alpha": settings.model.lora_alpha,
-        "target_modules": "all-linear",
-        "lora": {"merge": True},  # see check_lora; compat/lora.py mends verl's merging
-    }
+    if hardware.nodes == 1:  # vLLM's server listens on the address that Ray reports for the node
+        values["ray_kwargs.ray_init._node_ip_address"] = "127.0.0.1"
+    if model.lora_rank:
+        values |= {
+            f"{policy}.lora_rank": model.lora_rank,
+            f"{policy}.lora_alpha": model.lora_alpha,
+            f"{policy}.target_modules": "all-linear",
+            f"{policy}.lora.merge": True,  # see check_lora; compat/lora.py mends verl's merging
+        }
+    return values
 
 
 def cpu_options(settings: Settings) -> dict[str, Any]:
-    """Return the options that differ without a GPU; compat/ explains them."""
+    """Return by verl's keys what differs without a GPU; compat/ explains it."""
     workers, dtype = settings.hardware.gpus_per_node, fast_dtype()
-    precision = {"param_dtype": dtype}  # verl's default for the rest is float32
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return {
-        "actor_rollout_ref": {
-            "actor": {
-                "fsdp_config": {
-                    "model_dtype": "fp32",
-                    "mixed_precision": precision,
-                    "param_offload": False,
-                    "optimizer_offload": False,
-                },
-                "optim": {"override_optimizer_config": {"fused": True}},
-            },
-            "ref": {"fsdp_config": {"mixed_precision": precision}},
-            "rollout": {
-                "free_cache_engine": False,
-                "enable_sleep_mode": False,
-                "enforce_eager": True,
-                "dtype": dtype,
-                "max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size to measure memory
-                "engine_kwargs": {
-                    "vllm": {
-                        "worker_extension_cls": "empo2.recipe.trainer.compat.vllm.CpuWorkerExtension",
-                        "distributed_executor_backend": "uni",
-                    },
-                },
-            },
-        },
-        "ray_kwargs": {"ray_init": {"num_cpus": 2 + workers, "num_gpus": workers}},
+        f"{actor}.fsdp_config.mixed_precision.param_dtype": dtype,  # verl's default for the rest is float32
+        f"{actor}.fsdp_config.param_offload": False,
+        f"{actor}.fsdp_config.optimizer_offload": False,
+        f"{actor}.optim.override_optimizer_config.fused": True,
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype": dtype,
+        f"{rollout}.free_cache_engine": False,
+        f"{rollout}.enable_sleep_mode": False,
+        f"{rollout}.enforce_eager": True,
+        f"{rollout}.dtype": dtype,
+        f"{rollout}.max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size to measure memory
+        f"{rollout}.engine_kwargs.vllm.worker_extension_cls": "empo2.recipe.trainer.compat.vllm.CpuWorkerExtension",
+        f"{rollout}.engine_kwargs.vllm.distributed_executor_backend": "uni",
+        "ray_kwargs.ray_init.num_cpus": 2 + workers,
+        "ray_kwargs.ray_init.num_gpus": workers,
     }
+
+
+class _Literal(str):
+    """A string that OmegaConf (2.3) takes for no interpolation, as it looks for ``${`` in it.
+
+    Escapes do not help: ``OmegaConf.resolve`` puts the unescaped string back, which is then interpolated after all.
+    """
+
+    def __contains__(self, part: str) -> bool:
+        return part != "${" and super().__contains__(part)
+
+
+def literally(section: dict[str, Any]) -> DictConfig:
+    """Return a nested dict as a section whose strings are never interpolated, neither on access nor when resolved."""
+    return DictConfig(_marked(section), flags={"allow_objects": True})
+
+
+def _marked(value: Any) -> Any:
+    match value:
+        case str() if "${" in value:
+            return _Literal(value)
+        case dict():
+            return {key: _marked(each) for key, each in value.items()}
+        case list():
+            return [_marked(each) for each in value]
+    return value

@@ -14,8 +14,7 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes
-from empo2.recipe.trainer.staleness import staleness
-from empo2.recipe.trainer.step_results import RolloutResult
+from empo2.recipe.trainer.step_results import RolloutResult, staleness
 
 from .harness import CHAT, KEY, ROOMS, GatewayUnderTest, running_gateway, until
 from .model_server import MODEL

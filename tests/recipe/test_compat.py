@@ -253,7 +253,7 @@ def test_every_override_overrides_something() -> None:
 
     own = {
         Empo2Trainer: {"_results", "_forward_multiple", "_log_rollouts", "_run_directory"},
-        Empo2RolloutManager: {"_validated", "_trainable", "_drop_groups_of_one", "_usable", "drop_carried_over"},
+        Empo2RolloutManager: {"_usable", "drop_carried_over"},
     }
     for ours, helpers in own.items():
         overrides = {name for name in vars(ours) if not name.startswith("__")} - helpers
@@ -307,11 +307,10 @@ def test_asynchronous_mode_refuses_calls_while_the_weights_change() -> None:
     assert "or self.epoch > self.config.trainer.total_epochs:" in text.split("def fit(", 1)[1]
 
 
-def test_adapter_rounds_scores() -> None:
-    """rows.py sets them again: bfloat16 has three digits."""
-    assert "scores = torch.tensor(reward_list, dtype=torch.bfloat16)" in source(
-        "agentlightning", "verl/rollout_adapter.py"
-    )
+def test_server_trims_the_last_of_equal_prompts_alone() -> None:
+    """manager.py trims all calls itself, and rollout_calls.py tells which of them are turns."""
+    text = source("agentlightning", "server/routes/events.py")
+    assert "        events = _dedupe_model_requests_by_prompt_token_ids(events)" in text
 
 
 def test_reconciler_says_how_a_process_ended() -> None:

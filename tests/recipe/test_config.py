@@ -286,23 +286,31 @@ def test_hydras_prefix_in_omegaconfs_list() -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_translation(profile: str) -> None:
+    """What the settings do not say is verl's default, as long as that is what the objective needs."""
     settings, config = load_settings(profile), composed(profile)
-    algorithm, model = settings.algorithm, settings.model
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.3, 10.0)
-    assert (actor.use_kl_loss, actor.entropy_coeff, actor.policy_loss.loss_mode) == (False, 0, "per_rollout_mean")
-    assert (rollout.temperature, rollout.val_kwargs.temperature, rollout.val_kwargs.do_sample) == (1.0, 0.4, True)
-    assert (rollout.n, rollout.max_model_len) == (algorithm.rollouts_per_task, model.max_context_tokens)
-    assert config.agentlightning.trace_aggregator == {
-        "level": "trajectory",
-        "trajectory_max_prompt_length": model.max_prompt_tokens,
-        "trajectory_max_response_length": model.max_episode_tokens,
-    }
     assert read_settings(config) == settings
     # A run can be made again from what verl was given.
     given: Any = OmegaConf.to_container(config.empo2)
     assert given.pop("run_directory") == "/runs/demo"
     assert load_settings(layer=given) == settings
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert actor.optim.lr == settings.algorithm.learning_rate
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.3, 10.0)
+    assert (actor.ppo_epochs, actor.shuffle, actor.policy_loss.loss_mode) == (1, False, "per_rollout_mean")
+    assert (actor.use_kl_loss, actor.entropy_coeff, actor.calculate_entropy) == (False, 0, False)
+    assert (actor.strategy, config.actor_rollout_ref.ref.strategy) == ("fsdp2", "fsdp2")
+    assert (rollout.mode, rollout.temperature, rollout.calculate_log_probs) == ("async", 1.0, True)
+    assert (rollout.val_kwargs.temperature, rollout.val_kwargs.do_sample) == (0.4, True)
+    limits = settings.model.max_prompt_tokens, settings.model.max_episode_tokens
+    assert (rollout.prompt_length, rollout.response_length, config.data.val_batch_size) == (*limits, None)
+    assert config.algorithm.adv_estimator == "grpo"
+    assert config.algorithm.enable_rollout_level_advantage is True
+    assert config.algorithm.rollout_correction is None
+    assert config.agentlightning.trace_aggregator == {
+        "level": "trajectory",
+        "trajectory_max_prompt_length": limits[0],
+        "trajectory_max_response_length": limits[1],
+    }
 
 
 def test_dollars_and_braces_are_no_interpolations_of_omegaconf() -> None:

@@ -194,7 +194,6 @@ async def rows(gateway: GatewayUnderTest, rollout: str, limit: int = 2048) -> li
 
         from empo2.recipe.trainer.gateway_client import GatewayClient
         from empo2.recipe.trainer.manager import Empo2RolloutManager
-        from empo2.recipe.trainer.step_results import prepare_for_training
     detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
     url = str(gateway.client.base_url)
     asked = GatewayClient(url, KEY)
@@ -211,8 +210,8 @@ async def rows(gateway: GatewayUnderTest, rollout: str, limit: int = 2048) -> li
     completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
     manager.client.close()
     asked.close()
-    trained, _, left_out = prepare_for_training(completed)
-    assert left_out == 0
+    trained = manager.results.train(completed, None, limit)
+    assert manager.results.left_out.total() == 0
     adapter = RolloutAdapter(
         max_prompt_length=limit,
         max_response_length=limit,

@@ -856,8 +856,8 @@ async def test_snapshot_is_a_memory_of_its_own(gateway: GatewayUnderTest):
 # The trainer and the controller
 
 
-async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
-    """agent-lightning's own manager and adapter read what was recorded, with tips and with the tips removed."""
+async def trained(gateway: GatewayUnderTest, rollout: str) -> tuple[Any, Any, Any]:
+    """A rollout's rows and agent-lightning's metrics, by its own manager and adapter, and its result."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl's own
         from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
@@ -865,16 +865,16 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
 
         from empo2.recipe.trainer.gateway_client import GatewayClient
         from empo2.recipe.trainer.manager import Empo2RolloutManager
-        from empo2.recipe.trainer.step_results import prepare_for_training
     import torch
 
-    await gateway.store_tips(ROOMS, "Take the lamp.\n", "Go north.")
-    never = await gateway.play(await gateway.create(None), ROOMS)
     url = str(gateway.client.base_url)
     asked = GatewayClient(url, KEY)
     manager = Empo2RolloutManager(
         agl_base_url=url, agl_key=KEY, model=MODEL, step=0, group_size=1, settings=load_settings("cpu"), gateway=asked
     )
+    detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
+    enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
+    completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
     adapter = RolloutAdapter(
         max_prompt_length=512,
         max_response_length=512,
@@ -882,18 +882,25 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
         pad_token_id=0,
         trace_aggregator_level="trajectory",
     )
+    rows, metrics = adapter.get_train_data_batch([manager.results.train(completed, None, 512)])
+    manager.client.close()
+    asked.close()
+    return rows, metrics, manager.results
+
+
+async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
+    """agent-lightning's own manager and adapter read what was recorded, with tips and with the tips removed."""
+    await gateway.store_tips(ROOMS, "Take the lamp.\n", "Go north.")
+    never = await gateway.play(await gateway.create(None), ROOMS)
     for update in ("on-policy", "off-policy"):
         rollout = await gateway.create("memory", update)
         sent = await gateway.play(rollout, ROOMS)
         await gateway.finish(rollout, 3)
         await gateway.drain()
-        detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
-        enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
-        completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
-        trained, intrinsic, left_out = prepare_for_training(completed)
-        assert intrinsic == sum(call["intrinsic_reward"] for call in await gateway.events(rollout, "empo2_call"))
-        assert left_out == 0
-        batch, metrics = adapter.get_train_data_batch([trained])
+        batch, metrics, results = await trained(gateway, rollout)
+        calls = await gateway.events(rollout, "empo2_call")
+        assert results.kept[rollout].intrinsic == sum(call["intrinsic_reward"] for call in calls)
+        assert results.left_out.total() == 0
         assert len(batch) == 1
         assert metrics["training/n_unmerged_rollouts"] == 0
         row = batch[0].batch
@@ -904,8 +911,33 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
         assert int(row["response_mask"].sum()) == sum(len(seen.reply_ids) for seen in gateway.model.requests()[-4:-1])
         log_probs = row["rollout_log_probs"][row["response_mask"].bool()]
         assert bool((log_probs < 0).all())  # vLLM's own, with tips: the old policy's
-    manager.client.close()
-    asked.close()
+
+
+async def test_an_agent_that_comes_back_to_a_state_is_trained_on_all_of_its_turns(gateway: GatewayUnderTest):
+    """It sends only the newest turn: hall, room, hall, room, hall. Of equal prompts agent-lightning trains the last."""
+    hall, room = turns("a wide hall with pillars"), turns("some small room upstairs")
+    rollout = await gateway.create("no-memory")
+    sent = await gateway.play(rollout, [*hall, *room, *hall, *room, *hall])
+    assert [len(set(map(tuple, sent))), len(sent)] == [2, 5]
+    await gateway.finish(rollout, 3)
+    batch, metrics, results = await trained(gateway, rollout)
+    assert [
+        row.batch["input_ids"][row.batch["attention_mask"].bool()].tolist()[: len(prompt)]
+        for row, prompt in zip(batch, sent, strict=True)
+    ] == sent
+    assert (metrics["training/n_turns"], results.left_out.total()) == (5, 0)
+    assert results.kept[rollout].intrinsic == pytest.approx(1 + 1 + 1 / 2 + 1 / 2 + 1 / 3)
+
+
+async def test_a_request_that_is_sent_again_before_its_answer_is_one_turn(gateway: GatewayUnderTest):
+    gateway.model.delay = lambda path, body: 0.5
+    rollout = await gateway.create("no-memory")
+    (body,) = turns("a wide hall with pillars")
+    await asyncio.gather(*(gateway.call(rollout, body) for _ in range(2)))
+    await gateway.finish(rollout, 3)
+    batch, _, results = await trained(gateway, rollout)
+    assert (len(batch), results.left_out) == (1, {"repeated_calls": 1, "turns_dropped": 0, "overlong_rows": 0})
+    assert results.kept[rollout].intrinsic == 1.5
 
 
 async def test_the_real_controller_plays_many_agents_at_once(gateway: GatewayUnderTest, tmp_path: Path):

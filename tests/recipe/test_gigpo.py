@@ -9,17 +9,17 @@ from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is i
 import numpy as np
 import pytest
 import torch
-from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
 from agentlightning.verl.rollout_adapter import RolloutAdapter
 from verl import DataProto
 
 from empo2.recipe.baselines.gigpo.advantage import TurnAdvantages, step_returns
 from empo2.recipe.config import load_settings
-from empo2.recipe.protocol import CALL_EVENT, Mode
+from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.advantages import rollout_advantages
-from empo2.recipe.trainer.rows import drop_overlong, set_scores
-from empo2.recipe.trainer.scores import training_scores
-from empo2.recipe.trainer.step_results import RolloutResult, prepare_for_training
+from empo2.recipe.trainer.rows import set_advantages
+from empo2.recipe.trainer.step_results import RolloutResult, StepResults
+
+from .rollout_events import recorded, request, rollout_of
 
 PROMPT, RESPONSE = 12, 16
 WITHOUT, ON, OFF = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
@@ -43,27 +43,18 @@ class Played(NamedTuple):
     def rollout(self, name: str, *, split: bool = False) -> Any:
         """As agent-lightning has it. With ``split`` a prompt is its turn alone, so that each turn has a row."""
         context: list[int] = []
-        triplets, events = [], []
+        events = []
         for number, (state, size, reward) in enumerate(self.turns):
             tips = [900] if self.mode and self.mode.memory and number == 0 else []
             free = ([] if split else context) + [300 + number]
             sent, reply = tips + free, [10 * number + i for i in range(size)]
             context = free + reply
-            triplets.append(
-                Triplet(prompt={"token_ids": sent}, response={"token_ids": reply, "log_probs": [-0.5] * size})
-            )
+            chat = [{"role": "system", "content": "rules"}, {"role": "user", "content": state}]
+            events.append(request(sent, reply, messages=chat))
             if self.mode:
-                call = {"prompt_token_ids": sent, "tip_free_prompt_token_ids": free, "observation": state}
-                events.append({"event_type": CALL_EVENT, "data": {**call, "intrinsic_reward": reward}})
-            else:
-                chat = {"messages": [{"role": "system", "content": "rules"}, {"role": "user", "content": state}]}
-                data = {"request": chat, "response": {"choices": [{"prompt_token_ids": sent}]}}
-                events.append({"event_type": "model_request", "data": data})
-        metadata = {"empo2": {**self.mode.model_dump(), "scope": "s"}} if self.mode else {}
-        common: dict[str, Any] = {"step": 1, "sample_idx_in_step": 0, "enqueue_time": 0.0, "data_id": self.group}
-        return CompletedRollout(
-            rollout_id=name, triplets=triplets, events=events, metadata=metadata, final_reward=self.return_, **common
-        )
+                own = {"tip_free_prompt_token_ids": free, "observation": state, "intrinsic_reward": reward}
+                events.append(recorded(sent, **own))
+        return rollout_of(name, events, self.mode, data_id=self.group, final_reward=self.return_)
 
     @property
     def result(self) -> RolloutResult:
@@ -219,13 +210,12 @@ def trained(mode: Mode | None, *, split: bool = False, response: int = RESPONSE)
         pad_token_id=0,
         trace_aggregator_level="trajectory",
     )
-    batch, _ = adapter.get_train_data_batch([prepare_for_training(rollout)[0] for rollout in rollouts])
-    results = {name: episode.result for name, episode in episodes.items()}
-    turns = TurnAdvantages(chosen, rollouts)
+    results = StepResults()
+    batch, _ = adapter.get_train_data_batch([results.train(rollout, None, PROMPT) for rollout in rollouts])
+    turns = TurnAdvantages(chosen, rollouts, PROMPT)
     turns.mark(batch)
-    batch = drop_overlong(batch)
-    set_scores(batch, results, training_scores(results, chosen), rollout_advantages(results, chosen))
-    return batch, turns.add(batch, results)
+    set_advantages(batch, results.kept, rollout_advantages(results.kept, chosen))
+    return batch, turns.add(batch, results.kept)
 
 
 def token_advantages(batch: DataProto) -> dict[str, list[float]]:

@@ -17,16 +17,19 @@ from agentlightning.hooks import RolloutHooks
 from agentlightning.schemas import RolloutCreate, RolloutState
 from agentlightning.server.app import create_app
 from agentlightning.server.store import _events, _rollouts
-from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
+from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
 from empo2.recipe.config import Algorithm, Settings, load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error, GatewayError, NoUsableRollouts
-from empo2.recipe.protocol import CALL_EVENT, Mode, scope_of
+from empo2.recipe.protocol import Mode, scope_of
+from empo2.recipe.trainer.advantages import compared_scores
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes, draw_tags
-from empo2.recipe.trainer.scores import training_scores
-from empo2.recipe.trainer.step_results import RolloutResult, StepResults, failure, prepare_for_training
-from empo2.recipe.trainer.tracking import training_metrics, validation_metrics
+from empo2.recipe.trainer.shown_rollouts import logged_rollouts
+from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, StepResults
+from empo2.recipe.trainer.tracking import step_line, training_metrics, validation_metrics
+
+from .rollout_events import recorded, refused, request, rollout_of
 
 KEY = "secret"
 PAPER = load_settings("gpu")
@@ -81,14 +84,9 @@ def test_draws_hang_on_seed_and_step_alone() -> None:
     assert len(frequencies([modes[0] for modes in first])) == 3
 
 
-def test_one_draw_for_the_step() -> None:
+def test_one_draw_for_the_step_or_for_each_group() -> None:
     for step in range(200):
-        modes = modes_of(algorithm(mode_per="step"), step, 16)
-        assert len(modes) == 16
-        assert len(set(map(name, modes))) == 1
-
-
-def test_one_draw_for_each_group() -> None:
+        assert len(set(map(name, modes_of(algorithm(mode_per="step"), step, 16)))) == 1
     steps = [modes_of(algorithm(mode_per="group"), step, 16) for step in range(1000)]
     assert {len(modes) for modes in steps} == {16}
     found = frequencies([mode for modes in steps for mode in modes])
@@ -145,97 +143,24 @@ def test_scope_of_a_field_that_tasks_lack() -> None:
 # Rollouts
 
 
-def triplet(prompt: list[int], reply: list[int], log_probs: list[float] | None) -> Triplet:
-    return Triplet(prompt={"token_ids": prompt}, response={"token_ids": reply, "log_probs": log_probs})
-
-
-def call(prompt: list[int], **data: Any) -> dict[str, Any]:
-    return {"event_type": CALL_EVENT, "data": {"prompt_token_ids": prompt, **data}}
+def turn_events(tips: int = 900) -> list[dict[str, Any]]:
+    """Of an episode of two turns, whose tips are the tokens from 900 on."""
+    first, second = [1, tips, 2], [1, tips, 2, 10, 11, tips + 1, 3]
+    return [
+        request(first, [10, 11]),
+        recorded(first, tip_free_prompt_token_ids=[1, 2], intrinsic_reward=1.0),
+        request(second, [12]),
+        recorded(second, tip_free_prompt_token_ids=[1, 2, 10, 11, 3], intrinsic_reward=0.25),
+    ]
 
 
 def completed(
-    mode: Mode | None = OFF_POLICY, *, events: list[dict[str, Any]] | None = None, **changes: Any
+    mode: Mode | None = OFF_POLICY, name: str = "r", events: list[dict[str, Any]] | None = None, **changes: Any
 ) -> CompletedRollout:
-    """An episode of two turns, whose tips are the tokens 900 to 999, tagged unless ``mode`` is None."""
-    if events is None:
-        events = [
-            call([1, 900, 2], tip_free_prompt_token_ids=[1, 2], intrinsic_reward=1.0),
-            call([1, 900, 2, 10, 11, 901, 3], tip_free_prompt_token_ids=[1, 2, 10, 11, 3], intrinsic_reward=0.25),
-        ]
-    values: dict[str, Any] = {
-        "rollout_id": "r",
-        "data_id": "g",
-        "step": 1,
-        "sample_idx_in_step": 0,
-        "enqueue_time": 0.0,
-        "final_reward": 50.0,
-        "rollout_state": RolloutState.SUCCEEDED,
-        "triplets": [
-            triplet([1, 900, 2], [10, 11], [-0.1, -0.2]),
-            triplet([1, 900, 2, 10, 11, 901, 3], [12], [-0.3]),
-        ],
-        "events": events,
-        "metadata": {} if mode is None else {"empo2": {**mode.model_dump(), "scope": "s"}},
-    }
-    return CompletedRollout(**values | changes)
+    return rollout_of(name, turn_events() if events is None else events, mode, **changes)
 
 
-def test_off_policy_rollout_gets_its_tip_free_prompts_and_nothing_else() -> None:
-    rollout = completed()
-    before = rollout.model_dump()
-    trained, _, left_out = prepare_for_training(rollout)
-    assert left_out == 0
-    assert trained.triplets is not None
-    assert [t.prompt for t in trained.triplets] == [{"token_ids": [1, 2]}, {"token_ids": [1, 2, 10, 11, 3]}]
-    after = trained.model_dump()
-    for old, new in zip(before["triplets"], after["triplets"], strict=True):
-        assert {**new, "prompt": None} == {**old, "prompt": None}  # vLLM's log-probs above all
-    assert {**after, "triplets": None} == {**before, "triplets": None}
-    assert rollout.model_dump() == before
-
-
-@pytest.mark.parametrize("mode", [ON_POLICY, None])
-def test_on_policy_rollout_keeps_its_prompts(mode: Mode | None) -> None:
-    rollout = completed(mode)
-    trained, intrinsic, left_out = prepare_for_training(rollout)
-    assert trained.triplets == rollout.triplets
-    assert (intrinsic, left_out) == (1.25, 0)
-
-
-def test_turn_without_tip_free_prompt_is_left_out() -> None:
-    """Never trained with its tips; its visit counts all the same."""
-    events = [
-        call([1, 900, 2], intrinsic_reward=0.5),
-        call([1, 900, 2, 10, 11, 901, 3], tip_free_prompt_token_ids=[1, 2, 10, 11, 3], intrinsic_reward=0.25),
-    ]
-    trained, intrinsic, left_out = prepare_for_training(completed(events=events))
-    assert trained.triplets is not None
-    assert [t.prompt["token_ids"] for t in trained.triplets] == [[1, 2, 10, 11, 3]]
-    assert (intrinsic, left_out) == (0.75, 1)
-
-
-def test_turn_without_event_is_left_out() -> None:
-    trained, intrinsic, left_out = prepare_for_training(completed(events=[]))
-    assert trained.triplets == []
-    assert (intrinsic, left_out) == (0, 2)
-
-
-def test_event_of_another_prompt_is_not_taken() -> None:
-    events = [call([1, 900, 3], tip_free_prompt_token_ids=[7], intrinsic_reward=1.0)]
-    assert prepare_for_training(completed(events=events))[1:] == (0, 2)
-
-
-def test_call_repeated_with_the_same_prompt_counts_once() -> None:
-    """agent-lightning keeps the last of requests with equal prompts: one row, one visit's reward."""
-    events = [
-        call([1, 900, 2], tip_free_prompt_token_ids=[1, 2], intrinsic_reward=1.0),
-        call([1, 900, 2], tip_free_prompt_token_ids=[1, 2], intrinsic_reward=0.5),
-    ]
-    rollout = completed(events=events, triplets=[triplet([1, 900, 2], [10], [-0.1])])
-    assert prepare_for_training(rollout)[1:] == (0.5, 0)
-
-
-def manager(*played: CompletedRollout, drained: Any = None, **changes: Any) -> Empo2RolloutManager:
+def manager(*played: CompletedRollout, drained: Any = None, limit: float = math.inf, **changes: Any) -> Any:
     """A manager with the paper's settings but for ``changes``; its agent-lightning hands it the rollouts ``played``."""
 
     class Played(Empo2RolloutManager):
@@ -260,6 +185,7 @@ def manager(*played: CompletedRollout, drained: Any = None, **changes: Any) -> E
         model="m",
         step=7,
         group_size=2,
+        max_prompt_tokens=limit,
         settings=settings(**changes),
         gateway=GatewayClient("http://gateway", KEY, transport),
     )
@@ -267,8 +193,7 @@ def manager(*played: CompletedRollout, drained: Any = None, **changes: Any) -> E
 
 def train(*played: CompletedRollout, **changes: Any) -> tuple[Empo2RolloutManager, list[CompletedRollout]]:
     """Play the rollouts beside two good ones of their group."""
-    companions = [completed(rollout_id=f"beside {number}") for number in range(2)]
-    made = manager(*played, *companions, **changes)
+    made = manager(*played, *(completed(name=f"beside {number}") for number in range(2)), **changes)
     usable = made.enqueue_and_wait_until_completed({}, is_train=True)
     return made, [rollout for rollout in usable if not rollout.rollout_id.startswith("beside")]
 
@@ -281,65 +206,95 @@ def test_intrinsic_reward_reaches_the_score() -> None:
     assert (result.return_, result.intrinsic, result.mode) == (50.0, 1.25, OFF_POLICY)
     other = RolloutResult(group="g", mode=OFF_POLICY, return_=10.0)
     scaled = algorithm(return_scale=0.01, intrinsic_coefficient=0.01)  # 2 of -100..100
-    assert training_scores({"r": result, "o": other}, scaled) == pytest.approx({"r": 0.01 * (50 + 2 * 1.25), "o": 0.1})
+    assert compared_scores([result, other], scaled) == pytest.approx([0.01 * (50 + 2 * 1.25), 0.1])
 
 
-@pytest.mark.parametrize("reward", [-100.0, 0.0, 100.0, 1e6])
+@pytest.mark.parametrize("reward", [-100.0, 0.0, 1e6])
 def test_rewards_are_never_clamped(reward: float) -> None:
-    made, (trained,) = train(completed(ON_POLICY, events=[], final_reward=reward))
+    made, (trained,) = train(completed(None, final_reward=reward))
     assert trained.final_reward == made.results.kept["r"].return_ == reward
-
-
-def test_untagged_rollout_is_on_policy_without_memory() -> None:
-    made, (_,) = train(completed(None, events=[]))
     assert made.results.kept["r"].mode == NO_MEMORY
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rollout_state": RolloutState.FAILED}, "failed_by_system"),
         ({"rollout_state": RolloutState.FAILED, "final_reward": 80.0}, "failed_by_system"),
-        ({"triplets": []}, "no_model_call"),
-        ({"triplets": None}, "no_model_call"),
+        ({"events": []}, "no_model_call"),
         ({"final_reward": None}, "no_reward"),
         ({"final_reward": math.nan}, "no_reward"),
         ({"final_reward": -math.inf}, "no_reward"),
-        ({"triplets": [triplet([1, 900, 2], [10, 11], None)]}, "no_log_probs"),
-        ({"triplets": [triplet([1, 900, 2], [10, 11], [-0.1])]}, "no_log_probs"),
-        (
-            {"triplets": [triplet([1, 900, 2], [10], [-0.1]), triplet([1, 900, 2, 10, 11, 901, 3], [12], None)]},
-            "no_log_probs",
-        ),
-        ({"events": []}, "no_tip_free_prompt"),
+        ({"events": [request([1, 900, 2], [10, 11], None)]}, "no_log_probs"),
+        ({"events": [request([1, 900, 2], [10, 11], [-0.1])]}, "no_log_probs"),
+        ({"events": turn_events()[::2]}, "no_tip_free_prompt"),
     ],
 )
 def test_unusable_rollouts_are_counted(changes: dict[str, Any], reason: str) -> None:
-    made = manager(completed(**changes, error_message="boom"), *(completed(rollout_id=name) for name in "ab"))
+    made, usable = train(completed(**changes, error_message="boom"))
+    assert usable == []
+    assert made.results.kept.keys() == {"beside 0", "beside 1"}
+    assert made.results.reasons == {reason: 1}
+    assert made.results.dropped["r"].error == "boom"
+
+
+def test_a_rollout_left_alone_by_overlong_ones_is_not_overlong() -> None:
+    """Three of the four rollouts of a group have a prompt that is too long; the fourth is alone. None is in a mean."""
+    long = [rollout_of(f"long {number}", [request([1] * 7, [2])], final_reward=float(number)) for number in range(3)]
+    fourth = rollout_of("fourth", [request([1] * 6, [2])], final_reward=40.0)
+    others = [
+        rollout_of(f"other {value}", [request([1], [2])], data_id="h", final_reward=value) for value in (60.0, 80.0)
+    ]
+    made = manager(*long, fourth, *others, limit=6)
     usable = made.enqueue_and_wait_until_completed({}, is_train=True)
-    assert [rollout.rollout_id for rollout in usable] == ["a", "b"] == list(made.results.kept)
-    assert made.results.dropped == {reason: 1}
-    assert made.results.errors == ["boom"]
+    assert [rollout.rollout_id for rollout in usable] == ["other 60.0", "other 80.0"]
+    metrics = training_metrics(made.results, 100)
+    assert (metrics["empo2/overlong_rows"], metrics["empo2/rollouts_dropped"]) == (3, 4)
+    assert (metrics["empo2/dropped/overlong"], metrics["empo2/dropped/alone_in_group"]) == (3, 1)
+    assert (metrics["training/return"], metrics["training/return_std"]) == (70, 10)
+    said = step_line(7, metrics | SPLIT_AND_CUT, rollouts=2, rows=2)
+    assert said == (
+        "step 7: training on 2 rollouts in 2 rows; dropped 3 overlong, 1 alone in group; WARNING: 3 rows dropped, "
+        "their prompt exceeds model.max_prompt_tokens"
+    )
+    shown = logged_rollouts(made.played, made.results, 7, "training", {"other 60.0": -1.0, "other 80.0": 1.0})
+    told = {each.id: (each.dropped, each.example) for each in shown}
+    assert told["long 1"] == ("overlong", "its prompt exceeds model.max_prompt_tokens=6")
+    assert (told["fourth"], told["other 60.0"]) == (("alone_in_group", ""), (None, ""))
+
+
+SPLIT_AND_CUT = {"empo2/unmerged_rollouts": 0, "empo2/cut_rows": 0, "empo2/reply_tokens_lost": 0}
+
+
+def test_rows_that_are_too_long_are_left_out_alone() -> None:
+    """The second of three chats; the replies of the others stay, and its tokens are counted as lost."""
+    chats = [request([1], [2]), request([3] * 9, [4, 5]), request([6], [7])]
+    made, (trained,) = train(completed(None, events=chats), limit=8)
+    assert [triplet.response["token_ids"] for triplet in trained.triplets or []] == [[2], [7]]
+    assert (made.results.left_out["overlong_rows"], made.results.kept["r"].reply_tokens) == (1, 4)
+
+
+def test_nothing_but_overlong_rows() -> None:
+    made = manager(completed(), completed(name="s"), limit=1)
+    with pytest.raises(NoUsableRollouts, match=r"2 overlong .*its prompt exceeds model\.max_prompt_tokens=1;"):
+        made.enqueue_and_wait_until_completed({}, is_train=True)
 
 
 # Who failed: what agent-lightning's LocalReconciler says, and how the last model call ended
 
-_ANSWERED = {"event_type": "model_request", "timestamp": 1.0, "data": {"status": "ok", "http_status": 200}}
-
-
-def _refused(status: int | None) -> dict[str, Any]:
-    return {"event_type": "model_request", "timestamp": 1.0, "data": {"status": "error", "http_status": status}}
+_ANSWERED = request([1], [2])
+_EXITED = "subprocess exited with code 1"
 
 
 @pytest.mark.parametrize(
     ("message", "calls", "reason"),
     [
-        ("subprocess exited with code 1", [_ANSWERED], "failed_by_agent"),  # its own exception
-        ("subprocess exited with code 1", [_ANSWERED, _refused(400)], "failed_by_agent"),  # the context is outgrown
-        ("subprocess exited with code 1", [_ANSWERED, _refused(503)], "failed_by_system"),
-        ("subprocess exited with code 1", [_ANSWERED, _refused(429)], "failed_by_system"),
-        ("subprocess exited with code 1", [_ANSWERED, _refused(None)], "failed_by_system"),
-        ("subprocess exited with code 1", [_ANSWERED, _refused(503), _ANSWERED], "failed_by_agent"),  # asked again
+        (_EXITED, [_ANSWERED], "failed_by_agent"),  # its own exception
+        (_EXITED, [_ANSWERED, refused(400)], "failed_by_agent"),  # the context is outgrown
+        (_EXITED, [_ANSWERED, refused(503)], "failed_by_system"),
+        (_EXITED, [_ANSWERED, refused(429)], "failed_by_system"),
+        (_EXITED, [_ANSWERED, refused(None)], "failed_by_system"),
+        (_EXITED, [_ANSWERED, refused(503), _ANSWERED], "failed_by_agent"),  # asked again
+        (_EXITED, [], "failed_by_system"),  # before the model has said anything
         ("subprocess exited with code -9", [_ANSWERED], "failed_by_system"),  # killed
         ("local subprocess timed out", [_ANSWERED], "failed_by_system"),
         ("local subprocess is not running", [_ANSWERED], "failed_by_system"),
@@ -348,42 +303,34 @@ def _refused(status: int | None) -> dict[str, Any]:
 )
 def test_who_failed(message: str | None, calls: list[dict[str, Any]], reason: str) -> None:
     failed = completed(
-        ON_POLICY, rollout_state=RolloutState.FAILED, error_message=message, events=calls, final_reward=None
+        ON_POLICY, events=calls, rollout_state=RolloutState.FAILED, error_message=message, final_reward=None
     )
-    assert failure(failed) == reason
-    # Before the model has said anything, nothing that it said can be the cause.
-    assert failure(failed.model_copy(update={"triplets": []})) == "failed_by_system"
-    assert failure(failed.model_copy(update={"rollout_state": RolloutState.SUCCEEDED})) is None
-
+    made, usable = train(failed)
+    assert (usable, made.results.reasons) == ([], {reason: 1})
     made, usable = train(failed, failed_rollout_return=-100.0)
     if reason == "failed_by_agent":
         assert (usable[0].final_reward, made.results.kept["r"].return_) == (-100, -100)
         assert not made.results.dropped
     else:
-        assert usable == []
-        assert made.results.dropped[reason] == 1
+        assert (usable, made.results.reasons) == ([], {reason: 1})
 
 
-def test_failures_of_the_agent_are_dropped_by_default() -> None:
-    failed = {"rollout_state": RolloutState.FAILED, "error_message": "subprocess exited with code 1"}
-    rollouts = [completed(rollout_id="f", **failed), completed(rollout_id="a"), completed(rollout_id="b")]
-    made = manager(*rollouts)
-    assert len(made.enqueue_and_wait_until_completed({}, is_train=True)) == 2
-    assert made.results.dropped == {"failed_by_agent": 1}
+def lost(reason: str = "failed_by_system", mode: Mode = NO_MEMORY, panel: str = "") -> DroppedRollout:
+    return DroppedRollout(reason, "", panel, mode)
 
 
 def test_validation_wants_a_reward_and_no_log_probs() -> None:
-    good = completed(None, rollout_id="a", triplets=[triplet([1], [10], None)], events=[])
-    made = manager(good, completed(None, rollout_id="b", final_reward=None))
+    good = completed(None, "a", [request([1], [10], None)])
+    made = manager(good, completed(None, "b", final_reward=None))
     assert made.enqueue_and_wait_until_completed({}, is_train=False) == [good]
     assert {name: result.return_ for name, result in made.results.kept.items()} == {"a": 50.0}
-    assert made.results.dropped == {"no_reward": 1}
+    assert made.results.reasons == {"no_reward": 1}
 
 
 def test_validation_counts_failures_as_the_worst_return() -> None:
     """Left out, as before, they make a policy look better the more of its episodes break."""
     first = StepResults({"a": RolloutResult("g", NO_MEMORY, 100.0), "b": RolloutResult("h", NO_MEMORY, 20.0)})
-    second = StepResults(dropped=Counter(failed_by_agent=1, failed_by_system=1), lost=Counter({("", False): 2}))
+    second = StepResults(dropped={"c": lost("failed_by_agent"), "d": lost()})
     assert validation_metrics([first, second], algorithm(failure_return=-100, success_return=100)) == {
         "val/return": (100 + 20 - 100 - 100) / 4,
         "val/return_without_failures": 60.0,
@@ -393,13 +340,8 @@ def test_validation_counts_failures_as_the_worst_return() -> None:
         "val/dropped/failed_by_agent": 1,
         "val/dropped/failed_by_system": 1,
     }
-
-
-def test_validation_in_which_all_fail() -> None:
-    metrics = validation_metrics(
-        [StepResults(dropped=Counter(failed_by_system=3), lost=Counter({("", False): 3}))], algorithm(failure_return=-7)
-    )
-    assert (metrics["val/return"], metrics["val/n_rollouts"]) == (-7, 3)
+    metrics = validation_metrics([second], algorithm(failure_return=-7))
+    assert (metrics["val/return"], metrics["val/n_rollouts"]) == (-7, 2)
     assert "val/return_without_failures" not in metrics
 
 
@@ -418,8 +360,8 @@ def test_validation_with_memory_and_on_panels() -> None:
         "f": result("far", NO_MEMORY, 0.0),
         "g": result("far", ON_POLICY, 100.0),
     }
-    lost = Counter({("unseen", True): 1, ("train", False): 1})
-    played = [StepResults(kept, Counter(no_reward=2), lost)]
+    dropped = {"h": lost("no_reward", ON_POLICY, "unseen"), "i": lost("no_reward", NO_MEMORY, "train")}
+    played = [StepResults(kept, dropped)]
     metrics = validation_metrics(played, algorithm(failure_return=-100, success_return=100))
     expected = {
         "val/return": 20.0,
@@ -455,29 +397,22 @@ def test_validation_with_memory_and_on_panels() -> None:
     assert metrics == {name: pytest.approx(value) for name, value in expected.items()}
 
 
-def test_validation_on_training_tasks_alone() -> None:
-    results = StepResults({"a": RolloutResult("g", NO_MEMORY, 7.0, panel="train")}, lost=Counter({("", True): 1}))
-    metrics = validation_metrics([results], algorithm(failure_return=-3))
-    assert (metrics["val/train/return"], metrics["val/memory_return"]) == (7, -3)
-    assert not {"val/return", "val/return_without_failures", "val/memory_gap", "val/train/memory_return"} & set(metrics)
-
-
 def test_validation_with_memory_is_told_from_the_policy_alone() -> None:
     """Both are kept; agent-lightning's own validation metrics are made of what is returned."""
-    alone = completed(None, rollout_id="a", input={"panel": "unseen"}, events=[])
-    with_memory = completed(ON_POLICY, rollout_id="b", input={"panel": "unseen"}, final_reward=80.0)
-    failed = completed(ON_POLICY, rollout_id="c", input={"panel": None}, final_reward=None)
+    alone = completed(None, "a", input={"panel": "unseen"})
+    with_memory = completed(ON_POLICY, "b", input={"panel": "unseen"}, final_reward=80.0)
+    failed = completed(ON_POLICY, "c", input={"panel": None}, final_reward=None)
     made = manager(alone, with_memory, failed)
     assert made.enqueue_and_wait_until_completed({}, is_train=False) == [alone]
     kept = {name: (result.mode.memory, result.panel, result.return_) for name, result in made.results.kept.items()}
     assert kept == {"a": (False, "unseen", 50.0), "b": (True, "unseen", 80.0)}
-    assert made.results.lost == {("", True): 1}
+    assert made.results.dropped == {"c": lost("no_reward", ON_POLICY)}
 
 
 def reporting(name: str, *reported: Any, **changes: Any) -> CompletedRollout:
     """A rollout whose reward events hold these ``metrics``."""
-    events = [{"event_type": "reward", "data": {"value": 50.0, "metrics": metrics}} for metrics in reported]
-    return completed(None, rollout_id=name, events=events, **changes)
+    rewards = [{"event_type": "reward", "data": {"value": 50.0, "metrics": metrics}} for metrics in reported]
+    return completed(None, name, [*turn_events(), *rewards], **changes)
 
 
 def test_numbers_that_agents_report_are_averaged() -> None:
@@ -494,7 +429,7 @@ def test_numbers_that_agents_report_are_averaged() -> None:
     for is_train, phase in ((True, "training"), (False, "val")):
         made = manager(*rollouts)
         made.enqueue_and_wait_until_completed({}, is_train=is_train)
-        assert made.results.dropped == {"no_reward": 1}
+        assert made.results.reasons == {"no_reward": 1}
         metrics = training_metrics(made.results, 100) if is_train else validation_metrics([made.results], algorithm())
         assert {name: value for name, value in metrics.items() if "/agent/" in name} == {
             f"{phase}/agent/corrected": pytest.approx((0.25 + 0.5 + 1.0) / 3),
@@ -502,26 +437,20 @@ def test_numbers_that_agents_report_are_averaged() -> None:
         }
 
 
-def test_validation_averages_what_agents_report_over_all_batches() -> None:
-    first = StepResults({name: RolloutResult("g", NO_MEMORY, 0.0, agent_metrics={"turns": 2.0}) for name in "abc"})
-    second = StepResults({"d": RolloutResult("g", NO_MEMORY, 0.0, agent_metrics={"turns": 6.0})})
-    assert validation_metrics([first, second], algorithm())["val/agent/turns"] == 3.0
-
-
 def test_rollout_alone_in_its_group_is_dropped() -> None:
     """verl would take its raw score for its advantage."""
-    made = manager(*(completed(rollout_id=name, data_id=name[0]) for name in ("g1", "h1", "h2")))
+    made = manager(*(completed(name=name, data_id=name[0]) for name in ("g1", "h1", "h2")))
     usable = made.enqueue_and_wait_until_completed({}, is_train=True)
     assert [rollout.rollout_id for rollout in usable] == ["h1", "h2"] == list(made.results.kept)
-    assert made.results.dropped == {"alone_in_group": 1}
+    assert made.results.reasons == {"alone_in_group": 1}
 
 
 def test_nothing_usable_says_why() -> None:
     failed = completed(rollout_state=RolloutState.FAILED, error_message="no java")
-    made = manager(failed, completed(final_reward=None), drained={"empo2/calls": 3})
+    made = manager(failed, completed(name="s", final_reward=None), drained={"empo2/calls": 3})
     with pytest.raises(NoUsableRollouts, match=r"none of 2 rollouts.*1 failed by system, 1 no reward.*no java"):
         made.enqueue_and_wait_until_completed({}, is_train=True)
-    assert made.gateway_metrics == {"empo2/calls": 3}
+    assert made.metrics["empo2/calls"] == 3
 
 
 # The gateway

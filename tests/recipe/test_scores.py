@@ -1,6 +1,5 @@
 """Scores of a group, and the advantages that are made of them."""
 
-import math
 from typing import Any
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -11,8 +10,7 @@ import pytest
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.protocol import Mode
-from empo2.recipe.trainer.advantages import rollout_advantages
-from empo2.recipe.trainer.scores import range_warning, training_scores
+from empo2.recipe.trainer.advantages import range_warning, rollout_advantages
 from empo2.recipe.trainer.step_results import RolloutResult
 
 PAPER = load_settings("gpu").algorithm
@@ -32,38 +30,11 @@ def by_hand(scores: list[float]) -> Any:
     return pytest.approx([(score - np.mean(scores)) / (deviation + 1e-6) for score in scores], rel=1e-4, abs=1e-6)
 
 
-def test_scores_are_exact() -> None:
-    """bfloat16, the adapter's, has three digits: returns that differ by little would have no advantage at all."""
-    results = {
-        "a": RolloutResult("g", Mode.of(memory=False), 67.0, 1.5),
-        "b": RolloutResult("g", Mode.of(memory=False), 67.1, 2.5),
-        "c": RolloutResult("h", Mode.of(memory=False), -100.0, 0.25),
-        "d": RolloutResult("h", Mode.of(memory=False), 33.3, 3.0),
-    }
-    changes = {"return_scale": 0.01, "intrinsic_coefficient": 0.01}  # 2 of -100..100
-    scores = training_scores(results, PAPER.model_copy(update=changes))
-    assert scores == pytest.approx({"a": 0.70, "b": 0.721, "c": -0.995, "d": 0.393}, abs=1e-12)
-
-
 @pytest.mark.parametrize("spread", [0.0003, 0.4, 20.0])
 def test_solved_group_has_no_gradient(spread: float) -> None:
     """Eight rollouts that all reach 100, whose intrinsic rewards differ: by order of arrival, or by their length."""
     intrinsic = np.linspace(1, 1 + spread, 8).tolist()
     assert advantages([100.0] * 8, intrinsic) == [0.0] * 8
-
-
-def test_solved_rollouts_among_others_keep_their_lead() -> None:
-    returns, intrinsic = [100.0] * 7 + [25.0], [0.0] * 8
-    assert advantages(returns, intrinsic) == by_hand([1.0] * 7 + [0.25])
-
-
-def test_noise_of_well_known_states_is_no_signal() -> None:
-    """Thirty steps in states that were seen some 100 times: sums of 1/n between 0.25 and 0.45."""
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        intrinsic = [float(np.sum(1 / generator.integers(70, 120, 30))) for _ in range(8)]
-        assert max(intrinsic) - min(intrinsic) > 0.01
-        assert advantages([8.0] * 8, intrinsic) == [0.0] * 8
 
 
 def test_new_states_in_an_unsolved_group_are_a_signal() -> None:
@@ -79,16 +50,6 @@ def test_new_states_in_an_unsolved_group_are_a_signal() -> None:
 def test_equal_scores_have_no_advantage(members: int, level: float) -> None:
     """Exactly: the mean of seven equal scores need not be that score; divided by an std of 1e-6 that is a signal."""
     assert advantages([level] * members, [0.001 * i for i in range(members)]) == [0.0] * members
-
-
-def test_tolerance_is_a_share_of_the_range() -> None:
-    """0.01 of -100..100."""
-    just_below, just_above = [0.0, 0.0, 1.999], [0.0, 0.0, 2.001]
-    for scale in (0.01, 1.0):
-        changes = {"return_tolerance": 0.01, "return_scale": scale}
-        assert advantages(just_below, [0.0] * 3, **changes) == [0.0] * 3
-        assert max(advantages(just_above, [0.0] * 3, **changes)) == pytest.approx(2 / math.sqrt(3), rel=1e-3)
-    assert max(advantages([0.0, 0.0, 1e-3], [0.0] * 3, return_tolerance=0)) > 0.9
 
 
 @pytest.mark.parametrize("normalize_by_std", [True, False])

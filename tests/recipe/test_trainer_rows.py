@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -12,7 +13,7 @@ import agentlightning.verl.trainer as agl_trainer
 import numpy as np
 import pytest
 import torch
-from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
+from agentlightning.verl.agl_rollout_manager import CompletedRollout
 from agentlightning.verl.per_rollout_loss import normalize_advantages_by_rollout
 from agentlightning.verl.rollout_adapter import RolloutAdapter
 from agentlightning.verl.rollout_level_advantage import compute_rollout_level_advantage
@@ -23,7 +24,7 @@ from verl.utils.metric import AggregationType, Metric
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
-from empo2.recipe.protocol import CALL_EVENT, Mode
+from empo2.recipe.protocol import Mode
 from empo2.recipe.rollout_log import read_rollouts
 from empo2.recipe.trainer.advantages import rollout_advantages
 from empo2.recipe.trainer.compat.agentlightning import (
@@ -32,11 +33,12 @@ from empo2.recipe.trainer.compat.agentlightning import (
     use_given_advantages,
 )
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
-from empo2.recipe.trainer.rows import drop_overlong, set_scores
-from empo2.recipe.trainer.scores import training_scores
-from empo2.recipe.trainer.step_results import RolloutResult, StepResults, prepare_for_training
+from empo2.recipe.trainer.rows import set_advantages
+from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, StepResults
 from empo2.recipe.trainer.tracking import name_sums
 from empo2.recipe.trainer.trainer import Empo2Trainer
+
+from .rollout_events import recorded, request, rollout_of
 
 PROMPT, RESPONSE = 6, 8
 ALGORITHM = load_settings("cpu").algorithm
@@ -48,26 +50,25 @@ def names(count: int, group: int = 8) -> list[str]:
     return [f"g{i % max(1, round(count / group))}-{i}" for i in range(count)]
 
 
-def played(returns: dict[str, float], *, prompts: dict[str, int] | None = None) -> list[CompletedRollout]:
+def played(returns: dict[str, float], mode: Mode | None = None) -> list[CompletedRollout]:
     """One-turn rollouts named by their group and number, with replies of different lengths."""
     generator = np.random.default_rng(0)
     rollouts = []
     for number, (name, value) in enumerate(returns.items()):
-        prompt = list(range(100, 100 + (prompts or {}).get(name, 3)))
         size = int(generator.integers(1, RESPONSE + 1))
-        reply = {"token_ids": list(range(size)), "log_probs": generator.uniform(-4, 0, size).tolist()}
-        rollouts.append(
-            CompletedRollout(
-                rollout_id=name,
-                data_id=name.rsplit("-", 1)[0],
-                step=1,
-                sample_idx_in_step=number,
-                enqueue_time=0,
-                final_reward=value,
-                triplets=[Triplet(prompt={"token_ids": prompt}, response=reply)],
-            )
-        )
+        prompt = [100, 101, 102]
+        events = [
+            request(prompt, range(size), generator.uniform(-4, 0, size).tolist()),
+            recorded(prompt, tip_free_prompt_token_ids=prompt),
+        ]
+        own = {"data_id": name.rsplit("-", 1)[0], "sample_idx_in_step": number, "final_reward": value}
+        rollouts.append(rollout_of(name, events, mode, **own))
     return rollouts
+
+
+def train_on(rollouts: list[CompletedRollout]) -> tuple[list[CompletedRollout], StepResults]:
+    results = StepResults()
+    return [results.train(rollout, None, PROMPT) for rollout in rollouts], results
 
 
 def adapted(rollouts: list[CompletedRollout]) -> tuple[DataProto, dict[str, Any]]:
@@ -86,34 +87,11 @@ def results_of(returns: dict[str, float], mode: Mode = NO_MEMORY) -> dict[str, R
     return {name: RolloutResult(name.rsplit("-", 1)[0], mode, value) for name, value in returns.items()}
 
 
-def scored(batch: DataProto, results: dict[str, RolloutResult]) -> None:
-    set_scores(batch, results, training_scores(results, ALGORITHM), rollout_advantages(results, ALGORITHM))
+def compared(batch: DataProto, results: dict[str, RolloutResult]) -> None:
+    set_advantages(batch, results, rollout_advantages(results, ALGORITHM))
 
 
 # Rows
-
-
-def test_scores_replace_the_rounded_returns() -> None:
-    """They stand on each row's last token, as the adapter put them, in float32 instead of bfloat16."""
-    returns = {"g-0": 67.0, "g-1": 68.1, "h-2": -100.0, "h-3": 33.3}
-    batch, _ = adapted(played(returns))
-    rounded = batch.batch["token_level_scores"].clone()
-    results = results_of(returns)
-    scored(batch, results)
-    scores = batch.batch["token_level_scores"]
-    assert (rounded.dtype, scores.dtype) == (torch.bfloat16, torch.float32)
-    assert scores.sum(-1).tolist() == pytest.approx([0.67, 0.681, -1.0, 0.333], abs=1e-6)
-    assert (scores != 0).tolist() == (rounded != 0).tolist()
-    assert (scores != 0).sum(-1).tolist() == [1] * 4
-
-
-def test_flag_of_each_row() -> None:
-    returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
-    batch, _ = adapted(played(returns))
-    results = results_of(returns) | results_of({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)
-    scored(batch, results)
-    assert batch.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
-    assert batch.batch["off_policy"].tolist() == [False, False, True, True]
 
 
 class Words:
@@ -126,10 +104,11 @@ class Words:
 def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
     """Of two groups with an advantage the off-policy one; the update says which of its tokens it masked."""
     returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
-    batch, _ = adapted(played(returns))
+    batch, _ = adapted(train_on(played(returns))[0])
     results = results_of(returns) | results_of({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)
     results["h-2"] = replace(results["h-2"], tips=(7, 5), task={"room": "den", "api_key": "hush-hush"})
-    scored(batch, results)
+    compared(batch, results)
+    assert batch.batch["off_policy"].tolist() == [False, False, True, True]
     size = int(batch.batch["response_mask"][2].sum())
     assert size >= 3  # of h-2's reply, which played() draws
     batch.batch["returns"] = batch.batch[GIVEN_ADVANTAGES]  # as before an update
@@ -181,21 +160,21 @@ def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_each_step_leaves_its_rollouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With what became of them: trained, overlong, or without any that can be used."""
-    returns = {"g-0": 1.0, "g-1": 2.0, "g-2": 3.0}
-    lengths = {"g-1": PROMPT + 1}
-    trainer = trainer_of(returns, monkeypatch, mode=ON_POLICY, prompts=lengths)
+    """With what became of them: trained, dropped, or without any that can be used."""
+    returns = {"g-0": 1.0, "g-1": 3.0}
+    trainer = trainer_of(returns, monkeypatch, mode=ON_POLICY)
     trainer.config.empo2 = {"run_directory": str(tmp_path)}
-    trainer._manager.played = played(returns, prompts=lengths)
+    trainer._manager.played = [*played(returns), *played({"h-2": 2.0})]
+    trainer._results.drop(trainer._manager.played[2], "alone_in_group")
     trainer._rollout(DataProto(), is_train=True)
     assert trainer._manager.played == []
     found = {each.id: each for each in read_rollouts(tmp_path / "rollouts.sqlite")}
     assert [(each.step, each.dropped, each.return_) for each in found.values()] == [
         (7, None, 1.0),
-        (7, "overlong", 2.0),
         (7, None, 3.0),
+        (7, "alone_in_group", 2.0),
     ]
-    assert [found[name].advantage for name in ("g-0", "g-2")] == pytest.approx([-0.7071, 0.7071], rel=1e-3)
+    assert [found[name].advantage for name in returns] == pytest.approx([-0.7071, 0.7071], rel=1e-3)
 
     def unusable(*_: Any) -> None:
         raise NoUsableRollouts("none")
@@ -214,27 +193,6 @@ def test_each_step_leaves_its_rollouts(monkeypatch: pytest.MonkeyPatch, tmp_path
     trainer._log_rollouts("validation", {})  # the run goes on
 
 
-def test_overlong_rows_are_dropped() -> None:
-    returns = {"g-0": 1.0, "g-1": 2.0, "g-2": 3.0}
-    rows = drop_overlong(adapted(played(returns, prompts={"g-1": PROMPT + 1, "g-2": PROMPT}))[0])
-    assert rows.non_tensor_batch["rollout_id_list"].tolist() == ["g-0", "g-2"]
-    assert not rows.batch["is_drop_mask"].any()
-
-
-def test_rollout_left_alone_by_overlong_rows_is_dropped() -> None:
-    """verl would take its raw score for its advantage."""
-    returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
-    rows = drop_overlong(adapted(played(returns, prompts={"g-1": PROMPT + 1}))[0])
-    assert rows.non_tensor_batch["rollout_id_list"].tolist() == ["h-2", "h-3"]
-
-
-def test_nothing_but_overlong_rows() -> None:
-    returns = {"g-0": 1.0, "g-1": 2.0}
-    batch, _ = adapted(played(returns, prompts={"g-0": PROMPT + 1, "g-1": PROMPT + 1}))
-    with pytest.raises(NoUsableRollouts, match=r"model\.max_prompt_tokens"):
-        drop_overlong(batch)
-
-
 def test_off_policy_episode_is_one_row() -> None:
     """Three turns whose tips are the tokens from 900 on: one tip-free prompt, vLLM's log-probs taken with the tips."""
     turns = [
@@ -244,30 +202,17 @@ def test_off_policy_episode_is_one_row() -> None:
         ([1, 900, 2, 10, 11, 901, 3, 12, 4], [1, 2, 10, 11, 3, 12, 4], [13], [-0.4]),
     ]
 
-    def episode(name: str, mode: Mode, value: float) -> CompletedRollout:
-        calls = [{"prompt_token_ids": sent, "tip_free_prompt_token_ids": free} for sent, free, *_ in turns]
-        rollout = CompletedRollout(
-            rollout_id=name,
-            data_id=name[0],
-            step=1,
-            sample_idx_in_step=0,
-            enqueue_time=0,
-            final_reward=value,
-            triplets=[
-                Triplet(prompt={"token_ids": sent}, response={"token_ids": list(reply), "log_probs": list(log_probs)})
-                for sent, _, reply, log_probs in turns
-            ],
-            events=[{"event_type": CALL_EVENT, "data": call} for call in calls],
-            metadata={"empo2": {**mode.model_dump(), "scope": "s"}},
-        )
-        return prepare_for_training(rollout)[0]
-
-    returns = {"g1": 1.0, "g2": 2.0, "h1": 3.0, "h2": 4.0}
-    modes = {name: OFF_POLICY if name[0] == "g" else ON_POLICY for name in returns}
-    rows, _ = adapted([episode(name, modes[name], value) for name, value in returns.items()])
-    results = {name: RolloutResult(name[0], modes[name], returns[name]) for name in returns}
-    scored(rows, results)
-    assert rows.non_tensor_batch["rollout_id_list"].tolist() == list(returns)
+    events = []
+    for sent, free, reply, log_probs in turns:
+        events += [request(sent, reply, log_probs), recorded(sent, tip_free_prompt_token_ids=free)]
+    episodes = [
+        rollout_of(name, events, OFF_POLICY if name[0] == "g" else ON_POLICY, data_id=name[0], final_reward=value)
+        for name, value in {"g1": 1.0, "g2": 2.0, "h1": 3.0, "h2": 4.0}.items()
+    ]
+    prepared, results = train_on(episodes)
+    rows, _ = adapted(prepared)
+    compared(rows, results.kept)
+    assert rows.non_tensor_batch["rollout_id_list"].tolist() == ["g1", "g2", "h1", "h2"]
     assert rows.batch["off_policy"].tolist() == [True, True, False, False]
     ids, mask = rows.batch["input_ids"], rows.batch["attention_mask"].bool()
     assert ids[0][mask[0]].tolist() == [1, 2, 10, 11, 3, 12, 4, 13]
@@ -286,7 +231,11 @@ def test_off_policy_episode_is_one_row() -> None:
 def configuration(**agentlightning: Any) -> Any:
     return OmegaConf.create(
         {
-            "agentlightning": {"max_ppo_update_times": None, **agentlightning},
+            "agentlightning": {
+                "max_ppo_update_times": None,
+                "trace_aggregator": {"trajectory_max_prompt_length": PROMPT},
+                **agentlightning,
+            },
             "trainer": {"balance_batch": True},
             "actor_rollout_ref": {
                 "rollout": {"n": 8, "log_prob_micro_batch_size_per_gpu": 2},
@@ -303,7 +252,7 @@ def configuration(**agentlightning: Any) -> Any:
 
 
 def trainer_of(
-    returns: dict[str, float], monkeypatch: pytest.MonkeyPatch, *, mode: Mode = NO_MEMORY, gpus: int = 1, **rows: Any
+    returns: dict[str, float], monkeypatch: pytest.MonkeyPatch, *, mode: Mode = NO_MEMORY, gpus: int = 1
 ) -> Any:
     """A trainer whose agent-lightning returns these rollouts, and whose verl notes what it is given to train on."""
     trainer: Any = object.__new__(Empo2Trainer)
@@ -312,21 +261,12 @@ def trainer_of(
     trainer._settings = load_settings("gpu", ["algorithm.updates_per_step=2"])
     trainer.global_steps, trainer.is_async = 7, False
     trainer.resource_pool_manager = type("Pool", (), {"get_n_gpus": lambda self: gpus})()
-    rollouts = played(returns, **rows)
-    results = {
-        rollout.rollout_id: RolloutResult(
-            rollout.data_id,
-            mode,
-            returns[rollout.rollout_id],
-            reply_tokens=sum(len(triplet.response["token_ids"]) for triplet in rollout.triplets or []),
-        )
-        for rollout in rollouts
-    }
-    step = {"results": StepResults(results), "played": rollouts, "gateway_metrics": {"empo2/calls": 3}, "timing": {}}
-    trainer._manager = type("Manager", (), step)()
+    rollouts = played(returns, mode)
+    prepared, results = train_on(rollouts)
+    trainer._manager = SimpleNamespace(results=results, metrics={"empo2/calls": 3}, played=rollouts)
 
     def rollout(self: Any, gen_batch: DataProto, is_train: bool) -> tuple[DataProto, dict[str, Any]]:
-        return adapted(rollouts)
+        return adapted(prepared)
 
     def update(self: Any, batch: DataProto) -> DataProto:
         trainer.trained, trainer.mini_batch = batch, self.config.actor_rollout_ref.actor.ppo_mini_batch_size
@@ -394,10 +334,11 @@ def test_advantages_are_those_of_verls_grpo(monkeypatch: pytest.MonkeyPatch, by_
     """Whatever ``_train_step`` asks for, it gets the advantages that the batch brings: the same as verl's here."""
     algorithm = ALGORITHM.model_copy(update={"normalize_by_std": by_std})
     returns = in_groups(16)
-    batch, _ = adapted(played(returns))
+    batch, _ = adapted(train_on(played(returns))[0])
     results = results_of(returns)
-    set_scores(batch, results, training_scores(results, algorithm), rollout_advantages(results, algorithm))
-    batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
+    set_advantages(batch, results, rollout_advantages(results, algorithm))
+    batch.batch["token_level_rewards"] = torch.zeros(16, RESPONSE)  # float32: the adapter's bfloat16 has three digits
+    batch.batch["token_level_rewards"][:, 0] = torch.tensor([0.01 * value for value in returns.values()])
     batch.non_tensor_batch["uid"] = batch.non_tensor_batch["data_id_list"]
     asked: dict[str, Any] = {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "num_repeat": 1}
     verls, _ = compute_rollout_level_advantage(batch.select_idxs([*range(16)]), **asked, norm_adv_by_std_in_grpo=by_std)
@@ -413,7 +354,7 @@ def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(in_groups(31), monkeypatch, gpus=2)
     batch, metrics = trainer._rollout(DataProto(), is_train=True)
     assert len(batch) == 31  # nothing but real rows, in whatever upstream makes of them
-    assert metrics["empo2/overlong_rows"] == metrics["empo2/off_policy_rows"] == metrics["empo2/reply_tokens_lost"] == 0
+    assert metrics["empo2/off_policy_rows"] == metrics["empo2/reply_tokens_lost"] == 0
     assert metrics["empo2/calls"] == 3
     output = trainer._update_actor(normalised(batch))
     # Four groups in two updates of 15 and 16 rows; two GPUs with micro-batches of three: multiples of six.
@@ -481,9 +422,7 @@ def test_turns_of_one_state_are_compared_with_gigpo(
         trainer._settings = load_settings("gpu", ["algorithm.advantage=gigpo"])
         trainer.global_steps = 1
         for rollout, state in zip(trainer._manager.played, states, strict=True):
-            request = {"messages": [{"role": "user", "content": state}]}
-            response = {"prompt_token_ids": rollout.triplets[0].prompt["token_ids"]}
-            rollout.events.append({"event_type": "model_request", "data": {"request": request, "response": response}})
+            rollout.events[1]["data"]["observation"] = state
         batch, metrics = trainer._rollout(DataProto(), is_train=True)
         assert (metrics["gigpo/shared_turns"], metrics["empo2/groups_without_gradient"]) == (shared, 0)
         found = batch.batch["given_advantages"][:, 0].tolist()
@@ -528,22 +467,22 @@ def test_first_step_whose_returns_all_count_as_equal_is_a_warning(
 
 
 def test_what_gets_no_gradient_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A prompt that outgrows the limit, replies beyond the row: a line in the run's output, not only a metric."""
+    """Replies beyond the row, requests that were sent again: a line in the run's output, not only a metric."""
     returns = in_groups(16)
-    first, second, *_ = returns
-    trainer = trainer_of(returns, monkeypatch, prompts={first: PROMPT + 1})
-    trainer._manager.results.kept[second] = RolloutResult("g1", NO_MEMORY, 1.0, reply_tokens=500)
-    trainer._manager.results.dropped["failed_by_agent"] = 2
+    trainer = trainer_of(returns, monkeypatch)
+    results, name = trainer._results, next(iter(returns))
+    results.kept[name] = replace(results.kept[name], reply_tokens=500)
+    for number in range(2):
+        results.dropped[str(number)] = DroppedRollout("failed_by_agent", "", "", NO_MEMORY)
+    results.left_out["repeated_calls"] = 3
     batch, metrics = trainer._rollout(DataProto(), is_train=True)
     lost = metrics["empo2/reply_tokens_lost"]
-    assert lost == sum(result.reply_tokens for result in trainer._manager.results.kept.values()) - int(
-        batch.batch["response_mask"].sum()
-    )
-    assert lost > 400
+    sampled = sum(result.reply_tokens for result in results.kept.values())
+    assert lost == sampled - int(batch.batch["response_mask"].sum()) > 400
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert line == (
-        "step 7: training on 15 rollouts in 15 rows; dropped 2 failed by agent; WARNING: 1 rows dropped, their prompt "
-        f"exceeds model.max_prompt_tokens, {lost} reply tokens without gradient"
+        "step 7: training on 16 rollouts in 16 rows; dropped 2 failed by agent; WARNING: 3 calls not trained, their "
+        f"request was sent again, {lost} reply tokens without gradient"
     )
 
 

@@ -254,26 +254,6 @@ def test_loss_and_gradient_of_each_update(split: bool, updates: int, ranks: int,
                 )
 
 
-def test_each_term_weighs_the_same_for_any_number_of_updates() -> None:
-    """Summed over the updates, M of N rollouts each, any plan has the gradient of one update: KL and entropy too.
-
-    In the code before, the KL term weighed as often as there were mini-batches.
-    """
-    rollouts = rollouts_of(seed=3, groups=7, split=True)
-    places = rows_by_rollout(rollouts)
-    flat = [values for rollout in rollouts for values in rollout.new]
-    totals = []
-    for updates in range(1, 8):
-        total = [np.zeros_like(values) for values in flat]
-        for update in worker_updates(batch_of(rollouts), flat, ranks=2, micro=1, updates=updates):
-            share = sum(bool(set(rows) & set(update.rows)) for rows in places) / len(rollouts)
-            for row, gradient in update.gradients.items():
-                total[row] += share * gradient
-        totals.append(np.concatenate(total))
-    for total in totals[1:]:
-        np.testing.assert_allclose(total, totals[0], rtol=1e-3, atol=1e-7)
-
-
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 1), (2, 3)])
 def test_rows_without_gradient_cost_no_pass_and_still_count(ranks: int, micro: int) -> None:
     """Without KL and entropy, groups of equal scores are left out; M still counts their rollouts."""
@@ -305,29 +285,6 @@ def test_an_update_without_any_gradient_keeps_one_row() -> None:
     done = worker_updates(batch_of(rollouts), flat, ranks=1, micro=1, updates=2, other_terms=False)
     assert [len(update.rows) for update in done] == [1, 1]
     assert not any(gradient.any() for update in done for gradient in update.gradients.values())
-
-
-def test_a_rollout_in_many_rows_weighs_as_one() -> None:
-    """The same tokens in one row and in five: 1/N counts rollouts, so that the other rollouts' gradients stay."""
-    whole = rollouts_of(seed=5, groups=2, split=False)
-    whole[0].rows = [[1] * 5]
-    whole[0].new, whole[0].old, whole[0].ref = ([np.linspace(-2, low, 5)] for low in (-1.0, -1.1, -0.9))
-    pieces = [*whole]
-    first = whole[0]
-    pieces[0] = Rollout(
-        first.group,
-        first.score,
-        first.off_policy,
-        [[1]] * 5,
-        *([np.array([value]) for value in values[0]] for values in (first.new, first.old, first.ref)),
-    )
-    got = []
-    for rollouts in (whole, pieces):
-        flat = [values for rollout in rollouts for values in rollout.new]
-        (update,) = worker_updates(batch_of(rollouts), flat, ranks=1, micro=1, updates=1)
-        got.append((update.loss, np.concatenate([update.gradients[row] for row in range(len(flat))])))
-    assert got[0][0] == pytest.approx(got[1][0], rel=1e-5)
-    np.testing.assert_allclose(got[0][1], got[1][1], rtol=1e-4, atol=1e-8)
 
 
 def test_token_means_know_nothing_of_fillers_and_micro_batches() -> None:

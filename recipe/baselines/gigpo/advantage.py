@@ -1,5 +1,6 @@
 """The advantage of each turn among the turns of its group that began in the same state, beside its rollout's."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -7,16 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
-from agentlightning.verl.rollout_adapter import ids_startswith
 from verl import DataProto
 
 from empo2.recipe.config import Algorithm
-from empo2.recipe.messages import newest_observation
-from empo2.recipe.protocol import RolloutTag
-from empo2.recipe.trainer.advantages import compare_halves
+from empo2.recipe.trainer.advantages import compare_halves, equal_within_tolerance
 from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
-from empo2.recipe.trainer.scores import equal_within_tolerance
-from empo2.recipe.trainer.step_results import RolloutResult, groups_of, trained_turns
+from empo2.recipe.trainer.rollout_calls import calls_of, fitting, rows_of, turns_of
+from empo2.recipe.trainer.step_results import RolloutResult, groups_of, mode_of
 
 TURN_ID = "turn_id"  # key of a batch: the turn of each trained token, -1 elsewhere, [rows, tokens]
 
@@ -35,15 +33,19 @@ class TurnAdvantages:
     """The advantages of a step's turns: `mark` all rows, then `add` to those that are kept.
 
     Args:
-        played: the step's rollouts, with their events.
+        played: the step's rollouts, with their events; those that are not trained have no rows in a batch.
+        max_prompt_tokens: of a row's prompt.
     """
 
-    def __init__(self, algorithm: Algorithm, played: Iterable[CompletedRollout]) -> None:
+    def __init__(
+        self, algorithm: Algorithm, played: Iterable[CompletedRollout], max_prompt_tokens: float = math.inf
+    ) -> None:
         self._algorithm = algorithm
         self._rows: dict[str, list[list[Turn]]] = {}
         self._rewards: dict[str, list[float]] = {}
         for rollout in played:
-            self._rows[rollout.rollout_id], self._rewards[rollout.rollout_id] = rows_of_turns(rollout)
+            rows, rewards = rows_of_turns(rollout, max_prompt_tokens)
+            self._rows[rollout.rollout_id], self._rewards[rollout.rollout_id] = rows, rewards
 
     def mark(self, batch: DataProto) -> None:
         """Put the turn of each trained token beside ``response_mask``, in place, in all rows of the adapter."""
@@ -129,33 +131,16 @@ def step_returns(return_: float, rewards: Sequence[float], algorithm: Algorithm)
     return [algorithm.scale * value for value in reversed(returns)]
 
 
-def rows_of_turns(rollout: CompletedRollout) -> tuple[list[list[Turn]], list[float]]:
-    """Return the turns of each row that agent-lightning's adapter makes of a rollout, in order, and 1/n of all turns.
+def rows_of_turns(rollout: CompletedRollout, max_prompt_tokens: float) -> tuple[list[list[Turn]], list[float]]:
+    """Return the turns of each row of a rollout, and 1/n of all its answered calls.
 
-    The adapter merges a turn into the row before it if its prompt begins with all tokens of that row. A turn's state is
-    its newest observation as the agent wrote it, without tips, which differ between rollouts; whitespace is collapsed.
+    A turn's state is its newest observation as the agent wrote it, without tips, which differ between rollouts;
+    whitespace is collapsed.
     """
-    sent = {} if RolloutTag.read(rollout.metadata) else _observations(rollout)
-    rows, rewards, context = list[list[Turn]](), list[float](), list[int]()
-    for number, (triplet, call) in enumerate(trained_turns(rollout)):
-        rewards.append(call.intrinsic_reward if call else 0.0)
-        if triplet is None:
-            continue
-        prompt, reply = triplet.prompt["token_ids"], triplet.response["token_ids"]
-        observation = call.observation if call else sent.get(tuple(prompt), "")
-        if not context or not ids_startswith(prompt, context):
-            rows.append([])
-        rows[-1].append(Turn(number, " ".join(observation.split()), len(reply)))
-        context = prompt + reply
-    return rows, rewards
-
-
-def _observations(rollout: CompletedRollout) -> dict[tuple[int, ...], str]:
-    """Return the newest observation of each call, by its prompt; a rollout without tag has no tips in its chats."""
-    found = {}
-    for event in rollout.events:
-        if event["event_type"] == "model_request":
-            request, response = event["data"].get("request") or {}, event["data"].get("response") or {}
-            prompt = response.get("prompt_token_ids") or (response.get("choices") or [{}])[0].get("prompt_token_ids")
-            found[tuple(prompt or ())] = newest_observation(request.get("messages") or [])
-    return found
+    mode, calls = mode_of(rollout), calls_of(rollout.events)
+    known = [each for turn in turns_of(calls) if (each := turn.as_trained(mode)) is not None]
+    rows = [
+        [Turn(turn.number, " ".join(turn.observation.split()), len(turn.reply)) for turn in row]
+        for row in rows_of(fitting(known, max_prompt_tokens))
+    ]
+    return rows, [call.intrinsic for call in calls if call.reply]

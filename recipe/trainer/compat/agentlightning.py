@@ -5,10 +5,8 @@ fixes one. The same tests check that the upstream methods overridden in trainer.
 """
 
 # pyright: reportPrivateImportUsage=false
-import contextlib
 import importlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import agentlightning.verl.trainer as agl_trainer
@@ -77,14 +75,3 @@ def count_mini_batches_in_rows(config: DictConfig) -> int:
         config.actor_rollout_ref.rollout.n = 1
         config.actor_rollout_ref.actor.ppo_mini_batch_size = 1
     return group
-
-
-@contextlib.contextmanager
-def mini_batches_of(config: DictConfig, rows: int) -> Iterator[None]:
-    """Make ``RayPPOTrainer._update_actor`` cut mini-batches of ``rows``; it reads the size from the configuration."""
-    actor = config.actor_rollout_ref.actor
-    actor.ppo_mini_batch_size = rows
-    try:
-        yield
-    finally:
-        actor.ppo_mini_batch_size = 1

@@ -1,0 +1,195 @@
+"""The calls of a rollout: agent-lightning's events joined with the gateway's, and the turns that are trained."""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Self
+
+from agentlightning.server.routes.events import _trim_model_request
+from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet, _extract_image_urls_from_messages
+
+from empo2.recipe.messages import newest_observation
+from empo2.recipe.protocol import CALL_EVENT, CallEvent, Mode
+
+
+@dataclass(frozen=True)
+class PlayedCall:
+    """A model call of a rollout.
+
+    Attributes:
+        number: among the calls of the rollout that have a reply, from 0, in their order.
+        data: of agent-lightning's ``model_request`` event.
+        ended: when it was answered, Unix time.
+        prompt: token ids as they were sent, tips included; empty if the call was refused.
+        reply: token ids; empty if the call was refused.
+        log_probs: of the reply, as vLLM sampled it; None if they are unknown.
+        event: the gateway's; None if the rollout has no tag.
+    """
+
+    number: int
+    data: Mapping[str, Any]
+    ended: float
+    prompt: list[int]
+    reply: list[int]
+    log_probs: list[float] | None
+    event: CallEvent | None
+
+    @property
+    def seconds(self) -> float:
+        return (self.data.get("latency_ms") or 0.0) / 1000
+
+    @property
+    def begun(self) -> float:
+        return self.ended - self.seconds
+
+    @property
+    def intrinsic(self) -> float:
+        return self.event.intrinsic_reward if self.event else 0.0
+
+    @property
+    def observation(self) -> str:
+        """Return the newest one as the agent wrote it; "" for a call without messages."""
+        if self.event:
+            return self.event.observation
+        return newest_observation(self.data["request"].get("messages") or [])
+
+    def as_trained(self, mode: Mode) -> Self | None:
+        """Return the call under the prompt that π_θ reads, tip-free if off-policy; None if that one is not known.
+
+        vLLM's log-probs, sampled *with* the tips, stay: π_old is tip-conditioned, π_θ is not.
+        """
+        if not mode.off_policy:
+            return self
+        tip_free = self.event.tip_free_prompt_token_ids if self.event else None
+        return None if tip_free is None else replace(self, prompt=tip_free)
+
+    def triplet(self) -> Triplet:
+        """Return the call as agent-lightning's adapter takes it."""
+        return Triplet(
+            prompt={"token_ids": self.prompt},
+            response={"token_ids": self.reply, "log_probs": self.log_probs},
+            metadata={"server": self.data.get("server", {})},
+            image_urls=_extract_image_urls_from_messages(self.data["request"].get("messages")) or None,
+        )
+
+
+def calls_of(events: Sequence[Mapping[str, Any]]) -> list[PlayedCall]:
+    """Return the calls among a rollout's events; of equal prompts the first has the gateway's first event, and so on.
+
+    Both sides record a call as it is answered, so their events of equal prompts have the same order.
+    """
+    recorded: dict[tuple[int, ...], deque[CallEvent]] = defaultdict(deque)
+    for event in events:
+        if event["event_type"] == CALL_EVENT:
+            call = CallEvent.model_validate(event["data"])
+            recorded[tuple(call.prompt_token_ids)].append(call)
+    calls: list[PlayedCall] = []
+    number = 0
+    for event in events:
+        if event["event_type"] == "model_request":
+            data = event["data"]
+            ids = _trim_model_request(data) if data.get("status") != "error" else {}
+            prompt, reply = ids.get("prompt_token_ids") or [], ids.get("response_token_ids") or []
+            same = recorded[tuple(prompt)]
+            joined = same.popleft() if same else None
+            log_probs = ids.get("response_log_probs")
+            calls.append(PlayedCall(number, data, event["timestamp"], prompt, reply, log_probs, joined))
+            number += bool(reply)
+    return calls
+
+
+def turns_of(calls: Sequence[PlayedCall]) -> list[PlayedCall]:
+    """Return the calls to train: all that have a reply, but only one of a request that was sent again.
+
+    Equal prompts alone do not tell: an agent that sends only its newest turn sends the same prompt each time it comes
+    back to a state, and acts on each reply, while a client that tries again uses one reply of two. (agent-lightning
+    1.0.2 always trains the last call of equal prompts alone.) A call repeats the one before it with the same prompt if
+
+    - it was sent before that one was answered, by a client that gave up waiting or asked for several replies at once:
+      nobody acts on a reply that is not there yet;
+    - or no call lies between them, and a later prompt goes on from theirs: such a chat shows which reply was used.
+
+    Else the agent had the reply and sent the prompt again, so it is back in that state; or its action changed nothing.
+    A retry after a reply that was lost on its way back cannot be told from that. It is trained as one more reply to its
+    prompt, which it is: the policy sampled it.
+
+    Of a request that was sent again, the replies that a later prompt holds are trained, or else the one sent last.
+    """
+    answered = [call for call in calls if call.reply]
+    places: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for place, call in enumerate(answered):
+        places[tuple(call.prompt)].append(place)
+    unused = {place for same in places.values() if len(same) > 1 for place in _unused(answered, same)}
+    return [call for place, call in enumerate(answered) if place not in unused]
+
+
+def _unused(answered: Sequence[PlayedCall], same: Sequence[int]) -> set[int]:
+    """Return which of the calls with one prompt, by their places, are not trained."""
+
+    def held(place: int, begin: list[int]) -> bool:
+        return any(len(later.prompt) > len(begin) and _begins(later.prompt, begin) for later in answered[place + 1 :])
+
+    grows = held(same[0], answered[same[0]].prompt)
+    requests = [[same[0]]]
+    for before, place in pairwise(same):
+        unread = answered[place].begun < answered[before].ended
+        if unread or (grows and place == before + 1):
+            requests[-1].append(place)
+        else:
+            requests.append([place])
+    unused: set[int] = set()
+    for request in requests:
+        replies = {tuple(answered[place].reply): place for place in request}
+        used = {place for reply, place in replies.items() if held(place, [*answered[place].prompt, *reply])}
+        unused |= {*request} - (used or {max(request, key=lambda place: answered[place].begun)})
+    return unused
+
+
+def rows_of(turns: Iterable[PlayedCall]) -> list[list[PlayedCall]]:
+    """Return the turns of each row that agent-lightning's adapter makes of them, in its order.
+
+    The adapter merges a turn into the row before it if its prompt begins with all tokens of that row.
+
+    Args:
+        turns: as they are trained.
+    """
+    rows: list[list[PlayedCall]] = []
+    context: list[int] = []
+    for turn in turns:
+        if not rows or not _begins(turn.prompt, context):
+            rows.append([])
+        rows[-1].append(turn)
+        context = turn.prompt + turn.reply
+    return rows
+
+
+def fitting(turns: Iterable[PlayedCall], max_prompt_tokens: float) -> list[PlayedCall]:
+    """Return the turns of the rows whose prompt is not too long."""
+    return [turn for row in rows_of(turns) if len(row[0].prompt) <= max_prompt_tokens for turn in row]
+
+
+def _begins(ids: list[int], begin: list[int]) -> bool:
+    return ids[: len(begin)] == begin
+
+
+def rollout_times(rollouts: Iterable[CompletedRollout]) -> dict[str, float]:
+    """Return the mean seconds of a rollout's parts, over the rollouts that called the model, as metrics.
+
+    ``queue``: until its agent was started, ``start``: until its first call, ``model``: all of its calls, as the gateway
+    saw them, ``agent``: the rest, until its end was noticed, also while its calls waited for an update. Parallel calls
+    of one agent each count in full.
+    """
+    sums: dict[str, float] = dict.fromkeys(("queue", "start", "model", "agent"), 0.0)
+    count = 0
+    for rollout in rollouts:
+        calls = calls_of(rollout.events)
+        if not calls or rollout.running_at is None or rollout.finished_at is None:
+            continue
+        count += 1
+        first, model = min(call.begun for call in calls), sum(call.seconds for call in calls)
+        sums["queue"] += rollout.running_at - rollout.enqueue_time
+        sums["start"] += first - rollout.running_at
+        sums["model"] += model
+        sums["agent"] += rollout.finished_at - first - model
+    return {f"timing_s/rollout_{name}": total / count for name, total in sums.items() if count}

@@ -1,0 +1,67 @@
+"""Rollouts made of the events that agent-lightning and the gateway record."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentlightning.schemas import RolloutState
+from agentlightning.verl.agl_rollout_manager import CompletedRollout
+
+from empo2.recipe.protocol import CALL_EVENT, Mode
+
+Event = dict[str, Any]
+_SAMPLED: Any = object()
+
+
+def request(
+    prompt: Sequence[int],
+    reply: Sequence[int],
+    log_probs: Sequence[float] | None = _SAMPLED,
+    *,
+    ended: float = 1.0,
+    seconds: float = 0.5,
+    messages: Sequence[Event] = (),
+    text: str = "go",
+    version: int | None = None,
+    **changes: Any,
+) -> Event:
+    """agent-lightning's event of a call (`agentlightning.server.proxy._capture_event`)."""
+    if log_probs is _SAMPLED:
+        log_probs = [-0.5] * len(reply)
+    message = {"role": "assistant", "content": text}
+    content = None if log_probs is None else [{"token": "x", "logprob": value} for value in log_probs]
+    choice = {"message": message, "token_ids": [*reply], "logprobs": content and {"content": content}}
+    data = {
+        "request": {"messages": [*messages] or [{"role": "user", "content": "where?"}]},
+        "response": {"prompt_token_ids": [*prompt], "choices": [choice]},
+        "server": {"model": "m", "endpoint": "http://m/v1", "version": version},
+        "latency_ms": 1000 * seconds,
+        "http_status": 200,
+        "status": "ok",
+        "finish_reason": "stop",
+    }
+    return {"event_type": "model_request", "timestamp": ended, "data": data | changes}
+
+
+def refused(status: int | None, error: str = "no", messages: Sequence[Event] = ()) -> Event:
+    return request([], [], messages=messages, status="error", http_status=status, response={"error": error})
+
+
+def recorded(prompt: Sequence[int], **data: Any) -> Event:
+    """The gateway's event of a call."""
+    return {"event_type": CALL_EVENT, "timestamp": 1.0, "data": {"prompt_token_ids": [*prompt], **data}}
+
+
+def rollout_of(name: str, events: Sequence[Event], mode: Mode | None = None, **changes: Any) -> CompletedRollout:
+    """A rollout that ended well with a reward of 50, untagged without a mode."""
+    values: dict[str, Any] = {
+        "data_id": "g",
+        "step": 1,
+        "sample_idx_in_step": 0,
+        "enqueue_time": 0.0,
+        "running_at": 10.0,
+        "finished_at": 12.5,
+        "final_reward": 50.0,
+        "rollout_state": RolloutState.SUCCEEDED,
+        "metadata": {} if mode is None else {"empo2": {**mode.model_dump(), "scope": "s"}},
+    }
+    return CompletedRollout(rollout_id=name, events=[*events], **values | changes)
