@@ -65,6 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tasks.source=tasks.jsonl",
         "tasks.args={validation: validation.jsonl}",
         "verl.data.shuffle=false",
+        "hardware.kv_cache=1",
         "memory.scope=[world]",
         "memory.min_similarity=-1",
         "algorithm.success_return=100",

@@ -29,6 +29,7 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "agent.class=stack_agent:FailingAgent",
         f"agent.env={{NAME: input.name, PACE: fast, METRICS: {run / 'metrics.jsonl'}, DOWN_AFTER: '{DOWN_AFTER}'}}",
         "tasks.source=stack_agent:paces",
+        "hardware.kv_cache=1",
         "algorithm.name=grpo",
         "algorithm.learning_rate=3e-3",  # far from the base model in one step
         "algorithm.kl_coefficient=0.001",  # measures how far
