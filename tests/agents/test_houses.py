@@ -5,6 +5,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -295,7 +296,7 @@ THERE_AND_BACK = ["move south", "move south", "take coin", "move north", "move n
 
 @pytest.mark.parametrize(("steps", "value", "success"), [(5, 100, True), (4, 50, False), (2, 0, False)])
 def test_a_coin_is_worth_50_and_100_once_it_is_back(run, server, steps: int, value: int, success: bool):
-    row = map_reader("easy", train_houses=1)[0][0] | {"seed": STREET, "max_steps": steps}
+    row: dict[str, Any] = map_reader("easy", train_houses=1)[0][0] | {"seed": STREET, "max_steps": steps}
     reward = run(MapReaderAgent, MapReaderEpisode(**row), THERE_AND_BACK)
     assert (reward["value"], reward["success"]) == (value, success)
     _, first = server.chats[0]["messages"]

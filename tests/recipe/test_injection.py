@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from empo2.memory import Tip
-from empo2.recipe.gateway.tips.injection import Block, ChatTips, PromptTips, Request, with_block
+from empo2.recipe.gateway.tips.injection import Block, ChatTips, PromptTips, TippedRequest, with_block
 from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.messages import newest_turn, text_of
 
@@ -204,7 +204,7 @@ def send_prompt(tips: PromptTips, prompt: str, *texts: str) -> str:
     return request.fields["prompt"]
 
 
-def carried(request: Request) -> list[str]:
+def carried(request: TippedRequest) -> list[str]:
     return [tip.text for block in request.carried for tip in block.tips]
 
 

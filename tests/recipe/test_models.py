@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from empo2.recipe.launcher import models
+from empo2.recipe.launcher import model_files
 from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 
 IM_START, IM_END, NEWLINE = 1, 2, 198  # SmolLM2's ids of <|im_start|>, <|im_end|>, "\n"
@@ -39,7 +39,7 @@ def test_a_directory_that_is_no_checkpoint(tmp_path):
 
 def test_the_cache_follows_xdg(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    built = tmp_path / "empo2" / "models" / f"{SMOLLM2}-{models._REVISION}"
+    built = tmp_path / "empo2" / "models" / f"{SMOLLM2}-{model_files._REVISION}"
     built.mkdir(parents=True)
     assert resolve_model(SMOLLM2) == built
 
@@ -47,7 +47,7 @@ def test_the_cache_follows_xdg(tmp_path, monkeypatch):
 BUILDER = """
 import sys, time
 from pathlib import Path
-from empo2.recipe.launcher import models
+from empo2.recipe.launcher import model_files
 
 def convert(gguf, target):
     target.mkdir()
@@ -56,8 +56,8 @@ def convert(gguf, target):
         time.sleep(0.01)
     time.sleep(0.2)
 
-cache, models._convert = Path(sys.argv[1]), convert
-print(models.resolve_model(models.SMOLLM2, cache))
+cache, model_files._convert = Path(sys.argv[1]), convert
+print(model_files.resolve_model(model_files.SMOLLM2, cache))
 """
 
 
@@ -74,7 +74,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
         target.mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(models, "_convert", interrupted)
+    monkeypatch.setattr(model_files, "_convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
         resolve_model(SMOLLM2, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -159,8 +159,10 @@ def adapter(tmp_path, checkpoint) -> Path:
     )
     folder = tmp_path / "adapter"
     get_peft_model(base, config).save_pretrained(folder)
-    sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in models.ADAPTER_FILES]
-    (folder / models.CHECKSUMS).write_text("".join(sums))
+    sums = [
+        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in model_files.ADAPTER_FILES
+    ]
+    (folder / model_files.CHECKSUMS).write_text("".join(sums))
     return folder
 
 
@@ -168,10 +170,10 @@ def test_the_model_of_notes_is_the_base_with_its_lora_merged(tmp_path, adapter, 
     import torch
     from safetensors.torch import load_file
 
-    monkeypatch.setattr(models, "_adapter", lambda: adapter)
-    monkeypatch.setattr(models, "_smollm2", lambda cache: Path(checkpoint))
-    merged = resolve_model(models.NOTES, tmp_path / "cache")
-    assert resolve_model(models.NOTES, tmp_path / "cache") == merged
+    monkeypatch.setattr(model_files, "_adapter", lambda: adapter)
+    monkeypatch.setattr(model_files, "_smollm2", lambda cache: Path(checkpoint))
+    merged = resolve_model(model_files.NOTES, tmp_path / "cache")
+    assert resolve_model(model_files.NOTES, tmp_path / "cache") == merged
     before, after = (load_file(Path(folder) / "model.safetensors") for folder in (checkpoint, merged))
     lora = load_file(adapter / "adapter_model.safetensors")
     assert before.keys() == after.keys()
@@ -187,23 +189,23 @@ def test_the_model_of_notes_is_the_base_with_its_lora_merged(tmp_path, adapter, 
 
 def test_a_lora_that_is_not_the_one_of_the_checksum_is_refused(adapter):
     weights = adapter / "adapter_model.safetensors"
-    assert models.verify(adapter) == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert model_files.verify(adapter) == hashlib.sha256(weights.read_bytes()).hexdigest()
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors: sha256 is [0-9a-f]{64}, SHA256SUMS says"):
-        models.verify(adapter)
-    (adapter / models.CHECKSUMS).write_text("")
+        model_files.verify(adapter)
+    (adapter / model_files.CHECKSUMS).write_text("")
     with pytest.raises(ValueError, match=r"adapter_config\.json: sha256 is .* SHA256SUMS says None"):
-        models.verify(adapter)
+        model_files.verify(adapter)
 
 
 def test_without_a_lora_the_error_says_how_to_make_it(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"smollm2-135m-notes: no LoRA in .*; make it with `make small-model`"):
-        models.verify(tmp_path)
+        model_files.verify(tmp_path)
 
 
 def test_the_lora_of_this_repository_is_whole_and_small():
-    folder = models._adapter()
+    folder = model_files._adapter()
     if not folder.is_dir():
         pytest.skip("the LoRA is not in the repository yet: make small-model")
-    models.verify(folder)
+    model_files.verify(folder)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 10_000_000

@@ -159,16 +159,11 @@ async def test_untrained_calls_leave_before_the_policy_learns_of_them() -> None:
         seen.append(request)
         return httpx.Response(200, json={"of": "the other server"})
 
-    services = Services(
-        settings=load_settings(
-            "cpu", ["gateway.other_server=http://other/v1/", "gateway.trained_calls=[{model: policy}]"]
-        ),
-        memory=Any,
-        servers=Any,
-        tokenizer=EstimatedTokenizer(),
-        metrics=StepMetrics(),
-        state=Any,
+    settings = load_settings(
+        "cpu", ["gateway.other_server=http://other/v1/", "gateway.trained_calls=[{model: policy}]"]
     )
+    unused: Any = None
+    services = Services(settings, unused, unused, EstimatedTokenizer(), StepMetrics(), unused)
     stage = UntrainedCalls(services, httpx.AsyncClient(transport=httpx.MockTransport(answer)))
     app = App()
     for model in ("policy", "judge"):

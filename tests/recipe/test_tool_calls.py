@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher import models
+from empo2.recipe.launcher import model_files
 from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.launcher.tool_calls import PARSERS, tool_support
@@ -38,7 +38,7 @@ def render(chat: list[Any], *, template: str | None = None, answer_next: bool = 
 def own_template() -> str:
     from gguf import GGUFReader
 
-    return GGUFReader(models._smollm2_gguf()).fields["tokenizer.chat_template"].contents()
+    return GGUFReader(model_files._smollm2_gguf()).fields["tokenizer.chat_template"].contents()
 
 
 @pytest.mark.parametrize("answer_next", [False, True])

@@ -32,16 +32,17 @@ class MemoryCalls:
         call = await self._call_of(request)
         if call is None:
             return await forward(request)
-        answer = None
         try:
             answer = await forward(request.with_body(call.sent))
-        finally:
-            response = answer.value if isinstance(answer, Answer) else None
-            if answer is not None and answer.status_code == 200 and response is not None:
-                # Before the answer leaves: the agent may report its reward and be gone a moment later.
-                call.answered(response)
-            else:
-                call.refused(answer.status_code if answer is not None else 0, response)
+        except BaseException:
+            call.refused(0, None)
+            raise
+        response = answer.value if isinstance(answer, Answer) else None
+        if answer.status_code == 200 and response is not None:
+            # Before the answer leaves: the agent may report its reward and be gone a moment later.
+            call.answered(response)
+        else:
+            call.refused(answer.status_code, response)
         return answer
 
     async def _call_of(self, request: Request) -> ModelCall | PlainCall | None:
