@@ -49,8 +49,8 @@ def gateway(
     _check_keys(settings, keys)
     if memory.is_file():  # before the embedder is loaded
         check_memory_file(memory, settings, key=f"--memory {memory}")
-    try:
-        model = str(resolve_model(settings.model.path))
+    try:  # a server that runs already has names of its own
+        model = settings.model.path if settings.model.server else str(resolve_model(settings.model.path))
     except OSError as error:
         raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
     with bind(settings.gateway.host, settings.gateway.port) if fd is None else socket.socket(fileno=fd) as listener:
