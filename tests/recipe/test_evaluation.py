@@ -655,10 +655,10 @@ def test_agents_get_neither_the_admin_key_nor_the_servers(tmp_path: Path, monkey
     files = {name: tmp_path / f"{name}.json" for name in ("gateway", "controller")}
     gateway = note.format(file=str(files["gateway"])) + answer
     controller = note.format(file=str(files["controller"])) + "import time; time.sleep(1000)"
-    room = "empo2.recipe.launcher.serving"
+    room = "empo2.recipe.launcher.commands"
     monkeypatch.setattr(f"{room}.gateway_command", lambda *given: [sys.executable, "-c", gateway, str(given[2])])
     monkeypatch.setattr(f"{room}.controller_command", lambda *_: [sys.executable, "-c", controller])
-    monkeypatch.setattr(f"{room}.check_server", lambda *_: None)
+    monkeypatch.setattr("empo2.recipe.launcher.serving.check_server", lambda *_: None)
     monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-server")
     monkeypatch.setenv("EMPO2_KEY", "key-of-agents")
     monkeypatch.setenv("EMPO2_ADMIN_KEY", "key-of-the-operator")

@@ -781,7 +781,7 @@ async def test_an_unknown_tip_free_prompt_is_left_out_of_the_event(
     await gateway.play(rollout, ROOMS)
     calls = await gateway.events(rollout, "empo2_call")
     assert [sorted(call) for call in calls] == [
-        ["intrinsic_reward", "prompt_token_ids", "scope", "tip_ids", "visits"]
+        ["intrinsic_reward", "observation", "prompt_token_ids", "scope", "tip_ids", "visits"]
     ] * 3
     assert (await gateway.drain())["empo2/tokenize_failures"] == 3
 
