@@ -1,15 +1,18 @@
 """The gateway, empty and quiet."""
 
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import structlog
 from agentlightning.server.app import create_app
 
+from empo2.recipe.cli import main
 from empo2.recipe.controller.warm_agents import AGENT_CLASS
 
 from .harness import KEY, STORES, GatewayUnderTest, as_trainer, running_gateway
@@ -73,3 +76,22 @@ async def plain(quiet: None, empty_stores: None) -> AsyncIterator[httpx.AsyncCli
     with serving(create_app({"key": KEY, "default_proxy": proxy})) as url:
         async with as_trainer(url) as client:
             yield client
+
+
+@pytest.fixture
+def empo2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """A command in this process and an empty folder, profile cpu; what it prints and its errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("COLUMNS", "120")
+    mask = os.umask(0o077)
+
+    def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+        ended = main([*arguments, "--profile", "cpu"])
+        printed = capfd.readouterr()
+        assert ended == code, printed
+        return printed.out, printed.err
+
+    yield run
+    os.umask(mask)

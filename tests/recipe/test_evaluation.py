@@ -3,10 +3,9 @@
 import contextlib
 import json
 import math
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -552,25 +551,6 @@ async def test_rag_stores_transcripts_without_asking_and_without_tips(tmp_path: 
 
 
 # Whole commands: controller, gateway, agents and a scripted model server
-
-
-@pytest.fixture
-def empo2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    """A command in this process and an empty folder, profile cpu; what it prints and its errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.setenv("COLUMNS", "120")
-    mask = os.umask(0o077)
-
-    def run(*arguments: str, code: int = 0) -> tuple[str, str]:
-        ended = main([*arguments, "--profile", "cpu"])
-        printed = capfd.readouterr()
-        assert ended == code, printed
-        return printed.out, printed.err
-
-    yield run
-    os.umask(mask)
 
 
 def test_a_server_that_is_down_is_named_in_one_line(tmp_path: Path, empo2: Any) -> None:

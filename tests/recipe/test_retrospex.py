@@ -25,7 +25,7 @@ from empo2.recipe.evaluation.turns import Episode, Turn, read_turns, turns_keepe
 from . import model_server
 from .harness import GatewayUnderTest, Words, running_gateway
 from .model_server import MODEL, Body, ModelServer
-from .test_evaluation import empo2, toy_panel
+from .test_evaluation import toy_panel
 
 SETTINGS = load_settings("cpu")
 OF_SETTINGS = {name: getattr(SETTINGS.memory, name) for name in FACTS}
@@ -383,7 +383,7 @@ def test_what_a_critic_cannot_learn_from(tmp_path: Path) -> None:
 # Whole commands: the model says any of four doors, of which one has the lamp
 
 
-def test_play_train_a_critic_and_be_ranked_by_it(tmp_path: Path) -> None:
+def test_play_train_a_critic_and_be_ranked_by_it(tmp_path: Path, empo2: Any, capfd: pytest.CaptureFixture[str]) -> None:
     panel = toy_panel(tmp_path, {"door": 3})
     counter = SimpleNamespace(calls=0)
 
@@ -397,17 +397,14 @@ def test_play_train_a_critic_and_be_ranked_by_it(tmp_path: Path) -> None:
         return {**answers[0], "choices": choices}
 
     with ModelServer(answer=doors).serve() as model:
-        command = ["eval", MODEL, "--server", model.url, "--panel", str(panel), "--profile", "cpu"]
-        played = empo2(tmp_path, *command, "--samples", "10", "--keep-turns", "--output", "played")
-        assert played.returncode == 0, played.stdout + played.stderr
-        trained = empo2(tmp_path, "critic", "played", "--output", "critic.npz", "--updates", "100")
-        assert trained.returncode == 0, trained.stdout + trained.stderr
-        again = [*command, "--samples", "2", "--output", "ranked", "critic.path=critic.npz", "critic.decay=0.1"]
-        ranked = empo2(tmp_path, *again)
-        assert ranked.returncode == 0, ranked.stdout + ranked.stderr
-    assert "successes" in trained.stdout
+        command = ["eval", MODEL, "--server", model.url, "--panel", str(panel)]
+        empo2(*command, "--samples", "10", "--keep-turns", "--output", "played")
+        assert run(["critic", "played", "--output", "critic.npz", "--updates", "100"]) == (0, "")
+        assert "successes" in capfd.readouterr().out
+        again = ["--samples", "2", "--output", "ranked", "critic.path=critic.npz", "critic.decay=0.1"]
+        ranked, _ = empo2(*command, *again)
     assert len((tmp_path / "played" / "turns.jsonl").read_text().splitlines()) == 10
-    assert "critic  ranked the samples of 6 calls" in ranked.stdout
-    assert "FAILED" not in ranked.stdout
+    assert "critic  ranked the samples of 6 calls" in ranked
+    assert "FAILED" not in ranked
     facts = json.loads((tmp_path / "ranked" / "evaluation.json").read_text())["critic"]
     assert (facts["samples"], facts["decay"], facts["path"]) == (4, 0.1, str(tmp_path / "critic.npz"))
