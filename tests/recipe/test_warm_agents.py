@@ -141,6 +141,14 @@ def _alive(session: int) -> list[int]:
     return found
 
 
+def _ended(pid: int) -> bool:
+    """Whether a process has ended, if its new parent has not asked for it yet, too."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 async def test_when_the_fork_server_is_killed_its_agents_fail_and_later_ones_are_forked_again(warm) -> None:
     agents = warm()
     running = await agents.start("hang")
@@ -159,7 +167,7 @@ async def test_an_agent_whose_session_comes_late_ends_with_the_fork_server(warm,
     running = await agents.start("hang")
     kill_fork_server()
     assert await running.wait() == -signal.SIGKILL
-    until(lambda: not _alive(running.pid) and not psutil.pid_exists(running.pid))
+    until(lambda: not _alive(running.pid) and _ended(running.pid))
 
 
 async def test_a_class_that_cannot_be_imported_says_so_in_one_line(warm) -> None:
