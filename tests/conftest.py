@@ -14,6 +14,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 HERE = Path(__file__).parent
 WHOLE_STACK = {f"{HERE.name}/{file.name}" for file in HERE.glob("test_*.py") if "pytest.mark.stack" in file.read_text()}
+WHOLE_STACK.add(f"{HERE.name}/recipe/test_tokens.py")  # starts a vLLM, for which there is no room beside a training
 
 # Files, or tests of a file: seconds each, for what they start (frameworks, verl, embedder, servers) or wait for.
 SLOW = (
