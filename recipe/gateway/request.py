@@ -78,10 +78,9 @@ class Request:
         """Return True for a call that is played: of ``chat/completions`` or ``completions``."""
         return self.is_call and self.api in ("chat/completions", "completions")
 
-    def with_body(self, body: Body, api: str | None = None, content: bytes | None = None) -> Self:
+    def with_body(self, body: Body, api: str | None = None) -> Self:
         """Return the request with another body, and with another API if one is given."""
-        content = json.dumps(body).encode() if content is None else content
-        return replace(self, body=body, content=content, api=self.api if api is None else api)
+        return replace(self, body=body, content=json.dumps(body).encode(), api=api or self.api)
 
     def for_app(self) -> tuple[Scope, Receive]:
         """Return the ASGI scope and ``receive`` by which an app gets this request.
