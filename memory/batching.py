@@ -1,4 +1,4 @@
-"""An async queue in front of an embedder: urgent texts have threads of their own, and equal texts are embedded once."""
+"""Async queues in front of an embedder: urgent texts have threads of their own, and equal texts are embedded once."""
 
 import asyncio
 import os
@@ -9,13 +9,15 @@ from itertools import islice
 
 import numpy as np
 
-from empo2.memory.embedder import Embedder, EmbedderError
+from empo2.memory.embedder import PASS_TEXTS, Embedder, EmbedderError
 
-# Texts of a background batch. On a CPU a batch takes little less time than its texts one by one, and its first text
-# waits for its last, so urgent texts are embedded alone. Batched agents would also ask together in their next turn.
-MAX_BATCH = 4
+# Texts of a batch: urgent, background. On a CPU a batch takes little less time than its texts one by one, and its first
+# text waits for its last, so urgent texts are embedded alone. Agents in a batch would also ask together next time.
+CPU_BATCH = (1, 4)
+# An accelerator needs hardly more time for a full forward pass (`embedder.PASS_TEXTS`) than for one text.
+ACCELERATOR_BATCH = (PASS_TEXTS, PASS_TEXTS)
 # A tenth of the weight of threads of niceness 0. On two busy cores, urgent texts waited less than half as long as
-# without it, and about as long as with 19 (a seventieth), which would almost stop the background thread there.
+# without it, and about as long as with 19 (a seventieth), which would almost stop the background threads there.
 BACKGROUND_NICENESS = 10
 RECENT_TEXTS = 16_384  # 25 MB of MiniLM keys
 _CLOSED = "the embedder is closed"
@@ -52,20 +54,25 @@ class _Queue:
 class BatchingEmbedder:
     """An embedder for the coroutines of one event loop; the model runs in threads of its own.
 
-    Urgent texts are embedded one by one in `threads` threads, all others in batches in one more thread of low
-    priority; the oldest first. A text that already waits, is being embedded, or is among the last 16,384 is not
-    embedded again.
+    Urgent texts are embedded in `threads` threads, all others in as many of low priority, which have the cores for
+    themselves while nothing is urgent; the oldest first. A text that already waits, is being embedded, or is among the
+    last 16,384 is not embedded again.
 
     Args:
         embedder: its `embed` must be thread-safe; nothing else may call it.
-        threads: number of urgent texts embedded at once.
+        threads: batches embedded at once, of each of the two kinds; None for one, and on a CPU one more for every four
+            cores after the first four, at most 8.
+        accelerated: whether the embedder runs on an accelerator, which embeds a batch in hardly more time than a text.
     """
 
-    def __init__(self, embedder: Embedder, threads: int = 1) -> None:
+    def __init__(self, embedder: Embedder, threads: int | None = None, *, accelerated: bool = False) -> None:
         self._embedder = embedder
-        self._threads = threads
+        self._threads = threads = threads or (1 if accelerated else cpu_threads())
+        self._urgent_batch, self._background_batch = ACCELERATOR_BATCH if accelerated else CPU_BATCH
         self._urgent_pool = ThreadPoolExecutor(threads, thread_name_prefix="embedder")
-        self._background_pool = ThreadPoolExecutor(1, thread_name_prefix="embedder-background", initializer=_be_nice)
+        self._background_pool = ThreadPoolExecutor(
+            threads, thread_name_prefix="embedder-background", initializer=_be_nice
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._futures: dict[str, asyncio.Future[np.ndarray]] = {}  # of waiting texts and texts in a batch
         self._urgent = _Queue()
@@ -89,9 +96,11 @@ class BatchingEmbedder:
             self._recent.move_to_end(text)
             return self._recent[text]
         if not self._tasks:
-            queues = [(self._urgent, 1, self._urgent_pool)] * self._threads
-            queues.append((self._background, MAX_BATCH, self._background_pool))
-            self._tasks = [asyncio.create_task(self._serve(*queue)) for queue in queues]
+            queues = (
+                (self._urgent, self._urgent_batch, self._urgent_pool),
+                (self._background, self._background_batch, self._background_pool),
+            )
+            self._tasks = [asyncio.create_task(self._serve(*queue)) for queue in queues for _ in range(self._threads)]
         if text not in self._futures:
             self._futures[text] = asyncio.get_running_loop().create_future()
             (self._urgent if urgent else self._background).add(text)
@@ -135,6 +144,11 @@ class BatchingEmbedder:
         if len(self._recent) > RECENT_TEXTS:
             self._recent.popitem(last=False)
         return key
+
+
+def cpu_threads() -> int:
+    """Return how many threads embed on this machine's CPU; more than 8 wait for each other's Python."""
+    return min(8, max(1, len(os.sched_getaffinity(0)) // 4))
 
 
 def _be_nice() -> None:

@@ -33,7 +33,7 @@ class MemoryService:
         capacity: most entries (steps) per scope.
         novelty_similarity: cosine above which two states count as similar.
         value_learning_rate: of the learned values of shown tips.
-        embedder_threads: texts embedded at once for callers that wait.
+        embedder_threads, accelerated: as `BatchingEmbedder` takes them.
         distillation_seed: makes random network distillation the intrinsic reward, in the place of 1/n; the networks
             are of this seed, unless the file has some.
 
@@ -52,7 +52,8 @@ class MemoryService:
         capacity: int,
         novelty_similarity: float,
         value_learning_rate: float,
-        embedder_threads: int = 1,
+        embedder_threads: int | None = None,
+        accelerated: bool = False,
         distillation_seed: int | None = None,
     ) -> None:
         self._policy = policy
@@ -67,7 +68,7 @@ class MemoryService:
         except BaseException:
             self._thread.shutdown()
             raise
-        self._embedder = BatchingEmbedder(embedder, threads=embedder_threads)
+        self._embedder = BatchingEmbedder(embedder, embedder_threads, accelerated=accelerated)
 
     def _load_distillation(self, store: MemoryStore) -> RandomNetworkDistillation | None:
         if self._seed is None:

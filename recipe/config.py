@@ -179,8 +179,13 @@ class Memory(_Section):
     capacity: Positive
     embedder: str
     embedder_device: str
-    embedder_threads: Positive
+    embedder_threads: Positive | None
     embedding_deadline: Positive
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether the embedder runs on an accelerator."""
+        return not self.embedder_device.startswith("cpu")
 
 
 class Reflection(_Section):

@@ -26,6 +26,8 @@ PROMPT_IDS = "empo2.recipe.trainer.compat.prompt_ids.PromptTokenIds"
 ROUTES = "/empo2"
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
 PAUSE, RESUME = f"{ROUTES}/pause", f"{ROUTES}/resume"
+SETTLE = f"{ROUTES}/settle"  # as `settle_route`, of all rollouts
+SETTLE_SECONDS = 30.0  # after which it answers all the same
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Keys:
 
 
 def settle_route(rollout_id: str) -> str:
-    """Return the route that answers once all calls of a rollout have their events."""
+    """Return the route that answers once all calls of a rollout have their events, see `Unsettled`."""
     return f"{ROUTES}/rollouts/{rollout_id}/settle"
 
 
@@ -224,6 +226,18 @@ class DrainRequest(_Message):
     """
 
     timeout: float
+
+
+class Unsettled(_Message):
+    """Response of ``POST /empo2/settle``: the answered calls whose states are still to be embedded and counted.
+
+    Attributes:
+        late: of the rollouts that were asked about.
+        of_all: of all rollouts; does not change while the memory stands still.
+    """
+
+    late: int = 0
+    of_all: int = 0
 
 
 class PauseRequest(_Message):

@@ -44,10 +44,11 @@ def empo2_routes(
             progress=services.metrics.progress(),
         )
 
+    @router.post(protocol.SETTLE)
     @router.post(protocol.settle_route("{rollout_id}"))
-    async def settle(rollout_id: str) -> dict[str, str]:
-        await episodes.settle(rollout_id)
-        return {"status": "ok"}
+    async def settle(rollout_id: str | None = None) -> protocol.Unsettled:
+        late = await episodes.settle(rollout_id, protocol.SETTLE_SECONDS)
+        return protocol.Unsettled(late=late, of_all=len(episodes.pending()))
 
     @router.post(protocol.DRAIN)
     async def drain(request: protocol.DrainRequest) -> dict[str, float]:
@@ -55,7 +56,7 @@ def empo2_routes(
         end = loop.time() + request.timeout
         if services.gate.is_open:  # behind a closed one none is under way, and those that wait go on later
             await reflector.wait(request.timeout)
-        await episodes.settle_all(max(0.0, end - loop.time()))
+        await episodes.settle(None, max(0.0, end - loop.time()))
         await credit.conclude_pairs(upstream.unread_pairs())
         try:
             async with asyncio.timeout(_COMMIT_SECONDS):

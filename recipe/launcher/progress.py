@@ -43,6 +43,16 @@ class NewLines:
         return [json.loads(line) for line in self.read()]
 
 
+# What a step lost, with what mends it.
+_LOSSES = {
+    "rollouts_dropped": "rollouts dropped",
+    "repeated_calls": "repeated calls",
+    "memory_failures": "memory failures (see gateway.log)",
+    "memory_late": "calls sent without tips (raise memory.embedder_threads or memory.embedding_deadline)",
+    "reflections_failed": "tips not written (see gateway.log; reflection.timeout)",
+}
+
+
 def step_summary(metrics: Metrics) -> str:
     """Return one line on a step: return, mode, tips, seconds, failures, and the validation if there was one."""
     parts = []
@@ -51,9 +61,9 @@ def step_summary(metrics: Metrics) -> str:
             f"return {metrics['training/return']:7.2f}  {step_mode(metrics):18}"
             f"  {metrics['empo2/memory_size']:.0f} tips  {metrics.get('timing_s/step', 0):.0f} s"
         )
-        for key in ("rollouts_dropped", "repeated_calls", "memory_failures"):
+        for key, told in _LOSSES.items():
             if metrics.get(f"empo2/{key}"):
-                parts.append(f"{metrics[f'empo2/{key}']:.0f} {key.replace('_', ' ')}")
+                parts.append(f"{metrics[f'empo2/{key}']:.0f} {told}")
     if metrics.get("val/return") is not None:
         parts.append(f"validation {metrics['val/return']:.2f}")
         for key, name in (("train/return", "training tasks"), ("train/memory_return", "with tips")):

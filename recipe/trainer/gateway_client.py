@@ -1,6 +1,7 @@
 """The trainer's HTTP client of the gateway."""
 
 from pathlib import Path
+from time import monotonic
 
 import httpx
 
@@ -10,6 +11,7 @@ from empo2.recipe.protocol import (
     PAUSE,
     RESTORE,
     RESUME,
+    SETTLE,
     SNAPSHOT,
     STATE,
     DrainRequest,
@@ -17,6 +19,7 @@ from empo2.recipe.protocol import (
     GatewayState,
     PauseRequest,
     PauseState,
+    Unsettled,
     settle_route,
 )
 from empo2.recipe.waiting import first_answer
@@ -95,9 +98,29 @@ class GatewayClient:
         if not isinstance(error, httpx.TimeoutException):  # a gateway that starts takes connections, and is silent
             raise Empo2Error(f"no gateway answers at {self._url} ({error}); start one with `empo2 gateway`")
 
-    def settle(self, rollout_id: str) -> None:
-        """Wait until all calls of a finished rollout have their events."""
-        self._http.post(settle_route(rollout_id)).raise_for_status()
+    def settle(self, rollout_id: str | None = None) -> None:
+        """Wait until all calls of a finished rollout, or of all rollouts, have their events.
+
+        However slow the embedder is, no state is given up while any of them gets on.
+
+        Raises:
+            GatewayError: none did for five minutes.
+        """
+        route = SETTLE if rollout_id is None else settle_route(rollout_id)
+        last, since = None, monotonic()
+        while (unsettled := self._unsettled(route)).late:
+            if unsettled != last:
+                last, since = unsettled, monotonic()
+            elif monotonic() - since > _SECONDS:
+                raise GatewayError(
+                    f"the memory stands still: the gateway at {self._url} has embedded none of {unsettled.of_all} "
+                    f"states for {_SECONDS} seconds; see its log, memory.embedder_device and memory.embedder_threads"
+                )
+
+    def _unsettled(self, route: str) -> Unsettled:
+        response = self._http.post(route)
+        response.raise_for_status()
+        return Unsettled.model_validate(response.json())
 
     def pause(self) -> int:
         """Hold the policy's calls and reflections; return how many were under way, when all of these are done."""
@@ -113,7 +136,12 @@ class GatewayClient:
         self._http.post(RESUME).raise_for_status()
 
     def drain(self, seconds: float) -> dict[str, float]:
-        """Wait at most ``seconds`` for the running reflections; return the gateway's metrics of the step."""
+        """Wait at most ``seconds`` for the running reflections; return the gateway's metrics of the step.
+
+        Raises:
+            GatewayError: as `settle`, which comes first.
+        """
+        self.settle()
         response = self._http.post(DRAIN, json=DrainRequest(timeout=seconds).model_dump(), timeout=seconds + _SECONDS)
         response.raise_for_status()
         return response.json()

@@ -140,6 +140,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self.results = StepResults()
         self.played: list[CompletedRollout] = []
         self.metrics: dict[str, float] = {}
+        self._settling = 0.0
         self.pause_metrics: dict[str, float] = {}
 
     def delete_model(self) -> dict[str, Any]:
@@ -164,7 +165,9 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
     def _build_completed_rollout(self, enqueued_rollout: EnqueuedRollout, rollout: Rollout) -> CompletedRollout:
         if RolloutTag.read(rollout.metadata) is not None:
             # The gateway embeds some states after the reply was sent: wait until their events are recorded.
+            begin = perf_counter()
             self._gateway.settle(enqueued_rollout.rollout_id)
+            self._settling += perf_counter() - begin
         return super()._build_completed_rollout(enqueued_rollout, rollout)
 
     def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Event], list[Event]]:
@@ -227,7 +230,11 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
             self.pause_metrics["training/async/proxy_drain_seconds"] = perf_counter() - ended
         if is_train or not self._pauses:  # training rollouts go on during a validation: the next step counts it
             self.metrics |= self._gateway.drain(self._settings.reflection.timeout)
-        self.metrics |= {"timing_s/rollouts": ended - begin, "timing_s/drain": perf_counter() - ended}
+        self.metrics |= {
+            "timing_s/rollouts": ended - begin,
+            "timing_s/embedding": self._settling,
+            "timing_s/drain": perf_counter() - ended,
+        }
         self.metrics |= rollout_times(played)
         self.played, results = played, self.results
         failed_return = self._settings.algorithm.failed_rollout_return

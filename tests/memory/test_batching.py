@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from empo2.memory import BatchingEmbedder, EmbedderError
-from empo2.memory.batching import BACKGROUND_NICENESS, MAX_BATCH, RECENT_TEXTS
+from empo2.memory.batching import ACCELERATOR_BATCH, BACKGROUND_NICENESS, CPU_BATCH, RECENT_TEXTS, cpu_threads
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
@@ -87,14 +87,15 @@ async def test_many_callers_get_their_own_vectors(letters, threads):
     for text, vector in zip(texts, vectors, strict=True):
         assert np.array_equal(vector, letters_of(text))
     assert sorted(chain.from_iterable(letters.urgent)) == sorted(texts[::4])
-    assert list(chain.from_iterable(letters.background)) == [text for i, text in enumerate(texts) if i % 4]
+    assert sorted(chain.from_iterable(letters.background)) == sorted(text for i, text in enumerate(texts) if i % 4)
 
 
 async def test_urgent_texts_go_one_by_one_and_others_in_batches_the_oldest_first(letters, batching):
     letters.shut()
     calls = await asked(batching.embed("first", urgent=True), batching.embed("other", urgent=False))
     await until(lambda: letters.urgent and letters.background)
-    names = [f"{i}" for i in range(MAX_BATCH + 1)]
+    assert CPU_BATCH[0] == 1
+    names = [f"{i}" for i in range(CPU_BATCH[1] + 1)]
     calls += await asked(*(batching.embed(name, urgent=True) for name in names))
     calls += await asked(*(batching.embed(f"b{name}", urgent=False) for name in names))
     letters.open()
@@ -143,6 +144,40 @@ async def test_urgent_batches_are_embedded_at_once_in_as_many_threads(letters):
     await asyncio.gather(*calls)
     await batching.close()
     assert letters.urgent == [["0"], ["1"], ["2"], ["waits"]]
+
+
+async def test_background_batches_are_embedded_at_once_in_as_many_threads(letters):
+    """One thread for all rollouts without tips could not keep up with the states of 128 agents."""
+    letters.shut()
+    batching = BatchingEmbedder(letters, threads=3)
+    calls = []
+    for i in range(3):
+        calls += await asked(batching.embed(f"{i}", urgent=False))
+        await until(lambda text=f"{i}": [text] in letters.background)
+    letters.open()
+    await asyncio.gather(*calls)
+    await batching.close()
+
+
+@pytest.mark.parametrize("urgent", [True, False])
+async def test_an_accelerator_gets_large_batches_of_both_kinds(letters, urgent):
+    letters.shut()
+    batching = BatchingEmbedder(letters, accelerated=True)
+    calls = await asked(batching.embed("first", urgent=urgent))
+    kind = letters.urgent if urgent else letters.background
+    await until(lambda: kind)
+    assert ACCELERATOR_BATCH == (32, 32)
+    calls += await asked(*(batching.embed(f"{i}", urgent=urgent) for i in range(40)))
+    letters.open()
+    await asyncio.gather(*calls)
+    await batching.close()
+    assert [len(batch) for batch in kind] == [1, 32, 8]
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (16, 4), (96, 8)])
+async def test_the_machines_cores_say_how_many_threads_embed(monkeypatch, cores, threads):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+    assert cpu_threads() == threads
 
 
 async def test_only_the_background_thread_is_nice(letters, batching):

@@ -78,7 +78,7 @@ class Reranking(httpx.AsyncBaseTransport):
             embedder = SentenceEmbedder(memory.embedder, device=memory.embedder_device)
         except EmbedderError as error:
             raise ConfigError(f"memory.embedder={memory.embedder!r}: {error}") from None
-        self._embedder = BatchingEmbedder(embedder, threads=memory.embedder_threads)
+        self._embedder = BatchingEmbedder(embedder, memory.embedder_threads, accelerated=memory.accelerated)
         self._transport, self._state, self._counts = transport, services.state, services.metrics.counts
 
     async def __call__(self, request: Request, forward: Next) -> Response:

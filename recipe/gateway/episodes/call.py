@@ -27,7 +27,6 @@ log = structlog.get_logger()
 
 # A reflection repeats these fields of the call before it, so that its prompt continues that call's prompt.
 _SHARED = ("tools", "chat_template", "chat_template_kwargs", *TEMPLATE_ARGUMENTS)
-_VISIT_SECONDS = 60  # the trainer waits for the event that holds the visit
 # In vLLM 0.20's refusals (vllm.renderers.params, vllm.v1.engine.input_processor).
 _TOO_LONG = ("context length", "maximum model length")
 
@@ -126,15 +125,17 @@ class ModelCall:
                 log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
 
     async def _visit(self, turn: Turn) -> Novelty | None:
-        """Count the visit to the call's state; return None if it has no state or the memory failed."""
+        """Count the visit to the call's state; return None if it has no state or the memory failed.
+
+        Nothing limits the time: at the end of the step the trainer waits for it (`Episodes.settle`).
+        """
         if not turn.state:
             return None
         episode, memory = self._episode, self._services.memory
         try:
-            async with asyncio.timeout(_VISIT_SECONDS):
-                if turn.embedding is None:
-                    turn.embedding = await memory.embed(turn.state, urgent=False)
-                return await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
+            if turn.embedding is None:
+                turn.embedding = await memory.embed(turn.state, urgent=False)
+            return await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
         except Exception as error:
             log.error("the memory failed", error=described(error))
             self._services.metrics.counts["memory_failures"] += 1

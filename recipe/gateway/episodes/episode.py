@@ -106,16 +106,17 @@ class Episodes:
             self._concluded.add(rollout_id)
         return episode
 
-    async def settle(self, rollout_id: str) -> None:
-        """Wait until all answered calls of a rollout have their events."""
-        for episode in list(self._rollouts.get(rollout_id, {}).values()):
-            await episode.settle()
+    def pending(self, rollout_id: str | None = None) -> set[asyncio.Task[None]]:
+        """Return the answered calls, of a rollout or of all, whose events are not yet recorded."""
+        chosen = self._rollouts.values() if rollout_id is None else [self._rollouts.get(rollout_id, {})]
+        return {task for attempts in chosen for episode in attempts.values() for task in episode.pending}
 
-    async def settle_all(self, timeout: float) -> None:
-        """Wait at most ``timeout`` seconds until all answered calls have their events."""
-        episodes = (episode for attempts in self._rollouts.values() for episode in attempts.values())
-        if pending := [task for episode in episodes for task in episode.pending]:
-            await asyncio.wait(pending, timeout=timeout)
+    async def settle(self, rollout_id: str | None, timeout: float) -> int:
+        """Wait at most ``timeout`` seconds for the events of the calls in `pending`; return how many have none then."""
+        if not (pending := self.pending(rollout_id)):
+            return 0
+        _, late = await asyncio.wait(pending, timeout=timeout)
+        return len(late)
 
     def forget(self, rollout_id: str) -> None:
         """Drop a rollout that the trainer has read."""

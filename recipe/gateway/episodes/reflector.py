@@ -80,8 +80,8 @@ class Reflector:
         if success and settings.of == "failures":
             return
         try:
+            await episode.settle()  # which takes as long as the embedder
             async with asyncio.timeout(settings.timeout):
-                await episode.settle()
                 ask = question(settings, score, success)
                 if settings.form == "transcript":
                     tip, reason = self._transcript(episode, score, success), None
