@@ -1,8 +1,8 @@
 """Measure the time that the gateway adds to an agent's model calls: agent-lightning's own server and `empo2 gateway`.
 
 Concurrent agents play episodes of 20 turns with always new observations, through real processes, HTTP and the real
-embedder, against a model server that answers after a fixed time and needs almost no CPU. One run measures these ways in
-turn for each number of agents, with their starts spread over one model call:
+embedder, against a model server that answers after a fixed time, or after one drawn for each call, and needs almost no
+CPU. One run measures these ways in turn for each number of agents, with their starts spread over one model call:
 
   no gateway       the agents call the model server: the overhead of this benchmark and of HTTP
   agl-server       agent-lightning's own server
@@ -13,24 +13,33 @@ turn for each number of agents, with their starts spread over one model call:
   added            time of a call at the agent minus the model server's fixed time
   loop, CPU        CPU time of the gateway's event loop, and of the whole process, per call
   embedding        mean time that a search waited for its embedding, as the gateway reports it
-  of plain         episodes per second, relative to agl-server
+  calls/s          from the first call to the last reward; beside it the share of a core that the event loop took:
+                   above 90 % the gateway is saturated
+  settled          seconds from then until all states were embedded
+  lost, late       states whose visit was not counted; searches whose tips came too late
+  of plain         calls per second, relative to agl-server
   others           cores used by other processes of this machine: above 0.1, the row is unreliable
+
+At the speed of GPUs: --agents 128 512 --turns 30 --delay 0.3 1.0. With --embedder-ms 34 --cores 16 the embedder sleeps
+34 ms for each text, in as many threads as 16 cores give, for machines whose cores are too few for the real one.
 """
 
 import argparse
 import asyncio
 import multiprocessing
+import os
 import random
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import httpx
 import numpy as np
@@ -60,13 +69,16 @@ class Way:
 
 @dataclass
 class Played:
-    """Milliseconds added to each call; CPU per call in milliseconds; episodes per second; cores used by others."""
+    """Milliseconds added to each call; CPU per call in milliseconds; calls per second; the rest as in the table."""
 
     without_tips: list[float] = field(default_factory=list)
     with_tips: list[float] = field(default_factory=list)
     loop_cpu: float = 0.0
     cpu: float = 0.0
-    episodes: float = 0.0
+    calls: float = 0.0
+    loop_busy: float = 0.0
+    settled: float = 0.0
+    lost: int = 0
     others: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -79,25 +91,42 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=20, metavar="N", help="model calls of an episode (default: 20)")
     parser.add_argument(
-        "--delay", type=float, default=1.0, metavar="SECONDS", help="the model server's time (default: 1)"
+        "--delay",
+        type=float,
+        nargs="+",
+        default=[1.0],
+        metavar="SECONDS",
+        help="the model server's time: one (default:"
+        " 1), or the least and the most, between which it is drawn for each call",
+    )
+    parser.add_argument(
+        "--embedder-ms", type=float, metavar="MS", help="sleep so long for each text, in the place of the embedder"
+    )
+    parser.add_argument(
+        "--cores", type=int, metavar="N", help="of the machine that --embedder-ms pretends (default: 16)"
     )
     parser.add_argument("--tips", type=int, default=TIPS, metavar="N", help=f"tips in memory (default: {TIPS:,})")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="settings of `empo2 gateway`")
     options = parser.parse_args()
     if options.quick:
-        options.agents, options.turns, options.delay, options.tips = [8], 4, 0.2, 500
+        options.agents, options.turns, options.delay, options.tips = [8], 4, [0.2], 500
+    if len(options.delay) > 2 or options.delay != sorted(options.delay):
+        parser.error(f"--delay {options.delay}: give one time, or the least and the most")
+    if options.cores and not options.embedder_ms:
+        parser.error(f"--cores {options.cores}: is for --embedder-ms; the real embedder has this machine's cores")
     with tempfile.TemporaryDirectory() as folder:
         table, goals = asyncio.run(compare(Path(folder), options))
     report(table, goals)
 
 
 async def compare(folder: Path, options: argparse.Namespace) -> tuple[Table, list[Goal]]:
-    table = Table(title=f"episodes of {options.turns} calls of {options.delay:g} s; milliseconds")
-    for column in ("agents", "way", "calls", "added p50", "added p99", "loop", "CPU", "embedding"):
+    delays = " to ".join(f"{delay:g}" for delay in options.delay)
+    table = Table(title=f"episodes of {options.turns} calls of {delays} s; milliseconds, and settled in seconds")
+    for column in (
+        *("agents", "way", "calls", "added p50", "added p99", "loop", "CPU", "embedding"),
+        *("calls/s", "loop busy", "settled", "lost", "late", "of plain", "others"),
+    ):
         table.add_column(column, justify="left" if column == "way" else "right")
-    table.add_column("episodes/s", justify="right")
-    table.add_column("of plain", justify="right")
-    table.add_column("others", justify="right")
     goals = _goals(None)
     with _ways(folder, options) as ways:
         async with httpx.AsyncClient(
@@ -109,7 +138,7 @@ async def compare(folder: Path, options: argparse.Namespace) -> tuple[Table, lis
                 rows = {}
                 for way in ways:
                     say(f"{agents} agents: {way.name}")
-                    rows[way.name] = await play(client, way, agents, options.turns, options.delay)
+                    rows[way.name] = await play(client, way, agents, options.turns, options.delay[-1])
                     _add_rows(table, agents, way.name, rows)
                 table.add_section()
                 if agents == GOAL_AGENTS:
@@ -137,10 +166,12 @@ def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
     agl_command = [sys.executable, "-m", "agentlightning.server", "host=127.0.0.1", f"key={KEY}"]
     agl_command += [f"port={agl_url.rpartition(':')[2]}", "default_proxy.model_name=smollm2", "hydra.run.dir=."]
     settings = [f"memory.capacity={options.tips}", *options.set]
+    told = f"import gateway; gateway.serve_told({options.embedder_ms}, {options.cores or 16})"
+    module = ["-c", told] if options.embedder_ms else ["-m", "empo2.recipe.cli"]
     try:
         with (
             server(agl_command, f"{agl_url}/healthz", agl_folder / "log") as agl_pid,
-            empo2_gateway(empo2_folder, empo2_folder / memory.name, *settings) as (url, pid),
+            empo2_gateway(empo2_folder, empo2_folder / memory.name, *settings, module=module) as (url, pid),
         ):
             name = httpx.get(f"{url}/empo2/state", headers=HEADERS).json()["model"]
             for gateway, served in (agl_url, "smollm2"), (url, name):
@@ -164,7 +195,7 @@ async def _warm_up(client: httpx.AsyncClient, way: Way) -> None:
 
 
 async def play(client: httpx.AsyncClient, way: Way, agents: int, count: int, delay: float) -> Played:
-    """Play one episode of `count` turns with each agent; the episodes are the same for every way."""
+    """Play one episode of `count` turns with each agent, started within `delay` seconds; the same for every way."""
     rollouts = [await _create(client, way, agent) for agent in range(agents)]
     episodes = [turns(random.Random(f"{agents} {agent}"), count) for agent in range(agents)]
     played = Played()
@@ -172,18 +203,29 @@ async def play(client: httpx.AsyncClient, way: Way, agents: int, count: int, del
     started = time.perf_counter()
     await asyncio.gather(
         *(
-            _episode(client, way, rollout, agent, texts, played, delay, start=delay * agent / agents)
+            _episode(client, way, rollout, agent, texts, played, start=delay * agent / agents)
             for agent, (rollout, texts) in enumerate(zip(rollouts, episodes, strict=True))
         )
     )
     seconds = time.perf_counter() - started
-    played.episodes, played.others = agents / seconds, (_others_cpu_seconds() - others) / seconds
+    calls = agents * count
+    played.calls, played.others = calls / seconds, (_others_cpu_seconds() - others) / seconds
+    played.loop_busy = (_cpu_seconds(way.pid)[0] - before[0]) / seconds
     if way.tagged:
+        ended = time.perf_counter()
+        settle = f"{way.url}/empo2/settle"
+        while (await client.post(settle)).raise_for_status().json()["late"]:
+            pass  # it answers within 30 seconds
+        played.settled = time.perf_counter() - ended
         drained = await client.post(f"{way.url}/empo2/drain", json={"timeout": _CALL_SECONDS})
         played.metrics = drained.raise_for_status().json()
-        if played.metrics["empo2/memory_failures"] or played.metrics["empo2/reflections_failed"]:
-            raise RuntimeError(f"the memory failed, so this is no measurement: {played.metrics}")
-    after, calls = _cpu_seconds(way.pid), agents * count
+        if played.metrics["empo2/reflections_failed"]:
+            raise RuntimeError(f"reflections failed, so this is no measurement: {played.metrics}")
+        for rollout in rollouts:
+            found = await client.get(f"{way.url}/api/rollouts/{rollout}/events", params={"event_type": "empo2_call"})
+            counted = [event["data"].get("visits") for event in found.raise_for_status().json()]
+            played.lost += count - sum(visits is not None for visits in counted)
+    after = _cpu_seconds(way.pid)
     played.loop_cpu, played.cpu = (1000 * (end - begin) / calls for begin, end in zip(before, after, strict=True))
     if way.pid is not None:
         for rollout in rollouts:  # as the trainer does
@@ -219,7 +261,6 @@ async def _episode(
     agent: int,
     texts: list[str],
     played: Played,
-    delay: float,
     start: float,
 ) -> None:
     base = f"{way.url}/v1" if way.pid is None else f"{way.url}/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1"
@@ -231,8 +272,10 @@ async def _episode(
         body = {"model": way.model, "messages": messages, "max_tokens": 32}
         sent = time.perf_counter()
         answer = await client.post(f"{base}/chat/completions", json=body)
-        added.append(1000 * (time.perf_counter() - sent - delay))
-        messages.append(answer.raise_for_status().json()["choices"][0]["message"])
+        ended = time.perf_counter()
+        reply = answer.raise_for_status().json()
+        added.append(1000 * (ended - sent - float(reply["id"])))
+        messages.append(reply["choices"][0]["message"])
     if way.pid is not None:
         event = {"event_type": "reward", "data": {"value": float(agent % 11) * 10}}
         posted = await client.post(f"{way.url}/api/rollouts/{rollout}/attempt/0/events", json=event)
@@ -256,15 +299,39 @@ def _others_cpu_seconds() -> float:
     return busy - sum(sum(process.cpu_times()[:2]) for process in (own, *own.children(recursive=True)))
 
 
-def serve_model(port: int, delay: float) -> None:
-    """Run a cheap model server: `/tokenize` answers at once, a chat completion after `delay` seconds."""
+def serve_told(milliseconds: float, cores: int) -> None:
+    """Run ``empo2 gateway`` with an embedder that sleeps for each text, as on a machine of so many cores."""
+    from empo2.memory import batching
+    from empo2.recipe.cli import main
+    from empo2.recipe.gateway import memory
+
+    class Told:
+        name, dimension = "all-MiniLM-L6-v2", 384
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def embed(self, texts: Sequence[str]) -> np.ndarray:
+            time.sleep(len(texts) * milliseconds / 1000)
+            vectors = np.array([np.random.default_rng(crc32(text.encode())).normal(size=384) for text in texts])
+            return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+    os.sched_getaffinity = lambda _: set(range(cores))
+    assert batching.cpu_threads() == min(8, max(1, cores // 4))
+    memory.SentenceEmbedder = Told
+    main()
+
+
+def serve_model(port: int, delays: list[float]) -> None:
+    """Run a cheap model server: `/tokenize` answers at once, a chat completion after a time, which is its id."""
     import uvicorn
+
+    generator = random.Random(0)
 
     tokens = _REPLY.split()
     ids = b",".join(b"%d" % i for i in range(10_000, 10_000 + len(tokens)))
     log_probs = ",".join(f'{{"token": "{token}", "logprob": -0.5, "top_logprobs": []}}' for token in tokens).encode()
     completion = (
-        b'{"id": "1", "object": "chat.completion", "created": 0, "model": "smollm2", "choices": [{"index": 0,'
+        b'{"id": "%%b", "object": "chat.completion", "created": 0, "model": "smollm2", "choices": [{"index": 0,'
         b' "finish_reason": "stop", "message": {"role": "assistant", "content": "%b"}, "token_ids": [%b],'
         b' "logprobs": {"content": [%b]}}], "prompt_token_ids": [%%b]}' % (_REPLY.encode(), ids, log_probs)
     )
@@ -279,8 +346,9 @@ def serve_model(port: int, delay: float) -> None:
         if scope["path"] == "/tokenize":
             body = b'{"tokens": [%b]}' % prompt_ids
         else:
+            delay = generator.uniform(delays[0], delays[-1])
             await asyncio.sleep(delay)
-            body = completion % prompt_ids
+            body = completion % (b"%.6f" % delay, prompt_ids)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -290,18 +358,24 @@ def serve_model(port: int, delay: float) -> None:
 
 def _add_rows(table: Table, agents: int, name: str, rows: dict[str, Played]) -> None:
     played = rows[name]
-    plain = rows[AGL_SERVER].episodes if AGL_SERVER in rows else None
+    plain = rows[AGL_SERVER].calls if AGL_SERVER in rows else None
     kinds = [("", played.without_tips), (": calls with tips", played.with_tips)]
     for number, (kind, added) in enumerate((kind, added) for kind, added in kinds if added):
-        cells = [""] * 6
+        cells = [""] * 10
         if number == 0:
             embedding = played.metrics.get("empo2/embedding_ms_per_search")
             cells = [
                 f"{played.loop_cpu:.2f}" if played.cpu else "-",
                 f"{played.cpu:.2f}" if played.cpu else "-",
                 "-" if embedding is None else f"{embedding:.1f}",
-                f"{played.episodes:.3f}",
-                "-" if plain is None else f"{played.episodes / plain:.3f}",
+                f"{played.calls:.1f}",
+                f"{played.loop_busy:.0%}" if played.cpu else "-",
+                *(
+                    (f"{played.settled:.1f}", f"{played.lost}", f"{played.metrics['empo2/memory_late']:.0f}")
+                    if played.metrics
+                    else "---"
+                ),
+                "-" if plain is None else f"{played.calls / plain:.3f}",
                 f"{played.others:.2f}",
             ]
         p50, p99 = np.percentile(added, (50, 99))
@@ -314,7 +388,7 @@ def _goals(rows: dict[str, Played] | None) -> list[Goal]:
         f"{beside}: p50 at most 5 ms",
         f"{beside}: p99 at most 20 ms",
         f"embedding (with tips, new less known), {GOAL_AGENTS} agents: p50 at most 15 ms",
-        f"episodes per second at least 0.98 of agl-server's, {GOAL_AGENTS} agents",
+        f"calls per second at least 0.98 of agl-server's, {GOAL_AGENTS} agents",
     )
     if rows is None:
         return [Goal(text, None, False) for text in texts]
@@ -323,7 +397,7 @@ def _goals(rows: dict[str, Played] | None) -> list[Goal]:
         for added in (rows[AGL_SERVER].without_tips, rows[KNOWN].with_tips, rows[TAGGED].with_tips)
     )
     p50, p99 = known - plain
-    embedding, rate = new[0] - known[0], rows[TAGGED].episodes / rows[AGL_SERVER].episodes
+    embedding, rate = new[0] - known[0], rows[TAGGED].calls / rows[AGL_SERVER].calls
     return [
         Goal(texts[0], f"{p50:.1f} ms", p50 <= 5),
         Goal(texts[1], f"{p99:.1f} ms", p99 <= 20),

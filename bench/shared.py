@@ -96,12 +96,14 @@ def server(command: Sequence[str], url: str, log: Path, environment: dict[str, s
 
 
 @contextmanager
-def empo2_gateway(folder: Path, memory: Path, *settings: str) -> Iterator[tuple[str, int]]:
+def empo2_gateway(
+    folder: Path, memory: Path, *settings: str, module: Sequence[str] = ("-m", "empo2.recipe.cli")
+) -> Iterator[tuple[str, int]]:
     """Start `empo2 gateway` with SmolLM2's tokenizer on a free port; yield its URL and its process id."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "empo2.recipe.cli", "gateway", "--memory", str(memory)]
+    command = [sys.executable, *module, "gateway", "--memory", str(memory)]
     command += [f"gateway.port={port}", "model.path=smollm2-135m-instruct", *settings]
-    keys = {"EMPO2_KEY": f"{KEY}-agent", "EMPO2_ADMIN_KEY": KEY}
+    keys = {"EMPO2_KEY": f"{KEY}-agent", "EMPO2_ADMIN_KEY": KEY, "PYTHONPATH": str(Path(__file__).parent)}
     with server(command, f"{url}/healthz", folder / "gateway.log", {**os.environ, **keys}) as pid:
         yield url, pid
 

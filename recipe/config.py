@@ -128,6 +128,7 @@ class Model(_Section):
     path: str
     server: Annotated[str, Field(pattern=r"^https?://")] | None
     tool_parser: str
+    chat_template_kwargs: dict[str, Any]
     lora_rank: NotNegative
     lora_alpha: Positive
     temperature: Annotated[float, Field(gt=0)]

@@ -19,6 +19,7 @@ from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
 from empo2.recipe.gateway.stages.memory import MemoryCalls
 from empo2.recipe.gateway.stages.rollout_ends import RolloutEnds
+from empo2.recipe.gateway.stages.template import TemplateArguments
 from empo2.recipe.gateway.stages.untrained import UntrainedCalls
 from empo2.recipe.protocol import Keys, Serving
 
@@ -50,6 +51,7 @@ def stages(
         TokenCounter(services.servers),  # Anthropic's count_tokens
         Dialects(max_bytes),  # streams, /responses and /messages become chat completions
         *([watch] if watch else []),  # `empo2 init` looks
+        TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
         Gated(services.gate),  # waits while the weights change
         RolloutEnds(episodes, reflector),  # a rollout that ends is reflected on
         MemoryCalls(services, episodes, chats),  # tips go in, the call is recorded

@@ -34,7 +34,7 @@ def build_verl_config(
 
     Raises:
         ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's, a logger is not installed, or as
-            `check_lora` and `check_async`.
+            `check_lora`, `check_parallel` and `check_async`.
     """
     # agent-lightning's own search path is pkg://verl, and would import verl before Ray has been started.
     verl = importlib.util.find_spec("verl")
@@ -63,6 +63,11 @@ def build_verl_config(
     # vLLM's own options, which verl does not list.
     OmegaConf.set_struct(config.actor_rollout_ref.rollout.engine_kwargs, False)
     for key, value in _flatten(settings.verl):
+        if key.startswith("algorithm.rollout_correction"):
+            raise ConfigError(
+                f"verl.{key}={value!r}: verl corrects the ratio of old log-probs and vLLM's; here vLLM's are the old "
+                "ones, so that this ratio is 1 and nothing is corrected; take it out"
+            )
         try:
             OmegaConf.update(config, key, value, merge=True)
         except Exception as error:
@@ -70,6 +75,7 @@ def build_verl_config(
             shown = redacted({key.rpartition(".")[2]: value}).popitem()[1]
             raise ConfigError(f"verl.{key}={shown!r}: not an option of verl or agent-lightning: {reason}") from None
     check_lora(config)
+    check_parallel(config)
     for name in settings.run.loggers:
         if name != "console" and importlib.util.find_spec(name) is None:
             raise ConfigError(f"run.loggers={settings.run.loggers}: the package {name} is not installed; add it by pip")
@@ -93,6 +99,23 @@ def check_lora(config: DictConfig) -> None:
         )
 
 
+def check_parallel(config: DictConfig) -> None:
+    """Refuse to split a row over GPUs: ``updates.lay_out`` deals whole rows to as many ranks as there are GPUs.
+
+    Raises:
+        ConfigError: verl's actor is not trained by FSDP, or with sequence parallelism.
+    """
+    actor = config.actor_rollout_ref.actor
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        raise ConfigError(f"actor_rollout_ref.actor.strategy={actor.strategy!r}: must be fsdp2 (or fsdp)")
+    for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
+        if (size := OmegaConf.select(actor, key) or 1) > 1:
+            raise ConfigError(
+                f"actor_rollout_ref.actor.{key}={size}: rows would get into wrong updates, and sdpa would see only a "
+                "part of each; set it to 1. For longer rows use model.lora_rank, hardware.offload or more memory"
+            )
+
+
 def read_settings(config: DictConfig) -> Settings:
     """Return the settings of an agent-lightning configuration, from its section ``empo2`` and from the other sections.
 
@@ -100,7 +123,7 @@ def read_settings(config: DictConfig) -> Settings:
 
     Raises:
         ConfigError: a setting is unknown, ill-typed or impossible, or stands under a key that nothing reads; or
-            as `check_lora`.
+            as `check_lora` and `check_parallel`.
     """
     for key in map(str, config):
         if key.startswith("+"):
@@ -109,6 +132,7 @@ def read_settings(config: DictConfig) -> Settings:
                 f"name, which nothing reads. Write {key.lstrip('+')}.KEY=VALUE"
             )
     check_lora(config)
+    check_parallel(config)
     layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
     layer.pop("run_directory", None)
     actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
@@ -262,6 +286,7 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         # agent-lightning runs the rollouts itself; verl's own workers would only import and idle.
         f"{rollout}.agent.num_workers": 0,
         "reward.num_workers": 0,
+        "critic.enable": False,  # else verl warns that there is none
         "trainer.project_name": "empo2",
         "trainer.experiment_name": run_directory.name,
         "trainer.logger": run.loggers,

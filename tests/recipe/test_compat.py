@@ -338,10 +338,15 @@ def test_device(told: str | None, hidden: str, device: str, monkeypatch: pytest.
 
 def test_workers_are_told_the_device(without_gpu: Any) -> None:
     """A worker without a GPU on a GPU machine keeps verl as it is."""
-    code = "import json, verl.utils.device as device; print(json.dumps(device.get_nccl_backend()))"
+    code = """
+import json, sys, verl.utils.device as device
+from verl.workers.engine import EngineRegistry
+engine = EngineRegistry._engines["language_model"]["fsdp2"]["cuda"].__name__
+print(json.dumps([device.get_nccl_backend(), engine, "sklearn" in sys.modules]))
+"""
     ours = {"VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl", "CUDA_VISIBLE_DEVICES": ""}
-    assert run(code, **ours, EMPO2_DEVICE="gpu") == "nccl"
-    assert run(code, **ours, EMPO2_DEVICE="cpu") == "gloo"
+    assert run(code, **ours, EMPO2_DEVICE="gpu") == ["nccl", "TrainedLogitsEngine", False]
+    assert run(code, **ours, EMPO2_DEVICE="cpu") == ["gloo", "TrainedLogitsEngine", False]
     assert ray_environment.VARIABLES["EMPO2_DEVICE"] == "cpu"
 
 

@@ -1,4 +1,4 @@
-"""verl 0.8.0 without a GPU, and without flash-attn.
+"""verl 0.8.0 with our engine, without a GPU, and without flash-attn.
 
 Loaded into every process that imports verl through ``VERL_USE_EXTERNAL_MODULES=empo2.recipe.trainer.compat.verl``,
 while ``verl/__init__.py`` runs and before any other verl module binds the names patched here. Each patch names
@@ -13,7 +13,13 @@ import torch
 import verl.utils.device
 
 from empo2.recipe.trainer import ray_environment
-from empo2.recipe.trainer.compat import lora
+
+
+def import_without_sklearn() -> None:
+    """Keep transformers' models from importing sklearn, 1 s in five processes, for an unused decoding method."""
+    import transformers.utils
+
+    transformers.utils.is_sklearn_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _nothing(*args, **kwargs) -> None:
@@ -22,13 +28,6 @@ def _nothing(*args, **kwargs) -> None:
 
 def _zero(*args, **kwargs) -> int:
     return 0
-
-
-def import_without_sklearn() -> None:
-    """Keep transformers from importing sklearn, 3 s in each of five processes, for an unused decoding method."""
-    import transformers.utils
-
-    transformers.utils.is_sklearn_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
 
 
 def use_torch_padding_helpers() -> None:
@@ -103,17 +102,23 @@ def run_without_accelerator() -> None:
 
     CpuPlatform.check_and_update_config = staticmethod(keep_executor)  # type: ignore[method-assign]
 
+
+def use_trained_logits() -> None:
+    """Train with our engine. ``EngineRegistry.register`` would keep verl's own for CUDA."""
     from verl.workers.engine import EngineRegistry
 
     from .trained_logits import TrainedLogitsEngine
 
-    EngineRegistry.register("language_model", backend=["fsdp2"], device="cpu")(TrainedLogitsEngine)
+    EngineRegistry._engines["language_model"]["fsdp2"] |= dict.fromkeys(("cpu", "cuda"), TrainedLogitsEngine)
 
+
+import_without_sklearn()
+from empo2.recipe.trainer.compat import lora  # noqa: E402  imports these models
 
 if importlib.util.find_spec("flash_attn") is None:
     use_torch_padding_helpers()
 lora.push_merged_lora()
 lora.keep_lora_trainable()
 if ray_environment.device() == "cpu":
-    import_without_sklearn()
     run_without_accelerator()
+use_trained_logits()
