@@ -33,12 +33,16 @@ def build_verl_config(
         resume_from: a checkpoint of the run; its step is not validated again.
 
     Raises:
-        ConfigError: a key under ``verl`` is not one of verl's or agent-lightning's, a logger is not installed, or as
-            `check_lora`, `check_parallel` and `check_async`.
+        ConfigError: verl or a logger is not installed, a key under ``verl`` is not one of verl's or agent-lightning's,
+            or as `check_lora`, `check_parallel` and `check_async`.
     """
     # agent-lightning's own search path is pkg://verl, and would import verl before Ray has been started.
     verl = importlib.util.find_spec("verl")
-    assert verl is not None and verl.submodule_search_locations
+    if verl is None or not verl.submodule_search_locations:
+        raise ConfigError(
+            "verl is not installed, and vLLM may not be: training needs both. Install this project beside "
+            "agent-lightning's own set-up (setup_verl.sh 0.8.0 cu130), or use `make setup` in a clone (profile=gpu)"
+        )
     search_path = f"hydra.searchpath=[file://{verl.submodule_search_locations[0]}/trainer/config]"
     with initialize_config_module(config_module="agentlightning.verl", version_base=None):
         config = compose(config_name="config", overrides=[search_path])

@@ -1,0 +1,86 @@
+"""The wheel in an environment that has neither verl nor vLLM, as `pip install` makes it beside another set-up."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+UV = str(Path(sys.executable).parent / "uv")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment with the wheel and what it depends on, at the versions of requirements/cpu.txt."""
+    folder = tmp_path_factory.mktemp("wheel")
+    lists = ["--constraint", "cpu.txt", "--overrides", "overrides.txt", "--excludes", "excludes-cpu.txt"]
+    lists = [str(ROOT / "requirements" / name) if name.endswith("txt") else name for name in lists]
+    build = [
+        "build",
+        "--quiet",
+        "--wheel",
+        "--no-build-isolation",
+        "--python",
+        sys.executable,
+        "--out-dir",
+        str(folder),
+    ]
+    for arguments in (
+        [*build, str(ROOT)],
+        ["venv", "--quiet", "--python", sys.executable, str(folder / "venv")],
+        ["pip", "install", "--quiet", "--python", str(folder / "venv"), *lists, "empo2", "--find-links", str(folder)],
+    ):
+        subprocess.run([UV, *arguments], check=True, env=os.environ | {"UV_LINK_MODE": "hardlink"})
+    return folder / "venv" / "bin"
+
+
+def run(program: Path, *arguments: str, folder: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [str(program), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_command_line_needs_neither_verl_nor_vllm(environment: Path, tmp_path: Path) -> None:
+    for module in ("verl", "vllm", "ray"):
+        assert run(environment / "python", "-c", f"import {module}", folder=tmp_path)[0] == 1
+    empo2 = environment / "empo2"
+    assert "train an LLM agent" in run(empo2, "--help", folder=tmp_path)[1]
+    for name in ("quiz_agent.py", "questions.jsonl"):
+        shutil.copy(ROOT / "examples" / "quiz" / name, tmp_path)
+    agent = ["--agent", "quiz_agent:QuizAgent", "--tasks", "questions.jsonl"]
+    agent += ["--env", "QUESTION=input.question", "--env", "ANSWER=input.answer"]
+    code, said = run(empo2, "init", *agent, folder=tmp_path)
+    assert (code, (tmp_path / "empo2.yaml").is_file()) == (0, True), said
+    code, said = run(empo2, "train", "--profile", "cpu", folder=tmp_path)
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "verl is not installed" in said
+
+
+def test_a_gateway_starts(environment: Path, tmp_path: Path) -> None:
+    arguments = [str(environment / "empo2"), "gateway", "--profile", "cpu", "--memory", "memory.sqlite"]
+    process = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert any(line.startswith("gateway at http://127.0.0.1:") for line in process.stdout)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+# agent-lightning's setup_verl.sh of August 2026, for `0.8.0 cu130` and `0.8.0 cu129`.
+SET_UP = {"verl": "0.8.0", "vllm": "0.20.2", "torch": "2.11.0"}
+
+
+def test_the_pins_are_those_of_agent_lightnings_own_set_up() -> None:
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / "gpu.txt").read_text(), re.MULTILINE))
+    assert {name: pinned[name] for name in SET_UP} == SET_UP
