@@ -1,8 +1,8 @@
 """Retrieval policies: functions from arrays of stored entries to the row indices of the chosen ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 
@@ -25,47 +25,36 @@ class Entries:
     texts: np.ndarray
 
 
-class Policy(Protocol):
-    """A function that chooses tips."""
-
-    def __call__(self, entries: Entries) -> np.ndarray:
-        """Return row indices, best first, each text once."""
-        ...
+type Policy = Callable[[Entries], np.ndarray]
+"""Chooses tips: returns row indices, best first, each text once."""
 
 
 @dataclass(frozen=True)
-class ByScore:
-    """EMPO²'s retrieval (arXiv 2602.23008): the entries that are similar enough, best score first.
+class Ranked:
+    """The entries that are similar enough, ordered by columns of `Entries`, all descending, then newest first.
 
-    Ties, which the paper leaves open, are broken by similarity, then by learned value, then newest first. Each text
-    counts once, by its first entry in this order.
-
-    Without the value, equal scores favor errors: a true tip that is written again is a duplicate and stays old, while
-    each slip of the pen is a new text, and comes first (docs/learning.md).
+    Each text counts once, by its first entry in this order.
 
     Attributes:
+        order: names of the columns.
         k: most rows to return.
         min_similarity: entries need a cosine strictly above it.
     """
 
+    order: Sequence[str]
     k: int
     min_similarity: float
 
     def __call__(self, entries: Entries) -> np.ndarray:
         similar = np.flatnonzero(entries.similarities > self.min_similarity)
-        return first_of_texts(similar, (entries.scores, entries.similarities, entries.values), entries.texts, self.k)
+        return first_of_texts(similar, [getattr(entries, column) for column in self.order], entries.texts, self.k)
 
 
-@dataclass(frozen=True)
-class BySimilarity:
-    """The most similar first; ties are broken by score, then newest first. Attributes as in `ByScore`."""
-
-    k: int
-    min_similarity: float
-
-    def __call__(self, entries: Entries) -> np.ndarray:
-        similar = np.flatnonzero(entries.similarities > self.min_similarity)
-        return first_of_texts(similar, (entries.similarities, entries.scores), entries.texts, self.k)
+# EMPO²'s retrieval (arXiv 2602.23008), best score first. The paper leaves ties open. Without the value, equal scores
+# favor errors: a true tip that is written again is a duplicate and stays old, while each slip of the pen is a new text,
+# and comes first (docs/learning.md).
+ByScore = partial(Ranked, ("scores", "similarities", "values"))
+BySimilarity = partial(Ranked, ("similarities", "scores"))
 
 
 @dataclass(frozen=True)

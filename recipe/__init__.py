@@ -49,13 +49,15 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     with contextlib.closing(GatewayClient(url, key)) as gateway:
 
         def check() -> None:
-            state = gateway.check(
-                model=config.actor_rollout_ref.model.path,
-                temperature=config.actor_rollout_ref.rollout.temperature,
+            wanted = {
+                "model.path": config.actor_rollout_ref.model.path,
+                "model.temperature": config.actor_rollout_ref.rollout.temperature,
                 # The gateway forces the validation temperature; the configuration's value is only compared with it.
-                val_temperature=ours.get("model", {}).get("val_temperature"),
-                returns=(settings.algorithm.failure_return, settings.algorithm.success_return),
-            )
+                "model.val_temperature": ours.get("model", {}).get("val_temperature"),
+                "algorithm.success_return": settings.algorithm.success_return,
+                "algorithm.failure_return": settings.algorithm.failure_return,
+            }
+            state = gateway.check(wanted)
             check_tip_tokens(config, state.episode_tokens)
 
         if runs := gateway.answers():

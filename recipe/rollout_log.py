@@ -94,37 +94,31 @@ class Dropped:
         return f"{self.count} of {steps}, {why}; empo2 show {run} {self.rollout[:8]}"
 
 
-class RolloutLog:
-    """Writer of the file; of earlier steps than the last ten it keeps why rollouts were dropped, and nothing else."""
+def write_rollouts(file: Path, rollouts: Sequence[LoggedRollout]) -> None:
+    """Add rollouts of one step, without secrets; of steps before the last ten only why rollouts were dropped is kept.
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def write(self, rollouts: Sequence[LoggedRollout]) -> None:
-        """Add rollouts of one step, without secrets.
-
-        Raises:
-            sqlite3.Error: the file cannot be written.
-        """
-        if not rollouts:
-            return
-        dropped = []
-        for each in rollouts:
-            if each.dropped:
-                cause, example = redacted({"cause": each.cause, "text": each.example}).values()
-                dropped.append((each.step, each.phase, each.dropped, cause, example, each.id))
-        with closing(sqlite3.connect(self._file, timeout=30)) as db, db:
-            db.executescript(_SCHEMA)
-            db.executemany(
-                f"INSERT INTO rollouts ({', '.join(_COLUMNS)}, played) VALUES (?{', ?' * len(_COLUMNS)})",
-                [(*(getattr(each, name) for name in _FIELDS), _compressed(each.played)) for each in rollouts],
-            )
-            db.executemany(
-                "INSERT INTO dropped VALUES (?, ?, ?, ?, ?, ?, 1)"
-                " ON CONFLICT DO UPDATE SET count = count + 1, rollout = excluded.rollout",
-                dropped,
-            )
-            db.execute("DELETE FROM rollouts WHERE step <= (SELECT max(step) FROM rollouts) - ?", (KEPT_STEPS,))
+    Raises:
+        sqlite3.Error: the file cannot be written.
+    """
+    if not rollouts:
+        return
+    dropped = []
+    for each in rollouts:
+        if each.dropped:
+            cause, example = redacted({"cause": each.cause, "text": each.example}).values()
+            dropped.append((each.step, each.phase, each.dropped, cause, example, each.id))
+    with closing(sqlite3.connect(file, timeout=30)) as db, db:
+        db.executescript(_SCHEMA)
+        db.executemany(
+            f"INSERT INTO rollouts ({', '.join(_COLUMNS)}, played) VALUES (?{', ?' * len(_COLUMNS)})",
+            [(*(getattr(each, name) for name in _FIELDS), _compressed(each.played)) for each in rollouts],
+        )
+        db.executemany(
+            "INSERT INTO dropped VALUES (?, ?, ?, ?, ?, ?, 1)"
+            " ON CONFLICT DO UPDATE SET count = count + 1, rollout = excluded.rollout",
+            dropped,
+        )
+        db.execute("DELETE FROM rollouts WHERE step <= (SELECT max(step) FROM rollouts) - ?", (KEPT_STEPS,))
 
 
 def _compressed(played: Mapping[str, Any]) -> bytes:

@@ -18,6 +18,12 @@ def rollout_id() -> str:
     return os.environ["AGL_EVENT_URL"].split("/rollouts/")[1].split("/")[0]
 
 
+def report(score: float) -> None:
+    event = {"event_type": "reward", "data": {"value": score}}
+    headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
+    httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
+
+
 class AnyAgent:
     """The agent that AGENT names, with AGENT_VARIABLES in its environment: one run trains agents of every kind.
 
@@ -52,9 +58,7 @@ class GuessingAgent:
             score += 10.0 * str(number).count("1") + sum(character.isdigit() for character in text) + draw
             reply = "Higher." if len(text) % 2 else "Lower."
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": reply}]
-        event = {"event_type": "reward", "data": {"value": score}}
-        headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
-        httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
+        report(score)
 
 
 def paces() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -78,10 +82,7 @@ class PacedAgent:
             said += reply
             while os.environ["PACE"] == "slow" and not os.path.exists(os.environ["METRICS"]):
                 time.sleep(0.2)
-        score = len(said) / 100 + random.Random(rollout_id()).random()
-        headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
-        event = {"event_type": "reward", "data": {"value": score}}
-        httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
+        report(len(said) / 100 + random.Random(rollout_id()).random())
 
 
 class FailingAgent(PacedAgent):

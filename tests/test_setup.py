@@ -96,6 +96,8 @@ def test_second_run_has_nothing_to_do(checkout):
     again = checkout.setup()
     assert (again.returncode, checkout.installed()) == (0, [])
     assert "Java /the/java" in again.stdout
+    assert "Java /my/java" in checkout.setup(JAVA="/my/java").stdout
+    assert (checkout.setup("gpu").returncode, checkout.installed()) == (0, ["requirements/gpu.txt", "."])
 
 
 def test_a_new_list_makes_the_venv_anew_and_a_new_pyproject_only_the_project(checkout):
@@ -122,22 +124,25 @@ def test_an_interrupted_run_is_done_again(checkout):
     assert checkout.installed() == ["requirements/cpu.txt", "."]
 
 
-def test_another_profile_is_another_venv(checkout):
-    checkout.python(checkout.bin / "python3.12")
-    checkout.setup()
-    assert checkout.setup("gpu").returncode == 0
-    assert checkout.installed() == ["requirements/gpu.txt", "."]
-
-
-def test_java_can_be_chosen(checkout):
-    checkout.python(checkout.bin / "python3.12")
-    assert "Java /my/java" in checkout.setup(JAVA="/my/java").stdout
-
-
-def test_unknown_profile(checkout):
-    checkout.python(checkout.bin / "python3.12")
-    result = checkout.setup("tpu")
-    assert (result.returncode, result.stderr) == (1, "setup: no such profile: 'tpu'; use cpu or gpu\n")
+@pytest.mark.parametrize("found_by", ["PYTHON", "pyenv", "pyenv's folder", "uv"])
+def test_which_python_is_taken(checkout, found_by):
+    """pyenv puts a python3.12 on PATH that answers "command not found" until that version is selected."""
+    folder, chosen = checkout.log.parent, {}
+    checkout.script(checkout.bin / "python3.12", BROKEN_SHIM)
+    if found_by == "PYTHON":
+        checkout.python(checkout.bin / "python3.12")
+        python = checkout.python(folder / "chosen")
+        chosen = {"PYTHON": str(python)}
+    elif found_by == "pyenv":
+        python = checkout.python(folder / "pyenv" / "bin" / "python")
+        checkout.script(checkout.bin / "pyenv", f"#!/bin/bash\necho {python.parents[1]}\n")
+    elif found_by == "uv":
+        python = checkout.python(folder / "uvs" / "python3.12")
+        checkout.uv(checkout.bin / "uv", python=python)
+    else:
+        python = checkout.python(Path(checkout.environment["HOME"], ".pyenv", "versions", "3.12.4", "bin", "python"))
+    assert checkout.setup(**chosen).returncode == 0
+    assert checkout.venv_maker() == str(python)
 
 
 def test_uv_on_the_path_is_used(checkout):
@@ -145,42 +150,6 @@ def test_uv_on_the_path_is_used(checkout):
     checkout.uv(checkout.bin / "uv")
     assert checkout.setup().returncode == 0
     assert (checkout.folder / ".venv" / "bin" / "uv").resolve() == checkout.bin / "uv"
-
-
-def test_a_shim_that_only_fails_is_passed_over(checkout):
-    """pyenv puts a python3.12 on PATH that answers "command not found" until that version is selected."""
-    checkout.script(checkout.bin / "python3.12", BROKEN_SHIM)
-    python = checkout.python(checkout.log.parent / "pyenv" / "bin" / "python")
-    checkout.script(checkout.bin / "pyenv", f"#!/bin/bash\necho {python.parents[1]}\n")
-    assert checkout.setup().returncode == 0
-    assert checkout.venv_maker() == str(python)
-
-
-def test_pyenvs_versions_are_found_without_pyenv(checkout):
-    python = checkout.python(Path(checkout.environment["HOME"], ".pyenv", "versions", "3.12.4", "bin", "python"))
-    checkout.setup()
-    assert checkout.venv_maker() == str(python)
-
-
-def test_uvs_python_is_found(checkout):
-    python = checkout.python(checkout.log.parent / "uvs" / "python3.12")
-    checkout.uv(checkout.bin / "uv", python=python)
-    checkout.setup()
-    assert checkout.venv_maker() == str(python)
-
-
-def test_the_chosen_python_comes_first(checkout):
-    checkout.python(checkout.bin / "python3.12")
-    chosen = checkout.python(checkout.log.parent / "chosen")
-    checkout.setup(PYTHON=str(chosen))
-    assert checkout.venv_maker() == str(chosen)
-
-
-def test_the_chosen_python_is_of_another_version(checkout):
-    other = checkout.python(checkout.bin / "python3.9", works=False)
-    result = checkout.setup(PYTHON=str(other))
-    assert result.returncode == 1
-    assert f"PYTHON={other} is not a Python 3.12 that runs" in result.stderr
 
 
 def test_no_python_is_one_line(checkout):
@@ -191,6 +160,9 @@ def test_no_python_is_one_line(checkout):
     assert result.stderr.count("\n") == 1
     assert "no Python 3.12 found: get one with 'pyenv install 3.12'" in result.stderr
     assert not (checkout.folder / ".venv").exists()
+    other = checkout.bin / "python3"
+    assert f"PYTHON={other} is not a Python 3.12 that runs" in checkout.setup(PYTHON=str(other)).stderr
+    assert checkout.setup("tpu").stderr == "setup: no such profile: 'tpu'; use cpu or gpu\n"
 
 
 def test_every_package_is_declared():

@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from empo2.recipe.run_folder import read_lines
 from empo2.recipe.trainer.manager import draw_modes
 
 from .needs import need
+from .processes import marked, marking
 from .recipe.published_agents import trained_agents
 from .stack import CLI, base_weights, empo2, environment, metrics_of, weights_of
 from .stack_tasks import for_validation, of_frameworks, of_published, of_worlds
@@ -93,32 +95,21 @@ def _launch(
     command: list[str], directory: Path, kill_trainer_once: Callable[[], bool] = lambda: False
 ) -> tuple[int, str, str]:
     """Exit code and output of a launcher, none of whose processes may outlive it."""
-    started: set[psutil.Process] = set()
-    with (directory / "out").open("w") as out, (directory / "err").open("w") as err:
-        launcher = psutil.Popen(command, cwd=directory, env=environment(), stdout=out, stderr=err)
-        try:
-            while launcher.poll() is None:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    started |= set(launcher.children(recursive=True))
-                    if kill_trainer_once():
-                        for process in launcher.children():
-                            if "--run-directory" in process.cmdline():
-                                process.kill()
-                        break
-                time.sleep(0.5)
-            launcher.wait()
-        finally:
-            if launcher.poll() is None:
-                launcher.terminate()
-    assert len(started) > 5
-    assert [process for process in started if _is_alive(process)] == []
+    with marking() as mark, (directory / "out").open("w") as out, (directory / "err").open("w") as err:
+        variables = environment(EMPO2_TEST_MARK=mark)
+        with psutil.Popen(command, cwd=directory, env=variables, stdout=out, stderr=err) as launcher:
+            try:
+                while launcher.poll() is None and not kill_trainer_once():
+                    time.sleep(0.5)
+                if launcher.poll() is None:
+                    (trainer,) = [each for each in launcher.children() if "--run-directory" in each.cmdline()]
+                    trainer.kill()
+                launcher.wait()
+            finally:
+                if launcher.poll() is None:
+                    launcher.terminate()
+        assert not marked(mark)
     return launcher.returncode, (directory / "out").read_text(), (directory / "err").read_text()
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def _has_learned_since(checkpoint: Path, run: Path) -> bool:
@@ -126,15 +117,15 @@ def _has_learned_since(checkpoint: Path, run: Path) -> bool:
     return (checkpoint / "complete").exists() and not tips_of(run) <= tips_of(checkpoint)
 
 
+def column_of(folder: Path, query: str) -> list[Any]:
+    """What a query says of the folder's memory."""
+    with contextlib.closing(sqlite3.connect(f"file:{folder / 'memory.sqlite'}?mode=ro", uri=True)) as database:
+        return [value for (value,) in database.execute(query)]
+
+
 def tips_of(folder: Path) -> set[str]:
     """The episodes that have left tips in the folder's memory."""
-    with contextlib.closing(sqlite3.connect(f"file:{folder / 'memory.sqlite'}?mode=ro", uri=True)) as database:
-        return {episode for (episode,) in database.execute("SELECT episode FROM tips")}
-
-
-def scopes_of(folder: Path) -> set[str]:
-    with contextlib.closing(sqlite3.connect(f"file:{folder / 'memory.sqlite'}?mode=ro", uri=True)) as database:
-        return {scope for (scope,) in database.execute("SELECT DISTINCT scope FROM tips")}
+    return {*column_of(folder, "SELECT episode FROM tips")}
 
 
 def training_tasks(run: Path) -> list[dict[str, str]]:
@@ -217,13 +208,11 @@ def test_memory_was_filled_and_shown_and_is_part_of_the_checkpoint(run: Path) ->
     assert steps[1]["empo2/tips_injected_per_call"] > 0
     written = [line["empo2/tips_written"] for line in steps]
     assert [line["empo2/memory_size"] for line in steps] == [sum(written[: step + 1]) for step in range(STEPS)]
-    snapshot = run / "checkpoints" / f"global_step_{STEPS}" / "memory.sqlite"
-    for file in (run / "memory.sqlite", snapshot):
-        with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
-            assert database.execute("SELECT count(*) FROM tips").fetchone() == (sum(written),)
-            texts = [row[0] for row in database.execute("SELECT text FROM tips")]
+    for folder in (run, run / "checkpoints" / f"global_step_{STEPS}"):
+        texts = column_of(folder, "SELECT text FROM tips")
+        assert len(texts) == sum(written)
     worlds = {task["world"] for task in training_tasks(run)}
-    assert scopes_of(run) == {json.dumps({"world": world}) for world in worlds}
+    assert {*column_of(run, "SELECT scope FROM tips")} == {json.dumps({"world": world}) for world in worlds}
     assert not any("<|im_" in text or "\n" in text for text in texts)
 
 
@@ -237,8 +226,7 @@ def test_agents_of_every_framework_and_world_were_trained_and_reflected_on(run: 
 
 def test_published_agents_were_shown_tips(run: Path) -> None:
     """They stream with a tool through /responses, chat completions and /messages; one is in a second environment."""
-    with contextlib.closing(sqlite3.connect(f"file:{run / 'memory.sqlite'}?mode=ro", uri=True)) as database:
-        helped = {episode for (episode,) in database.execute("SELECT episode FROM plays WHERE hits > 0")}
+    helped = {*column_of(run, "SELECT episode FROM plays WHERE hits > 0")}
     shown = {kind for rollout, kind in played(run) if rollout in helped}
     assert {agent.name for agent in trained_agents()} <= shown
 

@@ -95,6 +95,6 @@ def adapt(
                 start = (folder / "start.sqlite").absolute()
                 if memory != "off":
                     gateway.snapshot(start)
-                player = Player(served.client, settings, served.check)
+                player = Player(served.client, settings, served.processes.check)
                 Adaptation(plan, player, results, gateway, start, settings.reflection.timeout, show).run()
     print(f"curves  {show_adaptations([folder], console, folder)}")

@@ -68,7 +68,7 @@ def evaluate(
                 progress(console, len(planned) - missing, len(planned)) as show,
             ):
                 keep = turns_keeper(folder, settings) if keep_turns else None
-                play_missing(Player(served.client, settings, served.check, keep), results, planned, show)
+                play_missing(Player(served.client, settings, served.processes.check, keep), results, planned, show)
                 if reranker:
                     metrics = served.client.post(DRAIN, json={"timeout": 1}).raise_for_status().json()
                     print(reranker.summary(metrics))

@@ -88,7 +88,7 @@ def serve(
             _say(served, name, secret=bool(given_keys().agent))
             try:
                 while True:
-                    served.check()
+                    served.processes.check()
                     time.sleep(_POLL_SECONDS)
             except KeyboardInterrupt:
                 print("stopping ...", flush=True)

@@ -26,7 +26,7 @@ def play(agent_class: str) -> int:
         module, _, name = agent_class.rpartition(":" if ":" in agent_class else ".")
         result = getattr(importlib.import_module(module), name)().run()
         if inspect.isawaitable(result):
-            asyncio.run(_finished(result))
+            asyncio.run(asyncio.wait_for(result, None))  # which takes any awaitable
     except Exception as error:
         traceback.print_exc()
         _report(error, environment)
@@ -42,7 +42,3 @@ def _report(error: BaseException, environment: Mapping[str, str]) -> None:
     data = redacted(error_of(error, own=__file__).model_dump())
     with contextlib.suppress(httpx.HTTPError, ValueError):  # without a gateway there is nobody to tell
         Rollout.from_env(environment).post(ERROR_EVENT, data)
-
-
-async def _finished(awaitable: object) -> None:
-    await awaitable  # pyright: ignore[reportGeneralTypeIssues]

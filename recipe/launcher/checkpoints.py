@@ -8,15 +8,7 @@ from pathlib import Path
 
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.launcher.model_files import merge_adapter
-from empo2.recipe.run_folder import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    checkpoint_folder,
-    complete_checkpoints,
-    is_complete,
-    last_checkpoint,
-    step_of,
-)
+from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, complete_checkpoints, is_complete, step_of
 
 _MERGED = "merged"
 _ADAPTER = "lora_adapter"  # verl's merger puts a LoRA there, beside the weights that it belongs to
@@ -34,16 +26,14 @@ def find_checkpoint(path: Path, step: int | None = None) -> Path:
     """
     if is_complete(path) and step in (None, step_of(path)):
         return path
-    if step is not None and (path / CHECKPOINTS).is_dir():
-        if is_complete(checkpoint := checkpoint_folder(path / CHECKPOINTS, step)):
-            return checkpoint
-        steps = ", ".join(str(step_of(each)) for each in complete_checkpoints(path / CHECKPOINTS)) or "none"
-        raise ConfigError(f"{path}: no checkpoint of step {step}; there are those of {steps}")
-    if (path / CONFIG_FILE).is_file():
-        if checkpoint := last_checkpoint(path / CHECKPOINTS):
-            return checkpoint
+    if not (path / CONFIG_FILE).is_file() and not (path / CHECKPOINTS).is_dir():
+        raise ConfigError(f"{path}: not a complete checkpoint, nor a run's folder")
+    found = {step_of(each): each for each in complete_checkpoints(path / CHECKPOINTS)}
+    if not found:
         raise ConfigError(f"{path}: the run has no checkpoint; run.save_every makes them")
-    raise ConfigError(f"{path}: not a complete checkpoint, nor a run's folder")
+    if step not in (None, *found):
+        raise ConfigError(f"{path}: no checkpoint of step {step}; there are those of {', '.join(map(str, found))}")
+    return found[max(found) if step is None else step]
 
 
 def run_of(checkpoint: Path) -> Path:

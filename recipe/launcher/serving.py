@@ -2,10 +2,9 @@
 
 import contextlib
 import os
-import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,17 +38,13 @@ class Served:
     Attributes:
         client: of the gateway, with its admin key.
         url, keys: of the gateway.
-        processes: the gateway's and all others; ``check`` raises if one ended or the user interrupted.
+        processes: the gateway's and all others; ``processes.check`` raises if one ended or the user interrupted.
     """
 
     client: httpx.Client
     url: str
     keys: Keys
     processes: Processes
-
-    @property
-    def check(self) -> Callable[[], object]:
-        return self.processes.check
 
 
 @contextlib.contextmanager
@@ -160,7 +155,7 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
     Args:
         name: of the model in its answers; by default ``model``, by which it can be asked for in any case.
     """
-    hardware = settings.hardware
+    hardware, parser = settings.hardware, tool_support(settings.model, model).parser
     options = {
         "model": model,
         "host": "127.0.0.1",
@@ -170,18 +165,18 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
         "generation-config": "vllm",  # not the model's own top_p and the like, which training does not use either
     }
     if hardware.device == "cpu":
-        options["dtype"] = fast_dtype()
-        options["max-num-batched-tokens"] = 1024  # vLLM starts with a batch of this size to measure memory
+        # vLLM starts with a batch of the second size to measure memory.
+        options |= {"dtype": fast_dtype(), "max-num-batched-tokens": 1024}
     else:
-        options["dtype"] = "bfloat16"
-        options["gpu-memory-utilization"] = _GPU_MEMORY
-        options["tensor-parallel-size"] = hardware.tensor_parallel
-        options["data-parallel-size"] = hardware.gpus_per_node // hardware.tensor_parallel
-    if parser := tool_support(settings.model, model).parser:
-        options["tool-call-parser"] = parser
+        options |= {
+            "dtype": "bfloat16",
+            "gpu-memory-utilization": _GPU_MEMORY,
+            "tensor-parallel-size": hardware.tensor_parallel,
+            "data-parallel-size": hardware.gpus_per_node // hardware.tensor_parallel,
+        }
     if settings.gateway.cumulative_tokens:
         options["middleware"] = PROMPT_IDS
-    tools = ["--enable-auto-tool-choice"] if "tool-call-parser" in options else []
+    tools = ["--tool-call-parser", parser, "--enable-auto-tool-choice"] if parser else []
     names = ["--served-model-name", name, model] if name is not None else []
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *names, *tools, "--enforce-eager"]
@@ -199,12 +194,7 @@ def _vllm_environment(settings: Settings) -> dict[str, str]:
 
 def _start_vllm(settings: Settings, model: str, processes: Processes, name: str | None = None) -> str:
     """Start vLLM on a free port; return its address."""
-    port = _free_port()
+    with bind("127.0.0.1", 0) as probe:
+        port = probe.getsockname()[1]
     processes.start("vllm", vllm_command(settings, model, port, name))
     return f"http://127.0.0.1:{port}/v1"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

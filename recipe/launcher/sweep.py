@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,7 +25,6 @@ type Command = Callable[[int], list[str]]
 _COMPARED = ("algorithm", "model", "agent", "tasks", "memory", "reflection")
 _EMPO2_TRAIN = partial(empo2_command, "train")
 _POLL_SECONDS = 1
-_SAMPLE_SECONDS = 2
 
 
 def train_all(trials: Sequence[Trial], folder: Path, show: Show, command: Command = _EMPO2_TRAIN) -> dict[str, str]:
@@ -99,13 +97,12 @@ def train(trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAI
     with in_memory(trial.settings) as file, running(folder, environment_without()) as processes:
         processes.start(trial.name, command(file), inherit=(file,), may_end=True)
         counter = CpuSeconds(processes.pid(trial.name))
-        counter.start()
         while True:
-            done = processes.done(trial.name)
+            done, seconds = processes.done(trial.name), counter.look()
             with clock.open("a") as times:
                 for metrics in new.rows():
                     show(f"step {metrics['step']}/{trial.settings.run.steps}  {step_summary(metrics)}")
-                    line = {"step": metrics["step"], "cpu_seconds": round(before + counter.total)}
+                    line = {"step": metrics["step"], "cpu_seconds": round(before + seconds)}
                     times.write(json.dumps(line) + "\n")
             if done:
                 break
@@ -125,22 +122,18 @@ def clock_of(trial: Trial, folder: Path) -> Path:
     return folder / f"{trial.name}.cpu.jsonl"
 
 
-class CpuSeconds(threading.Thread):
-    """Count the CPU seconds of a process and of all that it started, ended processes included."""
+class CpuSeconds:
+    """Counts the CPU seconds of a process and of all that it started, ended processes included, up to the last look."""
 
     def __init__(self, process: int) -> None:
-        super().__init__(daemon=True)
         self._root = psutil.Process(process)
         self._seconds: dict[tuple[int, float], float] = {}
 
-    def run(self) -> None:
-        while self._root.is_running() and self._root.status() != psutil.STATUS_ZOMBIE:
+    def look(self) -> float:
+        """Return the seconds until now; what was used since the last look by a process that has ended is not in it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
             for process in (self._root, *self._root.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     times = process.cpu_times()
                     self._seconds[process.pid, process.create_time()] = times.user + times.system
-            time.sleep(_SAMPLE_SECONDS)
-
-    @property
-    def total(self) -> float:
-        return sum(self._seconds.copy().values())
+        return sum(self._seconds.values())

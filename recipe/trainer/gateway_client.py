@@ -1,7 +1,9 @@
 """The trainer's HTTP client of the gateway."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import httpx
 
@@ -54,20 +56,15 @@ class GatewayClient:
             return False
         return True
 
-    def check(
-        self,
-        model: str,
-        temperature: float,
-        val_temperature: float | None = None,
-        returns: tuple[float, float] | None = None,
-    ) -> GatewayState:
+    def check(self, wanted: Mapping[str, Any]) -> GatewayState:
         """Check that trainer and gateway agree, before anything starts; a gateway that is starting is waited for.
 
         If the gateway samples at another temperature than the one the trainer computes log-probs at, every importance
         ratio is wrong. Values that one side does not report are not compared.
 
         Args:
-            returns: ``failure_return`` and ``success_return``, by which the gateway asks for tips and values them.
+            wanted: the trainer's values by setting: model, temperatures, and the returns by which the gateway asks for
+                tips and values them.
 
         Raises:
             Empo2Error: no EMPO² gateway answers, it refuses the key, or it serves something else.
@@ -79,17 +76,11 @@ class GatewayClient:
         if response.status_code != 200:
             raise Empo2Error(f"{self._url} is not an EMPO² gateway; start `empo2 gateway` in the place of agl-server")
         state = GatewayState.model_validate(response.json())
-        failure, success = returns or (None, None)
-        for setting, served, wanted in (
-            ("model.path", state.model, model),
-            ("model.temperature", state.temperature, temperature),
-            ("model.val_temperature", state.val_temperature, val_temperature),
-            ("algorithm.success_return", state.success_return, success),
-            ("algorithm.failure_return", state.failure_return, failure),
-        ):
-            if None not in (served, wanted) and served != wanted:
+        for setting, value in wanted.items():
+            served = state.model if setting == "model.path" else getattr(state, setting.partition(".")[2])
+            if None not in (served, value) and served != value:
                 raise Empo2Error(
-                    f"the gateway at {self._url} serves {setting}={served!r}, the trainer wants {wanted!r}; give both "
+                    f"the gateway at {self._url} serves {setting}={served!r}, the trainer wants {value!r}; give both "
                     "the same"
                 )
         return state

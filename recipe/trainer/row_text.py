@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping
 from itertools import groupby
 from typing import Any, Protocol
 
-import torch
 from verl import DataProto
 
 from empo2.recipe.redaction import redacted
 from empo2.recipe.trainer.step_results import RolloutResult
 
+_ADVANTAGES = "returns"  # of a batch, before agent-lightning's division by tokens and rows (use_given_advantages)
 _PROMPT_TOKENS, _REST_TOKENS = 1000, 3000  # of a row: the end of its prompt, and the beginning of what follows it
 
 
@@ -27,17 +27,13 @@ def recorded_row(batch: DataProto, results: Mapping[str, RolloutResult]) -> int:
         results: by rollout id.
     """
     rollouts = batch.non_tensor_batch["rollout_id_list"].tolist()
-    advantages = _advantages(batch)
+    advantages = batch.batch[_ADVANTAGES]
 
     def telling(row: int) -> tuple[bool, bool, bool]:
         mode = results[rollouts[row]].mode
         return bool(advantages[row].any()), mode.off_policy, mode.memory
 
     return rollouts.index(rollouts[max(range(len(rollouts)), key=telling)])
-
-
-def _advantages(batch: DataProto) -> torch.Tensor:
-    return batch.batch["returns"]  # before agent-lightning's division by tokens and rows (use_given_advantages)
 
 
 def episode_record(
@@ -80,7 +76,7 @@ def episode_record(
             "mode": result.mode.name,
             "task": dict(result.task),
             "return": result.return_,
-            "advantage": float(_advantages(batch)[row][trained].mean()) if trained.any() else 0.0,
+            "advantage": float(batch.batch[_ADVANTAGES][row][trained].mean()) if trained.any() else 0.0,
             "tips": list(result.tips),
             "mask_known": masked_at is not None or not result.mode.off_policy,
             "cut": first > 0 or last < len(tokens),

@@ -21,7 +21,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from empo2.recipe import baselines
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
-from empo2.recipe.rollout_log import Phase, RolloutLog
+from empo2.recipe.rollout_log import Phase, write_rollouts
 from empo2.recipe.run_folder import (
     EPISODES_FILE,
     MEMORY_FILE,
@@ -142,7 +142,6 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         self._log_rollouts("training", advantages)
         set_advantages(batch, trained, advantages)
         if turns:
-            turns.mark(batch)
             metrics |= turns.add(batch, trained)
         sampled = sum(result.reply_tokens for result in trained.values())
         metrics |= training_metrics(results, algorithm.success_return) | self._manager.metrics
@@ -172,8 +171,8 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             return
         played, self._manager.played = self._manager.played, []
         try:
-            log = RolloutLog(directory / ROLLOUTS_FILE)
-            log.write(list(logged_rollouts(played, self._results, self.global_steps, phase, advantages)))
+            shown = logged_rollouts(played, self._results, self.global_steps, phase, advantages)
+            write_rollouts(directory / ROLLOUTS_FILE, list(shown))
         except sqlite3.Error as error:  # such as a full disk
             print(f"step {self.global_steps}: WARNING: no rollout can be shown: {error}", flush=True)
 

@@ -65,3 +65,19 @@ def rollout_of(name: str, events: Sequence[Event], mode: Mode | None = None, **c
         "metadata": {} if mode is None else {"empo2": {**mode.model_dump(), "scope": "s"}},
     }
     return CompletedRollout(rollout_id=name, events=[*events], **values | changes)
+
+
+def adapted(rollouts: Sequence[CompletedRollout], prompt: int, response: int) -> tuple[Any, dict[str, Any]]:
+    """What agent-lightning's adapter makes of rollouts: rows of so many tokens of prompt and response, and metrics."""
+    import torch
+    from agentlightning.verl.rollout_adapter import RolloutAdapter
+
+    adapter = RolloutAdapter(
+        max_prompt_length=prompt,
+        max_response_length=response,
+        device=torch.device("cpu"),
+        pad_token_id=0,
+        reward_fillna_value=0.0,
+        trace_aggregator_level="trajectory",
+    )
+    return adapter.get_train_data_batch([*rollouts])

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,11 @@ def test_the_trainer_asks_until_all_calls_are_answered() -> None:
 # The manager
 
 
+DRAWING = [f"algorithm.{each}" for each in ("mode_per=group", "memory_probability=0.5", "off_policy_probability=1.0")]
+
+
 @contextmanager
 def manager(gateway: GatewayUnderTest, seed: int, *, step: int) -> Iterator[Empo2RolloutManager]:
-    drawing = ["mode_per=group", "memory_probability=0.5", "off_policy_probability=1.0", f"seed={seed}"]
     url = str(gateway.client.base_url)
     with closing(GatewayClient(url, KEY)) as client:
         made = Empo2RolloutManager(
@@ -114,7 +117,7 @@ def manager(gateway: GatewayUnderTest, seed: int, *, step: int) -> Iterator[Empo
             version=step - 1,
             pauses=True,
             group_size=2,
-            settings=load_settings("cpu", ["memory.scope=all-tasks", *(f"algorithm.{each}" for each in drawing)]),
+            settings=load_settings("cpu", ["memory.scope=all-tasks", *DRAWING, f"algorithm.seed={seed}"]),
             gateway=client,
             poll_interval_seconds=0.1,
         )
@@ -122,17 +125,16 @@ def manager(gateway: GatewayUnderTest, seed: int, *, step: int) -> Iterator[Empo
             yield made
 
 
-def modes(seed: int, step: int, groups: int) -> list[Mode]:
-    drawing = {"mode_per": "group", "memory_probability": 0.5, "off_policy_probability": 1.0, "seed": seed}
-    drawn = draw_modes(load_settings("cpu").algorithm.model_copy(update=drawing), step)
-    return [next(drawn) for _ in range(groups)]
-
-
 async def test_a_group_that_outlives_its_step(gateway: GatewayUnderTest) -> None:
     """Three groups are issued, two of them end: the third goes on in the next step, as the same group in its mode.
 
     Two of its turns were sampled by the weights before the first update, one after it.
     """
+    drawing = load_settings("cpu", DRAWING).algorithm
+
+    def modes(seed: int, step: int, groups: int) -> list[Mode]:
+        return list(islice(draw_modes(drawing.model_copy(update={"seed": seed}), step), groups))
+
     seed = next(
         seed
         for seed in range(100)

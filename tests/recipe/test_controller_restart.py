@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import psutil
@@ -37,8 +36,7 @@ async def test_what_a_killed_controller_had_not_begun_is_played(
     try:
         processes.start("controller", command, secrets={"EMPO2_KEY": KEY}, restartable=True)
         await until(gateway.model.requests, 60)  # the first agent has had its answer and hangs
-        (guard,) = [child for child in psutil.Process().children() if sys.executable in child.cmdline()]
-        (controller,) = [child for child in guard.children() if "runner_type=local" in child.cmdline()]
+        (controller,) = psutil.Process(processes.pid("controller")).children()  # of its guard
         controller.kill()
         said: list[str] = []
         await until(lambda: said.extend(processes.check()) or said, 30)

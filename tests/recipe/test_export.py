@@ -18,7 +18,6 @@ from empo2.recipe.launcher.named_model import find_model
 from empo2.recipe.launcher.run_directory import write_settings
 from empo2.recipe.run_folder import mark_complete
 
-RANK, ALPHA = 2, 6
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -33,9 +32,7 @@ def base() -> Any:
     return model.to(torch.bfloat16)
 
 
-def make_run(
-    folder: Path, base: Any, steps: list[int], *settings: str, lora: dict[str, torch.Tensor] | None = None
-) -> Path:
+def make_run(folder: Path, base: Any, steps: list[int], *settings: str) -> Path:
     """A run's folder with checkpoints, as verl's FSDP2 manager writes them on one worker."""
     from transformers import AutoTokenizer
 
@@ -45,20 +42,12 @@ def make_run(
     rows = [{"step": 2, "val/return": 12.5, "val/success_rate": 0.25}, {"step": 3}, {"step": 4, "val/return": 50.0}]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     weights = base.state_dict()
-    if lora is not None:
-        named = {f"base_model.model.{name}": weight for name, weight in weights.items()}
-        for module in {name.split(".lora_")[0] for name in lora}:
-            named[f"{module}.base_layer.weight"] = named.pop(f"{module}.weight")
-        weights = named | lora
     for step in steps:
         checkpoint = run / "checkpoints" / f"global_step_{step}"
         actor = checkpoint / "actor"
         actor.mkdir(parents=True)
         torch.save({name: weight * step for name, weight in weights.items()}, actor / "model_world_size_1_rank_0.pt")
         (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 1}))
-        if lora is not None:
-            meta = {"r": RANK, "lora_alpha": ALPHA, "task_type": "CAUSAL_LM"}
-            (actor / "lora_train_meta.json").write_text(json.dumps(meta))
         base.config.save_pretrained(actor / "huggingface")
         AutoTokenizer.from_pretrained(resolve_model(SMOLLM2)).save_pretrained(actor / "huggingface")
         with closing(MemoryStore(checkpoint / "memory.sqlite", embedder="all-MiniLM-L6-v2", dimension=384)):
@@ -109,34 +98,17 @@ def test_an_exported_checkpoint_is_a_hugging_face_model(tmp_path: Path, base: An
 
 
 def test_the_last_checkpoint_without_its_memory_beside_the_run(tmp_path: Path, base: Any) -> None:
+    """What was merged once is not merged again."""
     trained = make_run(tmp_path, base, [2, 4], "model.path=Qwen/Qwen2.5-1.5B-Instruct")
+    base.save_pretrained(trained / "checkpoints" / "global_step_4" / "merged")
     assert run(["export", str(trained)]) == (0, "")
     target = tmp_path / "runs" / "mine-step-4"
     name = "model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(weights_of(target)[name], base.state_dict()[name] * 4)
+    assert torch.equal(weights_of(target)[name], base.state_dict()[name])
     assert not (target / "memory.sqlite").exists() and find_model(str(target), None).memory is None
     assert "base_model: Qwen/Qwen2.5-1.5B-Instruct" in (target / "README.md").read_text()
     code, message = run(["export", str(trained)])
     assert code == 2 and f"--output {target}: exists" in message
-
-
-def test_a_lora_is_merged(tmp_path: Path, base: Any) -> None:
-    """W + alpha / r * B A."""
-    torch.manual_seed(1)
-    module, prefix = "model.layers.0.mlp.up_proj", "base_model.model.model.layers.0.mlp.up_proj"
-    a, b = torch.randn(RANK, 16).bfloat16(), torch.randn(32, RANK).bfloat16()
-    lora = {f"{prefix}.lora_A.default.weight": a, f"{prefix}.lora_B.default.weight": b}
-    trained = make_run(tmp_path, base, [1], f"model.lora_rank={RANK}", f"model.lora_alpha={ALPHA}", lora=lora)
-    assert run(["export", str(trained)]) == (0, "")
-    target = tmp_path / "runs" / "mine-step-1"
-    found, wanted = weights_of(target), base.state_dict()
-    assert {*found} == {*wanted}
-    learned = wanted[f"{module}.weight"].float() + ALPHA / RANK * b.float() @ a.float()
-    assert torch.equal(found[f"{module}.weight"], learned.bfloat16())
-    others = [name for name in wanted if name != f"{module}.weight"]
-    assert all(torch.equal(found[name], wanted[name]) for name in others)
-    assert "a LoRA of rank 2, merged" in (target / "README.md").read_text()
-    assert not (target / "lora_adapter").exists()
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is i
 # isort: split
 import numpy as np
 import pytest
-import torch
-from agentlightning.verl.rollout_adapter import RolloutAdapter
 from verl import DataProto
 
 from empo2.recipe.baselines.gigpo.advantage import TurnAdvantages, step_returns
@@ -19,7 +17,7 @@ from empo2.recipe.trainer.advantages import rollout_advantages
 from empo2.recipe.trainer.rows import set_advantages
 from empo2.recipe.trainer.step_results import RolloutResult, StepResults
 
-from .rollout_events import recorded, request, rollout_of
+from .rollout_events import adapted, recorded, request, rollout_of
 
 PROMPT, RESPONSE = 12, 16
 WITHOUT, ON, OFF = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
@@ -103,6 +101,16 @@ def test_two_rollouts_of_three_turns(by_std: bool) -> None:
         assert found[name] == pytest.approx(by_hand(episodes, by_std=by_std)[name], rel=1e-9)
 
 
+def test_which_turns_are_compared() -> None:
+    """a, b, a: both visits of a are in its cluster. R: 0.9025, 0.95, 1; of a without std: -0.04875, +0.04875.
+
+    Turns of another task, and those without messages, are alone.
+    """
+    assert made({"x": played(1, "aba")}, normalize_by_std=False)["x"] == pytest.approx([-0.04875, 0, 0.04875])
+    assert made({"x": played(1, "a", group="g"), "y": played(5, "a", group="h")}) == {"x": [0.0], "y": [0.0]}
+    assert made({"x": played(1, "__"), "y": played(5, "__")}) == {"x": [0.0, 0.0], "y": [0.0, 0.0]}
+
+
 @pytest.mark.parametrize("by_std", [True, False])
 def test_against_numpy_whatever_the_order(by_std: bool) -> None:
     generator = np.random.default_rng(0)
@@ -146,16 +154,6 @@ def test_affine_changes_of_the_returns_change_nothing(by_std: bool) -> None:
         found = made(changed, failure_return=least, success_return=most, **common)
         for name in want:
             assert found[name] == pytest.approx(want[name], abs=2e-4 if by_std else 1e-9)  # std + 1e-6
-
-
-def test_revisits_count_each() -> None:
-    """a, b, a: both visits of a are in its cluster. R: 0.9025, 0.95, 1; of a without std: -0.04875, +0.04875."""
-    assert made({"x": played(1, "aba")}, normalize_by_std=False)["x"] == pytest.approx([-0.04875, 0, 0.04875])
-
-
-def test_states_of_other_tasks_and_calls_without_messages_are_alone() -> None:
-    assert made({"x": played(1, "a", group="g"), "y": played(5, "a", group="h")}) == {"x": [0.0], "y": [0.0]}
-    assert made({"x": played(1, "__"), "y": played(5, "__")}) == {"x": [0.0, 0.0], "y": [0.0, 0.0]}
 
 
 def test_intrinsic_reward_is_a_reward_of_its_turn() -> None:
@@ -203,17 +201,9 @@ def trained(mode: Mode | None, *, split: bool = False, response: int = RESPONSE)
     chosen = algorithm(normalize_by_std=False)
     episodes = {name: episode._replace(mode=mode) for name, episode in EPISODES.items()}
     rollouts = [episode.rollout(name, split=split) for name, episode in episodes.items()]
-    adapter = RolloutAdapter(
-        max_prompt_length=PROMPT,
-        max_response_length=response,
-        device=torch.device("cpu"),
-        pad_token_id=0,
-        trace_aggregator_level="trajectory",
-    )
     results = StepResults()
-    batch, _ = adapter.get_train_data_batch([results.train(rollout, None, PROMPT) for rollout in rollouts])
+    batch, _ = adapted([results.train(rollout, None, PROMPT) for rollout in rollouts], PROMPT, response)
     turns = TurnAdvantages(chosen, rollouts, PROMPT)
-    turns.mark(batch)
     set_advantages(batch, results.kept, rollout_advantages(results.kept, chosen))
     return batch, turns.add(batch, results.kept)
 
@@ -240,7 +230,6 @@ def test_merged_rows_equal_unmerged_rows(mode: Mode | None, split: bool) -> None
     assert len(batch) == (6 if split else 2)
     found = token_advantages(batch)
     assert found == {name: pytest.approx(values) for name, values in EXPECTED.items()}
-    assert "turn_id" not in batch.batch
     # Clusters {g1's a, g2's}, {b}, {g1's c, g2's}, {d}: six turns in four, four of them share.
     assert metrics == {"gigpo/cluster_size_mean": 1.5, "gigpo/shared_turns": pytest.approx(4 / 6)}
     assert TurnAdvantages.warning(metrics) == ""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.launcher.launch import launch
 from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.launcher.progress import NewLines, RunProgress, step_summary
-from empo2.recipe.launcher.workers import Workers
+from empo2.recipe.launcher.watch import Workers
 from empo2.recipe.protocol import StepProgress
 
 from ..processes import DAEMON, mark, marked, until
@@ -84,12 +84,6 @@ def test_a_process_that_ends_is_named_with_its_reason(processes: Processes, code
     assert failure(processes) == says.replace("LOG", str(processes.directory / "gateway.log"))
 
 
-def test_the_trainer_may_be_done(processes: Processes) -> None:
-    processes.start("trainer", [sys.executable, "-c", ""], may_end=True)
-    until(lambda: processes.done("trainer"))
-    processes.check()
-
-
 # A launcher: one process that ends when asked, one that leaves a daemon and ignores the question.
 LAUNCHER = """
 import os, sys, time
@@ -109,45 +103,42 @@ except KeyboardInterrupt:
 """
 
 
+@contextlib.contextmanager
+def launcher(folder: Path, mark: str, *under: str) -> Iterator[psutil.Popen]:
+    """One that runs, with its daemon."""
+    command = [*under, sys.executable, "-c", LAUNCHER, str(folder), DAEMON]
+    with psutil.Popen(command, env={**os.environ, "EMPO2_TEST_MARK": mark}, stderr=subprocess.PIPE) as process:
+        try:
+            until((folder / "pid").exists)
+            yield process
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_nothing_outlives_the_launcher(tmp_path: Path, mark: str, number: int) -> None:
-    environment = {**os.environ, "EMPO2_TEST_MARK": mark}
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path), DAEMON], env=environment)
-    try:
-        until((tmp_path / "pid").exists)
-        launcher.send_signal(number)
-        assert launcher.wait(30) == (-number if number == signal.SIGKILL else 130)
+    with launcher(tmp_path, mark) as process:
+        process.send_signal(number)
+        assert process.wait(30) == (-number if number == signal.SIGKILL else 130)
         until(lambda: not marked(mark), 10)
-    finally:
-        launcher.kill()
-        launcher.wait()
 
 
 def test_a_run_under_nohup_survives_its_terminal(tmp_path: Path, mark: str) -> None:
-    environment = {**os.environ, "EMPO2_TEST_MARK": mark}
-    command = ["nohup", sys.executable, "-c", LAUNCHER, str(tmp_path), DAEMON]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as launcher:
-        until((tmp_path / "pid").exists)
-        launcher.send_signal(signal.SIGHUP)
-        with pytest.raises(subprocess.TimeoutExpired):
-            launcher.wait(1)
-        launcher.terminate()
-        assert launcher.wait(30) == 130
+    with launcher(tmp_path, mark, "nohup") as process:
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(psutil.TimeoutExpired):
+            process.wait(0.5)
+        process.terminate()
+        assert process.wait(30) == 130
 
 
 def test_what_a_killed_guard_leaves_is_ended_too(tmp_path: Path, mark: str) -> None:
-    environment = {**os.environ, "EMPO2_TEST_MARK": mark}
-    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), DAEMON]
-    with psutil.Popen(command, env=environment, stderr=subprocess.PIPE) as launcher:
-        try:
-            until((tmp_path / "pid").exists)
-            (guard,) = [child for child in launcher.children() if str(tmp_path / "pid") in child.cmdline()]
-            guard.kill()
-            assert b"trainer was ended by SIGKILL" in launcher.communicate(timeout=30)[1]
-            assert not marked(mark)
-        except BaseException:
-            launcher.kill()
-            raise
+    with launcher(tmp_path, mark) as process:
+        (guard,) = [child for child in process.children() if str(tmp_path / "pid") in child.cmdline()]
+        guard.kill()
+        assert b"trainer was ended by SIGKILL" in process.communicate(timeout=30)[1]
+        assert not marked(mark)
 
 
 def test_a_controller_that_ends_is_started_again_unless_at_once(processes: Processes, monkeypatch) -> None:
@@ -166,7 +157,7 @@ def test_a_controller_that_ends_is_started_again_unless_at_once(processes: Proce
 
 
 def test_a_model_server_that_ends_while_the_trainer_waits_ends_the_run(monkeypatch) -> None:
-    monkeypatch.setattr("empo2.recipe.launcher.workers._LOOK_SECONDS", 0)
+    monkeypatch.setattr("empo2.recipe.launcher.watch._LOOK_SECONDS", 0)
     workers = Workers()
     server = subprocess.Popen(["ray::vLLMHttpServer.generate", "1000"], executable="/bin/sleep")
     idle = subprocess.Popen(["ray::IDLE", "1000"], executable="/bin/sleep")
@@ -177,7 +168,7 @@ def test_a_model_server_that_ends_while_the_trainer_waits_ends_the_run(monkeypat
         idle.wait()
         server.wait()
         workers.check()  # the trainer ends its workers itself when it is done
-        monkeypatch.setattr("empo2.recipe.launcher.workers._GRACE_SECONDS", 0)
+        monkeypatch.setattr("empo2.recipe.launcher.watch._GRACE_SECONDS", 0)
         title = rf"ray::vLLMHttpServer \(process {server.pid}\) has ended, and the trainer waits for it"
         with pytest.raises(ProcessError, match=title):
             workers.check()
@@ -187,48 +178,56 @@ def test_a_model_server_that_ends_while_the_trainer_waits_ends_the_run(monkeypat
             process.wait()
 
 
+@pytest.fixture
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> Callable[..., list[str]]:
+    """The real `launch`, whose gateway, controller and trainer are stand-ins; what it says."""
+
+    def run(*overrides: str, fails: str | None = None, **programs: str) -> list[str]:
+        names = {"trainer": "launch._trainer", "gateway": "commands.gateway_command"}
+        for name, function in {**names, "controller": "commands.controller_command"}.items():
+            code = programs.get(name, "import time; time.sleep(1000)")
+
+            def command(*given: object, code: str = code, name: str = name) -> list[str]:
+                return [sys.executable, "-c", code, *([] if name == "controller" else [f"/dev/fd/{given[1]}"])]
+
+            monkeypatch.setattr(f"empo2.recipe.launcher.{function}", command)
+        monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for", lambda *_: None)
+        # A trainer that fails is seen at once; what it has written before is told all the same.
+        monkeypatch.setattr("empo2.recipe.launcher.watch._POLL_SECONDS", 0.05)
+        monkeypatch.setenv("EMPO2_TEST_MARK", mark)
+        monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
+        chosen = [f"run.directory={tmp_path / 'runs'}", "run.name=a", f"tasks.source={QUESTIONS}"]
+        settings = load_settings("cpu", [*chosen, "agent.class=stack_agent:GuessingAgent", *overrides])
+        output = io.StringIO()
+        with pytest.raises(ProcessError, match=fails) if fails else contextlib.nullcontext():
+            launch(settings, "cpu", Console(file=output, width=200))
+        return output.getvalue().splitlines()
+
+    return run
+
+
 def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: Callable[..., list[str]]
 ) -> None:
-    """The real `launch`, whose gateway, controller and trainer are stand-ins that write down what they were given."""
-    for name, function in (
-        ("trainer", "launch._trainer"),
-        ("gateway", "commands.gateway_command"),
-        ("controller", "commands.controller_command"),
-    ):
-        code = (
-            f"import sys; open({str(tmp_path / name)!r}, 'w').write(open(sys.argv[1]).read() if sys.argv[1:] else '')"
-        )
-        wait = "" if name == "trainer" else "; import time; time.sleep(1000)"
-
-        def command(*arguments: object, code: str = code + wait, name: str = name) -> list[str]:
-            return [sys.executable, "-c", code, *([] if name == "controller" else [f"/dev/fd/{arguments[1]}"])]
-
-        monkeypatch.setattr(f"empo2.recipe.launcher.{function}", command)
-    monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for", lambda *_: None)
-    monkeypatch.setenv("EMPO2_TEST_MARK", mark)
+    """Trainer and gateway write down what they were given."""
+    read = "import sys, time; open({!r}, 'w').write(open(sys.argv[1]).read()); time.sleep({})"
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
     monkeypatch.setenv("EMPO2_KEY", "key-of-the-gateway")
-    settings = load_settings(
-        "cpu",
-        [
-            f"run.directory={tmp_path / 'runs'}",
-            "run.name=a",
-            "agent.class=stack_agent:GuessingAgent",
-            "agent.env={OPENAI_API_KEY: sk-secret-1, LINE: play --key sk-secret-1 --hf hf_of_the_environment}",
-            f"tasks.source={QUESTIONS}",
-            "verl.trainer.project_name=http://me:password@proxy",
-        ],
+    env = {"OPENAI_API_KEY": "sk-secret-1", "LINE": "play --key sk-secret-1 --hf hf_of_the_environment"}
+    said = launched(
+        f"agent.env={json.dumps(env)}",
+        "verl.trainer.project_name=http://me:password@proxy",
+        gateway=read.format(str(tmp_path / "gateway"), 1000),
+        trainer=f"import os, time\nwhile not os.path.exists({str(tmp_path / 'gateway')!r}): time.sleep(0.1)\n"
+        + read.format(str(tmp_path / "trainer"), 0),
     )
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
-    output = io.StringIO()
-    launch(settings, "cpu", Console(file=output, width=200))
     for name in ("trainer", "gateway"):
         given = json.loads((tmp_path / name).read_text())
-        assert given["agent"]["env"] == settings.agent.env and given["verl"] == settings.verl
+        assert given["agent"]["env"] == env
+        assert given["verl"] == {"trainer": {"project_name": "http://me:password@proxy"}}
     written = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file())
     for secret in ("key-of-the-gateway", "sk-secret-1", "hf_of_the_environment", "me:password"):
-        assert secret not in written + output.getvalue(), secret
+        assert secret not in written + "\n".join(said), secret
     with pytest.raises(ConfigError, match=r"agent.env.OPENAI_API_KEY='\(secret, left out\)'.*give the value"):
         load_settings(file=tmp_path / "runs" / "a" / "config.yaml")
 
@@ -237,7 +236,7 @@ TRAINER = """
 import json, os
 from pathlib import Path
 from empo2.recipe.marked_lines import say_loading, say_note
-from empo2.recipe.rollout_log import LoggedRollout, RolloutLog
+from empo2.recipe.rollout_log import LoggedRollout, write_rollouts
 run = Path(RUN)
 say_loading("Ray")
 say_note("Ray was started at the second attempt")
@@ -248,7 +247,10 @@ for step, message in ((1, "'a'"), (2, "'b'"), (2, "'c'")):
         id=f"{step}{message[1]}ffffffffff", step=step, phase="training", mode="no memory", dropped="failed_by_agent",
         cause="KeyError at quiz.py:3 in run", example=f"KeyError: {message} (quiz.py:3 in run)",
     )
-    RolloutLog(run / "rollouts.sqlite").write([failed])
+    write_rollouts(run / "rollouts.sqlite", [failed])
+checkpoint = run / "checkpoints" / "global_step_1"
+checkpoint.mkdir(parents=True)
+(checkpoint / "complete").touch()
 with open(run / "metrics.jsonl", "a") as file:
     for step in (1, 2):
         file.write(json.dumps({"step": step, "val/return": step, "empo2/rollouts_dropped": 1}) + "\\n")
@@ -258,29 +260,14 @@ raise SystemExit(CODE)
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, code: int
+    tmp_path: Path, launched: Callable[..., list[str]], code: int
 ) -> None:
     run = tmp_path / "runs" / "a"
     trainer = TRAINER.replace("RUN", repr(str(run))).replace("CODE", str(code))
-    sleep = "import time; time.sleep(1000)"
-    programs = {"launch._trainer": trainer, "commands.gateway_command": sleep, "commands.controller_command": sleep}
-    for name, program in programs.items():
-        stand_in = [sys.executable, "-c", program]
-        monkeypatch.setattr(f"empo2.recipe.launcher.{name}", lambda *_, stand_in=stand_in: stand_in)
-    monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for", lambda *_: None)
-    # A trainer that fails is seen at once; what it has written before is told all the same.
-    monkeypatch.setattr("empo2.recipe.launcher.watch._POLL_SECONDS", 0.05)
-    monkeypatch.setenv("EMPO2_TEST_MARK", mark)
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
-    overrides = [f"run.directory={tmp_path / 'runs'}", "run.name=a", "run.steps=2", f"tasks.source={QUESTIONS}"]
-    settings = load_settings("cpu", [*overrides, "agent.class=stack_agent:GuessingAgent"])
-    output = io.StringIO()
-    with contextlib.suppress(ProcessError) if code else contextlib.nullcontext():
-        launch(settings, "cpu", Console(file=output, width=200))
-    said = output.getvalue().splitlines()
+    said = launched("run.steps=2", trainer=trainer, fails="trainer ended with exit code 1" if code else None)
     end = f"dropped  3 of steps 1 to 2, failed by agent: KeyError: 'a' (quiz.py:3 in run); empo2 show {run} 2cffffff"
     if code:
-        assert said[-2] == end and said[-1].startswith("resume  ")
+        assert said[-2:] == [end, "resume  the same command with run.name=a run.resume=auto continues after step 1"]
         return
     begin = next(number for number, line in enumerate(said) if "loading Ray" in line)
     assert [re.sub(r"^ +\d+ s", "N s", line) for line in said[begin:]] == [
@@ -294,42 +281,10 @@ def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
     ]
 
 
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_a_run_that_ends_before_its_time_says_how_to_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, checkpoint: bool
-) -> None:
-    """A gateway is not started again: agent-lightning's rollouts are gone with it."""
-    folder = tmp_path / "runs" / "a" / "checkpoints" / "global_step_7"
-    make = f"import os; os.makedirs({str(folder)!r}); open({str(folder / 'complete')!r}, 'w')\n" * checkpoint
-    end = "import os; os.kill(os.getpid(), 9)"
-    sleep = "import time; time.sleep(1000)"
-    for name, code in ("launch._trainer", sleep), ("commands.gateway_command", make + end):
-        monkeypatch.setattr(f"empo2.recipe.launcher.{name}", lambda *_, code=code: [sys.executable, "-c", code])
-    monkeypatch.setenv("EMPO2_TEST_MARK", mark)
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
-    overrides = [f"run.directory={tmp_path / 'runs'}", "run.name=a", "agent.class=stack_agent:GuessingAgent"]
-    output = io.StringIO()
-    with pytest.raises(ProcessError, match="gateway was ended by SIGKILL"):
-        launch(
-            load_settings("cpu", [*overrides, f"tasks.source={QUESTIONS}"]),
-            "cpu",
-            Console(file=output, width=200),
-        )
-    end = "continues after step 7" if checkpoint else "starts over: no checkpoint is complete"
-    assert output.getvalue().splitlines()[-1] == f"resume  the same command with run.name=a run.resume=auto {end}"
-
-
-def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    new = NewLines(file)
-    assert new.rows() == []
-    file.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert new.rows() == [{"step": 1}, {"step": 2}]
-    with file.open("a") as stream:
-        stream.write('ep": 3}\n')
-    assert new.rows() == [{"step": 3}]
-    assert new.rows() == []
-    assert NewLines(file).rows() == []
+def test_a_gateway_that_ends_ends_the_run(launched: Callable[..., list[str]]) -> None:
+    """It is not started again: agent-lightning's rollouts are gone with it."""
+    said = launched(gateway="import os; os.kill(os.getpid(), 9)", fails="gateway was ended by SIGKILL")
+    assert said[-1].endswith("run.name=a run.resume=auto starts over: no checkpoint is complete")
 
 
 def test_a_continued_run_has_fewer_metrics_before_it_has_new_ones(tmp_path: Path) -> None:
@@ -339,8 +294,11 @@ def test_a_continued_run_has_fewer_metrics_before_it_has_new_ones(tmp_path: Path
     file.write_text('{"step": 1}\n')
     assert new.rows() == []
     with file.open("a") as stream:
-        stream.write('{"step": 2}\n{"step": 3}\n')
+        stream.write('{"step": 2}\n{"step": 3}\n{"st')
     assert new.rows() == [{"step": 2}, {"step": 3}]
+    with file.open("a") as stream:
+        stream.write('ep": 4}\n')
+    assert (new.rows(), new.rows()) == ([{"step": 4}], [])
 
 
 def test_what_is_shown_of_a_step() -> None:

@@ -1,8 +1,6 @@
 """Names of models, and the small one's checkpoint made from its GGUF file."""
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +13,35 @@ IM_START, IM_END, NEWLINE = 1, 2, 198  # SmolLM2's ids of <|im_start|>, <|im_end
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
 
 
-def test_a_hub_name_passes_through():
-    assert resolve_model("Qwen/Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B-Instruct"
-
-
-def test_a_checkpoint_directory_becomes_absolute(tmp_path, monkeypatch):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.json").write_text("{}")
+def test_names(tmp_path, monkeypatch):
+    assert resolve_model("Qwen/Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B-Instruct"  # of the hub
     monkeypatch.chdir(tmp_path)
-    assert resolve_model("mine") == tmp_path / "mine"
-
-
-@pytest.mark.parametrize("name", ["/no/where", "./nowhere", "~/nowhere", "runs/demo/nowhere"])
-def test_a_path_that_is_not_there(name):
-    with pytest.raises(FileNotFoundError, match=r"no such directory.*give an existing checkpoint"):
-        resolve_model(name)
-
-
-def test_a_directory_that_is_no_checkpoint(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
-        resolve_model(str(tmp_path))
-
-
-def test_the_cache_follows_xdg(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built = tmp_path / "empo2" / "models" / f"{SMOLLM2}-{model_files._REVISION}"
     built.mkdir(parents=True)
     assert resolve_model(SMOLLM2) == built
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        resolve_model("mine")
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert resolve_model("mine") == tmp_path / "mine"
+    for name in ("/no/where", "./nowhere", "~/nowhere", "runs/demo/nowhere"):
+        with pytest.raises(FileNotFoundError, match=r"no such directory.*give an existing checkpoint"):
+            resolve_model(name)
+    with pytest.raises(FileNotFoundError, match=r"smollm2-135m-notes: no LoRA in .*; make it with `make small-model`"):
+        model_files.verify(tmp_path)
 
 
-BUILDER = """
-import sys, time
-from pathlib import Path
-from empo2.recipe.launcher import model_files
+def test_two_processes_may_build_at_once(tmp_path, monkeypatch):
+    def convert(gguf: Path, target: Path) -> None:
+        target.mkdir()
+        (tmp_path / target.name).mkdir()
+        (tmp_path / target.name / "config.json").write_text("the other's, which was done first")
 
-def convert(gguf, target):
-    target.mkdir()
-    (target / "config.json").write_text("{}")
-    while len(list(cache.glob(".*/*/config.json"))) < 2:  # both have built before either moves
-        time.sleep(0.01)
-    time.sleep(0.2)
-
-cache, model_files._convert = Path(sys.argv[1]), convert
-print(model_files.resolve_model(model_files.SMOLLM2, cache))
-"""
-
-
-def test_two_processes_may_build_at_once(tmp_path):
-    command = [sys.executable, "-c", BUILDER, str(tmp_path)]
-    builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    first, second = [builder.communicate(timeout=60)[0].strip() for builder in builders]
-    assert first == second
-    assert list(tmp_path.iterdir()) == [Path(first)], "the loser's directory is gone"
+    monkeypatch.setattr(model_files, "_convert", convert)
+    built = Path(resolve_model(SMOLLM2, tmp_path))
+    assert (built / "config.json").read_text().startswith("the other's")
+    assert list(tmp_path.iterdir()) == [built], "the loser's directory is gone"
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
@@ -96,17 +71,14 @@ def render(tokenizer, messages: list[dict], answer_next: bool = False) -> list[i
     return tokenizer.apply_chat_template(messages, add_generation_prompt=answer_next, return_dict=False)
 
 
-def test_special_tokens(tokenizer):
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (IM_START, IM_END, IM_END)
-    assert tokenizer("a").input_ids == tokenizer.encode("a", add_special_tokens=False), "nothing is added"
-
-
 def test_a_chat_is_chatml_and_every_turn_is_in_it(tokenizer):
     turns = [
         {"role": role, "content": text}
         for role, text in [("system", "one"), ("user", "two"), ("assistant", "three"), ("user", "four")]
     ]
     ids = render(tokenizer, turns, answer_next=True)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (IM_START, IM_END, IM_END)
+    assert tokenizer("a").input_ids == tokenizer.encode("a", add_special_tokens=False), "nothing is added"
     assert tokenizer.decode(ids) == (
         "<|im_start|>system\none<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n"
         "<|im_start|>assistant\nthree<|im_end|>\n<|im_start|>user\nfour<|im_end|>\n<|im_start|>assistant\n"
@@ -196,11 +168,6 @@ def test_a_lora_that_is_not_the_one_of_the_checksum_is_refused(adapter):
     (adapter / model_files.CHECKSUMS).write_text("")
     with pytest.raises(ValueError, match=r"adapter_config\.json: sha256 is .* SHA256SUMS says None"):
         model_files.verify(adapter)
-
-
-def test_without_a_lora_the_error_says_how_to_make_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"smollm2-135m-notes: no LoRA in .*; make it with `make small-model`"):
-        model_files.verify(tmp_path)
 
 
 def test_the_lora_of_this_repository_is_whole_and_small():

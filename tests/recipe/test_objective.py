@@ -62,15 +62,13 @@ def actor_config(**changes: Any) -> FSDPActorConfig:
     return FSDPActorConfig(**values | changes)
 
 
-def micro_batch(rows: list[Row], *, dp_size: int = 1) -> tuple[TensorDict, dict[str, Any], list[torch.Tensor]]:
-    """What a worker hands to its loss function, made by verl's own padding, and the leaves of its log-probs."""
-    width, length = max(row.prompt for row in rows) + 1, max(len(row.new) for row in rows) + 1
+def tensors_of(rows: list[Row], width: int, length: int) -> dict[str, torch.Tensor]:
+    """The rows as verl pads them: prompts of ``width`` tokens on the left, replies of ``length`` on the right."""
     count = len(rows)
     attention = torch.zeros(count, width + length, dtype=torch.long)
     tensors = {
         name: torch.zeros(count, length) for name in ("response_mask", "old_log_probs", "advantages", "ref_log_prob")
     }
-    log_probs = []
     for i, row in enumerate(rows):
         size = len(row.new)
         attention[i, width - row.prompt : width + size] = 1
@@ -79,32 +77,32 @@ def micro_batch(rows: list[Row], *, dp_size: int = 1) -> tuple[TensorDict, dict[
         tensors["advantages"][i, :size] = torch.tensor(row.advantages * row.tokens)
         if row.ref is not None:
             tensors["ref_log_prob"][i, :size] = torch.tensor(row.ref)
-        # The model's output at a position is the log-prob of the next token.
-        leaf = torch.tensor([ELSEWHERE] * (row.prompt - 1) + row.new + [ELSEWHERE], requires_grad=True)
-        log_probs.append(leaf)
+    ids = torch.arange(count * (width + length)).view(count, -1)
+    return tensors | {
+        "response_mask": tensors["response_mask"].long(),
+        "input_ids": ids,
+        "prompts": ids[:, :width],
+        "responses": ids[:, width:],
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(-1) - 1).clamp_min(0),
+        "off_policy": torch.tensor([row.off_policy for row in rows]),
+        "token_weight": torch.tensor([row.weight for row in rows]),
+        "recorded": torch.tensor([row.recorded for row in rows]),
+    }
+
+
+def micro_batch(rows: list[Row]) -> tuple[TensorDict, dict[str, Any], list[torch.Tensor]]:
+    """What a worker hands to its loss function, made by verl's own padding, and the leaves of its log-probs."""
+    tensors = tensors_of(rows, max(row.prompt for row in rows) + 1, max(len(row.new) for row in rows) + 1)
     if all(row.ref is None for row in rows):
         del tensors["ref_log_prob"]
-    ids = torch.arange(count * (width + length)).view(count, -1)
-    data = TensorDict(
-        {
-            **tensors,
-            "response_mask": tensors["response_mask"].long(),
-            "input_ids": ids,
-            "prompts": ids[:, :width],
-            "responses": ids[:, width:],
-            "attention_mask": attention,
-            "position_ids": (attention.cumsum(-1) - 1).clamp_min(0),
-            "off_policy": torch.tensor([row.off_policy for row in rows]),
-            "token_weight": torch.tensor([row.weight for row in rows]),
-            "recorded": torch.tensor([row.recorded for row in rows]),
-        },
-        batch_size=count,
-    )
-    data = left_right_2_no_padding(data)
+    data = left_right_2_no_padding(TensorDict(tensors, batch_size=len(rows)))
     tokens = int(sum(row.tokens.sum() for row in rows))
-    tensordict_utils.assign_non_tensor(data, dp_size=dp_size, batch_num_tokens=tokens, global_batch_size=count)
-    offsets = torch.tensor([0, *np.cumsum([len(leaf) for leaf in log_probs])])
-    return data, {"log_probs": torch.nested.nested_tensor_from_jagged(torch.cat(log_probs), offsets)}, log_probs
+    tensordict_utils.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=len(rows))
+    # The model's output at a position is the log-prob of the next token.
+    leaves = [torch.tensor([ELSEWHERE] * (row.prompt - 1) + row.new + [ELSEWHERE], requires_grad=True) for row in rows]
+    offsets = torch.tensor([0, *np.cumsum([len(leaf) for leaf in leaves])])
+    return data, {"log_probs": torch.nested.nested_tensor_from_jagged(torch.cat(leaves), offsets)}, leaves
 
 
 @dataclass
@@ -180,7 +178,7 @@ def random_rows(seed: int, count: int) -> list[Row]:
     return rows
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_loss_and_gradient_of_mixed_batches(seed: int) -> None:
     assert_as_expected(random_rows(seed, count=6))
 
@@ -239,14 +237,6 @@ def test_threshold_is_a_probability() -> None:
     assert trust_mask(torch.tensor([[0.0]]), torch.tensor([True]), 1.0).tolist() == [[True]]
 
 
-def test_on_policy_rows_are_never_masked() -> None:
-    below = Row(new=[-12.0, -30.0], old=[-12.1, -30.1], advantage=1.0)
-    masked = Row(new=[-12.0, -30.0], old=[-12.1, -30.1], advantage=1.0, off_policy=True)
-    result = assert_as_expected([below, masked])
-    assert (result.gradients[0] != 0).all()
-    assert (result.gradients[1] == 0).all()
-
-
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_row_without_tokens_weighs_nothing(off_policy: bool) -> None:
     row = Row(new=[-1.0, -9.0], old=[-0.5, -0.5], advantage=1.0, off_policy=off_policy)
@@ -262,7 +252,7 @@ def test_row_without_tokens_weighs_nothing(off_policy: bool) -> None:
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_extreme_log_probs(off_policy: bool, advantage: float) -> None:
     row = Row(
-        new=[-1e4, 0.0, -1e-30, -88.0, -1.0],
+        new=[-math.inf if off_policy else -1e4, 0.0, -1e-30, -88.0, -1.0],
         old=[-1e-3, -1e4, -200.0, -1.0, -88.0],
         advantage=advantage,
         off_policy=off_policy,
@@ -270,13 +260,6 @@ def test_extreme_log_probs(off_policy: bool, advantage: float) -> None:
     result = assert_as_expected([row])
     assert np.isfinite(result.gradients[0]).all()
     assert all(math.isfinite(metric.aggregate()) for metric in result.metrics.values())
-
-
-def test_token_of_probability_zero_is_masked() -> None:
-    row = Row(new=[-math.inf, -1.0], old=[-1.0, -1.0], advantage=1.0, off_policy=True)
-    result = run([row])
-    assert result.loss == pytest.approx(-1.0)
-    assert result.gradients[0].tolist() == pytest.approx([0.0, -1.0])
 
 
 @pytest.mark.parametrize("delta", [0.0, DELTA])

@@ -1,9 +1,9 @@
 """The critic: its losses and values by hand, the ranking of samples, the gateway that asks for them, whole commands."""
 
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -55,23 +55,18 @@ CHAIN = Transitions(
 )
 
 
-@pytest.mark.parametrize("expectile", [0.5, 0.7])
-def test_values_of_a_chain_converge_to_those_by_hand(expectile: float) -> None:
+def test_values_of_a_chain_converge_to_those_by_hand() -> None:
     """Each action is as frequent as the other, and "off" is worth 0.
 
-    The expectile of 0 and x is the v with (1 - τ) v = τ (x - v), so v = τ x; the mean for 0.5. Q(B, on) = 1, V(B) = τ,
+    The expectile of 0 and x is the v with (1 - τ) v = τ (x - v), so v = τ x. Q(B, on) = 1, V(B) = τ,
     Q(A, on) = 0.99 V(B) = 0.99 τ, V(A) = 0.99 τ².
     """
+    expectile = 0.7
     q, advantages = train(CHAIN, range(2500), seed=0, expectile=expectile, discount=0.99).judge(CHAIN)
     on_a, on_b = 0.99 * expectile, 1.0
     assert q == pytest.approx([on_a, on_b, on_a, 0, 0, 0], abs=0.02)
     v_a, v_b = 0.99 * expectile**2, expectile
     assert q - advantages == pytest.approx([v_a, v_b, v_a, v_b, v_a, v_a], abs=0.02)
-
-
-def test_equal_seeds_give_equal_networks() -> None:
-    first, second, other = (train(CHAIN, range(5), seed=seed).judge(CHAIN)[0] for seed in (1, 1, 2))
-    assert first.tolist() == second.tolist() != other.tolist()
 
 
 def test_transitions_by_hand() -> None:
@@ -125,22 +120,13 @@ def test_judgements_by_hand() -> None:
 # Ranking, by hand
 
 
-def test_weight_of_the_policy_falls_to_its_least() -> None:
-    """0.97^16 = 0.6143, 0.97^17 = 0.5959."""
-    critic = SETTINGS.critic
-    assert [weight(critic, step) for step in (0, 1, 17, 400)] == [1, 0.97, 0.6, 0.6]
-    assert weight(critic, 16) == pytest.approx(0.6143, abs=1e-4)
-
-
 def test_scores_by_hand() -> None:
-    """p̂ = 1, 0.75, 0 and Q̂ = 0, 1, 0.5, so 0.6 p̂ + 0.4 Q̂ = 0.6, 0.85, 0.2."""
+    """p̂ = 1, 0.75, 0 and Q̂ = 0, 1, 0.5, so 0.6 p̂ + 0.4 Q̂ = 0.6, 0.85, 0.2; equal ones are scaled to the middle."""
     found = ranking_scores(np.array([0.5, 0.4, 0.1]), np.array([-2.0, 2.0, 0.0]), 0.6)
     assert found == pytest.approx([0.6, 0.85, 0.2])
-
-
-def test_equal_samples_are_scaled_to_the_middle() -> None:
-    assert ranking_scores(np.array([0.3, 0.3]), np.array([7.0, 7.0]), 0.9).tolist() == [0.5, 0.5]
     assert ranking_scores(np.array([0.3, 0.3]), np.array([1.0, 2.0]), 0.5).tolist() == [0.25, 0.75]
+    assert [weight(SETTINGS.critic, step) for step in (0, 1, 17, 400)] == [1, 0.97, 0.6, 0.6]  # 0.97^17 = 0.5959
+    assert weight(SETTINGS.critic, 16) == pytest.approx(0.6143, abs=1e-4)
 
 
 def test_probability_is_normalized_by_length() -> None:
@@ -195,17 +181,21 @@ def preferring(words: Words, text: str) -> Critic:
 SAMPLES = {"go east": -0.9, "go north": -0.1, "take lamp": -0.5}  # each with its log-prob per token
 
 
-def several(body: Body) -> Body:
+def choices_of(body: Body, samples: dict[str, float]) -> Body:
     """As vLLM answers a request for several samples."""
-    answers = []
-    for number, (text, log_prob) in enumerate(list(SAMPLES.items())[: body.get("n") or 1]):
+    answer: Body = {}
+    choices = []
+    for number, (text, log_prob) in enumerate(samples.items()):
         answer = model_server._completion(body, [1, 2, 3], text, 16, chat=True)
-        choice = {**answer["choices"][0], "index": number}
-        tokens = choice["logprobs"]["content"]
-        listed = [{**token, "logprob": log_prob} for token in tokens]
-        choice["logprobs"] = {"content": listed} if body.get("logprobs") else None
-        answers.append({**answer, "choices": [choice]})
-    return {**answers[0], "choices": [answer["choices"][0] for answer in answers]}
+        (choice,) = answer["choices"]
+        listed = [{**token, "logprob": log_prob} for token in choice["logprobs"]["content"]]
+        log_probs = {"content": listed} if body.get("logprobs") else None
+        choices.append({**choice, "index": number, "logprobs": log_probs})
+    return {**answer, "choices": choices}
+
+
+def several(body: Body) -> Body:
+    return choices_of(body, dict(list(SAMPLES.items())[: body.get("n") or 1]))
 
 
 @pytest.fixture
@@ -237,7 +227,10 @@ async def test_the_best_sample_is_the_answer_and_the_trace(ranked: GatewayUnderT
     assert content(await ask(ranked, rollout)) == ["go north"]
     answer = await ask(ranked, rollout)
     assert content(answer) == ["take lamp"]
-    sent = ranked.last().body
+    with_log_probs = (await ask(ranked, await ranked.create(None), logprobs=True, top_logprobs=2)).json()["choices"][0]
+    assert with_log_probs["logprobs"]["content"][0]["logprob"] == -0.1  # the agent has asked for them
+    assert ranked.model.requests().pop().body["top_logprobs"] == 2
+    sent = ranked.model.requests()[-2].body
     assert (sent["n"], sent["logprobs"], sent["temperature"]) == (3, True, 0.4)
     (choice,) = answer.json()["choices"]
     assert (choice["index"], choice["logprobs"]) == (0, None)
@@ -247,7 +240,7 @@ async def test_the_best_sample_is_the_answer_and_the_trace(ranked: GatewayUnderT
     assert recorded[1]["choices"][0]["token_ids"] == [*ids, model_server.tokenizer().eos_token_id]
     assert recorded[1]["prompt_token_ids"] == [1, 2, 3]
     metrics = await ranked.drain()
-    assert {name: metrics[f"empo2/critic/{name}"] for name in ("calls", "changed")} == {"calls": 2, "changed": 1}
+    assert {name: metrics[f"empo2/critic/{name}"] for name in ("calls", "changed")} == {"calls": 3, "changed": 1}
 
 
 async def test_steps_are_counted_by_rollout_and_after_errors_too(ranked: GatewayUnderTest) -> None:
@@ -274,12 +267,6 @@ async def test_training_calls_and_calls_for_several_samples_are_not_ranked(ranke
     assert "empo2/critic/calls" not in await ranked.drain()
 
 
-async def test_log_probs_that_the_agent_asked_for_are_kept(ranked: GatewayUnderTest) -> None:
-    answer = await ask(ranked, await ranked.create(None), logprobs=True, top_logprobs=2)
-    assert answer.json()["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.1
-    assert ranked.last().body["top_logprobs"] == 2
-
-
 @pytest.mark.parametrize("missing", ["embedding", "log-probs"])
 async def test_without_values_the_first_sample_is_the_answer(ranked: GatewayUnderTest, missing: str) -> None:
     if missing == "embedding":
@@ -294,32 +281,29 @@ async def test_without_values_the_first_sample_is_the_answer(ranked: GatewayUnde
 # What is refused
 
 
-def no_archive(file: Path) -> None:
+def test_what_is_no_critic_of_these_settings(tmp_path: Path) -> None:
+    file = tmp_path / "critic.npz"
+
+    def said() -> str:
+        with pytest.raises(ConfigError, match=r"^critic\.path='.*critic\.npz': ") as caught:
+            load_critic(str(file), SETTINGS.memory)
+        return str(caught.value).split("critic.npz': ", 1)[1]
+
+    assert said() == "No such file or directory; empo2 critic makes one"
     file.write_text("hello")
-
-
-def other_archive(file: Path) -> None:
+    assert said() == "is no critic; empo2 critic makes one"
     with file.open("wb") as stream:
         np.savez(stream, weights=np.ones(3))
+    assert said() == "is no critic; empo2 critic makes one"
+    Critic(OF_SETTINGS | {"state": "end"}, preferring(Words(), "x").weights).save(file)
+    assert said() == "was trained with memory.state='end'; this is 'beginning'"
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (lambda file: None, r"No such file.*; empo2 critic makes one"),
-        (no_archive, r"is no critic; empo2 critic makes one"),
-        (other_archive, r"is no critic; empo2 critic makes one"),
-        (
-            lambda file: Critic(OF_SETTINGS | {"state": "end"}, preferring(Words(), "x").weights).save(file),
-            r"was trained with memory\.state='end'; this is 'beginning'",
-        ),
-    ],
-)
-def test_what_is_no_critic_of_these_settings(tmp_path: Path, write: Callable[[Path], Any], message: str) -> None:
-    file = tmp_path / "critic.npz"
-    write(file)
-    with pytest.raises(ConfigError, match=rf"critic\.path='{file}': {message}"):
-        load_critic(str(file), SETTINGS.memory)
+def test_where_critics_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"critic\.path='c': ranks samples.*model\.val_temperature=0"):
+        load_settings("cpu", ["critic.path=c", "model.val_temperature=0.0"])
+    with pytest.raises(ConfigError, match=r"--memory both: critic\.path='c\.npz' needs --memory off"):
+        reranking.facts(load_settings("cpu", ["critic.path=c.npz"]), "both")
 
 
 def test_a_critic_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -328,17 +312,6 @@ def test_a_critic_is_read_as_it_was_written(tmp_path: Path) -> None:
     task, state, lamp, door = words.embed(["task", "state", "lamp", "door"])
     values = load_critic(str(file), SETTINGS.memory).values(task, state, [door, lamp])
     assert values == pytest.approx([max(0.0, float(door @ lamp)), 1.0])
-
-
-def test_samples_of_temperature_zero_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"critic\.path='c': ranks samples.*model\.val_temperature=0"):
-        load_settings("cpu", ["critic.path=c", "model.val_temperature=0.0"])
-
-
-def test_critics_are_for_evaluations_without_tips() -> None:
-    settings = load_settings("cpu", ["critic.path=c.npz"])
-    with pytest.raises(ConfigError, match=r"--memory both: critic\.path='c\.npz' needs --memory off"):
-        reranking.facts(settings, "both")
 
 
 @pytest.mark.parametrize(
@@ -383,27 +356,26 @@ def test_what_a_critic_cannot_learn_from(tmp_path: Path) -> None:
 # Whole commands: the model says any of four doors, of which one has the lamp
 
 
-def test_play_train_a_critic_and_be_ranked_by_it(tmp_path: Path, empo2: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_train_a_critic_and_be_ranked_by_it(tmp_path: Path, empo2: Any, capfd: pytest.CaptureFixture[str]) -> None:
     panel = toy_panel(tmp_path, {"door": 3})
-    counter = SimpleNamespace(calls=0)
+    door = itertools.cycle("2341")
 
     def doors(body: Body) -> Body:
-        """The doors 1 to 4 in turn; of several samples each is another one, and all are equally likely."""
-        answers = []
-        for _ in range(body.get("n") or 1):
-            counter.calls += 1
-            answers.append(model_server._completion(body, [1], f"{counter.calls % 4 + 1}", 8, chat=True))
-        choices = [{**answer["choices"][0], "index": number} for number, answer in enumerate(answers)]
-        return {**answers[0], "choices": choices}
+        """The doors in turn; of several samples each is another one, and all are equally likely."""
+        return choices_of(body, {next(door): -0.5 for _ in range(body.get("n") or 1)})
 
+    played = evaluated(tmp_path / "played")
+    for sample in range(10):
+        turns = [Turn("Say a number.", "you see nothing", f"{said}") for said in range(1 + sample % 4)]
+        episode = {"part": "memory off", "index": 0, "sample": sample, "return": float(sample % 4 == 3), "turns": turns}
+        with (played / "turns.jsonl").open("a") as file:
+            file.write(json.dumps(episode) + "\n")
+    assert run(["critic", "played", "--output", "critic.npz", "--updates", "100"]) == (0, "")
+    assert "successes" in capfd.readouterr().out
     with ModelServer(answer=doors).serve() as model:
-        command = ["eval", MODEL, "--server", model.url, "--panel", str(panel)]
-        empo2(*command, "--samples", "10", "--keep-turns", "--output", "played")
-        assert run(["critic", "played", "--output", "critic.npz", "--updates", "100"]) == (0, "")
-        assert "successes" in capfd.readouterr().out
-        again = ["--samples", "2", "--output", "ranked", "critic.path=critic.npz", "critic.decay=0.1"]
-        ranked, _ = empo2(*command, *again)
-    assert len((tmp_path / "played" / "turns.jsonl").read_text().splitlines()) == 10
+        command = ["eval", MODEL, "--server", model.url, "--panel", str(panel), "--samples", "2", "--keep-turns"]
+        ranked, _ = empo2(*command, "--output", "ranked", "critic.path=critic.npz", "critic.decay=0.1")
+    assert len((tmp_path / "ranked" / "turns.jsonl").read_text().splitlines()) == 2
     assert "critic  ranked the samples of 6 calls" in ranked
     assert "FAILED" not in ranked
     facts = json.loads((tmp_path / "ranked" / "evaluation.json").read_text())["critic"]

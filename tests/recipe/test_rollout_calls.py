@@ -28,10 +28,13 @@ def replies(*events: Event) -> list[int]:
 
 
 def test_an_agent_that_comes_back_to_a_state_is_trained_on_every_turn() -> None:
-    """Only the newest turn is sent: hall, room, hall, room, hall. All five visits earn their 1/n, and are rows."""
+    """Only the newest turn is sent: hall, room, room, hall, hall. All five visits earn their 1/n, and are rows.
+
+    Also where an action changes nothing, so that the same prompt comes twice in turn.
+    """
     earned = [1, 1, 1 / 2, 1 / 2, 1 / 3]
     events = []
-    for number, (prompt, reward) in enumerate(zip([HALL, ROOM, HALL, ROOM, HALL], earned, strict=True)):
+    for number, (prompt, reward) in enumerate(zip([HALL, ROOM, ROOM, HALL, HALL], earned, strict=True)):
         events.append(request(prompt, [10 + number], ended=1.0 + number))
         events.append(recorded(prompt, tip_free_prompt_token_ids=prompt, visits=1, intrinsic_reward=reward))
     results = StepResults()
@@ -41,14 +44,6 @@ def test_an_agent_that_comes_back_to_a_state_is_trained_on_every_turn() -> None:
     assert [call.intrinsic for call in calls_of(events)] == earned
     assert results.left_out["repeated_calls"] == 0
     assert [len(row) for row in rows_of(turns(*events))] == [1] * 5
-
-
-def test_an_action_that_changes_nothing_is_a_turn() -> None:
-    assert replies(request(HALL, [10], ended=1), request(HALL, [11], ended=2), request(ROOM, [12], ended=3)) == [
-        10,
-        11,
-        12,
-    ]
 
 
 def test_a_request_that_is_sent_again_before_its_answer_is_one_turn() -> None:
@@ -154,11 +149,10 @@ def test_turn_without_tip_free_prompt_is_left_out() -> None:
     assert (results.kept["r"].intrinsic, results.left_out["turns_dropped"]) == (1.25, 1)
 
 
-@pytest.mark.parametrize("others", [[], [recorded([1, 900, 3], tip_free_prompt_token_ids=[7], intrinsic_reward=1.0)]])
-def test_rollout_without_events_of_its_prompts_is_not_trained_off_policy(others: list[Event]) -> None:
-    events = [*two_turns()[::2], *others]
+def test_rollout_without_events_of_its_prompts_is_not_trained_off_policy() -> None:
+    other = recorded([1, 900, 3], tip_free_prompt_token_ids=[7], intrinsic_reward=1.0)
     with pytest.raises(Unusable, match="no_tip_free_prompt"):
-        prompts_of(OFF_POLICY, events)
+        prompts_of(OFF_POLICY, [*two_turns()[::2], other])
 
 
 # Times

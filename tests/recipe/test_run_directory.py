@@ -1,8 +1,6 @@
 """A run's folder: new, refused, continued, and never overwritten."""
 
 import json
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import yaml
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.run_directory import last_set_aside, open_run_directory
+from empo2.recipe.launcher.run_directory import last_set_aside, open_run_directory, write_settings
 from empo2.recipe.run_folder import last_checkpoint, mark_complete, remove_old_checkpoints
 
 
@@ -29,16 +27,11 @@ def checkpoint(directory: Path, step: int, *, complete: bool = True) -> Path:
     return folder
 
 
-def begun(tmp_path: Path, steps: int, *overrides: str) -> Path:
+def begun(tmp_path: Path, steps: int) -> Path:
     """A run that was killed after some steps, as another process leaves it: every step saved but the last."""
     run = tmp_path / "a"
-    code = (
-        "import sys; from empo2.recipe.config import load_settings\n"
-        "from empo2.recipe.launcher.run_directory import open_run_directory\n"
-        "open_run_directory(load_settings('cpu', sys.argv[1:]), 'cpu')"
-    )
-    arguments = [f"run.directory={tmp_path}", "run.name=a", *overrides]
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    run.mkdir()
+    write_settings(settings_in(tmp_path, "run.name=a"), run)
     lines = [json.dumps({"step": step, "training/return": 10.0 * step}) + "\n" for step in range(steps + 1)]
     (run / "metrics.jsonl").write_text("".join(lines) + '{"step": 9, "trai')
     for name in ("trainer.log", "memory.sqlite", "memory.sqlite-wal", "tasks.json"):
@@ -49,10 +42,15 @@ def begun(tmp_path: Path, steps: int, *overrides: str) -> Path:
     return run
 
 
-def test_a_new_run_has_its_settings(tmp_path: Path) -> None:
-    run, resumed = open_run_directory(settings_in(tmp_path, "run.name=a"), "cpu")
+@pytest.mark.parametrize("resume", ["never", "auto"])
+def test_a_new_run_has_its_settings_and_is_its_processs_alone(tmp_path: Path, resume: str) -> None:
+    settings = settings_in(tmp_path, "run.name=a", f"run.resume={resume}")
+    run, resumed = open_run_directory(settings, "cpu")
     assert (run, resumed) == (tmp_path / "a", None)
     assert load_settings(file=run / "config.yaml").run.name == "a"
+    with pytest.raises(ConfigError, match=r"run.name='a': another process is training"):
+        open_run_directory(settings, "cpu")
+    assert [path.name for path in run.iterdir()] == ["config.yaml"]
 
 
 def test_a_run_goes_on_from_its_last_complete_checkpoint(tmp_path: Path) -> None:
@@ -73,14 +71,9 @@ def test_a_run_goes_on_from_its_last_complete_checkpoint(tmp_path: Path) -> None
 
 def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
     run = begun(tmp_path, 1)
-    _, resumed = open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu")
-    assert resumed is None
+    assert open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu") == (run, None)
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [0]
     assert not (run / "memory.sqlite").exists()
-
-
-def test_a_name_that_is_new_is_begun(tmp_path: Path) -> None:
-    assert open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu") == (tmp_path / "a", None)
 
 
 @pytest.mark.parametrize("left", ["settings and a log", "nothing"])
@@ -113,12 +106,6 @@ def test_the_name_of_a_run_that_has_something_is_taken(tmp_path: Path, what: str
     assert last_set_aside(run) is None
 
 
-def test_the_name_of_a_run_that_is_just_starting_is_taken(tmp_path: Path) -> None:
-    open_run_directory(settings_in(tmp_path, "run.name=a"), "cpu")
-    with pytest.raises(ConfigError, match=r"run.name='a': another process is training"):
-        open_run_directory(settings_in(tmp_path, "run.name=a"), "cpu")
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -133,30 +120,18 @@ def test_the_name_of_a_run_that_is_just_starting_is_taken(tmp_path: Path) -> Non
         (["run.name=a", "run.resume=auto", "memory.scope=[task]"], r"memory.scope=\['task'\]"),
         (["run.name=a", "run.resume=auto", "memory.embedder=other"], "memory.embedder='other'"),
         (["run.name=b", "memory.from=/nowhere"], "memory.from='/nowhere': .*/nowhere"),
+        (["run.name=thesis", "run.resume=auto"], "run.name='thesis': .* is not the folder of a run"),
     ],
 )
 def test_refused_without_a_change(tmp_path: Path, overrides: list[str], words: str) -> None:
     begun(tmp_path, 3)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.txt").write_text("years of work")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(ConfigError, match=words) as refusal:
         open_run_directory(settings_in(tmp_path, *overrides), "cpu")
     assert "\n" not in str(refusal.value)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-
-
-def test_a_folder_that_is_no_run_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="not the folder of a run"):
-        open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu")
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["thesis.txt"]
-
-
-def test_a_run_that_is_being_trained_is_not_continued(tmp_path: Path) -> None:
-    run, _ = open_run_directory(settings_in(tmp_path, "run.name=a"), "cpu")
-    with pytest.raises(ConfigError, match=r"run.name='a': another process is training"):
-        open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu")
-    assert [path.name for path in run.iterdir()] == ["config.yaml"]
 
 
 @pytest.mark.parametrize("named", ["folder", "file"])

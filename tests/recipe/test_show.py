@@ -10,7 +10,7 @@ from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.commands import controller_command
 from empo2.recipe.launcher.processes import Processes
-from empo2.recipe.rollout_log import RolloutLog, read_rollouts
+from empo2.recipe.rollout_log import read_rollouts, write_rollouts
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.shown_rollouts import logged_rollouts
@@ -57,7 +57,7 @@ async def test_what_was_played_can_be_read(
         asked.close()
     advantages = dict.fromkeys(manager.results.kept, 0.5)
     file = tmp_path / "rollouts.sqlite"
-    RolloutLog(file).write(list(logged_rollouts(manager.played, manager.results, 4, "training", advantages)))
+    write_rollouts(file, list(logged_rollouts(manager.played, manager.results, 4, "training", advantages)))
     capsys.readouterr()
 
     found = sorted(read_rollouts(file), key=lambda each: each.dropped or "")  # they are in the order of their ends

@@ -1,14 +1,99 @@
-"""The tasks that a run trains and validates on."""
+"""The tasks that a run trains and validates on: of a function, from files and from the hub; what is refused."""
 
+import datetime
+import json
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.launcher.task_files import read_tasks
 from empo2.recipe.launcher.tasks import Tasks, load_tasks
+
+ROWS: list[dict[str, Any]] = [{"question": f"{n}²?", "answer": n * n, "hints": ["no"]} for n in range(25)]
+
+
+@pytest.fixture
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The rows, and a blank line that is none."""
+    path = tmp_path / f"rows.{request.param}"
+    if request.param == "jsonl":
+        path.write_text("\n".join([json.dumps(row, ensure_ascii=False) for row in ROWS] + ["", ""]))
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    return path
+
+
+@pytest.mark.parametrize("file", ["jsonl", "parquet"], indirect=True)
+def test_every_tenth_row_validates_unless_there_is_a_file_for_it(file: Path) -> None:
+    settings = ["memory.scope=[question]", "algorithm.tasks_per_step=1", "algorithm.updates_per_step=1"]
+    loaded = load_tasks(load_settings("cpu", [f"tasks.source={file}", *settings]))
+    assert loaded.val == [ROWS[0], ROWS[10], ROWS[20]]
+    assert loaded.train == [*ROWS[1:10], *ROWS[11:20], *ROWS[21:]]
+    assert read_tasks(str(file), most_validation_tasks=1) == (ROWS[1:], ROWS[:1])
+    assert read_tasks(str(file), validation=str(file), most_validation_tasks=2) == (ROWS, ROWS[:2])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}\n{"a": ', r"bad\.jsonl': line 2 is not JSON"),
+        ('{"a": 1}\n\n[1]', r"bad\.jsonl': line 3 is not an object"),
+        ('{"a": 1}', r"bad\.jsonl': has 1 rows; give two or more"),
+    ],
+)
+def test_lines_that_are_no_tasks(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "bad.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_tasks(str(tmp_path / "bad.jsonl"))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_text("no parquet")
+    with pytest.raises(ConfigError, match=r"x\.parquet': .*[Pp]arquet"):
+        read_tasks(str(tmp_path / "x.parquet"))
+    table = pyarrow.Table.from_pylist([{"day": datetime.date(2026, 1, 1)}] * 2)
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match=r"row 0 is not JSON-like: Object of type date"):
+        read_tasks(str(tmp_path / "x.parquet"))
+    with pytest.raises(ConfigError, match=r"tasks\.args\.validation='x\.csv': give a \.jsonl or \.parquet file"):
+        read_tasks(str(Path(__file__).parents[2] / "examples/quiz/questions.jsonl"), validation="x.csv")
+    with pytest.raises(ConfigError, match=r"tasks\.args=\{'valdation': 'x'\}: .*unexpected keyword"):
+        load_tasks(load_settings("cpu", ["tasks.source=x.jsonl", "tasks.args.valdation=x"]))
+
+
+def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked = []
+
+    def load_dataset(*arguments: Any, **options: Any) -> datasets.Dataset:
+        asked.append((*arguments, options["split"]))
+        return datasets.Dataset.from_list(ROWS[:3])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read_tasks("hub:openai/gsm8k", config="main", validation="test") == (ROWS[:3], ROWS[:3])
+    assert asked == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Couldn't reach the\nhub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ConfigError) as caught:
+        read_tasks("hub:openai/gsm8k")
+    assert str(caught.value) == (
+        "tasks.source='hub:openai/gsm8k': cannot be loaded (ConnectionError: Couldn't reach the hub); without a "
+        "network, give a file: FILE.jsonl or FILE.parquet"
+    )
+
+
+# Of a function
 
 TRAIN = [{"task": "a", "variation": 0}, {"task": "a", "variation": 1}]
 VAL: list[dict[str, Any]] = [{"task": "a", "variation": 7}, {"task": "b", "variation": 0, "panel": "far"}]
@@ -16,7 +101,7 @@ VAL: list[dict[str, Any]] = [{"task": "a", "variation": 7}, {"task": "b", "varia
 SETTINGS = ["tasks.source=made_tasks:load", "memory.scope=[task, variation]", "algorithm.tasks_per_step=3"]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("made_tasks")
     module.load = lambda: (TRAIN, VAL)
@@ -27,11 +112,11 @@ def loaded(*options: str) -> Tasks:
     return load_tasks(load_settings("cpu", [*SETTINGS, *options]))
 
 
-def test_rows_are_passed_on_as_they_are() -> None:
+def test_rows_are_passed_on_as_they_are(source: None) -> None:
     assert loaded() == Tasks(TRAIN * 2, VAL)
 
 
-def test_validation_on_training_tasks_too() -> None:
+def test_validation_on_training_tasks_too(source: None) -> None:
     """Each once, though a step needs more; a panel that a row names stays."""
     tasks = loaded("run.validate_training_tasks=true")
     assert tasks.train == TRAIN * 2
@@ -43,7 +128,7 @@ def test_validation_on_training_tasks_too() -> None:
     ]
 
 
-def test_validation_tasks_with_memory_need_a_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_tasks_with_memory_need_a_scope(source: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["made_tasks"], "load", lambda: (TRAIN, [{"task": "a"}]))
     assert loaded().val == [{"task": "a"}]
     with pytest.raises(ConfigError, match=r"memory\.scope.*no field 'variation'"):

@@ -15,12 +15,10 @@ import pytest
 import torch
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
 from agentlightning.verl.per_rollout_loss import normalize_advantages_by_rollout
-from agentlightning.verl.rollout_adapter import RolloutAdapter
 from agentlightning.verl.rollout_level_advantage import compute_rollout_level_advantage
 from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
 from omegaconf import OmegaConf
 from verl import DataProto
-from verl.utils.metric import AggregationType, Metric
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
@@ -35,19 +33,13 @@ from empo2.recipe.trainer.compat.agentlightning import (
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
 from empo2.recipe.trainer.rows import set_advantages
 from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, StepResults
-from empo2.recipe.trainer.tracking import name_sums
 from empo2.recipe.trainer.trainer import Empo2Trainer
 
-from .rollout_events import recorded, request, rollout_of
+from .rollout_events import adapted, recorded, request, rollout_of
 
 PROMPT, RESPONSE = 6, 8
 ALGORITHM = load_settings("cpu").algorithm
 NO_MEMORY, ON_POLICY, OFF_POLICY = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
-
-
-def names(count: int, group: int = 8) -> list[str]:
-    """Rollouts of about ``count / group`` groups, none of them alone."""
-    return [f"g{i % max(1, round(count / group))}-{i}" for i in range(count)]
 
 
 def played(returns: dict[str, float], mode: Mode | None = None) -> list[CompletedRollout]:
@@ -71,18 +63,6 @@ def train_on(rollouts: list[CompletedRollout]) -> tuple[list[CompletedRollout], 
     return [results.train(rollout, None, PROMPT) for rollout in rollouts], results
 
 
-def adapted(rollouts: list[CompletedRollout]) -> tuple[DataProto, dict[str, Any]]:
-    adapter = RolloutAdapter(
-        max_prompt_length=PROMPT,
-        max_response_length=RESPONSE,
-        device=torch.device("cpu"),
-        pad_token_id=0,
-        reward_fillna_value=0.0,
-        trace_aggregator_level="trajectory",
-    )
-    return adapter.get_train_data_batch(rollouts)
-
-
 def results_of(returns: dict[str, float], mode: Mode = NO_MEMORY) -> dict[str, RolloutResult]:
     return {name: RolloutResult(name.rsplit("-", 1)[0], mode, value) for name, value in returns.items()}
 
@@ -104,7 +84,7 @@ class Words:
 def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
     """Of two groups with an advantage the off-policy one; the update says which of its tokens it masked."""
     returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
-    batch, _ = adapted(train_on(played(returns))[0])
+    batch, _ = adapted(train_on(played(returns))[0], PROMPT, RESPONSE)
     results = results_of(returns) | results_of({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)
     results["h-2"] = replace(results["h-2"], tips=(7, 5), task={"room": "den", "api_key": "hush-hush"})
     compared(batch, results)
@@ -210,7 +190,7 @@ def test_off_policy_episode_is_one_row() -> None:
         for name, value in {"g1": 1.0, "g2": 2.0, "h1": 3.0, "h2": 4.0}.items()
     ]
     prepared, results = train_on(episodes)
-    rows, _ = adapted(prepared)
+    rows, _ = adapted(prepared, PROMPT, RESPONSE)
     compared(rows, results.kept)
     assert rows.non_tensor_batch["rollout_id_list"].tolist() == ["g1", "g2", "h1", "h2"]
     assert rows.batch["off_policy"].tolist() == [True, True, False, False]
@@ -264,24 +244,24 @@ def trainer_of(
     rollouts = played(returns, mode)
     prepared, results = train_on(rollouts)
     trainer._manager = SimpleNamespace(results=results, metrics={"empo2/calls": 3}, played=rollouts)
+    trainer.sums = {
+        "trained_tokens": [10.0, 30.0],
+        "pg_clipfrac": [1.0, 3.0],
+        "ppo_kl": [0.0, 4.0],
+        "pg_clipfrac_lower": [0.0, 0.0],
+        "off_policy_tokens": [8.0, 0.0],
+        "masked_tokens": [2.0, 0.0],
+        "compared_rows": [4, 9],
+        "log_ppl_gap": [1.0, 7.0],
+        "masked_at": [0],
+    }
 
     def rollout(self: Any, gen_batch: DataProto, is_train: bool) -> tuple[DataProto, dict[str, Any]]:
-        return adapted(prepared)
+        return adapted(prepared, PROMPT, RESPONSE)
 
     def update(self: Any, batch: DataProto) -> DataProto:
         trainer.trained, trainer.mini_batch = batch, self.config.actor_rollout_ref.actor.ppo_mini_batch_size
-        sums = {
-            "trained_tokens": [10.0, 30.0],
-            "pg_clipfrac": [1.0, 3.0],
-            "ppo_kl": [0.0, 4.0],
-            "pg_clipfrac_lower": [0.0, 0.0],
-            "off_policy_tokens": [8.0, 0.0],
-            "masked_tokens": [2.0, 0.0],
-            "compared_rows": [4],
-            "log_ppl_gap": [1.0],
-            "masked_at": [0],
-        }
-        metrics = {f"actor/{name}": values for name, values in sums.items()}
+        metrics = {f"actor/{name}": values for name, values in trainer.sums.items()}
         return DataProto.from_single_dict(data={}, meta_info={"metrics": metrics})
 
     def forward(self: Any, batch: DataProto) -> tuple[DataProto, float]:
@@ -300,7 +280,8 @@ def trainer_of(
 
 
 def in_groups(count: int) -> dict[str, float]:
-    return {name: float(7 * i % 11 - 40) for i, name in enumerate(names(count))}
+    """The returns of groups of about eight."""
+    return {f"g{i % max(1, round(count / 8))}-{i}": float(7 * i % 11 - 40) for i in range(count)}
 
 
 def normalised(batch: DataProto) -> DataProto:
@@ -334,7 +315,7 @@ def test_advantages_are_those_of_verls_grpo(monkeypatch: pytest.MonkeyPatch, by_
     """Whatever ``_train_step`` asks for, it gets the advantages that the batch brings: the same as verl's here."""
     algorithm = ALGORITHM.model_copy(update={"normalize_by_std": by_std})
     returns = in_groups(16)
-    batch, _ = adapted(train_on(played(returns))[0])
+    batch, _ = adapted(train_on(played(returns))[0], PROMPT, RESPONSE)
     results = results_of(returns)
     set_advantages(batch, results, rollout_advantages(results, algorithm))
     batch.batch["token_level_rewards"] = torch.zeros(16, RESPONSE)  # float32: the adapter's bfloat16 has three digits
@@ -350,49 +331,41 @@ def test_advantages_are_those_of_verls_grpo(monkeypatch: pytest.MonkeyPatch, by_
     assert "given_advantages" not in ours.batch
 
 
-def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """And turns the sums of the loss into means: a mean of fractions would weigh a token by its neighbours' number."""
     trainer = trainer_of(in_groups(31), monkeypatch, gpus=2)
     batch, metrics = trainer._rollout(DataProto(), is_train=True)
+    assert capsys.readouterr().out.splitlines()[-1] == "step 7: training on 31 rollouts in 31 rows"
     assert len(batch) == 31  # nothing but real rows, in whatever upstream makes of them
     assert metrics["empo2/off_policy_rows"] == metrics["empo2/reply_tokens_lost"] == 0
     assert metrics["empo2/calls"] == 3
-    output = trainer._update_actor(normalised(batch))
+    batch = normalised(batch)
+    output = trainer._update_actor(batch)
     # Four groups in two updates of 15 and 16 rows; two GPUs with micro-batches of three: multiples of six.
     assert (trainer.mini_batch, len(trainer.trained)) == (18, 36)
     assert trainer.trained.batch["response_mask"].any(-1).sum() == 31
     assert trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size == 1  # the next step starts anew
-    assert output.meta_info["metrics"] == {
-        "empo2/updates": [2],
-        "empo2/masked_token_fraction": [0.25],
-        "rollout_corr/log_ppl_abs_diff": [0.25],
-        "actor/pg_clipfrac": [0.1],
-        "actor/ppo_kl": [0.1],
-        "actor/pg_clipfrac_lower": [0.0],
-    }
-
-
-@pytest.mark.parametrize("choice", ["with-tips", "tip-free"])
-@pytest.mark.parametrize("mode", [NO_MEMORY, ON_POLICY])
-def test_old_log_probs_of_on_policy_rows_are_vllms(mode: Mode, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = trainer_of(in_groups(16), monkeypatch, mode=mode)
-    trainer._settings = load_settings("gpu", [f"algorithm.off_policy_old_log_probs={choice}"])
-    batch, _ = trainer._rollout(DataProto(), is_train=True)
-    old, flops = trainer._compute_old_log_prob(batch)
-    assert flops == 0
-    assert old.batch["old_log_probs"].tolist() == batch.batch["rollout_log_probs"].tolist()
-    assert (batch.batch["rollout_log_probs"][batch.batch["response_mask"] == 1] < 0).all()
+    means = {"actor/pg_clipfrac": [0.1], "actor/ppo_kl": [0.1], "actor/pg_clipfrac_lower": [0.0]}
+    # What vLLM and trainer disagree by is of the first update alone, since later ones see another policy.
+    rest = {"empo2/masked_token_fraction": [0.25], "rollout_corr/log_ppl_abs_diff": [0.25], "empo2/updates": [2]}
+    assert output.meta_info["metrics"] == means | rest
+    trainer.sums["compared_rows"] = [0, 4]  # of an off-policy step, where there is nothing to compare
+    assert "rollout_corr/log_ppl_abs_diff" not in trainer._update_actor(batch).meta_info["metrics"]
 
 
 def test_old_log_probs_of_off_policy_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tips and all as vLLM sampled them (the paper's tables); or the tip-free policy's own (its Algorithm 1)."""
+    """Tips and all as vLLM sampled them (the paper's tables); or the tip-free policy's own (its Algorithm 1).
+
+    Those of on-policy rows are vLLM's either way.
+    """
     trainer = trainer_of(in_groups(15), monkeypatch, mode=OFF_POLICY, gpus=4)
     batch, _ = trainer._rollout(DataProto(), is_train=True)
-    batch.batch["off_policy"][3] = False
-    old, _ = trainer._compute_old_log_prob(batch)
-    assert old.batch["old_log_probs"].tolist() == batch.batch["rollout_log_probs"].tolist()
+    kept = batch.batch["rollout_log_probs"].clone()
+    assert (kept[batch.batch["response_mask"] == 1] < 0).all()
+    assert trainer._compute_old_log_prob(batch)[0].batch["old_log_probs"].tolist() == kept.tolist()
 
     trainer._settings = load_settings("gpu", ["algorithm.off_policy_old_log_probs=tip-free"])
-    kept = batch.batch["rollout_log_probs"].clone()
+    batch.batch["off_policy"][3] = False
     old, flops = trainer._compute_old_log_prob(batch)
     want = -batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5
     want[3] = kept[3]
@@ -402,6 +375,10 @@ def test_old_log_probs_of_off_policy_rows(monkeypatch: pytest.MonkeyPatch) -> No
     # 14 rows on four GPUs in micro-batches of two.
     assert len(trainer.forwarded) == 16
     assert trainer.forwarded.batch["response_mask"].any(-1).sum() == 14
+
+    batch.batch["off_policy"][:] = False
+    old, flops = trainer._compute_old_log_prob(batch)
+    assert (old.batch["old_log_probs"].tolist(), flops) == (kept.tolist(), 0)
 
 
 def test_reference_log_probs_of_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,38 +409,29 @@ def test_turns_of_one_state_are_compared_with_gigpo(
         assert ("algorithm.advantage='gigpo'" in capsys.readouterr().out) == warned
 
 
-def without_gradient(
-    returns: dict[str, float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: int = 1
-) -> tuple[float, list[str]]:
-    """The metric, and the warnings of the run's output, for a tolerance of 0.5."""
-    trainer = trainer_of(returns, monkeypatch)
-    trainer.global_steps = step
-    _, metrics = trainer._rollout(DataProto(), is_train=True)
-    return metrics["empo2/groups_without_gradient"], [
-        line for line in capsys.readouterr().out.splitlines() if "return_tolerance" in line
-    ]
-
-
-def test_groups_without_gradient_are_counted(
+def test_groups_without_gradient_are_counted_and_the_first_step_without_any_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Returns that are equal, differ by less than the tolerance, all solve the task, and differ by more."""
-    groups = {"a": [8.0, 8.0], "b": [8.0, 8.4], "c": [100.0, 100.0], "d": [8.0, 9.0]}
-    returns = {f"{group}-{i}": value for group, pair in groups.items() for i, value in enumerate(pair)}
-    assert without_gradient(returns, monkeypatch, capsys) == (0.75, [])
+    """Returns that are equal, differ by less than ScienceWorld's tolerance, all solve the task, and differ by more.
 
+    Rewards of 0..1 with that tolerance: nothing would ever be learned, and nothing said.
+    """
 
-def test_first_step_whose_returns_all_count_as_equal_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rewards of 0..1 with ScienceWorld's tolerance: nothing would ever be learned, and nothing said."""
-    returns = {"a-0": 0.0, "a-1": 0.25, "b-0": 0.5, "b-1": 0.6}
-    fraction, (line,) = without_gradient(returns, monkeypatch, capsys)
+    def without_gradient(step: int, **groups: list[float]) -> tuple[float, list[str]]:
+        returns = {f"{group}-{i}": value for group, pair in groups.items() for i, value in enumerate(pair)}
+        trainer = trainer_of(returns, monkeypatch)
+        trainer.global_steps = step
+        _, metrics = trainer._rollout(DataProto(), is_train=True)
+        said = [line for line in capsys.readouterr().out.splitlines() if "return_tolerance" in line]
+        return metrics["empo2/groups_without_gradient"], said
+
+    assert without_gradient(1, a=[8.0, 8.0], b=[8.0, 8.4], c=[100.0, 100.0], d=[8.0, 9.0]) == (0.75, [])
+    fraction, (line,) = without_gradient(1, a=[0.0, 0.25], b=[0.5, 0.6])
     assert fraction == 1
     assert line.startswith("step 1: WARNING: no group has a gradient: returns differ by up to 0.25 within a group")
     assert "algorithm.return_tolerance=0.0025 of the range -100 to 100;" in line
-    assert without_gradient(returns, monkeypatch, capsys, step=2) == (1, [])
-    assert without_gradient(dict.fromkeys(returns, 0.0), monkeypatch, capsys) == (1, [])  # nothing that could be lost
+    assert without_gradient(2, a=[0.0, 0.25], b=[0.5, 0.6]) == (1, [])
+    assert without_gradient(1, a=[0.0, 0.0]) == (1, [])  # nothing that could be lost
 
 
 def test_what_gets_no_gradient_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -518,44 +486,3 @@ def test_rollouts_that_still_run_after_the_last_step_are_dropped(monkeypatch: py
     trainer.global_steps = 8
     trainer._train_step({}, False)
     assert dropped == [8]
-
-
-def test_nothing_to_warn_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer_of(in_groups(16), monkeypatch)._rollout(DataProto(), is_train=True)
-    assert capsys.readouterr().out.splitlines()[-1] == "step 7: training on 16 rollouts in 16 rows"
-
-
-def test_sums_become_fractions() -> None:
-    """Over micro-batches and mini-batches: a mean of fractions would weigh a masked token by its neighbours' number."""
-
-    def total(*values: float) -> float:
-        metric = Metric(AggregationType.SUM)
-        metric.extend(list(values))
-        return metric.aggregate()
-
-    metrics = {
-        "actor/pg_loss": 0.5,
-        "actor/trained_tokens": [total(10, 20), total(70)],
-        "actor/pg_clipfrac": [total(1, 0), total(4)],
-        "actor/ppo_kl": [total(1, 0), total(1)],
-        "actor/pg_clipfrac_lower": [total(0, 0), total(0)],
-        "actor/off_policy_tokens": [total(10, 0), total(30)],
-        "actor/masked_tokens": [total(1, 0), total(3)],
-        # What vLLM and trainer disagree by: of the first update alone, since later ones see another policy.
-        "actor/compared_rows": [total(0, 1), total(3)],
-        "actor/log_ppl_gap": [total(0, 0.2), total(9)],
-    }
-    name_sums(metrics)
-    assert metrics == {
-        "actor/pg_loss": 0.5,
-        "actor/pg_clipfrac": [pytest.approx(0.05)],
-        "actor/ppo_kl": [pytest.approx(0.02)],
-        "actor/pg_clipfrac_lower": [0.0],
-        "empo2/masked_token_fraction": [pytest.approx(0.1)],
-        "rollout_corr/log_ppl_abs_diff": [pytest.approx(0.2)],
-    }
-    del metrics["rollout_corr/log_ppl_abs_diff"]
-    for name in ("trained_tokens", "off_policy_tokens", "masked_tokens", "compared_rows", "log_ppl_gap"):
-        metrics[f"actor/{name}"] = [0.0]
-    name_sums(metrics)
-    assert "rollout_corr/log_ppl_abs_diff" not in metrics  # nothing to compare in an off-policy step

@@ -1,7 +1,7 @@
 """A training step's updates against the objective in numpy, through verl's own cutting into micro-batches."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -10,12 +10,11 @@ from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is i
 import numpy as np
 import pytest
 import torch
-from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE, normalize_advantages_by_rollout
+from agentlightning.verl.per_rollout_loss import normalize_advantages_by_rollout
 from agentlightning.verl.rollout_level_advantage import compute_rollout_level_advantage
 from tensordict import TensorDict
 from verl import DataProto
 from verl.utils import tensordict_utils
-from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.utils.padding import left_right_2_no_padding
 
@@ -23,26 +22,22 @@ from empo2.recipe.trainer.objective import hybrid_loss
 from empo2.recipe.trainer.tracking import name_sums
 from empo2.recipe.trainer.updates import FILLER, fill_up, lay_out, plan_updates, planned_batch
 
+from .test_objective import DELTA, Row, actor_config, tensors_of
+from .test_objective import expected as clipped_terms
+
 PROMPT, RESPONSE = 4, 7
-LOW, HIGH, DUAL, DELTA = 0.2, 0.3, 10.0, 0.0067
 BETA, LAMBDA = 0.05, 0.01  # of the KL term and the entropy bonus
 
 
 @dataclass
 class Rollout:
-    """One rollout; a row is its response mask, with log π_θ, log π_old and log π_ref of each position."""
-
     group: str
     score: float
-    off_policy: bool
-    rows: list[list[int]]
-    new: list[np.ndarray] = field(default_factory=list)
-    old: list[np.ndarray] = field(default_factory=list)
-    ref: list[np.ndarray] = field(default_factory=list)
+    rows: list[Row]
 
     @property
     def tokens(self) -> int:
-        return sum(sum(row) for row in self.rows)
+        return sum(int(row.tokens.sum()) for row in self.rows)
 
 
 def rollouts_of(seed: int, groups: int, *, split: bool) -> list[Rollout]:
@@ -51,60 +46,36 @@ def rollouts_of(seed: int, groups: int, *, split: bool) -> list[Rollout]:
     made = []
     for group in range(groups):
         off_policy = bool(generator.integers(0, 2))
-        for _ in range(generator.integers(2, 5)):
-            count = int(generator.integers(1, 6)) if split else 1
-            rows = [generator.integers(0, 2, generator.integers(1, RESPONSE + 1)).tolist() for _ in range(count)]
-            for row in rows:
-                row[-1] = 1
-            rollout = Rollout(f"g{group}", float(generator.normal()), off_policy, rows)
-            for row in rows:
-                rollout.old.append(generator.uniform(-7, 0, len(row)))
-                rollout.new.append((rollout.old[-1] + generator.normal(0, 0.4, len(row))).clip(max=0))
-                rollout.ref.append((rollout.new[-1] + generator.normal(0, 0.4, len(row))).clip(max=0))
-            made.append(rollout)
+        for number in range(generator.integers(2, 5)):
+            rows = []
+            for _ in range(generator.integers(1, 6) if split else 1):
+                mask = [*generator.integers(0, 2, generator.integers(0, RESPONSE)).tolist(), 1]
+                old = generator.uniform(-7, 0, len(mask))
+                new, ref = ((old + generator.normal(0, 0.4, len(mask))).clip(max=0).tolist() for _ in range(2))
+                rows.append(Row(new, old.tolist(), 0.0, off_policy, mask, 1 + number % PROMPT, ref))
+            made.append(Rollout(f"g{group}", float(generator.normal()), rows))
     return made
 
 
 def batch_of(rollouts: list[Rollout]) -> DataProto:
     """The rows as ``_train_step`` hands them to the update, with agent-lightning's advantages over tokens and rows."""
-    rows = [(i, r) for i, rollout in enumerate(rollouts) for r in range(len(rollout.rows))]
-    count = len(rows)
-    attention = torch.zeros(count, PROMPT + RESPONSE, dtype=torch.long)
-    response = {name: torch.zeros(count, RESPONSE) for name in ("response_mask", "old_log_probs", "ref_log_prob")}
-    rewards = torch.zeros(count, RESPONSE)
-    for number, (i, r) in enumerate(rows):
-        size = len(rollouts[i].rows[r])
-        attention[number, PROMPT - 1 - i % PROMPT : PROMPT + size] = 1
-        response["response_mask"][number, :size] = torch.tensor(rollouts[i].rows[r])
-        response["old_log_probs"][number, :size] = torch.from_numpy(rollouts[i].old[r])
-        response["ref_log_prob"][number, :size] = torch.from_numpy(rollouts[i].ref[r])
-        rewards[number, size - 1] = rollouts[i].score
-    ids = torch.arange(count * (PROMPT + RESPONSE)).view(count, -1)
-    names = np.array([str(i) for i, _ in rows])
-    groups = np.array([rollouts[i].group for i, _ in rows])
-    tensors = {
-        **response,
-        "response_mask": response["response_mask"].long(),
-        "input_ids": ids,
-        "prompts": ids[:, :PROMPT],
-        "responses": ids[:, PROMPT:],
-        "attention_mask": attention,
-        "position_ids": (attention.cumsum(-1) - 1).clamp_min(0),
-        "token_level_rewards": rewards,
-        "off_policy": torch.tensor([rollouts[i].off_policy for i, _ in rows]),
-        "row": torch.arange(count),
-        "recorded": torch.zeros(count, dtype=torch.bool),
-    }
+    rows = [row for rollout in rollouts for row in rollout.rows]
+    rewards = torch.zeros(len(rows), RESPONSE)
+    for number, score in enumerate(rollout.score for rollout in rollouts for _ in rollout.rows):
+        rewards[number, len(rows[number].new) - 1] = score
+    names = np.array([str(i) for i, rollout in enumerate(rollouts) for _ in rollout.rows])
+    groups = np.array([rollout.group for rollout in rollouts for _ in rollout.rows])
+    tensors = tensors_of(rows, PROMPT, RESPONSE) | {"token_level_rewards": rewards, "row": torch.arange(len(rows))}
     batch = DataProto(
-        batch=TensorDict(tensors, batch_size=count),
+        batch=TensorDict(tensors, batch_size=len(rows)),
         non_tensor_batch={"rollout_id_list": names, "data_id_list": groups, "uid": groups},
-        meta_info={"temperature": 1.0, "global_token_num": attention.sum(-1).tolist()},
+        meta_info={"temperature": 1.0, "global_token_num": tensors["attention_mask"].sum(-1).tolist()},
     )
     batch, _ = compute_rollout_level_advantage(
         batch, adv_estimator="grpo", gamma=1.0, lam=1.0, num_repeat=1, norm_adv_by_std_in_grpo=True
     )
     batch.batch["advantages"] = normalize_advantages_by_rollout(
-        batch.batch["advantages"], batch.batch["response_mask"], names, num_trained_rows=count
+        batch.batch["advantages"], batch.batch["response_mask"], names, num_trained_rows=len(rows)
     )
     return batch
 
@@ -121,20 +92,14 @@ class Update:
 
 
 def worker_updates(
-    batch: DataProto, log_probs: list[np.ndarray], ranks: int, micro: int, updates: int, other_terms: bool = True
+    batch: DataProto, log_probs: list[list[float]], ranks: int, micro: int, updates: int, other_terms: bool = True
 ) -> list[Update]:
     """What verl's ``train_mini_batch`` and FSDP do with the planned batch, the model being a table of log-probs."""
     planned, size = planned_batch(batch, updates=updates, ranks=ranks, micro_batch=micro, other_terms=other_terms)
     assert size % (ranks * micro) == 0 and len(planned) % size == 0
-    config = FSDPActorConfig(
-        strategy="fsdp2",
+    config = actor_config(
         rollout_n=1,
         ppo_micro_batch_size_per_gpu=micro,
-        clip_ratio=HIGH,
-        clip_ratio_low=LOW,
-        clip_ratio_high=HIGH,
-        clip_ratio_c=DUAL,
-        policy_loss=PolicyLossConfig(loss_mode=PER_ROLLOUT_MEAN_LOSS_MODE),
         use_kl_loss=other_terms,
         kl_loss_coef=BETA,
         kl_loss_type="low_var_kl",
@@ -157,12 +122,12 @@ def worker_updates(
     return done
 
 
-def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: list[np.ndarray], ranks: int) -> None:
+def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: list[list[float]], ranks: int) -> None:
     leaves, entropies, real = [], [], []
     for i in range(len(data)):
         row, length, answer = int(data["row"][i]), int(data["length"][i]), int(data["response_length"][i])
         filler = not bool(data["response_mask"][i].any())
-        values = [-3.3] * answer if filler else log_probs[row].tolist()
+        values = [-3.3] * answer if filler else log_probs[row]
         assert len(values) == answer and (not filler or (length, answer) == (2, 1))
         leaves.append(torch.tensor([-3.3] * (length - answer - 1) + values + [-3.3], requires_grad=True))
         entropies.append(torch.full((length,), 0.7, requires_grad=True))
@@ -195,32 +160,21 @@ def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: li
 def expected(
     rollouts: list[Rollout], everyone: list[Rollout], other_terms: bool = True
 ) -> tuple[float, list[list[np.ndarray]], list[float]]:
-    """-(1/M) Σ_i (1/T_i) Σ_t [1[...] min(rA, clip(r)A) - β KL + λ H], its gradient by log π_θ, and (1/(M T_i))."""
+    """(1/M) Σ_i (1/T_i) Σ_t [-1[...] min(rA, clip(r)A) + β KL - λ H], its gradient by log π_θ, and 1/(M T_i)."""
     loss, gradients, weights = 0.0, [], []
     beta, lambda_ = (BETA, LAMBDA) if other_terms else (0.0, 0.0)
     for rollout in rollouts:
         group = [other.score for other in everyone if other.group == rollout.group]
         a = (rollout.score - np.mean(group)) / (np.std(group, ddof=1) + 1e-6)
-        weight = 1 / (len(rollouts) * rollout.tokens)
-        weights.append(weight)
-        gradients.append([])
-        for mask, new, old, ref in zip(rollout.rows, rollout.new, rollout.old, rollout.ref, strict=True):
-            gradient = np.zeros(len(mask))
-            for t in np.flatnonzero(mask):
-                kl = math.exp(ref[t] - new[t]) - (ref[t] - new[t]) - 1
-                loss += weight * (beta * kl - lambda_ * 0.7)
-                gradient[t] = weight * beta * (1 - math.exp(ref[t] - new[t]))
-                if rollout.off_policy and new[t] < math.log(DELTA):
-                    continue
-                r = math.exp(new[t] - old[t])
-                clipped = min(max(r, 1 - LOW), 1 + HIGH)
-                if a >= 0:
-                    loss -= weight * min(r * a, clipped * a)
-                    gradient[t] -= weight * a * r * (r <= 1 + HIGH)
-                else:
-                    loss -= weight * max(min(r * a, clipped * a), DUAL * a)
-                    gradient[t] -= weight * a * r * (1 - LOW <= r <= DUAL)
-            gradients[-1].append(gradient)
+        weights.append(1 / (len(rollouts) * rollout.tokens))
+        rows = [replace(row, advantage=weights[-1] * a) for row in rollout.rows]
+        clipped, of_rows = clipped_terms(rows)
+        loss += clipped
+        for gradient, row in zip(of_rows, rows, strict=True):
+            gap = (np.array(row.ref) - row.new)[row.tokens]
+            loss += weights[-1] * (beta * (np.exp(gap) - gap - 1) - lambda_ * 0.7).sum()
+            gradient[row.tokens] += weights[-1] * beta * (1 - np.exp(gap))
+        gradients.append(of_rows)
     return float(loss), gradients, weights
 
 
@@ -230,12 +184,12 @@ def rows_by_rollout(rollouts: list[Rollout]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("updates", range(1, 8))
+@pytest.mark.parametrize("updates", [1, 2, 3, 7])
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 1), (1, 3), (2, 1), (4, 2)])
 def test_loss_and_gradient_of_each_update(split: bool, updates: int, ranks: int, micro: int) -> None:
     rollouts = rollouts_of(seed=updates + 10 * split, groups=7, split=split)
     places = rows_by_rollout(rollouts)
-    flat = [values for rollout in rollouts for values in rollout.new]
+    flat = [row.new for rollout in rollouts for row in rollout.rows]
     done = worker_updates(batch_of(rollouts), flat, ranks, micro, updates)
     assert len(done) == updates
     assert sorted(row for update in done for row in update.rows) == list(range(len(flat)))
@@ -247,11 +201,10 @@ def test_loss_and_gradient_of_each_update(split: bool, updates: int, ranks: int,
         loss, gradients, weights = expected([rollouts[i] for i in members], rollouts)
         assert update.loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
         for i, of_rows, weight in zip(members, gradients, weights, strict=True):
-            for row, mask, gradient in zip(places[i], rollouts[i].rows, of_rows, strict=True):
-                np.testing.assert_allclose(update.gradients[row], gradient, rtol=1e-3, atol=1e-6)
-                np.testing.assert_allclose(
-                    update.entropy_gradients[row], -LAMBDA * weight * np.array(mask), rtol=1e-4, atol=1e-9
-                )
+            for place, row, gradient in zip(places[i], rollouts[i].rows, of_rows, strict=True):
+                np.testing.assert_allclose(update.gradients[place], gradient, rtol=1e-3, atol=1e-6)
+                of_entropy = -LAMBDA * weight * row.tokens
+                np.testing.assert_allclose(update.entropy_gradients[place], of_entropy, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 1), (2, 3)])
@@ -262,7 +215,7 @@ def test_rows_without_gradient_cost_no_pass_and_still_count(ranks: int, micro: i
     for rollout in rollouts:
         rollout.score = 0.5 if rollout.group in equal else rollout.score
     places = rows_by_rollout(rollouts)
-    flat = [values for rollout in rollouts for values in rollout.new]
+    flat = [row.new for rollout in rollouts for row in rollout.rows]
     (update,) = worker_updates(batch_of(rollouts), flat, ranks, micro, updates=1, other_terms=False)
     loss, gradients, _ = expected(rollouts, rollouts, other_terms=False)
     assert update.loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
@@ -281,7 +234,7 @@ def test_an_update_without_any_gradient_keeps_one_row() -> None:
     rollouts = rollouts_of(seed=4, groups=4, split=False)
     for rollout in rollouts:
         rollout.score = 0.5
-    flat = [values for rollout in rollouts for values in rollout.new]
+    flat = [row.new for rollout in rollouts for row in rollout.rows]
     done = worker_updates(batch_of(rollouts), flat, ranks=1, micro=1, updates=2, other_terms=False)
     assert [len(update.rows) for update in done] == [1, 1]
     assert not any(gradient.any() for update in done for gradient in update.gradients.values())
@@ -289,19 +242,14 @@ def test_an_update_without_any_gradient_keeps_one_row() -> None:
 
 def test_token_means_know_nothing_of_fillers_and_micro_batches() -> None:
     rollouts = rollouts_of(seed=8, groups=3, split=True)
-    flat = [values for rollout in rollouts for values in rollout.new]
+    flat = [row.new for rollout in rollouts for row in rollout.rows]
     metrics = []
     for ranks, micro in ((1, 1), (4, 3)):
         (update,) = worker_updates(batch_of(rollouts), flat, ranks, micro, updates=1)
         metrics.append({key: value[0] for key, value in update.metrics.items() if isinstance(value, list)})
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
-    off_policy = [
-        values[t] < math.log(DELTA)
-        for rollout in rollouts
-        if rollout.off_policy
-        for mask, values in zip(rollout.rows, rollout.new, strict=True)
-        for t in np.flatnonzero(mask)
-    ]
+    rows = [row for rollout in rollouts for row in rollout.rows if row.off_policy]
+    off_policy = np.concatenate([np.array(row.new)[row.tokens] < math.log(DELTA) for row in rows])
     assert 0 < metrics[0]["empo2/masked_token_fraction"] == pytest.approx(np.mean(off_policy))
 
 
@@ -324,7 +272,7 @@ def test_no_update_without_a_group(groups: int, updates: int, made: int) -> None
     assert min(counts) >= 1 and max(counts) - min(counts) <= 1
 
 
-@pytest.mark.parametrize("rows", range(129, 137))
+@pytest.mark.parametrize("rows", [129, 136])
 def test_eight_gpus_with_two_rows_each(rows: int) -> None:
     """A number of rows that is no multiple of 8 GPUs x 2 rows failed an assertion of verl in mid run."""
     order = lay_out([list(range(rows))], [10] * rows, ranks=8, micro_batch=2)

@@ -90,12 +90,6 @@ async def test_nothing_passes_from_one_agent_to_the_next(warm) -> None:
     assert first[1] != second[1]  # of numpy
 
 
-async def test_an_awaitable_run(warm) -> None:
-    agents = warm("warm_agents_of_tests:AwaitedAgent")
-    assert await (await agents.start("")).wait() == 0
-    assert agents.lines() == ["awaited"]
-
-
 @pytest.mark.parametrize(
     ("act", "code", "said"),
     [
@@ -141,14 +135,6 @@ def _alive(session: int) -> list[int]:
     return found
 
 
-def _ended(pid: int) -> bool:
-    """Whether a process has ended, if its new parent has not asked for it yet, too."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 async def test_when_the_fork_server_is_killed_its_agents_fail_and_later_ones_are_forked_again(warm) -> None:
     agents = warm()
     running = await agents.start("hang")
@@ -167,7 +153,10 @@ async def test_an_agent_whose_session_comes_late_ends_with_the_fork_server(warm,
     running = await agents.start("hang")
     kill_fork_server()
     assert await running.wait() == -signal.SIGKILL
-    until(lambda: not _alive(running.pid) and _ended(running.pid))
+    until(lambda: not _alive(running.pid))
+    # It may have no session of its own, and may wait for its new parent to ask for its end.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        until(lambda: psutil.Process(running.pid).status() == psutil.STATUS_ZOMBIE)
 
 
 async def test_a_class_that_cannot_be_imported_says_so_in_one_line(warm) -> None:
@@ -193,10 +182,11 @@ async def test_what_a_fork_would_break_starts_alone(warm, tmp_path: Path, why: s
         f"{ODD[why]}\nimport os\nclass Agent:\n    def run(self):\n        print('door', os.environ['MY_DOOR'])\n"
     )
     agents = warm("odd_agent:Agent")
-    for door in "3", "4":
+    played = ["3", "4"] if why.startswith("leaves") else ["3"]  # it is said once
+    for door in played:
         assert await (await agents.start("", MY_DOOR=door)).wait() == 0
     *doors, said = agents.lines()
-    assert doors == ["door 3", "door 4"]
+    assert doors == [f"door {door}" for door in played]
     assert said.startswith("empo2: every agent starts a Python of its own") and why in said
 
 

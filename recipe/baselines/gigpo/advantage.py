@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
@@ -13,24 +13,14 @@ from verl import DataProto
 from empo2.recipe.config import Algorithm
 from empo2.recipe.trainer.advantages import compare_halves, equal_within_tolerance
 from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
-from empo2.recipe.trainer.rollout_calls import calls_of, fitting, rows_of, turns_of
+from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, fitting, rows_of, turns_of
 from empo2.recipe.trainer.step_results import RolloutResult, groups_of, mode_of
-
-TURN_ID = "turn_id"  # key of a batch: the turn of each trained token, -1 elsewhere, [rows, tokens]
 
 _FEW_SHARED = 0.2
 
 
-class Turn(NamedTuple):
-    """A trained turn: its number in the episode, from 0, the text of its state, or "", and the tokens of the reply."""
-
-    number: int
-    state: str
-    tokens: int
-
-
 class TurnAdvantages:
-    """The advantages of a step's turns: `mark` all rows, then `add` to those that are kept.
+    """The advantages of a step's turns.
 
     Args:
         played: the step's rollouts, with their events; those that are not trained have no rows in a batch.
@@ -41,36 +31,31 @@ class TurnAdvantages:
         self, algorithm: Algorithm, played: Iterable[CompletedRollout], max_prompt_tokens: float = math.inf
     ) -> None:
         self._algorithm = algorithm
-        self._rows: dict[str, list[list[Turn]]] = {}
-        self._rewards: dict[str, list[float]] = {}
+        self._rows: dict[str, list[list[PlayedCall]]] = {}  # the turns of each row
+        self._rewards: dict[str, list[float]] = {}  # 1/n of all answered calls
         for rollout in played:
-            rows, rewards = rows_of_turns(rollout, max_prompt_tokens)
-            self._rows[rollout.rollout_id], self._rewards[rollout.rollout_id] = rows, rewards
-
-    def mark(self, batch: DataProto) -> None:
-        """Put the turn of each trained token beside ``response_mask``, in place, in all rows of the adapter."""
-        mask = batch.batch["response_mask"].bool()
-        ids = torch.full(mask.shape, -1, dtype=torch.long)
-        ahead = {rollout: iter(rows) for rollout, rows in self._rows.items()}
-        for row, rollout in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
-            turns = [turn.number for turn in next(ahead[rollout]) for _ in range(turn.tokens)]
-            ids[row, mask[row]] = torch.tensor(turns[: int(mask[row].sum())])  # the rest lies beyond the row's end
-        batch.batch[TURN_ID] = ids
+            mode, calls = mode_of(rollout), calls_of(rollout.events)
+            known = [each for turn in turns_of(calls) if (each := turn.as_trained(mode)) is not None]
+            self._rows[rollout.rollout_id] = rows_of(fitting(known, max_prompt_tokens))
+            self._rewards[rollout.rollout_id] = [call.intrinsic for call in calls if call.reply]
 
     def add(self, batch: DataProto, results: Mapping[str, RolloutResult]) -> dict[str, float]:
         """Add the advantage of its turn to that of each trained token, in place.
 
         Args:
+            batch: all rows of the adapter.
             results: of the batch's rollouts, by id.
 
         Returns:
             The mean size of clusters, and the fraction of turns that share theirs with another turn.
         """
-        (advantages, sizes), turn_ids = self.of(results), batch.batch.pop(TURN_ID)
+        advantages, sizes = self.of(results)
+        mask = batch.batch["response_mask"].bool()
+        ahead = {rollout: iter(rows) for rollout, rows in self._rows.items()}
         for row, rollout in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
-            for number in turn_ids[row].unique().tolist():
-                if number >= 0:
-                    batch.batch[GIVEN_ADVANTAGES][row, turn_ids[row] == number] += advantages[rollout, number]
+            added = [advantages[rollout, turn.number] for turn in next(ahead[rollout]) for _ in turn.reply]
+            tokens = int(mask[row].sum())  # what there are more lies beyond the row's end
+            batch.batch[GIVEN_ADVANTAGES][row, mask[row]] += torch.tensor(added[:tokens])
         shared = sum(size for size in sizes if size > 1)
         return {"gigpo/cluster_size_mean": sum(sizes) / len(sizes), "gigpo/shared_turns": shared / sum(sizes)}
 
@@ -87,7 +72,8 @@ class TurnAdvantages:
     def of(self, results: Mapping[str, RolloutResult]) -> tuple[dict[tuple[str, int], float], list[int]]:
         """Return the advantage of each turn, by rollout id and number, and the sizes of the clusters.
 
-        A cluster has the turns of a group that began in the same state; a turn without a state is alone. Turns are
+        A cluster has the turns of a group that began in the same state: the newest observation as the agent wrote it,
+        without tips, which differ between rollouts; whitespace is collapsed. A turn without one is alone. Turns are
         compared as rollouts are, see `rollout_advantages`: the baseline of off-policy turns with tips is the mean of
         those without, if the cluster has some. Equal within the tolerance, or alone: 0.
         """
@@ -102,7 +88,8 @@ class TurnAdvantages:
                 of_turns = step_returns(results[rollout].return_, rewards, algorithm)
                 for turn in chain(*self._rows[rollout]):
                     returns[rollout, turn.number] = of_turns[turn.number]
-                    clusters[turn.state or (rollout, turn.number)].append((rollout, turn.number))
+                    state = " ".join(turn.observation.split())
+                    clusters[state or (rollout, turn.number)].append((rollout, turn.number))
             for cluster in clusters.values():
                 sizes.append(len(cluster))
                 advantages |= compare_halves(
@@ -129,18 +116,3 @@ def step_returns(return_: float, rewards: Sequence[float], algorithm: Algorithm)
         later = algorithm.gigpo_discount * returns[-1] if returns else return_ - algorithm.failure_return
         returns.append(algorithm.new_state_reward * reward + later)
     return [algorithm.scale * value for value in reversed(returns)]
-
-
-def rows_of_turns(rollout: CompletedRollout, max_prompt_tokens: float) -> tuple[list[list[Turn]], list[float]]:
-    """Return the turns of each row of a rollout, and 1/n of all its answered calls.
-
-    A turn's state is its newest observation as the agent wrote it, without tips, which differ between rollouts;
-    whitespace is collapsed.
-    """
-    mode, calls = mode_of(rollout), calls_of(rollout.events)
-    known = [each for turn in turns_of(calls) if (each := turn.as_trained(mode)) is not None]
-    rows = [
-        [Turn(turn.number, " ".join(turn.observation.split()), len(turn.reply)) for turn in row]
-        for row in rows_of(fitting(known, max_prompt_tokens))
-    ]
-    return rows, [call.intrinsic for call in calls if call.reply]

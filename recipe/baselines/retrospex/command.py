@@ -1,6 +1,5 @@
 """``empo2 critic``."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,8 +52,8 @@ def critic(
     from empo2.recipe.evaluation.turns import read_turns
 
     os.umask(0o077)
-    memory, success_return = _common_settings(folders)
-    facts = {name: memory[name] for name in FACTS}
+    settings = _common_settings(folders)
+    facts, success_return = {name: settings[f"memory.{name}"] for name in FACTS}, settings["algorithm.success_return"]
     episodes = [episode for folder in folders for episode in read_turns(folder)]
     if len(episodes) < 5:
         raise ConfigError(f"FOLDER {folders[0]}: {len(episodes)} episodes; a fifth is held out, so give at least five")
@@ -101,24 +100,22 @@ def judgements_table(
     return table
 
 
-def _common_settings(folders: Sequence[Path]) -> tuple[dict[str, Any], float]:
-    """Return the section ``memory`` and the return of a success that all evaluations have.
+def _common_settings(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the settings of the memory and the return of a success, by key, that all evaluations have.
 
     Raises:
         ConfigError: a folder is of no evaluation, or they differ.
     """
-    from empo2.recipe.evaluation.episode_results import FACTS_FILE, kind_of
+    from empo2.recipe.evaluation.episode_results import kind_of, read_facts
 
-    found = []
+    found: dict[str, Any] = {}
     for folder in folders:
         if kind_of(folder) != "eval":
             raise ConfigError(f"FOLDER {folder}: holds no results of empo2 eval")
-        facts = json.loads((folder / FACTS_FILE).read_text())
-        found.append((facts["memory"], facts["algorithm"]["success_return"]))
-        for name, first, other in (
-            *((f"memory.{name}", found[0][0][name], found[-1][0][name]) for name in found[0][0]),
-            ("algorithm.success_return", found[0][1], found[-1][1]),
-        ):
-            if first != other:
-                raise ConfigError(f"FOLDER {folder}: has {name}={other!r}, {folders[0]} has {first!r}; train on one")
-    return found[0]
+        facts = read_facts(folder)
+        for section, names in (("memory", facts["memory"]), ("algorithm", ["success_return"])):
+            for name in names:
+                key, value = f"{section}.{name}", facts[section][name]
+                if (first := found.setdefault(key, value)) != value:
+                    raise ConfigError(f"FOLDER {folder}: has {key}={value!r}, {folders[0]} has {first!r}; train on one")
+    return found

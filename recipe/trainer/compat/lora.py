@@ -1,7 +1,7 @@
 """verl 0.8.0's LoRA with FSDP2, merged for vLLM; loaded before verl's engine binds the names patched here.
 
 Each patch names the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fails when upstream fixes
-one, and ``tests/recipe/test_lora.py`` shows what they make of it.
+one, and ``tests/recipe/test_engine.py`` shows what they make of it.
 """
 
 import contextlib

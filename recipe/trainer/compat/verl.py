@@ -8,6 +8,8 @@ the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fai
 import importlib.metadata
 import importlib.util
 import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import verl.utils.device
@@ -20,14 +22,6 @@ def import_without_sklearn() -> None:
     import transformers.utils
 
     transformers.utils.is_sklearn_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _nothing(*args, **kwargs) -> None:
-    """Do nothing: replaces a call that has a meaning only on an accelerator."""
-
-
-def _zero(*args, **kwargs) -> int:
-    return 0
 
 
 def use_torch_padding_helpers() -> None:
@@ -51,17 +45,17 @@ def run_without_accelerator() -> None:
     verl.utils.device.get_nccl_backend = lambda: "gloo"
 
     # verl calls torch.cuda's names on torch.cpu (device.get_torch_device).
-    for name in ("empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "set_rng_state"):
+    missing: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(("empty_cache", "ipc_collect", "manual_seed", "manual_seed_all"), lambda *_, **__: None),
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), lambda *_, **__: 0),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), lambda *_, **__: 0),
+        "mem_get_info": lambda *_: (0, 0),
+        "get_rng_state": torch.get_rng_state,
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+    }
+    for name, function in missing.items():
         if not hasattr(torch.cpu, name):
-            setattr(torch.cpu, name, _nothing)
-    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
-        if not hasattr(torch.cpu, name):
-            setattr(torch.cpu, name, _zero)
-    if not hasattr(torch.cpu, "mem_get_info"):
-        torch.cpu.mem_get_info = lambda *args: (0, 0)  # type: ignore[attr-defined]
-    if not hasattr(torch.cpu, "get_rng_state"):
-        torch.cpu.get_rng_state = torch.get_rng_state  # type: ignore[attr-defined]
-        torch.cpu.set_rng_state = lambda state, *args: torch.set_rng_state(state)  # type: ignore[attr-defined]
+            setattr(torch.cpu, name, function)
 
     import verl.utils.distributed as distributed
 
