@@ -25,6 +25,10 @@ def product(asin: str, name: str, options: dict[str, list[str]], **more: object)
     }
 
 
+def wish(text: str, attributes: list[str], options: list[str]) -> dict:
+    return {"instruction": text, "instruction_attributes": attributes, "instruction_options": options}
+
+
 PRODUCTS = [
     product(
         "B0BLUEMUG1",
@@ -44,24 +48,9 @@ PRODUCTS = [
     *(product(f"B0PLAIN{number:03}", f"Plain Mug {number}", {}) for number in range(22)),
 ]
 INSTRUCTIONS = {
-    "B0BLUEMUG1": {
-        "instruction": "I want a blue mug that is dishwasher safe.",
-        "instruction_attributes": ["dishwasher safe"],
-        "instruction_options": ["blue", "large"],
-    },
-    "B0TEAPOT01": {
-        "instruction": "a teapot",
-        "instruction_attributes": ["teapot"],
-        "instruction_options": ["twin"],
-    },
-    **{
-        f"B0PLAIN{number:03}": {
-            "instruction": f"i need plain mug {number}",
-            "instruction_attributes": ["plain"],
-            "instruction_options": [],
-        }
-        for number in range(22)
-    },
+    "B0BLUEMUG1": wish("I want a blue mug that is dishwasher safe.", ["dishwasher safe"], ["blue", "large"]),
+    "B0TEAPOT01": wish("a teapot", ["teapot"], ["twin"]),
+    **{f"B0PLAIN{number:03}": wish(f"i need plain mug {number}", ["plain"], []) for number in range(22)},
 }
 
 
