@@ -1,6 +1,5 @@
 """The catalogue: what is found, in which order, and what becomes of builds and folders that are not whole."""
 
-import json
 import os
 import signal
 import sqlite3
@@ -22,37 +21,19 @@ from empo2.agents.webshop.catalogue import Catalogue, CatalogueError, build
 from empo2.agents.webshop.goals import human_goals, shuffled, synthetic_goals
 from empo2.agents.webshop.products import read_products
 
+from .shops import item, wish, write
+
 BUILD = (
     "import sys; from pathlib import Path; from empo2.agents.webshop.catalogue import build; "
     "build(*map(Path, sys.argv[1:]))"
 )
 
 
-def item(asin: str, name: str, **changes: Any) -> dict[str, Any]:
-    defaults = {
-        "query": "mugs",
-        "category": "garden",
-        "product_category": "Home",
-        "full_description": "",
-        "small_description": [],
-        "pricing": "$12.99",
-        "customization_options": {},
-        "images": [],
-    }
-    return {"asin": asin, "name": name, **defaults, **changes}
-
-
-def write(folder: Path, *items: dict[str, Any]) -> tuple[Path, Path, Path]:
+def files_of(folder: Path, *items: dict[str, Any]) -> list[Path]:
     """Data files of these products, with one instruction each."""
-    wish = {"instruction": "i want it sturdy", "instruction_attributes": ["sturdy"], "instruction_options": []}
-    contents = {
-        "items.json": items,
-        "attributes.json": {item["asin"]: {"attributes": ["sturdy"], **wish} for item in items},
-        "human.json": {item["asin"]: [wish] for item in items},
-    }
-    for name, content in contents.items():
-        (folder / name).write_text(json.dumps(content))
-    return folder / "items.json", folder / "attributes.json", folder / "human.json"
+    asked = wish("i want it sturdy", ["sturdy"])
+    attributes = {item["asin"]: {"attributes": ["sturdy"], **asked} for item in items}
+    return write(folder, items, attributes, {item["asin"]: [asked] for item in items})
 
 
 @pytest.fixture
@@ -60,7 +41,7 @@ def shop(tmp_path: Path) -> Iterator[Callable[..., Catalogue]]:
     opened = []
 
     def make(*items: dict[str, Any]) -> Catalogue:
-        build(tmp_path / "shop", *write(tmp_path, *items))
+        build(tmp_path / "shop", *files_of(tmp_path, *items))
         opened.append(Catalogue(tmp_path / "shop"))
         return opened[0]
 
@@ -218,10 +199,10 @@ def test_a_build_that_is_killed_does_not_disturb_the_next_one(tmp_path, files):
 
 
 def test_files_without_products_or_goals_are_named(tmp_path):
-    items, attributes, human = write(tmp_path)
+    items, attributes, human = files_of(tmp_path)
     with pytest.raises(ValueError, match=r"items\.json has no product"):
         build(tmp_path / "shop", items, attributes, human)
-    write(tmp_path, item("A", "mug"))
+    files_of(tmp_path, item("A", "mug"))
     human.write_text("{}")
     with pytest.raises(ValueError, match=r"human\.json has no goal with a product of .*items\.json"):
         build(tmp_path / "shop", items, attributes, human)

@@ -17,6 +17,8 @@ from empo2.agents.webshop.tasks import Episode, load, open_catalogue
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.tasks import check_agent, load_tasks, scope_of
 
+from .shops import item, wish, write
+
 FOLDER = Path(agent.__file__).parent
 MUG, TEAPOT = "B0BLUEMUG1", "B0TEAPOT01"
 BUY_THE_MUG = ("search[blue stoneware]", "click[b0bluemug1]", "click[blue]", "click[large]", "click[buy now]")
@@ -104,14 +106,9 @@ def test_options_of_synthetic_goals_are_matched_as_the_episode_says(
 ):
     """Who buys the shirt in x-large when it should be large: the original sees the difference, values alone do not."""
     asin = "B0TSHIRT01"
-    sizes = {"Size": [{"value": "Large"}, {"value": "X-Large"}]}
-    files = {
-        "items": [{"asin": asin, "name": "Shirt", "pricing": "$985", "customization_options": sizes}],  # no price cap
-        "attributes": {asin: {"instruction": "a shirt", "instruction_attributes": ["shirt"]}},
-    }
-    for name, content in files.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    build(tmp_path / "shop", *(tmp_path / f"{name}.json" for name in files))
+    shirt = item(asin, "Shirt", {"Size": ["Large", "X-Large"]}, pricing="$985")  # too dear for a price cap
+    items, attributes, _ = write(tmp_path, [shirt], {asin: wish("a shirt", ["shirt"])}, {})
+    build(tmp_path / "shop", items, attributes)
     with closing(Catalogue(tmp_path / "shop")) as opened:
         large = next(number for number in range(2) if opened.goal(number).options == ("large",))
     wanted = episode(catalogue=str(tmp_path / "shop"), goal=large, option_matching=option_matching)
