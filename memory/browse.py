@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ _ORDERS: dict[Order, str] = {
     "used": "shown DESC, score DESC, id DESC",
     "value": "value DESC, score DESC, id DESC",
 }
+_IN_SCOPES = "(:scopes IS NULL OR scope IN (SELECT value FROM json_each(:scopes)))"
 
 
 class StoredTip(NamedTuple):
@@ -35,15 +35,8 @@ class StoredTip(NamedTuple):
     shown: int
 
 
-class FoundTip(NamedTuple):
-    """A tip found by a search, and the cosine between the query and the tip's most similar state."""
-
-    tip: StoredTip
-    similarity: float
-
-
 class ScopeCounts(NamedTuple):
-    """The counts of a scope; ``searches`` and ``hits`` (searches that found tips) are sums over its plays."""
+    """The counts of a scope; ``searches``, ``hits`` (those that found tips) and ``score`` are sums over its plays."""
 
     scope: str
     tips: int
@@ -52,6 +45,7 @@ class ScopeCounts(NamedTuple):
     plays: int
     searches: int
     hits: int
+    score: float
 
 
 class Play(NamedTuple):
@@ -78,22 +72,6 @@ class TipUse(NamedTuple):
         return self.shown_return - self.other_return
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """Conditions that a tip must meet, all of them. None and False are no condition.
-
-    Args:
-        score_below, value_below: strictly below.
-        created_before: Unix time, seconds.
-        never_shown: the tip was shown in no episode.
-    """
-
-    score_below: float | None = None
-    value_below: float | None = None
-    created_before: float | None = None
-    never_shown: bool = False
-
-
 def embedder_of(db: sqlite3.Connection) -> tuple[str, int]:
     """Return the name of the embedder that made the keys, and their dimension."""
     meta = dict(db.execute("SELECT key, value FROM meta"))
@@ -102,39 +80,17 @@ def embedder_of(db: sqlite3.Connection) -> tuple[str, int]:
 
 def scopes(db: sqlite3.Connection) -> list[str]:
     """Return all scopes with tips, states or plays, sorted."""
-    return [
-        scope
-        for (scope,) in db.execute(
-            "SELECT scope FROM tips UNION SELECT scope FROM states UNION SELECT scope FROM plays ORDER BY scope"
-        )
-    ]
+    found = db.execute("SELECT scope FROM tips UNION SELECT scope FROM states UNION SELECT scope FROM plays ORDER BY 1")
+    return [scope for (scope,) in found]
 
 
-def stored_tips(
-    db: sqlite3.Connection,
-    scopes: Collection[str] | None = None,
-    *,
-    order: Order,
-    limit: int | None = None,
-    conditions: Conditions | None = None,
-) -> list[StoredTip]:
-    """Return the tips of some or all scopes that meet the conditions, in the given order; ties are newest first."""
-    asked = conditions or Conditions()
+def stored_tips(db: sqlite3.Connection, scopes: Collection[str] | None = None, *, order: Order) -> list[StoredTip]:
+    """Return the tips of some or all scopes in the given order; ties are newest first."""
     rows = db.execute(
-        "SELECT * FROM (SELECT id, scope, episode, text, score, success, value, created,"
-        " (SELECT count(*) FROM credits WHERE tip_id = tips.id) AS shown FROM tips)"
-        " WHERE (:scopes IS NULL OR scope IN (SELECT value FROM json_each(:scopes)))"
-        " AND (:score IS NULL OR score < :score) AND (:value IS NULL OR value < :value)"
-        " AND (:created IS NULL OR created < :created) AND NOT (:never_shown AND shown)"
-        f" ORDER BY {_ORDERS[order]} LIMIT :limit",
-        {
-            "scopes": _json(scopes),
-            "score": asked.score_below,
-            "value": asked.value_below,
-            "created": asked.created_before,
-            "never_shown": asked.never_shown,
-            "limit": -1 if limit is None else limit,
-        },
+        "SELECT id, scope, episode, text, score, success, value, created,"
+        " (SELECT count(*) FROM credits WHERE tip_id = tips.id) AS shown FROM tips"
+        f" WHERE {_IN_SCOPES} ORDER BY {_ORDERS[order]}",
+        {"scopes": _json(scopes)},
     )
     return [StoredTip._make((*row[:5], _success(row[5]), *row[6:])) for row in rows]
 
@@ -163,8 +119,12 @@ def tip_uses(db: sqlite3.Connection, *, least: int = 2) -> list[TipUse]:
     return sorted(uses, key=lambda use: -use.gain)
 
 
-def find_tips(db: sqlite3.Connection, scopes: Collection[str], key: np.ndarray, policy: Policy) -> list[FoundTip]:
+def find_tips(
+    db: sqlite3.Connection, scopes: Collection[str], key: np.ndarray, policy: Policy
+) -> list[tuple[StoredTip, float]]:
     """Return the tips that a search for a state's key [dimension] would find if these scopes were one; best first.
+
+    With each tip comes the cosine between the key and the tip's most similar state.
 
     Raises:
         ValueError: an unusable key.
@@ -175,11 +135,9 @@ def find_tips(db: sqlite3.Connection, scopes: Collection[str], key: np.ndarray, 
     tables = [load_entries(db, scope, dimension) for scope in scopes]
     columns = {name: np.concatenate([table[name] for table in tables]) for name in ("tip", "score", "value", "text")}
     similarities = np.concatenate([cosine_similarities(table["key"], key) for table in tables])
-    rows = policy(
-        Entries(similarities=similarities, scores=columns["score"], values=columns["value"], texts=columns["text"])
-    )
+    rows = policy(Entries(similarities, columns["score"], columns["value"], columns["text"]))
     tips = {tip.id: tip for tip in stored_tips(db, scopes, order="best")}
-    return [FoundTip(tips[int(columns["tip"][row])], float(similarities[row])) for row in rows]
+    return [(tips[int(columns["tip"][row])], float(similarities[row])) for row in rows]
 
 
 def scope_counts(db: sqlite3.Connection, scopes: Collection[str]) -> list[ScopeCounts]:
@@ -193,6 +151,7 @@ def scope_counts(db: sqlite3.Connection, scopes: Collection[str]) -> list[ScopeC
             "count(*) FROM plays",
             "sum(searches) FROM plays",
             "sum(hits) FROM plays",
+            "sum(score) FROM plays",
         )
     ]
     return [ScopeCounts(scope, *(count.get(scope, 0) for count in counts)) for scope in scopes]
@@ -201,8 +160,7 @@ def scope_counts(db: sqlite3.Connection, scopes: Collection[str]) -> list[ScopeC
 def plays(db: sqlite3.Connection, scopes: Collection[str] | None = None) -> list[Play]:
     """Return the plays of some or all scopes, in the order in which they were recorded."""
     rows = db.execute(
-        "SELECT episode, scope, score, success, searches, hits, created FROM plays"
-        " WHERE (:scopes IS NULL OR scope IN (SELECT value FROM json_each(:scopes))) ORDER BY rowid",
+        f"SELECT episode, scope, score, success, searches, hits, created FROM plays WHERE {_IN_SCOPES} ORDER BY rowid",
         {"scopes": _json(scopes)},
     )
     return [Play._make((*row[:3], _success(row[3]), *row[4:])) for row in rows]

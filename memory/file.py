@@ -4,7 +4,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -55,31 +55,27 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
     Raises:
         MemoryFileError: see `MemoryStore`.
     """
-    db = lock = None
-    try:
-        _check_kind(path)
-        if str(path) != ":memory:":
-            _create_private(path)
-        db = sqlite3.connect(path)
-        if not _is_empty(db):  # before anything is written beside a file that may not be ours
+    in_file = str(path) != ":memory:"
+    with ExitStack() as opened:  # closes what was opened, if something fails
+        try:
+            _check_kind(path)
+            if in_file:
+                _create_private(path)
+            db = opened.enter_context(closing(sqlite3.connect(path)))
+            if not _is_empty(db):  # before anything is written beside a file that may not be ours
+                _check_embedder(read_meta(db, path), path, embedder, dimension)
+            lock = opened.enter_context(_lock(path)) if in_file else None
+            if _is_empty(db):
+                _create(db, embedder, dimension)
             _check_embedder(read_meta(db, path), path, embedder, dimension)
-        if str(path) != ":memory:":
-            lock = _lock(path)
-        if _is_empty(db):
-            _create(db, embedder, dimension)
-        _check_embedder(read_meta(db, path), path, embedder, dimension)
-        _check_pages(db, path)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute(_NETWORKS)
-    except (sqlite3.Error, OSError, MemoryFileError) as error:
-        for resource in (db, lock):
-            if resource is not None:
-                resource.close()
-        if isinstance(error, MemoryFileError):
-            raise
-        raise MemoryFileError(f"{path}: cannot be opened as a memory file: {error}") from error
-    return db, lock
+            _check_pages(db, path)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(_NETWORKS)
+        except (sqlite3.Error, OSError) as error:
+            raise MemoryFileError(f"{path}: cannot be opened as a memory file: {error}") from error
+        opened.pop_all()
+        return db, lock
 
 
 @contextmanager
@@ -96,14 +92,10 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise MemoryFileError(f"{path}: there is no such file")
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
-        try:
-            db = _checked(sqlite3.connect(uri, uri=True), path)
-        except sqlite3.OperationalError:
-            # A file in WAL mode in a read-only folder can be read only if it is declared immutable.
-            if os.access(path.absolute().parent, os.W_OK) or _beside(path, "-wal").exists():
-                raise
-            db = _checked(sqlite3.connect(f"{uri}&immutable=1", uri=True), path)
-        with closing(db):
+        if not os.access(path.absolute().parent, os.W_OK) and not _beside(path, "-wal").exists():
+            uri += "&immutable=1"  # else a file in WAL mode could not be read there
+        with closing(sqlite3.connect(uri, uri=True)) as db:
+            read_meta(db, path)
             db.execute("BEGIN")
             yield db
     except sqlite3.Error as error:
@@ -193,15 +185,6 @@ def restore_memory_file(db: sqlite3.Connection, path: Path, snapshot: Path) -> N
             db.execute("DETACH snapshot")
     except sqlite3.Error as error:
         raise MemoryFileError(f"{snapshot}: cannot be restored to {path}: {error}") from error
-
-
-def _checked(db: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    try:
-        read_meta(db, path)
-    except BaseException:
-        db.close()
-        raise
-    return db
 
 
 def _check_kind(path: Path) -> None:

@@ -123,15 +123,16 @@ class MemoryStore:
         # A tip's entries are adjacent, so only the last of these tips can keep some.
         emptied = set(index["tip"][:excess].tolist()) - set(index["tip"][excess : excess + 1].tolist())
         with self._db:
-            tip_id = self._insert(
-                "INSERT INTO tips (scope, episode, text, score, success, created, value) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (tip_id,) = self._db.execute(
+                "INSERT INTO tips (scope, episode, text, score, success, created, value) VALUES (?, ?, ?, ?, ?, ?, ?)"
+                " RETURNING id",
                 (scope, episode, tip, score, success, time.time() if created is None else created, value),
-            )
+            ).fetchone()
             ids = [
-                self._insert(
-                    "INSERT INTO entries (tip_id, step, action, state, key) VALUES (?, ?, ?, ?, ?)",
+                self._db.execute(
+                    "INSERT INTO entries (tip_id, step, action, state, key) VALUES (?, ?, ?, ?, ?) RETURNING id",
                     (tip_id, number, steps[number].action, steps[number].state, keys[number].tobytes()),
-                )
+                ).fetchone()[0]
                 for number in numbers
             ]
             self._delete("entries", "id", index["id"][:excess].tolist())
@@ -226,17 +227,9 @@ class MemoryStore:
             index.drop("tip", ids)
         return removed
 
-    def size(self, scope: str | None = None) -> int:
-        """Return the number of tips, of one scope or of all."""
-        return self._count("SELECT count(*) FROM tips", scope)
-
-    def entries(self, scope: str | None = None) -> int:
-        """Return the number of entries (steps by which tips are found), of one scope or of all."""
-        return self._count("SELECT count(*) FROM entries JOIN tips ON tips.id = tip_id", scope)
-
-    def scopes(self) -> list[str]:
-        """Return the scopes that hold tips, sorted."""
-        return [scope for (scope,) in self._db.execute("SELECT DISTINCT scope FROM tips ORDER BY scope")]
+    def size(self) -> int:
+        """Return the number of tips in all scopes."""
+        return self._db.execute("SELECT count(*) FROM tips").fetchone()[0]
 
     def snapshot(self, path: str | Path) -> None:
         """Copy the memory as it is now to another file, which is replaced atomically if it exists.
@@ -278,17 +271,8 @@ class MemoryStore:
             )
         }
 
-    def _insert(self, statement: str, values: tuple) -> int:
-        row_id = self._db.execute(statement, values).lastrowid
-        assert row_id is not None  # it is None only before the first INSERT
-        return row_id
-
     def _delete(self, table: str, column: str, ids: Collection[int]) -> int:
         return self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(i,) for i in ids]).rowcount
-
-    def _count(self, query: str, scope: str | None) -> int:
-        where, values = ("", ()) if scope is None else (" WHERE scope = ?", (scope,))
-        return self._db.execute(query + where, values).fetchone()[0]
 
     def _tip(self, entry_id: int, similarity: float) -> Tip:
         tip_id, episode, text, action, score, success, value = self._db.execute(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import batched
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
@@ -98,22 +98,6 @@ class Records:
     states: list[StateRecord]
     plays: list[PlayRecord]
 
-    def texts(self) -> list[str]:
-        """Return the text of every state, each once: the texts that an import must embed."""
-        states = [step["state"] for tip in self.tips for step in tip["steps"]]
-        return list(dict.fromkeys([*states, *(state["state"] for state in self.states)]))
-
-
-@dataclass(frozen=True)
-class Imported:
-    """The counts of an import: what it stored, and what was already there."""
-
-    tips: int
-    known_tips: int
-    states: int
-    plays: int
-    known_plays: int
-
 
 def export_records(db: sqlite3.Connection) -> Iterator[Record]:
     """Return the content of a memory file, except its keys and the credits of dropped tips."""
@@ -166,7 +150,7 @@ def import_records(
     records: Records,
     embedder: Embedder,
     progress: Callable[[Sequence[tuple[str, ...]]], Iterable[tuple[str, ...]]],
-) -> Imported:
+) -> tuple[int, int]:
     """Add an export to a memory file, or to a new one; a failed or killed import changes nothing.
 
     Every state is embedded again, each text once. A tip or play whose episode is already stored is skipped, and so is a
@@ -176,73 +160,61 @@ def import_records(
     Args:
         progress: wraps the iterator over batches of texts, to show progress.
 
+    Returns:
+        The numbers of tips and of plays that were added.
+
     Raises:
         MemoryFileError: the file is in use, or made with another embedder.
     """
 
-    def fill(file: Path) -> Imported:
+    def open_store(file: Path) -> MemoryStore:
+        return MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=sys.maxsize)
+
+    def fill(file: Path) -> tuple[int, int]:
+        states = [step["state"] for tip in records.tips for step in tip["steps"]]
+        texts = dict.fromkeys([*states, *(state["state"] for state in records.states)])
         keys: dict[str, np.ndarray] = {}
-        for batch in progress(list(batched(records.texts(), _BATCH))):
+        for batch in progress(list(batched(texts, _BATCH))):
             keys.update(zip(batch, embedder.embed(batch), strict=True))
-        with closing(_open(file, embedder)) as store:
-            tips = _add_tips(store, records.tips, keys)
+        with closing(open_store(file)) as store:
+            tips = sum(_add_tip(store, tip, keys) for tip in records.tips)
             for state in records.states:
                 store.states.add(state["scope"], state["state"], keys[state["state"]], state["visits"])
-        with closing(sqlite3.connect(file)) as db:
-            plays = _add_plays(db, records.plays)
-        return Imported(tips, len(records.tips) - tips, len(records.states), plays, len(records.plays) - plays)
+        with closing(sqlite3.connect(file)) as db, db:
+            return tips, sum(_add_play(db, play) for play in records.plays)
 
     with TemporaryDirectory(prefix=f"{path.name}.import-", dir=path.parent) as folder:
         copy = Path(folder, path.name)
         if not path.exists():
-            imported = fill(copy)
+            added = fill(copy)
             copy_memory(copy, path)
-            return imported
-        with closing(_open(path, embedder)) as store:  # which locks it
+            return added
+        with closing(open_store(path)) as store:  # which locks it
             store.snapshot(copy)
-            imported = fill(copy)
+            added = fill(copy)
             store.restore(copy)
-            return imported
+            return added
 
 
-def _open(file: Path, embedder: Embedder) -> MemoryStore:
-    return MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=sys.maxsize)
+def _add_tip(store: MemoryStore, tip: TipRecord, keys: Mapping[str, np.ndarray]) -> bool:
+    steps = [Step(step["state"], keys[step["state"]], step["action"]) for step in tip["steps"]]
+    given: dict[str, Any] = {name: tip[name] for name in ("score", "success", "value", "created")}
+    return store.add_episode(tip["scope"], tip["episode"], tip=tip["text"], steps=steps, **given) > 0
 
 
-def _add_tips(store: MemoryStore, tips: Sequence[TipRecord], keys: Mapping[str, np.ndarray]) -> int:
-    return sum(
-        store.add_episode(
-            tip["scope"],
-            tip["episode"],
-            tip=tip["text"],
-            score=tip["score"],
-            success=tip["success"],
-            steps=[Step(step["state"], keys[step["state"]], step["action"]) for step in tip["steps"]],
-            value=tip["value"],
-            created=tip["created"],
+def _add_play(db: sqlite3.Connection, play: PlayRecord) -> bool:
+    """Insert a play directly: `MemoryStore.record_play` would update the values again and date the play today."""
+    new = db.execute(
+        "INSERT INTO plays (episode, scope, score, success, searches, hits, created)"
+        " VALUES (:episode, :scope, :score, :success, :searches, :hits, :created) ON CONFLICT (episode) DO NOTHING",
+        play,
+    ).rowcount
+    if new:
+        db.executemany(
+            "INSERT INTO credits SELECT ?, id, ? FROM tips WHERE episode = ?",
+            [(play["episode"], turns, tip) for tip, turns in play["shown"].items()],
         )
-        > 0
-        for tip in tips
-    )
-
-
-def _add_plays(db: sqlite3.Connection, plays: Sequence[PlayRecord]) -> int:
-    """Insert plays directly: `MemoryStore.record_play` would update the values again and date the plays today."""
-    added = 0
-    with db:
-        for play in plays:
-            if db.execute(
-                "INSERT INTO plays (episode, scope, score, success, searches, hits, created)"
-                " VALUES (:episode, :scope, :score, :success, :searches, :hits, :created)"
-                " ON CONFLICT (episode) DO NOTHING",
-                play,
-            ).rowcount:
-                added += 1
-                db.executemany(
-                    "INSERT INTO credits SELECT ?, id, ? FROM tips WHERE episode = ?",
-                    [(play["episode"], turns, tip) for tip, turns in play["shown"].items()],
-                )
-    return added
+    return bool(new)
 
 
 def _reason(error: ValidationError) -> str:

@@ -18,7 +18,9 @@ import learning_report as report  # noqa: E402
 
 from empo2.agents.houses.games import COIN_COLLECTOR  # noqa: E402
 from empo2.agents.houses.house import House  # noqa: E402
-from empo2.memory import MemoryStore, Step  # noqa: E402
+from empo2.memory import MemoryStore  # noqa: E402
+
+from .memory.stores import add, play  # noqa: E402
 
 HOUSE = House("hall", "den", {"hall": {"east": "study"}, "study": {"west": "hall", "north": "den"}, "den": {}})
 TRUE = "Coin in the den: hall move east, study move north, den take coin."
@@ -64,23 +66,12 @@ def test_episodes_are_counted_by_what_their_notes_said(tmp_path: Path):
     file, scope = tmp_path / "memory.sqlite", '{"level": "hard", "seed": 7}'
     store = MemoryStore(file, embedder="none", dimension=2)
     for number, text in enumerate((TRUE, FALSE, "No coin as far as the hall: hall no coin.", "Coin in the moon.")):
-        steps = [Step("hall", np.array([1.0, 0.0]), "move east")]
-        store.add_episode(scope, f"writer {number}", tip=text, score=0.0, success=False, steps=steps)
+        add(store, f"writer {number}", np.array([1.0, 0.0]), scope=scope, tip=text)
     # Eight episodes: notes 1 (true), 1 and 2, 2, 3, 4 (false), none, 1 and 3, 1.
     for number, (shown, found) in enumerate(
         [((1,), 1), ((1, 2), 0), ((2,), 1), ((3,), 0), ((4,), 0), ((), 1), ((1, 3), 1), ((1,), 0)]
     ):
-        store.record_play(
-            scope,
-            f"player {number}",
-            score=100.0 * found,
-            success=bool(found),
-            searches=1,
-            hits=len(shown),
-            shown=dict.fromkeys(shown, 1),
-            reward=float(found),
-            learning_rate=0.3,
-        )
+        play(store, f"player {number}", shown, scope=scope, score=100.0 * found, success=bool(found))
     store.close()
     assert notes.outcomes_by_notes(file, {7: HOUSE}) == {
         "the coin, true": [2, 3],
@@ -103,12 +94,7 @@ def test_the_report_is_made_from_results(tmp_path: Path):
     for name, ends in (("grpo", (0.1, 0.3)), ("empo2", (0.6, 0.8))):
         for seed, end in enumerate(ends, 1):
             lines = [
-                {
-                    "step": step,
-                    "val/train/success_rate": alone,
-                    "val/unseen/success_rate": 0.0,
-                    "cpu_seconds": 60 * step,
-                }
+                {"step": step, report.ALONE: alone, report.UNSEEN: 0.0, "cpu_seconds": 60 * step}
                 | ({report.WITH_MEMORY: noted, "empo2/memory_fraction": noted} if name == "empo2" else {})
                 | ({report.FLAT: alone, "empo2/tips_written": step} if step else {})
                 for step, alone, noted in ((0, 0.0, 0.0), (6, end / 2, 0.9), (12, end, 0.9))

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from empo2.memory import EmbedderError, MemoryStore, SentenceEmbedder, Step, Visit
+from empo2.memory import EmbedderError, MemoryStore, Visit
 from empo2.recipe.cli import main
 from empo2.recipe.cli import memory as memory_command
 from empo2.recipe.cli.memory_tables import value_lines
+
+from .memory.stores import add, play
 
 PLANT0, PLANT1 = (json.dumps({"task": "find-plant", "variation": number}) for number in (0, 1))
 ODD = "no JSON \x1b[31m at all"
@@ -50,7 +50,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def make_memory(file: Path, embedder: Words | SentenceEmbedder) -> Path:
+def make_memory(file: Path, embedder: Words) -> Path:
     now = time.time()
     with closing(MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension)) as store:
         for episode, scope, tip, score, success, age, value, state in [
@@ -59,22 +59,10 @@ def make_memory(file: Path, embedder: Words | SentenceEmbedder) -> Path:
             ("other", PLANT1, "Open the door first: " + "go on " * 40, 25.5, None, 864_000, 0, "a kitchen with a door"),
             ("odd", ODD, "red \x1b[31m alert\nand more", 1, None, 86_400, -0.5, "a kitchen with a window"),
         ]:
-            steps = [Step(state, embedder.embed([state])[0], "go")]
-            store.add_episode(
-                scope, episode, tip=tip, score=score, success=success, steps=steps, created=now - age, value=value
-            )
+            given = {"tip": tip, "score": score, "success": success, "created": now - age, "value": value}
+            add(store, episode, (state, embedder.embed([state])[0]), scope=scope, **given)
         for episode, score, shown, hits in [("p", 1.0, {1: 4, 2: 1}, 3), ("q", -1.0, {2: 2}, 2), ("r", 0.0, {}, 0)]:
-            store.record_play(
-                PLANT0,
-                episode,
-                score=score,
-                success=score > 0,
-                searches=4,
-                hits=hits,
-                shown=shown,
-                reward=score,
-                learning_rate=0.5,
-            )
+            play(store, episode, shown, scope=PLANT0, score=score, success=score > 0, searches=4, hits=hits)
         store.states.add_visits([Visit(PLANT0, "a garden", embedder.embed(["a garden"])[0])], threshold=0.9)
     return file
 
@@ -121,19 +109,10 @@ def state_of(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.stat().st_size}
 
 
-@pytest.mark.parametrize(
-    ("order", "scores"),
-    [
-        ("best", ["100", "25.5", "1", "-50"]),
-        ("newest", ["-50", "100", "1", "25.5"]),
-        ("used", ["100", "-50", "25.5", "1"]),
-        ("value", ["-50", "25.5", "100", "1"]),
-    ],
-)
-def test_show_orders(run: Path, ask: Ask, order: str, scores: list[str]) -> None:
-    lines = ask("show", run, "--order", order)
-    assert [row[0] for row in rows(lines)] == scores
-    assert [row[0] for row in rows(ask("show", run, "--order", order, "-n", 2))] == scores[:2]
+def test_show_in_order(run: Path, ask: Ask) -> None:
+    lines = ask("show", run, "--order", "used")
+    assert [row[0] for row in rows(lines)] == ["100", "-50", "25.5", "1"]
+    assert [row[0] for row in rows(ask("show", run, "-n", 2))] == ["100", "25.5"]
     assert max(map(len, lines)) <= 80
 
 
@@ -170,15 +149,15 @@ def test_scopes_by_their_fields(run: Path, ask: Ask, scope: str, scores: list[st
 
 def test_a_live_run_is_shown_and_not_disturbed(run: Path, ask: Ask) -> None:
     embedder, file = Words("words"), run / "memory.sqlite"
+    step = "s", embedder.embed(["s"])[0]
     with closing(MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension)) as store:
-        steps = [Step("s", embedder.embed(["s"])[0], "go")]
-        store.add_episode(PLANT1, "live", tip="From the log.", score=7, success=None, steps=steps)
+        add(store, "live", step, scope=PLANT1, tip="From the log.", score=7)
         before = state_of(run)
         for verb, *more in (["show"], ["export"], ["search", "s"], ["prune", "--never-shown"]):
             assert "From the log." in "\n".join(ask(verb, run, *more))
         assert ["task=find-plant,variation=1", "2", "2", "0", "0"] in [line.split() for line in ask("stats", run)]
         assert state_of(run) == before
-        assert store.add_episode(PLANT1, "next", tip="On we go.", score=7, success=None, steps=steps) == 1
+        assert add(store, "next", step, scope=PLANT1, score=7) == 1
 
 
 @pytest.mark.parametrize(
@@ -188,11 +167,10 @@ def test_a_live_run_is_shown_and_not_disturbed(run: Path, ask: Ask) -> None:
 def test_search(run: Path, ask: Ask, policy: str, scores: list[str]) -> None:
     """Tips of a kitchen with a door (cosine 1) and with a window; the garden is too far away, whatever its score."""
     before = state_of(run)
-    found = rows(ask("search", run, "a kitchen with a door", "--policy", policy))
+    asked = ["search", run, "a kitchen with a door", "--policy", policy]
+    found = rows(ask(*asked))
     assert [row[1] for row in found] == scores
-    assert [row[1] for row in rows(ask("search", run, "a kitchen with a door", "--policy", policy, "-n", 1))] == scores[
-        :1
-    ]
+    assert [row[1] for row in rows(ask(*asked, "-n", 1))] == scores[:1]
     assert {row[1]: row[0] for row in found}["100"] == "1.00"
     assert state_of(run) == before
 
@@ -201,15 +179,6 @@ def test_search_without_success_says_what_is_nearest(run: Path, ask: Ask) -> Non
     lines = ask("search", run, "quantum chromodynamics", "--scope", "variation=1")
     assert re.fullmatch(r"no tip has a cosine above 0\.5; the highest is -?0\.\d\d:", lines[0])
     assert [row[1] for row in rows(lines)] == ["25.5"]
-
-
-def test_search_with_the_real_embedder(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    minilm = SentenceEmbedder("all-MiniLM-L6-v2")
-    monkeypatch.setattr(memory_command, "SentenceEmbedder", lambda name: minilm if name == minilm.name else None)
-    file = make_memory(tmp_path / "memory.sqlite", minilm)
-    lines = ask("search", file, "You are outside, and there are plants.", "--policy", "similarity", "-n", 1)
-    ((cosine, score, *_),) = rows(lines)
-    assert score == "-50" and 0.5 < float(cosine) < 1
 
 
 def test_stats(run: Path, ask: Ask) -> None:
@@ -237,12 +206,10 @@ def test_stats(run: Path, ask: Ask) -> None:
 def test_the_histogram_of_values() -> None:
     first, *bars, last = value_lines(np.array([1.0, 0, 0, 2, 0]))
     assert first == "Q of 5 tips: least 0.00, quartiles 0.00 0.00 1.00, most 2.00"
-    assert bars == [
-        f"{low:>8.2f}  {'█' * length} {count}"
-        for low, length, count in zip(
-            np.arange(10) / 5, [40, 0, 0, 0, 0, 14, 0, 0, 0, 14], [3, 0, 0, 0, 0, 1, 0, 0, 0, 1], strict=True
-        )
+    assert [bar.split("  ")[-1] for bar in bars] == [
+        {0: "█" * 40 + " 3", 5: "█" * 14 + " 1", 9: "█" * 14 + " 1"}.get(bin, " 0") for bin in range(10)
     ]
+    assert [float(bar.split()[0]) for bar in bars] == pytest.approx(np.arange(10) / 5)
     assert last.strip() == "2.00"
     assert value_lines(np.array([2.0, 2.0 + 1e-15])) == ["Q of 2 tips: least 2.00, quartiles 2.00 2.00 2.00, most 2.00"]
 
@@ -261,6 +228,8 @@ def test_export_and_import(run: Path, tmp_path: Path, ask: Ask) -> None:
     assert [json.loads(line)["kind"] for line in lines] == ["meta", *["tip"] * 4, "state", *["play"] * 3]
     file, new = tmp_path / "tips.jsonl", tmp_path / "new.sqlite"
     assert ask("export", run, "--output", file) == []
+    ask("import", file, tmp_path / "papers.sqlite")
+    assert json.loads(ask("export", tmp_path / "papers.sqlite")[0])["embedder"] == "all-MiniLM-L6-v2"
     assert file.read_text() == "".join(line + "\n" for line in lines)
     (said,) = ask("import", file, new, "--embedder", "bigger")
     assert said.endswith("new.sqlite: 4 tips added (0 known), visits of 1 states, 3 plays (0 known)")
@@ -269,15 +238,7 @@ def test_export_and_import(run: Path, tmp_path: Path, ask: Ask) -> None:
     assert json.loads(meta) == json.loads(lines[0]) | {"embedder": "bigger", "dimension": 48}
     (said,) = ask("import", file, run)
     assert said.endswith("0 tips added (4 known), visits of 1 states, 0 plays (3 known)")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        ["run", "tips.jsonl", *(path.name for path in tmp_path.glob("new.sqlite*"))]
-    )
-
-
-def test_import_takes_the_paper_s_embedder_for_a_new_memory(run: Path, tmp_path: Path, ask: Ask) -> None:
-    ask("export", run, "--output", tmp_path / "tips.jsonl")
-    ask("import", tmp_path / "tips.jsonl", tmp_path / "new.sqlite")
-    assert json.loads(ask("export", tmp_path / "new.sqlite")[0])["embedder"] == "all-MiniLM-L6-v2"
+    assert {path.name.partition(".sqlite")[0] for path in tmp_path.iterdir()} == {"run", "tips.jsonl", "new", "papers"}
 
 
 @pytest.mark.parametrize(
@@ -287,8 +248,6 @@ def test_import_takes_the_paper_s_embedder_for_a_new_memory(run: Path, tmp_path:
         (["--value-below", "0"], {2, 4}),
         (["--never-shown"], {3, 4}),
         (["--older-than", "90m"], {2, 3, 4}),
-        (["--older-than", "2d"], {3}),
-        (["--never-shown", "--score-below", "2"], {4}),
         (["--never-shown", "--scope", "task=find-plant"], {3}),
         (["--score-below", "-60"], set()),
     ],
@@ -330,62 +289,34 @@ def with_words(verb: str, memory: Path, tmp_path: Path) -> list[object]:
     return [verb, memory]
 
 
-@pytest.mark.parametrize(
-    ("verb", "kind", "words"),
-    [
-        *((verb, "text", "not a database") for verb in VERBS),
-        ("show", "missing", "there is no"),
-        ("show", "folder", "a folder without memory.sqlite; give a memory file"),
-        ("show", "other", "not a memory file"),
-        ("show", "schema", "has memory schema 1"),
-        ("show", "truncated", "malformed"),
-    ],
-)
-def test_what_is_no_memory(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, kind: str, words: str
-) -> None:
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_is_no_memory(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     memory = run / "memory.sqlite"
-    match kind:
-        case "missing":
-            memory = run / "no" / "memory.sqlite"
-        case "folder":
-            memory = tmp_path
-        case "text":
-            memory.write_text("a poem " * 1000)
-        case "truncated":
-            memory.write_bytes(memory.read_bytes()[:10_000])
-        case _:
-            with closing(sqlite3.connect(memory)) as db, db:
-                db.execute("UPDATE meta SET value = 1 WHERE key = 'schema'" if kind == "schema" else "DROP TABLE meta")
+    memory.write_text("a poem " * 1000)
     arguments = with_words(verb, memory, tmp_path)
     before = state_of(tmp_path)
     line = refused(capsys, *arguments)
-    assert words in line and str(memory) in line
+    assert "not a database" in line and str(memory) in line
     assert state_of(tmp_path) == before
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            "show MEMORY --scope task=find-plants",
-            "--scope task=find-plants: there is no such scope; the nearest is",
-        ),
-        ("show MEMORY --scope {}", "no such scope"),
+        ("show MEMORY --scope task=find-plants", "--scope task=find-plants: there is no such scope; the nearest is"),
         ("prune MEMORY --never-shown --scope variation= --yes", "no such scope"),
         ("show MEMORY -n 0", "'-n': Input should be greater than or equal to 1; see empo2 memory show --help"),
         ("show", "Missing argument 'MEMORY'"),
+        ("show .", "a folder without memory.sqlite; give a memory file"),
+        ("show nowhere/memory.sqlite", "there is no such file"),
         ("export MEMORY --output TAKEN", "exists already; give a new file"),
-        ("export MEMORY --output nowhere/tips.jsonl", "nowhere"),
         ("import nowhere.jsonl MEMORY", "nowhere.jsonl"),
-        ("import . MEMORY", "directory"),
         ("import TAKEN MEMORY", "line 1: Invalid JSON"),
         ("import EXPORT MEMORY --embedder other", "--embedder other: MEMORY has keys of 'words'; give a new file"),
         ("import EXPORT new.sqlite --embedder no/such/model", "does not load: no network"),
         ("import EXPORT nowhere/new.sqlite", "there is no folder nowhere"),
         ("prune MEMORY --yes --scope variation=1", "give at least one of --score-below"),
-        ("prune MEMORY --score-below nan --yes", "'nan' is not a finite number"),
-        ("prune MEMORY --value-below much --yes", "'much' is not a finite number"),
+        ("prune MEMORY --value-below much --yes", "Input should be a valid number"),
         ("prune MEMORY --older-than 7 --yes", "'7' is not an age; give 30m, 12h, 7d or 2w"),
     ],
 )
@@ -423,28 +354,11 @@ def test_a_model_that_has_changed_is_not_searched_with(
     assert "keys have 32 dimensions, those of 'words' now have 48" in refused(capsys, "search", run, "a door")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    verb=st.sampled_from(VERBS),
-    words=st.lists(
-        st.sampled_from(["--scope", "-n", "--yes", "MEMORY", "{", "x=1", "--score-below"]) | st.text(max_size=4)
-    ),
-)
-def test_any_words_are_done_or_refused(
-    run: Path, capsys: pytest.CaptureFixture[str], verb: str, words: list[str]
-) -> None:
-    arguments = [str(run / "none" if word == "MEMORY" else word.replace("/", "_").replace("\0", "")) for word in words]
-    if {"-h", "--help"} & set(arguments) or any(word.startswith("--h") for word in arguments):
-        return
-    refused(capsys, verb, *arguments)
-
-
 def test_a_reader_that_goes_away(run: Path) -> None:
     """As `empo2 memory export | head`, of more than a pipe holds."""
     embedder = Words("words")
     with closing(MemoryStore(run / "memory.sqlite", embedder="words", dimension=32)) as store:
-        steps = [Step("s" * 500_000, embedder.embed(["s"])[0], "go")]
-        store.add_episode(PLANT0, "long", tip="Long.", score=1, success=None, steps=steps)
+        add(store, "long", ("s" * 500_000, embedder.embed(["s"])[0]), scope=PLANT0)
     command = [sys.executable, "-m", "empo2.recipe.cli", "memory", "export", str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as export:
         assert export.stdout and export.stderr
@@ -454,23 +368,13 @@ def test_a_reader_that_goes_away(run: Path) -> None:
         assert export.wait(60) == 0
 
 
-def test_looking_loads_no_model(run: Path) -> None:
-    code = "import sys; from empo2.recipe.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "memory", "show", str(run)], capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.splitlines()[-1] == "False" and done.stderr == ""
-
-
 def test_values_and_similarities_of_a_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "memory.sqlite"
     with closing(MemoryStore(file, embedder="words", dimension=2)) as store:
         for number, key in enumerate(([1, 0], [0.6, 0.8])):
-            steps = [Step(f"state {number}", np.array(key, np.float32), "go")]
-            store.add_episode("a", f"e{number}", tip=f"tip {number}", score=0, success=False, steps=steps)
+            add(store, f"e{number}", (f"state {number}", np.array(key, np.float32)), success=False)
         for number, score in enumerate((100, 0, 100)):
-            play = {"score": score, "success": score == 100, "reward": score / 100, "learning_rate": 0.3}
-            store.record_play("a", f"p{number}", searches=1, hits=1, shown={1: 1}, **play)
+            play(store, f"p{number}", [1], score=score, success=score == 100, reward=score / 100, learning_rate=0.3)
     assert main(["memory", "similarities", str(file)]) == 0
     said = capsys.readouterr().out
     assert "2 first states, 1 pairs" in said

@@ -50,7 +50,7 @@ def adapt(
     """
     from rich.console import Console
 
-    from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN, Adaptation, Plan, remaining
+    from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN, Plan, play_trials, remaining
     from empo2.recipe.evaluation.adaptation_report import show_adaptations
     from empo2.recipe.evaluation.episode_progress import progress
     from empo2.recipe.evaluation.episode_results import Results
@@ -80,11 +80,11 @@ def adapt(
         "reflection": settings.reflection.model_dump(),
         "unseen": other and [other.name, other.checksum],
         "groups": {TASKS: panel.groups()} | ({UNSEEN: other.groups()} if other else {}),
-        "episodes": {TASKS: len(panel.rows) * rollouts, UNSEEN: len(plan.unseen_rows) * samples},
+        "episodes": plan.sizes(),
     }
     console = Console()
     with closing(Results(folder, facts)) as results:
-        total, missing = len(plan.everything()), len(remaining(plan, results))
+        total, missing = plan.total(), len(remaining(plan, results))
         evaluated.announce(missing, total)
         if missing:
             with (
@@ -96,5 +96,5 @@ def adapt(
                 if memory != "off":
                     gateway.snapshot(start)
                 player = Player(served.client, settings, served.processes.check)
-                Adaptation(plan, player, results, gateway, start, settings.reflection.timeout, show).run()
+                play_trials(plan, player, results, gateway, start, settings.reflection.timeout, show)
     print(f"curves  {show_adaptations([folder], console, folder)}")

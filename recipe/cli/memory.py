@@ -30,7 +30,6 @@ from empo2.memory import (
     embedder_name,
 )
 from empo2.memory.browse import (
-    Conditions,
     embedder_of,
     find_tips,
     plays,
@@ -56,16 +55,6 @@ from empo2.recipe.run_folder import MEMORY_FILE
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 app = typer.Typer(rich_markup_mode=None, help="Show, search, move and thin out what an agent has learned.")
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise typer.BadParameter(f"{text!r} is not a finite number")
-    return number
 
 
 def _age(text: str) -> int:
@@ -129,7 +118,7 @@ def show(
 ) -> None:
     """Show tips."""
     with reading(memory) as db:
-        tips = stored_tips(db, chosen_scopes(db, scope), order=order, limit=count)
+        tips = stored_tips(db, chosen_scopes(db, scope), order=order)[:count]
     _print(tips_table(tips) if tips else "no tips yet")
 
 
@@ -165,9 +154,10 @@ def search(
     if found:
         _print(tips_table([tip for tip, _ in found], [similarity for _, similarity in found]))
     elif nearest:
+        ((tip, cosine),) = nearest
         least = load_settings().memory.min_similarity
-        _print(f"no tip has a cosine above {least}; the highest is {nearest[0].similarity:.2f}:")
-        _print(tips_table([nearest[0].tip], [nearest[0].similarity]))
+        _print(f"no tip has a cosine above {least}; the highest is {cosine:.2f}:")
+        _print(tips_table([tip], [cosine]))
     else:
         _print("no tips yet")
 
@@ -184,7 +174,7 @@ def stats(memory: Memory, scope: Scope = None) -> None:
     log = memory.with_name(memory.name + "-wal")
     size = memory.stat().st_size + (log.stat().st_size if log.exists() else 0)
     _print(f"{memory}: {size / 1e6:,.1f} MB, keys of {name} ({dimension} dimensions)\n", soft_wrap=True)
-    _print(scopes_table(counts, played))
+    _print(scopes_table(counts))
     if played:
         _print()
         _print(returns_table(played))
@@ -257,10 +247,10 @@ def import_(
     elif not memory.parent.is_dir():
         raise ConfigError(f"{memory}: there is no folder {memory.parent}")
     progress = partial(track, description="embedding", console=Console(stderr=True))
-    done = import_records(memory, records, SentenceEmbedder(name, device=device), progress)
+    tips, played = import_records(memory, records, SentenceEmbedder(name, device=device), progress)
     _print(
-        f"{memory}: {done.tips:,} tips added ({done.known_tips:,} known), visits of {done.states:,} states, "
-        f"{done.plays:,} plays ({done.known_plays:,} known)",
+        f"{memory}: {tips:,} tips added ({len(records.tips) - tips:,} known), "
+        f"visits of {len(records.states):,} states, {played:,} plays ({len(records.plays) - played:,} known)",
         soft_wrap=True,
     )
 
@@ -270,12 +260,8 @@ def import_(
 def prune(
     memory: Memory,
     scope: Scope = None,
-    score_below: Annotated[
-        float | None, typer.Option(parser=_number, metavar="X", help="The score of the tip's episode.")
-    ] = None,
-    value_below: Annotated[
-        float | None, typer.Option(parser=_number, metavar="X", help="The tip's learned value Q.")
-    ] = None,
+    score_below: Annotated[float | None, typer.Option(metavar="X", help="The score of the tip's episode.")] = None,
+    value_below: Annotated[float | None, typer.Option(metavar="X", help="The tip's learned value Q.")] = None,
     never_shown: Annotated[bool, typer.Option("--never-shown", help="In no episode.")] = False,
     older_than: Annotated[
         int | None, typer.Option(parser=_age, metavar="AGE", help="Such as 30m, 12h, 7d or 2w.")
@@ -283,25 +269,26 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Remove them; no run may be using the memory.")] = False,
 ) -> None:
     """Remove the tips that meet all given conditions; without --yes, only show them."""
-    conditions = Conditions(
-        score_below=score_below,
-        value_below=value_below,
-        created_before=None if older_than is None else time.time() - older_than,
-        never_shown=never_shown,
-    )
-    if conditions == Conditions():
+    if score_below is value_below is older_than is None and not never_shown:
         raise ConfigError("prune: give at least one of --score-below, --value-below, --never-shown and --older-than")
+    oldest = time.time() - (older_than or 0)
     with reading(memory) as db:
-        chosen = chosen_scopes(db, scope)
-        tips = stored_tips(db, chosen, order="best", conditions=conditions)
-        total = sum(count.tips for count in scope_counts(db, chosen))
+        stored = stored_tips(db, chosen_scopes(db, scope), order="best")
         embedder, dimension = embedder_of(db)
+    tips = [
+        tip
+        for tip in stored
+        if (score_below is None or tip.score < score_below)
+        and (value_below is None or tip.value < value_below)
+        and (older_than is None or tip.created < oldest)
+        and not (never_shown and tip.shown)
+    ]
     if yes:
         with closing(MemoryStore(memory, embedder=embedder, dimension=dimension)) as store:
             removed = store.remove_tips([tip.id for tip in tips])
-        _print(f"{removed:,} of {total:,} tips removed")
+        _print(f"{removed:,} of {len(stored):,} tips removed")
         return
-    _print(f"{len(tips):,} of {total:,} tips would be removed; nothing is, without --yes")
+    _print(f"{len(tips):,} of {len(stored):,} tips would be removed; nothing is, without --yes")
     if tips:
         _print(f"\nthe {min(10, len(tips))} best of them:\n")
         _print(tips_table(tips[:10]))

@@ -59,27 +59,20 @@ def tips_table(tips: Sequence[StoredTip], cosines: Sequence[float] | None = None
     return table
 
 
-def scopes_table(counts: Sequence[ScopeCounts], plays: Sequence[Play]) -> Table:
+def scopes_table(counts: Sequence[ScopeCounts]) -> Table:
     """Return a table with a row per scope, most tips first, and a row of totals; ``return`` is the mean over plays."""
-    returns: dict[str, list[float]] = {}
-    for play in plays:
-        returns.setdefault(play.scope, []).append(play.score)
     headings = ("scope", "tips", "entries", "states", "plays", "hit rate", "return")
     table = table_of(*headings, text=["scope"], padding=_PADDING)
-
-    def add(name: Text, numbers: Sequence[int], scores: Sequence[float]) -> None:
-        tips, entries, states, number, searches, hits = numbers
-        rate = f"{hits / searches:.0%}" if searches else ""
-        mean = f"{np.mean(scores):.2f}" if scores else ""
-        table.add_row(name, *(f"{count:,}" for count in (tips, entries, states, number)), rate, mean)
-
     largest = sorted(counts, key=lambda count: -count.tips)[:_SCOPES]
-    for count in largest:
-        add(_clean(scope_text(count.scope)), count[1:], returns.get(count.scope, []))
+    rows = [(_clean(scope_text(scope)), numbers) for scope, *numbers in largest]
     if len(counts) > 1:
         name = "all" if len(largest) == len(counts) else f"all {len(counts):,}; {len(largest)} are listed"
-        sums = [sum(column) for column in zip(*(count[1:] for count in counts), strict=True)]
-        add(Text(name, "bold"), sums, [play.score for play in plays])
+        rows.append(
+            (Text(name, "bold"), [sum(column) for column in zip(*(count[1:] for count in counts), strict=True)])
+        )
+    for name, (tips, entries, states, plays, searches, hits, score) in rows:
+        rate, mean = f"{hits / searches:.0%}" if searches else "", f"{score / plays:.2f}" if plays else ""
+        table.add_row(name, *(f"{count:,}" for count in (tips, entries, states, plays)), rate, mean)
     return table
 
 

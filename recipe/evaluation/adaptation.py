@@ -54,15 +54,13 @@ class Plan:
             for index, row in enumerate(rows)
         ]
 
-    def everything(self) -> list[Planned]:
-        """Return all episodes, in the order in which they are played."""
-        return [
-            episode
-            for seed in range(self.seeds)
-            for trial in range(self.trials + 1)
-            for panel in (UNSEEN, TASKS)
-            for episode in self.planned(seed, trial, panel)
-        ]
+    def sizes(self) -> dict[str, int]:
+        """Return the number of episodes of a trial on each panel."""
+        return {TASKS: len(self.tasks.rows) * self.rollouts, UNSEEN: len(self.unseen_rows) * self.samples}
+
+    def total(self) -> int:
+        """Return the number of all episodes."""
+        return self.seeds * (self.trials + 1) * sum(self.sizes().values())
 
     @property
     def unseen_rows(self) -> Sequence[dict]:
@@ -74,8 +72,16 @@ class Plan:
         return "read" if trial and self.memory != "off" else "off"
 
 
-class Adaptation:
-    """Plays a plan, from where an earlier command stopped.
+def play_trials(
+    plan: Plan,
+    player: Player,
+    results: Results,
+    gateway: GatewayClient,
+    start: Path,
+    drain_seconds: float,
+    show: Callable[[Result], None] = lambda result: None,
+) -> None:
+    """Play all trials of all seeds, from where an earlier command stopped.
 
     A trial's tips are in the memory that is kept after it. A trial that writes and was interrupted begins again from
     the memory before it, since its tips cannot be told apart by then; all else goes on episode by episode.
@@ -86,52 +92,28 @@ class Adaptation:
         drain_seconds: for the reflections of a trial's last episodes.
         show: called with each new result.
     """
+    for seed in range(plan.seeds):
+        done, memory = memory_of(results.folder, seed)
+        if plan.memory != "off" and done < plan.trials:
+            gateway.restore((memory or start).absolute())
+        for trial in range(done + 1, plan.trials + 1):
+            play_missing(player, results, plan.planned(seed, trial, UNSEEN), show)
+            if plan.memory == "write":
+                results.drop(plan.part(seed, trial, TASKS))
+            play_missing(player, results, plan.planned(seed, trial, TASKS), show)
+            if plan.memory == "write":
+                gateway.drain(drain_seconds)
+                _keep_memory(gateway, results.folder, seed, trial)
 
-    def __init__(
-        self,
-        plan: Plan,
-        player: Player,
-        results: Results,
-        gateway: GatewayClient,
-        start: Path,
-        drain_seconds: float,
-        show: Callable[[Result], None] = lambda result: None,
-    ) -> None:
-        self._plan = plan
-        self._player = player
-        self._results = results
-        self._gateway = gateway
-        self._start = start
-        self._drain_seconds = drain_seconds
-        self._show = show
 
-    def run(self) -> None:
-        """Play all trials of all seeds."""
-        for seed in range(self._plan.seeds):
-            done, memory = memory_of(self._results.folder, seed)
-            if self._plan.memory != "off" and done < self._plan.trials:
-                self._gateway.restore((memory or self._start).absolute())
-            for trial in range(done + 1, self._plan.trials + 1):
-                self._play(seed, trial, UNSEEN)
-                if self._plan.memory == "write":
-                    self._results.drop(self._plan.part(seed, trial, TASKS))
-                self._play(seed, trial, TASKS)
-                if self._plan.memory == "write":
-                    self._keep_memory(seed, trial)
-
-    def _play(self, seed: int, trial: int, panel: str) -> None:
-        play_missing(self._player, self._results, self._plan.planned(seed, trial, panel), self._show)
-
-    def _keep_memory(self, seed: int, trial: int) -> None:
-        self._gateway.drain(self._drain_seconds)
-        folder = self._results.folder
-        _, before = memory_of(folder, seed)
-        temporary = folder / "new-memory.sqlite"
-        temporary.unlink(missing_ok=True)
-        self._gateway.snapshot(temporary.absolute())
-        temporary.rename(folder / f"seed-{seed}-trial-{trial}.sqlite")  # from now on the trial is done
-        if before is not None:
-            before.unlink()
+def _keep_memory(gateway: GatewayClient, folder: Path, seed: int, trial: int) -> None:
+    _, before = memory_of(folder, seed)
+    temporary = folder / "new-memory.sqlite"
+    temporary.unlink(missing_ok=True)
+    gateway.snapshot(temporary.absolute())
+    temporary.rename(folder / f"seed-{seed}-trial-{trial}.sqlite")  # from now on the trial is done
+    if before is not None:
+        before.unlink()
 
 
 def remaining(plan: Plan, results: Results) -> list[Planned]:

@@ -1,4 +1,4 @@
-"""Print the figures of adaptations, and draw their curves with intervals over seeds."""
+"""The figures of adaptations by trial (returns, success, cumulative success, forgetting), printed and drawn."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ import numpy as np
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN
 from empo2.recipe.evaluation.episode_results import Result, read_facts, read_results
-from empo2.recipe.evaluation.summary import failures_line
+from empo2.recipe.evaluation.statistics import Interval, area, cumulative_success, forgetting, over_seeds
+from empo2.recipe.evaluation.summary import Groups, failures_line, task_means
 from empo2.recipe.evaluation.tables import interval_text, picture, show_table, table_of
-from empo2.recipe.evaluation.trial_curves import Curves, by_trial, curves, figures
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _PART = re.compile(r"seed (\d+), trial (\d+), (\w+)")
 _SHOWN = ("raw", "success %", "cumulative success %", "lost", "failing")
 _DRAWN = ("raw", "success %", "cumulative success %")
+
+type Curves = dict[str, np.ndarray]
+"""By measure, [seeds, trials]: the mean over groups of the means of their tasks; NaN where nothing has a value."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,10 @@ def _trials_table(found: Curves) -> "Table":
 
 def _figures_table(found: Curves) -> "Table":
     """Return a table of first, last and best trial and of the area under the curve."""
-    table = table_of("", "first", "last", "best (oracle)", "area")
-    for name in _DRAWN:
-        table.add_row(name, *map(interval_text, figures(found[name])))
+    rows = {name: figures(found[name]) for name in _DRAWN}
+    table = table_of("", *rows[_DRAWN[0]])
+    for name, values in rows.items():
+        table.add_row(name, *map(interval_text, values.values()))
     return table
 
 
@@ -119,3 +123,59 @@ def _draw(adapted: Sequence[Adapted], target: Path) -> Path:
                 axes.locator_params(axis="x", integer=True)
         grid[0][0].legend()
     return target
+
+
+def curves(trials: Sequence[Sequence[Sequence[Result]]], groups: Groups, success_return: float) -> Curves:
+    """Return the curve of each measure.
+
+    Args:
+        trials: results by seed and trial, all of one panel.
+    """
+    means = [[task_means(results, success_return) for results in seed] for seed in trials]
+    found = {
+        measure: np.array([[_mean(trial[measure], groups) for trial in seed] for seed in means])
+        for measure in means[0][0]
+    }
+    solved = [_solved(seed, success_return) for seed in trials]
+    found["cumulative success %"] = np.array([100 * cumulative_success(each) for each in solved])
+    lost, failing = zip(*(forgetting(each) for each in solved), strict=True)
+    found["lost"], found["failing"] = np.array(lost, float), np.array(failing, float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found["forgetting %"] = 100 * found["lost"] / found["failing"]
+    return found
+
+
+def figures(curve: np.ndarray) -> dict[str, Interval]:
+    """Return what a curve [seeds, trials] comes to, each a mean over seeds with its interval.
+
+    The best of a seed's trials is an oracle's figure: the trial is chosen by its own result. The area is that under the
+    curve, divided by its width.
+    """
+    values = {
+        "first": curve[:, 0],
+        "last": curve[:, -1],
+        "best (oracle)": curve.max(axis=1),
+        "area": np.array([area(seed) for seed in curve.tolist()]),
+    }
+    return {name: over_seeds(each.tolist()) for name, each in values.items()}
+
+
+def by_trial(curve: np.ndarray) -> list[Interval]:
+    """Return the mean over seeds of each trial, with its interval."""
+    return [over_seeds(values) for values in curve.T.tolist()]
+
+
+def _mean(tasks: Mapping[int, float], groups: Groups) -> float:
+    parts = [[tasks[index] for index in indices if index in tasks] for indices in groups.values()]
+    return float(np.mean([np.mean(part) for part in parts if part])) if any(parts) else np.nan
+
+
+def _solved(trials: Sequence[Sequence[Result]], success_return: float) -> np.ndarray:
+    """Return bool [trials, tasks * samples]: each sample counts as a task of its own; a failed one is not solved."""
+    keys = sorted({(result.index, result.sample) for results in trials for result in results})
+    solved = np.zeros((len(trials), len(keys)), bool)
+    for trial, results in enumerate(trials):
+        for result in results:
+            if result.return_ is not None:
+                solved[trial, keys.index((result.index, result.sample))] = result.return_ >= success_return
+    return solved

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -113,9 +113,6 @@ class Results:
     def close(self) -> None:
         """Let other processes write to the folder."""
         os.close(self._lock)
-
-    def __iter__(self) -> Iterator[Result]:
-        return iter(self._found.values())
 
     def missing(self, planned: Iterable[Planned]) -> list[Planned]:
         """Return the episodes that have no result yet, or one that the system's failure spoiled."""

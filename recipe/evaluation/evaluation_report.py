@@ -28,15 +28,13 @@ class Evaluation:
 
     Attributes:
         name: the folder's, and the part's where it has several.
-        rows: checksum of the panel's rows; only equal panels can be compared.
+        facts: what decided the results.
         lines: of its table, by group.
     """
 
     name: str
     part: str
-    rows: str
-    groups: Mapping[str, Sequence[int]]
-    success_return: float
+    facts: Mapping[str, Any]
     results: Sequence[Result]
     lines: Mapping[str, Line]
 
@@ -52,17 +50,9 @@ def read_evaluations(folder: Path) -> list[Evaluation]:
     found = {part: own for part, own in by_part.items() if own}
     if not found:
         raise Empo2Error(f"{folder}: no episode has ended yet; go on with the same `empo2 eval`")
-    groups, success_return = facts["groups"], facts["algorithm"]["success_return"]
+    panel = facts["groups"], facts["algorithm"]["success_return"]
     return [
-        Evaluation(
-            part=part,
-            name=name if len(found) == 1 else f"{name}, {part}",
-            rows=facts["rows"],
-            groups=groups,
-            success_return=success_return,
-            results=own,
-            lines=summarize(own, groups, success_return),
-        )
+        Evaluation(name if len(found) == 1 else f"{name}, {part}", part, facts, own, summarize(own, *panel))
         for part, own in found.items()
     ]
 
@@ -78,7 +68,7 @@ def show_evaluations(folders: Sequence[Path], console: "Console") -> list[Evalua
     found = {folder: read_evaluations(folder) for folder in folders}
     first, *others = (evaluation for parts in found.values() for evaluation in parts)
     for other in others:
-        if other.rows != first.rows:
+        if other.facts["rows"] != first.facts["rows"]:  # checksums
             raise Empo2Error(f"{other.name}: was played on other tasks than {first.name}; compare results of one panel")
     for folder, parts in found.items():
         _show_folder(folder, parts, console)
@@ -102,7 +92,8 @@ def _show_folder(folder: Path, parts: Sequence[Evaluation], console: "Console") 
 
 
 def _show_difference(before: Evaluation, after: Evaluation, console: "Console") -> dict[str, dict[str, Interval]]:
-    lines = differences(before.results, after.results, before.groups, before.success_return)
+    facts = before.facts
+    lines = differences(before.results, after.results, facts["groups"], facts["algorithm"]["success_return"])
     print(f"\n{after.name}  minus  {before.name}, task by task")
     shown = _known(lines)
     table = table_of("task", *shown, text=["task"])

@@ -104,15 +104,9 @@ def _inside(line: Line) -> dict[str, Any]:
 
 
 def _tip(use: TipUse) -> dict[str, Any]:
-    tip = use.tip
-    outcome = {None: "", True: "after a success", False: "after a failure"}[tip.success]
-    return {"gain": use.gain, "with": use.shown_return, "without": use.other_return} | {
-        "text": tip.text,
-        "shown": tip.shown,
-        "value": tip.value,
-        "outcome": outcome,
-        "scope": tip.scope,
-    }
+    outcome = {None: "", True: "after a success", False: "after a failure"}[use.tip.success]
+    compared = {"gain": use.gain, "with": use.shown_return, "without": use.other_return}
+    return use.tip._asdict() | compared | {"outcome": outcome}
 
 
 def _episodes(run: Run, texts: dict[int, str]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 
 from empo2.agents.scienceworld import agent
 from empo2.agents.scienceworld.environment import Environment
-from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
+from empo2.agents.scienceworld.tasks import Episode
 from empo2.agents.text_game.agent import TextAgent
 from empo2.agents.text_game.episode import TextEpisode
 from empo2.agents.textworld_express.environment import Environment as TextWorldExpress
@@ -115,8 +115,7 @@ def play_agent(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     """
 
     def play(agent: type[TextAgent], episode: TextEpisode, replies: Iterable[str] | None = None, **more: str) -> dict:
-        values = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in episode.env_map().items()}
-        for name, value in {**values, **server.variables, **more}.items():
+        for name, value in {**variables_of(episode), **server.variables, **more}.items():
             monkeypatch.setenv(name, value)
         if replies is not None:
             script = iter(replies)
@@ -138,11 +137,11 @@ def episode() -> Callable[..., Episode]:
     return make
 
 
-@pytest.fixture
-def variables() -> Callable[[Episode], dict[str, str]]:
+def variables_of(episode: TextEpisode) -> dict[str, str]:
     """An episode as the environment variables that agent-lightning's controller makes of a rollout's input."""
+    return {name: str(getattr(episode, path.removeprefix("input."))) for name, path in episode.env_map().items()}
 
-    def make(episode: Episode) -> dict[str, str]:
-        return {name: str(getattr(episode, path.removeprefix("input."))) for name, path in ENV_MAP.items()}
 
-    return make
+@pytest.fixture
+def variables() -> Callable[[TextEpisode], dict[str, str]]:
+    return variables_of

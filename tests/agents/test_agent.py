@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from empo2.agents.scienceworld.__main__ import main
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
 from empo2.agents.text_game import agent as chat
 from empo2.agents.text_game.game import NOT_LISTED
@@ -25,22 +26,11 @@ def run(play_agent, monkeypatch):
 
 def test_a_played_task_posts_its_score_once(run, server, episode):
     run(episode(), ["teleport to kitchen", "focus on glass jar", "move glass jar to red box"])
-    assert server.events == [
-        {
-            "event_type": "reward",
-            "data": {
-                "value": 100,
-                "source": "agent",
-                "message": "find-non-living-thing variation 0: score 100 after 3 of 10 steps",
-                "success": True,
-                "metrics": {},
-            },
-        }
-    ]
-    assert server.authorizations == {"Bearer secret"}
-    assert {(chat["model"], chat["max_tokens"], chat.get("stream", False)) for chat in server.chats} == {
-        ("policy", 32, False)
-    }
+    message = "find-non-living-thing variation 0: score 100 after 3 of 10 steps"
+    data = {"value": 100, "source": "agent", "message": message, "success": True, "metrics": {}}
+    assert server.events == [{"event_type": "reward", "data": data}]
+    asked = {(chat["model"], chat["max_tokens"], chat.get("stream", False)) for chat in server.chats}
+    assert asked == {("policy", 32, False)}
 
 
 def test_every_chat_extends_the_one_before(run, server, episode):
@@ -65,31 +55,16 @@ def test_every_chat_extends_the_one_before(run, server, episode):
     assert server.chats[0]["model"] == "smol"
 
 
-def test_a_failure_is_posted_as_minus_100(run, server, episode):
-    run(episode(task="find-animal"), ["focus on air"])
-    (event,) = server.events
-    assert (event["data"]["value"], event["data"]["success"]) == (-100, False)
+def test_a_failure_is_posted_as_minus_100(run, episode):
+    reward = run(episode(task="find-animal"), ["focus on air"])
+    assert (reward["value"], reward["success"]) == (-100, False)
 
 
 def test_max_steps_are_exact_and_the_last_score_counts(run, server, episode):
-    run(episode(max_steps=4))
+    reward = run(episode(max_steps=4))
     assert len(server.chats) == 4
-    (event,) = server.events
-    assert (event["data"]["value"], event["data"]["success"]) == (8, False)
-    assert event["data"]["message"].endswith("after 4 of 4 steps")
-
-
-def test_choices_are_equal_for_equal_replies(run, server, episode):
-    for _ in range(2):
-        replies = ["1", "I take 12", "5", "7", "2", "9", "11", "3", "4", "6"]
-        run(episode(task="power-component", actions="choice", seed=3), replies)
-    assert server.events[0] == server.events[1]
-    half = len(server.chats) // 2
-    assert server.chats[:half] == server.chats[half:]
-    turns = [message["content"] for message in server.chats[half - 1]["messages"] if message["role"] == "user"]
-    assert len(turns) == half > 1
-    assert all(f"\n{number} " in turn for turn in turns for number in range(1, 13))
-    assert len(set(turns)) == half
+    assert (reward["value"], reward["success"]) == (8, False)
+    assert reward["message"].endswith("after 4 of 4 steps")
 
 
 def test_the_chosen_action_is_what_the_environment_does(run, server, episode, shared_simulator, monkeypatch):
@@ -117,12 +92,9 @@ def test_a_chat_that_outgrows_the_context_ends_the_episode(run, server, episode)
         return "teleport to kitchen"
 
     server.reply = reply
-    run(episode())
-    (event,) = server.events
-    assert event["data"]["value"] == 25
-    assert event["data"]["message"].endswith(
-        "after 1 of 10 steps; ended there because the chat outgrew the model's context"
-    )
+    reward = run(episode())
+    assert reward["value"] == 25
+    assert reward["message"].endswith("after 1 of 10 steps; ended there because the chat outgrew the model's context")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +114,50 @@ def test_a_failed_model_call_is_raised_and_no_reward_posted(run, server, episode
     assert server.events == []
 
 
-def test_a_reward_that_cannot_be_sent_fails_the_rollout(run, server, episode):
+def test_a_server_that_is_not_there_fails_the_rollout(run, server, episode, monkeypatch):
     with pytest.raises(httpx.ConnectError):
         run(episode(max_steps=1), AGL_EVENT_URL="http://127.0.0.1:9/events")
+    monkeypatch.setattr(chat, "MODEL_RETRIES", 1)
+    with pytest.raises(openai.APIConnectionError):
+        run(episode(max_steps=1), AGL_OPENAI_BASE_URL="http://127.0.0.1:9/v1")
+    assert server.events == []
+
+
+@pytest.fixture
+def by_hand(monkeypatch, capsys):
+    """Run `python -m empo2.agents.scienceworld` in this process; its exit code, standard output and standard error."""
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr("sys.argv", ["scienceworld", *arguments])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as exit:
+            code = exit.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_by_hand_it_prints_the_episode_and_posts_nothing(by_hand, server):
+    server.reply = lambda messages: "go to kitchen"
+    flags = ["--task", "find-animal", "--base-url", f"{server.url}/v1", "--model", "m", "--max-steps", "2"]
+    code, output, errors = by_hand(*flags)
+    assert (code, errors) == (0, "")
+    assert "[user] Your task is to find a(n) animal." in output
+    assert "[assistant] go to kitchen\n[user] You move to the kitchen." in output
+    assert output.endswith("find-animal variation 0: score 25 after 2 of 2 steps\n")
+    assert server.events == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--task", "find-aminal"], "error: task 'find-aminal' is unknown; nearest: find-animal"),
+        (["--task", "boil", "--variation", "30"], "error: variation 30 of boil does not exist: it has 0 to 29"),
+    ],
+)
+def test_by_hand_a_wrong_flag_gets_one_line(by_hand, flags, says):
+    code, _, errors = by_hand(*flags, "--base-url", "http://127.0.0.1:9/v1")
+    assert code == 2
+    assert says in errors.splitlines()[-1]

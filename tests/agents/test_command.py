@@ -69,18 +69,15 @@ def rewards(trace: Trace) -> list[float]:
 
 def test_a_script_in_an_environment_without_packages(play, tmp_path):
     venv.create(tmp_path / "other", symlinks=True)
-    code = (
-        "import importlib.util\nassert importlib.util.find_spec('httpx') is None\n" + SAY + "reward('noise\\n0.25\\n')"
-    )
-    trace = play(code, PYTHON=str(tmp_path / "other/bin/python"))
+    bare = "import importlib.util\nassert importlib.util.find_spec('httpx') is None\n"
+    trace = play(bare + SAY + "reward('noise\\n0.25\\n')", PYTHON=str(tmp_path / "other/bin/python"))
     assert (trace.exit_code, rewards(trace)) == (0, [0.25]), trace.output
     (call,) = trace.calls
     assert (call.status, call.body["messages"][0]["content"]) == (200, "wie hoch, 数?")
 
 
 def test_a_reward_that_the_command_posts_itself(play):
-    code = "post(os.environ['AGL_EVENT_URL'], {'event_type': 'reward', 'data': {'value': 3}})"
-    trace = play(code)
+    trace = play("post(os.environ['AGL_EVENT_URL'], {'event_type': 'reward', 'data': {'value': 3}})")
     assert (trace.exit_code, rewards(trace)) == (0, [3]), trace.output
 
 
@@ -90,14 +87,16 @@ def test_without_a_reward_the_rollout_fails(play):
     assert "ended without a reward: write a number to the file that EMPO2_REWARD_FILE names" in trace.output
 
 
-def test_a_reward_on_stdout_beside_bytes_that_are_no_text(run):
-    code = "sys.stdout.buffer.write(b'\\xff\\xfe' * 40000 + b'\\n1e-1\\n\\n')"
-    assert run(code, AGENT_REWARD="stdout") == [0.1]
-
-
-def test_a_file_that_is_put_into_place_counts_before_stdout(run):
-    code = "p = os.environ['EMPO2_REWARD_FILE']\nopen(p + '~', 'w').write('-2')\nos.replace(p + '~', p)\nprint(1)"
-    assert run(code, AGENT_REWARD="stdout") == [-2]
+@pytest.mark.parametrize(
+    ("code", "reward"),
+    [
+        ("sys.stdout.buffer.write(b'\\xff\\xfe' * 40000 + b'\\n1e-1\\n\\n')", 0.1),  # beside bytes that are no text
+        # A file that is put into place counts before stdout.
+        ("p = os.environ['EMPO2_REWARD_FILE']\nopen(p + '~', 'w').write('-2')\nos.replace(p + '~', p)\nprint(1)", -2),
+    ],
+)
+def test_a_reward_on_stdout_and_in_a_file(run, code, reward):
+    assert run(code, AGENT_REWARD="stdout") == [reward]
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,12 @@ def test_a_failure_is_minus_100_whatever_was_earned_before(environment: Environm
     assert [(state.score, state.done) for state in states] == [(8, False), (25, False), (-100, True)]
 
 
-def test_same_actions_same_trajectory_in_another_java_process(environment: Environment):
+def test_same_actions_same_trajectory_in_another_java_process_that_ends_with_the_block(environment: Environment):
     actions = ["look around", "go to kitchen", "open fridge", "nonsense", "wait", "look around"]
     with Environment() as another:
+        java = another._simulator._gateway.java_process
         assert play(another, "find-animal", actions) == play(environment, "find-animal", actions)
+    assert java.poll() is not None
 
 
 def test_exactly_max_steps_actions_go_through(environment: Environment):
@@ -78,20 +80,15 @@ def test_an_unknown_variation_is_named(environment: Environment, variation: int)
         environment.reset("find-animal", variation, "easy", 30)
 
 
-def test_java_is_small_and_ends_with_the_block():
+def test_java_is_small_and_one_that_dies_is_an_error_and_still_closes():
     closing = Environment()
     java = closing._simulator._gateway.java_process
-    with pytest.raises(ZeroDivisionError), closing:
+    with pytest.raises(RuntimeError, match=r"Java was lost .* \(exit status -9\)"), closing:
         assert b"\0JAVA_TOOL_OPTIONS=-Xmx256m" in Path(f"/proc/{java.pid}/environ").read_bytes()
-        raise ZeroDivisionError
+        closing.reset("boil", 0, "easy", 30)
+        java.kill()
+        closing.step("look around")
     assert java.poll() is not None
-
-
-def test_a_java_that_dies_is_an_error_and_still_closes():
-    with pytest.raises(RuntimeError, match=r"Java was lost .* \(exit status -9\)"), Environment() as dying:
-        dying.reset("boil", 0, "easy", 30)
-        dying._simulator._gateway.java_process.kill()
-        dying.step("look around")
 
 
 def test_java_is_the_users_else_jdk4pys_else_the_one_on_path(monkeypatch, tmp_path):

@@ -73,22 +73,19 @@ def test_a_command_that_cannot_be_run() -> None:
     assert (done.returncode, done.stderr) == (126, "'/no/such/program' cannot be run: No such file or directory\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_command_may_finish_after_a_signal_to_its_guard(start: Start, number: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None])
+def test_a_command_may_finish_after_a_signal_to_its_guard_or_the_end_of_its_owner(
+    start: Start, number: int | None
+) -> None:
     guard = start(SAY_BYE, grace=60)
     hear(guard, b"up")
-    for _ in range(3):  # further signals do not shorten the grace time
-        guard.send_signal(number)
-        time.sleep(0.02)
-    hear(guard, b"bye")
-    assert guard.wait(30) == 3
-
-
-def test_a_command_may_finish_after_its_owner_has_gone(start: Start) -> None:
-    guard = start(SAY_BYE, grace=60)
-    hear(guard, b"up")
-    assert guard.stdin
-    guard.stdin.close()
+    if number is None:
+        assert guard.stdin
+        guard.stdin.close()
+    else:
+        for _ in range(3):  # further signals do not shorten the grace time
+            guard.send_signal(number)
+            time.sleep(0.02)
     hear(guard, b"bye")
     assert guard.wait(30) == 3
 

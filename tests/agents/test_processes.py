@@ -1,4 +1,4 @@
-"""The agent as a process of its own: run as agent-lightning's controller runs it, failed, killed, and by hand.
+"""The agent as a process of its own: run as agent-lightning's controller runs it, failed, and killed.
 
 Every process started here, Java included, inherits a mark in its environment: none may outlive the agent.
 """
@@ -31,7 +31,6 @@ CONTROLLER = [
     "empo2.agents.scienceworld.agent:ScienceWorldAgent",
 ]
 TEXTWORLD_AGENT = "empo2.agents.textworld_express.agent:TextWorldExpressAgent"
-BY_HAND = [sys.executable, "-m", "empo2.agents.scienceworld"]
 
 
 @pytest.fixture
@@ -52,32 +51,14 @@ def start(mark: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_run_by_the_controller(start, server, episode, variables):
-    server.reply = lambda messages: "focus on air"
-    agent = start(CONTROLLER, **variables(episode(task="find-animal")), **server.variables)
-    _, errors = agent.communicate(timeout=60)
-    assert (agent.returncode, errors) == (0, "")
-    assert [event["data"]["value"] for event in server.events] == [-100]
-
-
-def test_textworld_express_run_by_the_controller(start, server):
+def test_textworld_express_run_by_the_controller(start, server, variables):
     server.reply = lambda messages: "look around"
     rollout = {"game": "coin", "params": "", "fold": "test", "seed": 20_000, "max_steps": 3}
     episode = TextWorldEpisode(**rollout, actions="free-text", choices=12)
-    environ = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in episode.env_map().items()}
-    agent = start([*CONTROLLER[:-1], TEXTWORLD_AGENT], **environ, **server.variables)
+    agent = start([*CONTROLLER[:-1], TEXTWORLD_AGENT], **variables(episode), **server.variables)
     _, errors = agent.communicate(timeout=60)
     assert (agent.returncode, errors) == (0, "")
     assert [event["data"]["message"] for event in server.events] == ["coin seed 20000: score 0 after 3 of 3 steps"]
-
-
-def test_without_a_model_server_the_rollout_fails(start, server, episode, variables):
-    down = {**server.variables, "AGL_OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
-    agent = start(CONTROLLER, **variables(episode()), **down)
-    _, errors = agent.communicate(timeout=60)
-    assert agent.returncode == 1
-    assert errors.strip().endswith("openai.APIConnectionError: Connection error.")
-    assert server.events == []
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
@@ -127,45 +108,11 @@ def test_a_java_that_is_killed_fails_its_rollout_alone(start, server, episode, v
     assert [event["data"]["value"] for event in server.events] == [-100]
 
 
-@pytest.mark.parametrize(
-    ("environ", "says"),
-    [
-        ({"JAVA": "/nowhere/java"}, "FileNotFoundError: JAVA='/nowhere/java' is not a java executable"),
-        ({"JAVA_TOOL_OPTIONS": "-Xnonsense"}, "RuntimeError: .*java did not start with JAVA_TOOL_OPTIONS='-Xnonsense'"),
-        ({"SCIENCEWORLD_TASK": "find-aminal"}, "ValueError: task 'find-aminal' is unknown; nearest: find-animal"),
-        ({"SCIENCEWORLD_CHOICES": "many"}, "ValueError: SCIENCEWORLD_CHOICES='many' is not an integer"),
-    ],
-)
-def test_a_wrong_setting_fails_the_rollout_with_one_clear_line(start, server, episode, variables, environ, says):
-    agent = start(CONTROLLER, **{**variables(episode()), **server.variables, **environ})
+def test_a_wrong_setting_fails_the_rollout_with_one_clear_line(start, server, episode, variables):
+    agent = start(CONTROLLER, **variables(episode()), **server.variables, JAVA_TOOL_OPTIONS="-Xnonsense")
     _, errors = agent.communicate(timeout=60)
     assert agent.returncode == 1
+    says = "RuntimeError: .*java did not start with JAVA_TOOL_OPTIONS='-Xnonsense'"
     assert re.match(says, errors.strip().splitlines()[-1])
     assert "Exception ignored" not in errors
     assert server.events == []
-
-
-def test_by_hand_it_prints_the_episode_and_posts_nothing(start, server):
-    server.reply = lambda messages: "go to kitchen"
-    flags = ["--task", "find-animal", "--base-url", f"{server.url}/v1", "--model", "m", "--max-steps", "2"]
-    player = start([*BY_HAND, *flags])
-    output, errors = player.communicate(timeout=60)
-    assert (player.returncode, errors) == (0, "")
-    assert "[user] Your task is to find a(n) animal." in output
-    assert "[assistant] go to kitchen\n[user] You move to the kitchen." in output
-    assert output.endswith("find-animal variation 0: score 25 after 2 of 2 steps\n")
-    assert server.events == []
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--task", "find-aminal"], "error: task 'find-aminal' is unknown; nearest: find-animal"),
-        (["--task", "boil", "--variation", "30"], "error: variation 30 of boil does not exist: it has 0 to 29"),
-    ],
-)
-def test_by_hand_a_wrong_flag_gets_one_line(start, flags, says):
-    player = start([*BY_HAND, *flags, "--base-url", "http://127.0.0.1:9/v1"])
-    _, errors = player.communicate(timeout=60)
-    assert player.returncode == 2
-    assert says in errors.splitlines()[-1]

@@ -11,12 +11,6 @@ from empo2.agents.scienceworld.environment import Environment
 from empo2.agents.scienceworld.tasks import ENV_MAP, PAPER_TASKS, TASKS, Episode, load
 
 
-def test_the_paper_plays_18_of_the_30_tasks():
-    assert len(TASKS) == 30
-    assert len(set(PAPER_TASKS)) == 18
-    assert set(PAPER_TASKS) < set(TASKS)
-
-
 @pytest.fixture
 def no_other_java(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "Environment", lambda: nullcontext(environment))
@@ -36,15 +30,8 @@ def test_rows_are_the_first_variations_of_scienceworlds_own_split():
     assert variations(train, "identify-life-stages-2") == [0, 1, 2, 3]
     assert variations(test, "identify-life-stages-2") == [6, 7, 8, 9]
     assert variations(test, "chemistry-mix") == list(range(24, 32))
-    assert train[0] == {
-        "task": "find-animal",
-        "variation": 0,
-        "simplification": "easy",
-        "max_steps": 30,
-        "actions": "free-text",
-        "choices": 12,
-        "seed": 7,
-    }
+    rest = {"simplification": "easy", "max_steps": 30, "actions": "free-text", "choices": 12, "seed": 7}
+    assert train[0] == {"task": "find-animal", "variation": 0, **rest}
     assert json.loads(json.dumps(train)) == train
 
 
@@ -53,6 +40,7 @@ def test_the_papers_tasks_can_be_named_at_once(no_other_java):
     train, test = load("paper")
     assert (len(train), len(test)) == (89, 265)
     assert list(dict.fromkeys(row["task"] for row in train)) == list(PAPER_TASKS)
+    assert len(PAPER_TASKS) == 18
     assert {row["max_steps"] for row in train if row["task"] == "chemistry-mix"} == {60}
     train, _ = load("boil", train_variations=2)
     assert [row["task"] for row in train] == ["boil"] * 2
@@ -98,17 +86,11 @@ def test_step_limits_are_the_papers():
         ({"names": ["find-aminal"]}, r"task 'find-aminal' is unknown; nearest: find-animal"),
         ({"names": ["find-animal", "life-stages-2"]}, r"task 'life-stages-2' .* identify-life-stages-2"),
         ({"names": ["boil"], "simplification": "easy,opendoors"}, r"simplification 'opendoors' .* openDoors"),
-        (
-            {"names": ["power-component"], "simplification": "noElectricalAction"},
-            "needs electrical actions; use 'easy'",
-        ),
-        ({"names": ["boil"], "actions": "chioce"}, r"actions 'chioce' is unknown; nearest: choice"),
-        ({"names": ["boil"], "max_steps": 0}, "max_steps 0 must be at least 1"),
+        ({"names": ["power-component"], "simplification": "noElectricalAction"}, "needs electrical actions; use"),
         ({"names": ["boil"], "choices": 0}, "choices 0 must be at least 1"),
         ({"names": ["boil"], "train_variations": 0}, "train_variations 0 must be at least 1"),
         ({"names": ["boil"], "test_variations": -1}, "test_variations -1 must be at least 1"),
         ({"names": []}, "no task is named"),
-        ({"names": "papers"}, r"names 'papers' is unknown; nearest: paper"),
         ({"names": "find-aminal"}, r"names 'find-aminal' is unknown; nearest: find-animal"),
     ],
 )
@@ -128,7 +110,6 @@ def test_an_episode_comes_back_from_its_variables(episode, variables):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"SCIENCEWORLD_VARIATION": "three"}, "SCIENCEWORLD_VARIATION='three' is not an integer"),
         ({"SCIENCEWORLD_MAX_STEPS": "3.5"}, "SCIENCEWORLD_MAX_STEPS='3.5' is not an integer"),
         ({"SCIENCEWORLD_SEED": "null"}, "SCIENCEWORLD_SEED='null' is not an integer"),
         ({"SCIENCEWORLD_TASK": None}, "SCIENCEWORLD_TASK is not set: .*input.task"),

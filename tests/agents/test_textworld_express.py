@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import textworld_express
 
 from empo2.agents.textworld_express import agent, tasks
 from empo2.agents.textworld_express.agent import TextWorldExpressAgent, begin
@@ -80,10 +79,6 @@ def test_a_reply_after_the_end_changes_nothing(world: Environment):
     assert game.outcome() == ended
 
 
-def test_our_games_are_textworld_expresses():
-    assert set(GAMES) < set(textworld_express.GAME_NAMES)
-
-
 @pytest.mark.parametrize(
     ("game", "params", "says"),
     [
@@ -104,10 +99,7 @@ def test_wrong_parameters_are_named_when_rows_are_made(world, game: str, params:
     ("wrong", "says"),
     [
         ({"names": ["coins"]}, "game 'coins' is unknown; nearest: coin"),
-        ({"names": "coin"}, "names 'coin': list some of coin, "),
         ({"names": []}, r"names \[\]: list some of"),
-        ({"names": ["coin"], "actions": "chioce"}, "actions 'chioce' is unknown; nearest: choice"),
-        ({"names": ["coin"], "max_steps": 0}, "max_steps 0 must be at least 1"),
         ({"names": ["coin"], "train_seeds": 0}, "train_seeds 0 must be at least 1"),
         ({"names": ["coin"], "test_seeds": -1}, "test_seeds -1 must be at least 1"),
     ],
@@ -128,15 +120,8 @@ def test_rows_are_the_first_seeds_of_disjoint_folds(world):
     assert [row["seed"] for row in train] == [0, 1, 2] * 2
     assert len(test) == 2000
     assert not {row["seed"] for row in test} & set(range(1000))
-    assert train[0] == {
-        "game": "coin",
-        "params": "",
-        "fold": "train",
-        "seed": 0,
-        "max_steps": 50,
-        "actions": "free-text",
-        "choices": 12,
-    }
+    rest = {"params": "", "fold": "train", "max_steps": 50, "actions": "free-text", "choices": 12}
+    assert train[0] == {"game": "coin", "seed": 0, **rest}
     assert {row["fold"] for row in test} == {"test"}
     assert json.loads(json.dumps(train)) == train
 

@@ -62,8 +62,10 @@ def letters():
 
 
 @pytest.fixture
-def batching(letters):
-    return BatchingEmbedder(letters)
+async def batching(letters):
+    batching = BatchingEmbedder(letters)
+    yield batching
+    await batching.close()
 
 
 async def until(condition):
@@ -100,7 +102,6 @@ async def test_urgent_texts_go_one_by_one_and_others_in_batches_the_oldest_first
     calls += await asked(*(batching.embed(f"b{name}", urgent=False) for name in names))
     letters.open()
     await asyncio.gather(*calls)
-    await batching.close()
     assert letters.urgent == [["first"], *([name] for name in names)]
     assert letters.background == [["other"], [f"b{name}" for name in names[:-1]], [f"b{names[-1]}"]]
 
@@ -113,7 +114,6 @@ async def test_an_urgent_text_does_not_wait_for_the_background(letters, batching
     assert not any(call.done() for call in background)
     letters.open()
     await asyncio.gather(*background)
-    await batching.close()
 
 
 async def test_a_background_text_that_gets_urgent_moves_up(letters, batching):
@@ -126,7 +126,6 @@ async def test_a_background_text_that_gets_urgent_moves_up(letters, batching):
     vectors = await asyncio.gather(*calls[-2:], calls[3])  # the background stands still
     letters.open()
     await asyncio.gather(*calls)
-    await batching.close()
     assert all(np.array_equal(vector, letters_of("b")) for vector in vectors)
     assert letters.urgent == [["first"], ["b"]]
     assert letters.background == [["other"], ["a", "c"]]
@@ -191,7 +190,6 @@ async def test_only_the_background_thread_is_nice(letters, batching):
     letters.embed = noting_embed
     before = os.getpriority(os.PRIO_PROCESS, 0)
     await asyncio.gather(batching.embed("urgent", urgent=True), batching.embed("background", urgent=False))
-    await batching.close()
     assert niceness == {"urgent": before, "background": max(before, BACKGROUND_NICENESS)}
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
@@ -205,7 +203,6 @@ async def test_a_text_is_embedded_once(letters, batching, kind):
     letters.open()
     vectors = [*await asyncio.gather(*waiting)]
     vectors += [await batching.embed("x", urgent=urgent) for urgent in (True, False)]  # from the recent ones
-    await batching.close()
     assert letters.urgent + letters.background == [["x"]]
     assert all(vector is vectors[0] for vector in vectors)
     with pytest.raises(ValueError, match="read-only"):
@@ -223,7 +220,6 @@ async def test_only_texts_not_asked_for_lately_are_forgotten(letters, batching, 
     letters.urgent.clear()
     await urgently("kept")
     await urgently("forgotten")
-    await batching.close()
     assert letters.urgent == [["forgotten"]]
 
 
@@ -239,13 +235,11 @@ async def test_a_failed_batch_fails_its_own_callers_and_the_next_call_tries_agai
     assert np.array_equal(await other, letters_of("c"))
     letters.failing = ""
     assert np.array_equal(await batching.embed("a", urgent=False), letters_of("a"))
-    await batching.close()
 
 
 async def test_an_embedder_that_loses_rows_fails_its_callers(letters, batching):
     letters.embed = lambda texts: np.ones((1, 26))
     outcomes = await asyncio.gather(*(batching.embed(text, urgent=False) for text in "ab"), return_exceptions=True)
-    await batching.close()
     assert [type(outcome) for outcome in outcomes] == [EmbedderError] * 2
 
 
@@ -273,10 +267,3 @@ async def test_a_caller_that_is_cancelled_does_not_take_others_along(letters, ba
     letters.open()
     assert np.array_equal(await stayer, letters_of("x"))
     assert leaver.cancelled()
-    await batching.close()
-
-
-async def test_an_embedder_that_was_never_asked_can_be_closed(batching):
-    await batching.close()
-    with pytest.raises(EmbedderError, match="the embedder is closed"):
-        await batching.embed("x", urgent=True)

@@ -2,16 +2,16 @@
 
 import io
 import sqlite3
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from empo2.memory import ByScore, MemoryService, Novelty
+from empo2.memory import MemoryService, Novelty
 from empo2.memory.distillation import Moments, RandomNetworkDistillation
 
-from .test_service import Compass
+from .test_service import serving
 
 GENERATOR = np.random.default_rng(7)
 
@@ -98,29 +98,12 @@ def test_what_was_dumped_goes_on_as_if_it_had_not_been() -> None:
     assert fresh.reward(STEPS[0][0][0]) != one.reward(STEPS[0][0][0])
 
 
-@asynccontextmanager
-async def serving(file: Path, seed: int | None = 5):
-    service = MemoryService(
-        file,
-        Compass(),
-        ByScore(2, 0.5),
-        capacity=100,
-        novelty_similarity=0.7,
-        value_learning_rate=0.5,
-        distillation_seed=seed,
-    )
-    try:
-        yield service
-    finally:
-        await service.close()
-
-
 async def visits(service: MemoryService, episode: str, *names: str) -> list[Novelty]:
     return [await service.visit("a", episode, name, await service.embed(name, urgent=False)) for name in names]
 
 
 async def test_the_service_rewards_by_the_last_commit_in_any_order(tmp_path: Path) -> None:
-    async with serving(tmp_path / "one.sqlite") as one, serving(tmp_path / "other.sqlite") as other:
+    async with serving(tmp_path / "one.sqlite", 5) as one, serving(tmp_path / "other.sqlite", 5) as other:
         for service, episodes in ((one, "xy"), (other, "yx")):
             for episode in episodes:
                 path = ("p:0", "p:90", "p:200") if episode == "x" else ("p:10", "p:140")
@@ -134,7 +117,7 @@ async def test_the_service_rewards_by_the_last_commit_in_any_order(tmp_path: Pat
 
 async def test_networks_are_part_of_snapshots(tmp_path: Path) -> None:
     file, snapshot = tmp_path / "memory.sqlite", tmp_path / "snapshot.sqlite"
-    async with serving(file) as service:
+    async with serving(file, 5) as service:
         await visits(service, "a", "p:0", "p:90", "p:200")
         await service.snapshot(snapshot)
         ((_, before),) = await visits(service, "b", "p:50")
@@ -143,27 +126,27 @@ async def test_networks_are_part_of_snapshots(tmp_path: Path) -> None:
         assert after != before
         await service.restore(snapshot)
         assert (await visits(service, "d", "p:50"))[0][1] == before
-    async with serving(snapshot, seed=6) as service:  # the file's networks, not new ones
+    async with serving(snapshot, 6) as service:  # the file's networks, not new ones
         assert (await visits(service, "e", "p:50"))[0][1] == before
 
 
 async def test_without_it_the_reward_is_that_of_the_count(tmp_path: Path) -> None:
-    async with serving(tmp_path / "memory.sqlite", seed=None) as service:
+    async with serving(tmp_path / "memory.sqlite") as service:
         assert await visits(service, "a", "p:0", "p:0", "p:180") == [(1, 1.0), (2, 0.5), (1, 1.0)]
 
 
 async def test_files_and_snapshots_without_networks_can_be_used(tmp_path: Path) -> None:
     file, old = tmp_path / "memory.sqlite", tmp_path / "old.sqlite"
     for path in (file, old):
-        async with serving(path, seed=None) as service:
+        async with serving(path) as service:
             await visits(service, "a", "p:0", "p:90")
     with closing(sqlite3.connect(old)) as db, db:
         db.execute("DROP TABLE networks")
-    async with serving(file) as service:
+    async with serving(file, 5) as service:
         await visits(service, "b", "p:0", "p:90")
         await service.commit_visits()
         assert (await visits(service, "c", "p:0"))[0][1] > 0
         await service.restore(old)
         assert await visits(service, "d", "p:0") == [(2, 0.0)]  # networks as at the beginning
-    async with serving(old) as service:
+    async with serving(old, 5) as service:
         assert await visits(service, "e", "p:0") == [(2, 0.0)]

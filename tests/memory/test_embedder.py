@@ -52,7 +52,7 @@ def observations(count: int) -> list[str]:
 
 
 def test_it_gives_what_the_library_gives(minilm):
-    texts = [*TEXTS, *observations(24)]
+    texts = [*TEXTS, *observations(10)]
     library = minilm._model.encode(texts, batch_size=7, normalize_embeddings=True, show_progress_bar=False)
     assert np.vecdot(minilm.embed(texts), library).min() >= 0.9999
     assert np.vecdot(np.concatenate([minilm.embed([text]) for text in texts]), library).min() >= 0.9999
@@ -69,14 +69,14 @@ def test_auto_is_what_the_cpu_computes_fast_and_keeps_the_direction(minilm, monk
     monkeypatch.setattr("empo2.memory.embedder.fast_dtype", lambda: dtype)
     embedder = SentenceEmbedder("sentence-transformers/all-MiniLM-L6-v2")  # the library's own prefix is optional
     assert (str(embedder._model.dtype), embedder.name, minilm.name) == (f"torch.{dtype}", *["all-MiniLM-L6-v2"] * 2)
-    texts = [*TEXTS, *observations(12)]
+    texts = [*TEXTS, *observations(6)]
     vectors = embedder.embed(texts)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
     assert np.vecdot(minilm.embed(texts), vectors).min() > 0.999
 
 
 def test_threads_can_embed_at_once(minilm):
-    texts = observations(20)
+    texts = observations(8)
     alone = np.concatenate([minilm.embed([text]) for text in texts])
     with ThreadPoolExecutor(4) as pool:
         together = np.concatenate(list(pool.map(lambda text: minilm.embed([text]), texts)))

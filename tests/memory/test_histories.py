@@ -1,8 +1,10 @@
 """Any history of any scopes gives what a plain model of the store gives, and scopes never mix."""
 
 import copy
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from empo2.memory import ByScore, BySimilarity, MemoryStore, Step
 from empo2.recipe.baselines.memrl.retrieval import ByValue
 
-from .visits import visit
+from .stores import play, sizes, visit
 
 KEYS = np.random.default_rng(3).normal(size=(6, 3)).astype(np.float32)
 KEYS /= np.linalg.norm(KEYS, axis=1, keepdims=True)
@@ -127,21 +129,22 @@ OPERATION = st.one_of(
     st.lists(st.tuples(st.integers(0, 2), OPERATION, st.integers(0, 5)), max_size=25),
     st.integers(1, 8),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_history_gives_what_a_plain_model_gives(scopes, history, capacity):
     with TemporaryDirectory() as folder:
+        path = Path(folder, "memory.db")
 
         def open_store():
-            return MemoryStore(f"{folder}/memory.db", embedder="random", dimension=3, capacity=capacity)
+            return MemoryStore(path, embedder="random", dimension=3, capacity=capacity)
 
         def check(query):
             for scope in scopes:
                 for name, policy in POLICIES.items():
                     found = [(tip.id, tip.action, tip.value) for tip in store.search(scope, KEYS[query], policy)]
                     assert found == model.search(scope, query, name)
-                assert store.entries(scope) == len(model.entries.get(scope, []))
-                assert store.size(scope) == sum(tip[0] == scope for tip in model.tips.values())
-            assert store.scopes() == sorted({tip[0] for tip in model.tips.values()})
+            held = Counter(tip[0] for tip in model.tips.values())
+            assert sizes(path) == {scope: (tips, len(model.entries[scope])) for scope, tips in held.items()}
+            assert store.size() == len(model.tips)
 
         store, model, kept = open_store(), Model(capacity), None
         try:
@@ -162,17 +165,7 @@ def test_any_history_gives_what_a_plain_model_gives(scopes, history, capacity):
                         assert stored == expected
                     case "play", [number, shown, reward]:
                         model.play(f"p{number}", shown, reward)
-                        store.record_play(
-                            scope,
-                            f"p{number}",
-                            score=0.0,
-                            success=None,
-                            searches=1,
-                            hits=1,
-                            shown=dict.fromkeys(shown, 2),
-                            reward=reward,
-                            learning_rate=RATE,
-                        )
+                        play(store, f"p{number}", shown, scope=scope, reward=reward, learning_rate=RATE)
                     case "visit", [state, key]:
                         expected = model.visit(scope, state, key)
                         assert visit(store, scope, state, KEYS[key], threshold=MIN_SIMILARITY) == expected

@@ -16,7 +16,7 @@ import pytest
 
 from empo2.memory import MemoryStore
 
-KILLS = 220
+KILLS = 120
 CAPACITY = 60
 RATE = 0.3
 
@@ -101,10 +101,9 @@ def read(path) -> Model:
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         model = Model()
-        for scope, episode, step in db.execute(
-            "SELECT scope, episode, step FROM entries JOIN tips ON tips.id = tip_id ORDER BY entries.id"
-        ):
-            model.entries[scope].append((episode, step))
+        query = "SELECT scope, episode, step FROM entries JOIN tips ON tips.id = tip_id ORDER BY entries.id"
+        for scope, *entry in db.execute(query):
+            model.entries[scope].append(tuple(entry))
         with_entries = db.execute("SELECT count(DISTINCT tip_id) FROM entries").fetchone()
         assert with_entries == db.execute("SELECT count(*) FROM tips").fetchone()
         model.plays = [episode for (episode,) in db.execute("SELECT episode FROM plays ORDER BY rowid")]

@@ -12,56 +12,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.memory import MemoryFileError, MemoryStore, Step
+from empo2.memory import MemoryFileError
 from empo2.memory.file import reading
 from empo2.recipe.baselines.memrl.retrieval import ByValue
 from empo2.recipe.baselines.memrl.similarities import first_state_similarities
 from empo2.recipe.baselines.memrl.values import Use, correlation, failures_among_best, uses_of_tips, value_bins
 
+from .stores import EAST, NORTH, UP, add, open_store, play
 from .test_retrieval import ROWS, SIMILARITIES, entries, plain, rng
 
-EAST, NORTH, UP = np.eye(3, dtype=np.float32)
 ALL = ("a", "b")
-
-
-def store_at(path: Path) -> MemoryStore:
-    return MemoryStore(path, embedder="compass", dimension=3)
-
-
-def add(store: MemoryStore, episode: str, *states: tuple[str, np.ndarray], scope: str = "a", success: bool = False):
-    steps = [Step(state, key, "look") for state, key in states or (("s", EAST),)]
-    store.add_episode(scope, episode, tip=f"tip of {episode}", score=0, success=success, steps=steps)
-
-
-def play(store: MemoryStore, episode: str, shown: tuple[int, ...], score: float, scope: str = "a") -> None:
-    store.record_play(
-        scope,
-        episode,
-        score=score,
-        success=score == 100,
-        searches=1,
-        hits=1,
-        shown=dict.fromkeys(shown, 1),
-        reward=score / 100,
-        learning_rate=0.5,
-    )
 
 
 def test_each_use_counts_with_the_value_before_its_episode(tmp_path: Path) -> None:
     """Q of tip 1: 0, then 0.5 after a success, then 0.25 after a failure; of tip 2: 0, then 0."""
-    with closing(store_at(tmp_path / "m.sqlite")) as store:
+    with closing(open_store(tmp_path / "m.sqlite")) as store:
         for episode in "xyz":
-            add(store, episode)
-        play(store, "one", (1,), 100)
-        play(store, "two", (1, 2), 0)
-        play(store, "three", (1,), 100)
-        play(store, "four", (3,), 100, scope="b")
+            add(store, episode, EAST, scope="a")
+        for episode, shown, success in (("one", [1], True), ("two", [1, 2], False), ("three", [1], True)):
+            play(store, episode, shown, scope="a", score=float(success), success=success)
+        play(store, "four", [3], scope="b", success=True)
     with reading(tmp_path / "m.sqlite") as db:
-        uses = uses_of_tips(db, ALL, 0.5, 0.01)
+        uses = uses_of_tips(db, ALL, 0.5, 1.0)
         assert uses == [(0.0, True), (0.5, False), (0.0, False), (0.25, True), (0.0, True)]
-        assert uses_of_tips(db, ["b"], 0.5, 0.01) == [(0.0, True)]
+        assert uses_of_tips(db, ["b"], 0.5, 1.0) == [(0.0, True)]
         with pytest.raises(MemoryFileError, match=r"tip 1 has the value 0.625, but its uses make it 0.4"):
-            uses_of_tips(db, ALL, 0.3, 0.01)  # 0.3, 0.21, 0.447
+            uses_of_tips(db, ALL, 0.3, 1.0)  # 0.3, 0.21, 0.447
 
 
 def test_values_in_bins() -> None:
@@ -85,16 +61,16 @@ def test_correlation_by_hand() -> None:
 
 def test_failures_among_the_best_tips(tmp_path: Path) -> None:
     """Twenty tips of the values 0 to 19: the best tenth are 18, from a failure, and 19; equals of 18 join them."""
-    with closing(store_at(tmp_path / "m.sqlite")) as store:
+    with closing(open_store(tmp_path / "m.sqlite")) as store:
         for number in range(20):
-            add(store, f"e{number}", success=number in (3, 19))
-            play(store, f"p{number}", (number + 1,), 100 * number)
+            add(store, f"e{number}", EAST, scope="a", success=number in (3, 19))
+            play(store, f"p{number}", [number + 1], scope="a", score=number)
     with reading(tmp_path / "m.sqlite") as db:
         assert failures_among_best(db, ALL) == 0.5
         assert math.isnan(failures_among_best(db, ["other"]))
-    with closing(store_at(tmp_path / "m.sqlite")) as store:
-        add(store, "equal")
-        play(store, "p20", (21,), 1800)
+    with closing(open_store(tmp_path / "m.sqlite")) as store:
+        add(store, "equal", EAST, scope="a", success=False)
+        play(store, "p20", [21], scope="a", score=18)
     with reading(tmp_path / "m.sqlite") as db:
         assert failures_among_best(db, ALL) == pytest.approx(2 / 3)
 
@@ -102,8 +78,8 @@ def test_failures_among_the_best_tips(tmp_path: Path) -> None:
 def test_similarities_of_first_states(tmp_path: Path) -> None:
     """Cosines 0 and twice sqrt(1/2); equal texts and later steps do not count."""
     half = (EAST + NORTH) / math.sqrt(2)
-    with closing(store_at(tmp_path / "m.sqlite")) as store:
-        add(store, "one", ("e", EAST), ("later", UP))
+    with closing(open_store(tmp_path / "m.sqlite")) as store:
+        add(store, "one", ("e", EAST), ("later", UP), scope="a")
         add(store, "two", ("n", NORTH), ("later", UP), scope="b")
         add(store, "three", ("half", half), scope="b")
         add(store, "four", ("e", EAST), scope="b")
@@ -118,11 +94,11 @@ def test_similarities_of_first_states(tmp_path: Path) -> None:
 
 
 def test_a_fifth_of_the_pairs_is_above_the_threshold(tmp_path: Path) -> None:
-    with closing(store_at(tmp_path / "m.sqlite")) as store:
+    with closing(open_store(tmp_path / "m.sqlite")) as store:
         for degrees in range(0, 90, 9):  # cosines of the differences: 9 of 9 degrees, 8 of 18, ..., 1 of 81
             angle = math.radians(degrees)
             key = np.array([math.cos(angle), math.sin(angle), 0], np.float32)
-            add(store, f"e{degrees}", (f"at {degrees}", key))
+            add(store, f"e{degrees}", (f"at {degrees}", key), scope="a")
     with reading(tmp_path / "m.sqlite") as db:
         # 45 pairs, of which nine are closest: 0.8 * 44 = 35.2 of the way, between 18 and 9 degrees
         expected = 0.8 * math.cos(math.radians(18)) + 0.2 * math.cos(math.radians(9))
@@ -156,21 +132,21 @@ def test_value_weighs_z_scores_by_hand():
     assert by_value(weight=0.6, k=1)(rows).tolist() == [0]
 
 
-def test_value_with_weight_0_is_similarity_and_with_weight_1_the_value():
-    rows = entries([0.6, 0.9, 0.7, 0.8], values=[3, 1, 4, 1])
-    assert by_value(k=4, weight=0.0)(rows).tolist() == [1, 3, 2, 0]
-    assert by_value(k=4, weight=1.0)(rows).tolist() == [2, 0, 1, 3]
-
-
-def test_value_chooses_among_the_most_similar_only():
-    rows = entries([0.6, 0.9, 0.7, 0.8], values=[100, 1, 4, 1])
-    assert by_value(candidates=3, weight=1.0)(rows).tolist() == [2, 1, 3]
-    assert by_value(candidates=1, weight=1.0)(rows).tolist() == [1]
-
-
-def test_candidates_of_one_text_count_once_by_the_nearest_and_newest_entry():
-    rows = entries([0.9, 0.9, 0.8, 0.7, 0.6], values=[1, 1, 1, 2, 9], texts=[7, 7, 7, 8, 9])
-    assert by_value(candidates=2, weight=1.0)(rows).tolist() == [3, 1]
+@pytest.mark.parametrize(
+    ("settings", "similarities", "values", "texts", "found"),
+    [
+        ({"k": 4, "weight": 0.0}, [0.6, 0.9, 0.7, 0.8], [3, 1, 4, 1], None, [1, 3, 2, 0]),  # similarity alone
+        ({"k": 4, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [3, 1, 4, 1], None, [2, 0, 1, 3]),  # the value alone
+        ({"candidates": 3, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [2, 1, 3]),
+        ({"candidates": 1, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [1]),
+        # Of one text the nearest and newest entry is a candidate.
+        ({"candidates": 2, "weight": 1.0}, [0.9, 0.9, 0.8, 0.7, 0.6], [1, 1, 1, 2, 9], [7, 7, 7, 8, 9], [3, 1]),
+        ({"weight": 0.3}, [0.7, 0.7, 0.7], [1, 3, 2], None, [1, 2, 0]),  # equal similarities leave it to the value
+        ({"weight": 1.0}, [0.7, 0.6], [0, 1e-200], None, [0, 1]),  # a spread too small to be squared is none
+    ],
+)
+def test_value_ranks_candidates_by_hand(settings, similarities, values, texts, found):
+    assert by_value(**settings)(entries(similarities, values=values, texts=texts)).tolist() == found
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
@@ -178,14 +154,6 @@ def test_candidates_of_one_text_count_once_by_the_nearest_and_newest_entry():
 def test_equal_values_have_z_0_and_similarity_decides_then_age(weight, equal):
     rows = entries([0.6, 0.8, 0.8, 0.7, 0.8, 0.6, 0.6], values=[equal] * 7)
     assert by_value(k=7, candidates=7, weight=weight)(rows).tolist() == [4, 2, 1, 3, 6, 5, 0]
-
-
-def test_equal_similarities_leave_it_to_the_value():
-    assert by_value(weight=0.3)(entries([0.7] * 3, values=[1, 3, 2])).tolist() == [1, 2, 0]
-
-
-def test_a_spread_too_small_to_be_squared_is_none():
-    assert by_value(weight=1.0)(entries([0.7, 0.6], values=[0, 1e-200])).tolist() == [0, 1]
 
 
 def test_exploration_draws_from_the_candidates_each_once_and_ranks_what_it_drew():

@@ -1,5 +1,7 @@
 """Ranking and novelty: by hand, and against plain Python."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,12 +28,27 @@ def entries(similarities, scores=None, values=None, texts=None) -> Entries:
     )
 
 
-def by_score(similarities, scores, texts, k=10, min_similarity=0.5, values=None):
-    return ByScore(k, min_similarity)(entries(similarities, scores, values, texts)).tolist()
-
-
-def test_score_orders_and_similarity_only_admits():
-    assert by_score([0.6, 0.9, 0.4, 0.7], [3, 1, 9, 2], [0, 1, 2, 3]) == [0, 3, 1]
+@pytest.mark.parametrize(
+    ("policy", "columns", "found"),
+    [
+        # score orders, and similarity only admits
+        (ByScore(9, 0.5), entries([0.6, 0.9, 0.4, 0.7], [3, 1, 9, 2]), [0, 3, 1]),
+        # equal scores go by similarity, then value, then newest first
+        (ByScore(9, 0.5), entries([0.6, 0.8, 0.8, 0.7]), [2, 1, 3, 0]),
+        (ByScore(9, 0.5), entries([0.6, 0.8, 0.8, 0.7], values=[9, 2, 1, 5]), [1, 2, 3, 0]),
+        (ByScore(9, 0.5), entries([0.8] * 4, [1, 2, 2, 1], values=[9, 0, -1, 0]), [1, 2, 0, 3]),
+        # a text answers once, with its better score, then its most similar entry; k limits after that
+        (ByScore(9, 0.5), entries([0.6, 0.9, 0.7, 0.8], [5, 5, 5, 1], texts=[7, 7, 7, 8]), [1, 3]),
+        (ByScore(9, 0.5), entries([0.9, 0.6, 0.8], [1, 4, 2], texts=[7, 7, 8]), [1, 2]),
+        (ByScore(2, 0.5), entries([0.9, 0.8, 0.7, 0.6], [3, 3, 2, 1], texts=[7, 7, 8, 9]), [0, 2]),
+        # similarity orders, then score, then newest first; of a text the nearest entry answers, whatever the scores
+        (BySimilarity(9, 0.5), entries([0.7, 0.9, 0.7, 0.7, 0.5], [1, 0, 2, 2, 9]), [1, 3, 2, 0]),
+        (BySimilarity(2, 0.5), entries([0.7, 0.9, 0.7, 0.7, 0.5], [1, 0, 2, 2, 9]), [1, 3]),
+        (BySimilarity(9, 0.0), entries([0.7, 0.9, 0.8], [9, 1, 1], texts=[4, 4, 5]), [1, 2]),
+    ],
+)
+def test_rankings_by_hand(policy: Policy, columns: Entries, found: list[int]):
+    assert policy(columns).tolist() == found
 
 
 def test_random_tips_are_drawn_from_all_texts_alike():
@@ -46,24 +63,6 @@ def test_random_tips_are_drawn_from_all_texts_alike():
     assert AtRandom(2, rng(0))(entries([])).tolist() == []
 
 
-def test_equal_scores_go_by_similarity_then_value_then_newest_first():
-    assert by_score([0.6, 0.8, 0.8, 0.7], [1, 1, 1, 1], [0, 1, 2, 3]) == [2, 1, 3, 0]
-    assert by_score([0.6, 0.8, 0.8, 0.7], [1, 1, 1, 1], [0, 1, 2, 3], values=[9, 2, 1, 5]) == [1, 2, 3, 0]
-    assert by_score([0.8, 0.8, 0.8, 0.8], [1, 2, 2, 1], [0, 1, 2, 3], values=[9, 0, -1, 0]) == [1, 2, 0, 3]
-
-
-def test_an_episode_answers_once_with_its_most_similar_entry():
-    assert by_score([0.6, 0.9, 0.7, 0.8], [5, 5, 5, 1], [7, 7, 7, 8]) == [1, 3]
-
-
-def test_equal_texts_answer_once_with_the_better_score():
-    assert by_score([0.9, 0.6, 0.8], [1, 4, 2], [7, 7, 8]) == [1, 2]
-
-
-def test_k_limits_after_equal_texts_have_been_dropped():
-    assert by_score([0.9, 0.8, 0.7, 0.6], [3, 3, 2, 1], [7, 7, 8, 9], k=2) == [0, 2]
-
-
 def test_a_text_with_very_many_of_the_best_entries_does_not_hide_the_others():
     n = 10_000
     scores, texts = np.full(n, 5.0), np.zeros(n)
@@ -72,31 +71,17 @@ def test_a_text_with_very_many_of_the_best_entries_does_not_hide_the_others():
     assert found.tolist() == [n - 1, 3, 4000]
 
 
-def test_similarity_orders_then_score_then_newest_first():
-    rows = entries([0.7, 0.9, 0.7, 0.7, 0.5], [1, 0, 2, 2, 9])
-    assert BySimilarity(10, 0.5)(rows).tolist() == [1, 3, 2, 0]
-    assert BySimilarity(2, 0.5)(rows).tolist() == [1, 3]
-
-
-def test_similarity_takes_the_nearest_entry_of_a_text_even_if_another_has_a_better_score():
-    assert BySimilarity(10, 0.0)(entries([0.7, 0.9, 0.8], [9, 1, 1], texts=[4, 4, 5])).tolist() == [1, 2]
-
-
 @pytest.mark.parametrize("policy", [ByScore(5, 0.5), BySimilarity(5, 0.5)])
 def test_the_minimum_itself_is_not_enough(policy):
     assert policy(entries([0.5, 0.5000001, 0.4999999])).tolist() == [1]
 
 
 @pytest.mark.parametrize("policy", [ByScore(3, 0.5), BySimilarity(3, 0.5)])
-def test_few_or_no_candidates_give_few_or_none(policy: Policy):
+def test_few_or_no_candidates_give_few_or_none(policy: ByScore | BySimilarity):
     assert policy(entries([])).tolist() == []
     assert policy(entries([0.1, -1.0])).tolist() == []
     assert policy(entries([0.1, 0.6, 0.9])).tolist() == [2, 1]
-
-
-@pytest.mark.parametrize("policy", [ByScore(0, 0.5), BySimilarity(0, 0.5)])
-def test_none_asked_for_none_given(policy: Policy):
-    assert policy(entries([0.9, 0.8])).tolist() == []
+    assert replace(policy, k=0)(entries([0.9, 0.8])).tolist() == []
 
 
 # Few levels, so that ties abound; uneven ones, so that different sums of z-scores are not equal by chance.

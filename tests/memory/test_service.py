@@ -32,9 +32,11 @@ def direction(text: str) -> list[float]:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[MemoryService]:
+async def serving(file: Path, seed: int | None = None) -> AsyncIterator[MemoryService]:
+    """A service on a memory file (that of a folder); with a seed, one that rewards by random network distillation."""
+    file = file / "memory.sqlite" if file.is_dir() else file
     options: dict[str, Any] = {"capacity": 100, "novelty_similarity": THRESHOLD, "value_learning_rate": 0.5}
-    service = MemoryService(folder / "memory.sqlite", Compass(), ByScore(2, 0.5), **options)
+    service = MemoryService(file, Compass(), ByScore(2, 0.5), **options, distillation_seed=seed)
     try:
         yield service
     finally:

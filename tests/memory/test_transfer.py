@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from empo2.memory import BySimilarity, MemoryFileError, MemoryStore, Step
 from empo2.memory.browse import embedder_of
 from empo2.memory.file import reading
-from empo2.memory.transfer import Imported, Records, export_records, import_records, read_records
+from empo2.memory.transfer import Records, export_records, import_records, read_records
 
-from .visits import visit
+from .stores import play, visit
 
 ODD = '"quotes", \u2028 and\nlines: é😀\x00'
 
@@ -50,18 +50,8 @@ def fill(path: Path, embedder: Hashes) -> Path:
         store.add_episode("a", "one", tip="t1", score=-2.5, success=False, steps=steps("x", "y"), value=0.25)
         store.add_episode(ODD, "two", tip=ODD, score=1e300, success=True, steps=steps("x", ODD), created=12.5)
         store.add_episode("a", "three", tip="t1", score=-2.5, success=True, steps=steps("y", "z"))  # y is there already
-        store.record_play(
-            "a",
-            "p",
-            score=3,
-            success=None,
-            searches=5,
-            hits=4,
-            shown={1: 2, 2: 3, 4: 1},
-            reward=1,
-            learning_rate=0.5,
-        )
-        store.record_play(ODD, "q", score=0, success=True, searches=1, hits=0, shown={}, reward=1, learning_rate=0.5)
+        play(store, "p", {1: 2, 2: 3, 4: 1}, scope="a", score=3, searches=5, hits=4, reward=1)
+        play(store, "q", scope=ODD, score=0, success=True, hits=0)
         store.remove_tips([1])
         for state in ("x", "x", "y"):
             visit(store, "a", state, embedder.embed([state])[0], threshold=0.9)
@@ -79,7 +69,7 @@ def to_file(path: Path, records: list[dict]) -> Path:
     return path
 
 
-def bring(path: Path, records: Records, embedder: Hashes) -> Imported:
+def bring(path: Path, records: Records, embedder: Hashes) -> tuple[int, int]:
     return import_records(path, records, embedder, progress=lambda batches: batches)
 
 
@@ -96,7 +86,7 @@ def records(source: Path, tmp_path: Path) -> Records:
 def test_what_an_export_holds(source: Path) -> None:
     meta, *rest = exported(source)
     assert meta == {"kind": "meta", "schema": 2, "embedder": "hashes", "dimension": 32}
-    tips = [record for record in rest if record["kind"] == "tip"]
+    tips, states, plays = ([each for each in rest if each["kind"] == kind] for kind in ("tip", "state", "play"))
     assert [(tip["episode"], tip["value"], tip["success"]) for tip in tips] == [
         ("one", 0.625, False),  # 0.25 + 0.5 (1 - 0.25)
         ("two", 0, True),
@@ -104,13 +94,8 @@ def test_what_an_export_holds(source: Path) -> None:
     ]
     assert tips[0]["steps"] == [{"state": "x", "action": "act x"}, {"state": "y", "action": "act y"}]
     assert (tips[1]["scope"], tips[1]["text"], tips[1]["created"]) == (ODD, ODD, 12.5)
-    states = [record for record in rest if record["kind"] == "state"]
-    assert [(state["scope"], state["state"], state["visits"]) for state in states] == [
-        ("a", "x", 2),
-        ("a", "y", 1),
-        (ODD, ODD, 1),
-    ]
-    plays = [record for record in rest if record["kind"] == "play"]
+    visits = [(state["scope"], state["state"], state["visits"]) for state in states]
+    assert visits == [("a", "x", 2), ("a", "y", 1), (ODD, ODD, 1)]
     assert [(play["episode"], play["score"], play["success"]) for play in plays] == [("p", 3, None), ("q", 0, True)]
     assert [(play["searches"], play["hits"]) for play in plays] == [(5, 4), (1, 0)]
     assert [play["shown"] for play in plays] == [{"one": 3, "three": 1}, {}]  # "gone" has no tip any more
@@ -119,8 +104,7 @@ def test_what_an_export_holds(source: Path) -> None:
 
 def test_there_and_back_with_another_embedder(source: Path, records: Records, tmp_path: Path) -> None:
     other = Hashes("other", dimension=8)
-    imported = bring(tmp_path / "new.sqlite", records, other)
-    assert imported == Imported(tips=3, known_tips=0, states=3, plays=2, known_plays=0)
+    assert bring(tmp_path / "new.sqlite", records, other) == (3, 2)
     meta, *rest = exported(source)
     assert exported(tmp_path / "new.sqlite") == [meta | {"embedder": "other", "dimension": 8}, *rest]
     assert sorted(other.texts) == sorted(["x", "y", "z", ODD])  # each once
@@ -138,10 +122,8 @@ def test_into_a_memory_that_knows_a_part(records: Records, tmp_path: Path) -> No
         store.add_episode("a", "one", tip="mine", score=4, success=True, steps=[Step("x", x, "mine")], value=0.125)
         store.states.add("a", "x", x, 10)
         store.states.add("a", "w", w, 4)
-        store.record_play(
-            "a", "p", score=9, success=True, searches=1, hits=1, shown={1: 1}, reward=0.125, learning_rate=0.5
-        )
-    assert bring(path, records, embedder) == Imported(tips=2, known_tips=1, states=3, plays=1, known_plays=1)
+        play(store, "p", [1], scope="a", score=9, reward=0.125)
+    assert bring(path, records, embedder) == (2, 1)
     _, *rest = exported(path)
     by_episode = {record["episode"]: record for record in rest if record["kind"] == "tip"}
     assert (by_episode["one"]["text"], by_episode["one"]["value"]) == ("mine", 0.125)
@@ -157,7 +139,7 @@ def test_into_a_memory_that_knows_a_part(records: Records, tmp_path: Path) -> No
 
 def test_a_second_time_only_visits_grow(source: Path, records: Records) -> None:
     before = exported(source)
-    assert bring(source, records, Hashes()) == Imported(tips=0, known_tips=3, states=3, plays=0, known_plays=2)
+    assert bring(source, records, Hashes()) == (0, 0)
     doubled = [record | {"visits": 2 * record["visits"]} if "visits" in record else record for record in before]
     assert exported(source) == doubled
 
@@ -203,24 +185,16 @@ STATE = {"kind": "state", "scope": "a", "state": "s", "visits": 1}
     [
         ([], "is empty"),
         ([META, "{"], "line 2: Invalid JSON"),
-        ([META, ""], "line 2: Invalid JSON"),
         ([META, "[]"], "line 2: .*object"),
-        ([META, '{"kind": "poem"}'], "line 2: .*'poem'"),
         ([META, '{"kind": "a\\nb"}'], "line 2: .*'tip'"),
-        ([META, "{}"], "line 2: .*'kind'"),
         ([META, META], "line 2: the first line, and only that"),
         ([json.dumps(TIP)], "line 1: the first line, and only that"),
         ([META.replace("2,", "1,", 1)], "line 1: has memory schema 1; .* reads schema 2"),
         ([META, json.dumps(STATE), json.dumps(TIP | {"text": " \x1c"})], "line 3: text: .*blank"),
-        ([META, json.dumps(TIP | {"score": "1"})], "line 2: score: .*number"),
-        ([META, json.dumps(TIP | {"score": float("nan")})], "line 2: score: .*finite"),
-        ([META, json.dumps(TIP | {"value": float("inf")})], "line 2: value: .*finite"),
         ([META, json.dumps(TIP).replace('"value": 0', '"value": 1e999')], "line 2: value: .*finite"),
-        ([META, json.dumps(TIP | {"steps": []})], "line 2: steps: .*at least 1 item"),
         ([META, json.dumps(TIP | {"steps": [{"state": "s"}]})], r"line 2: steps\.0\.action: .*required"),
         ([META, json.dumps(TIP | {"embedding": [1]})], "line 2: embedding: .*not permitted"),
         ([META, json.dumps(STATE | {"visits": 0})], "line 2: visits: .*greater than or equal to 1"),
-        ([META, json.dumps(STATE | {"visits": 2**63})], "line 2: visits: .*less than"),
         ([META, json.dumps(STATE | {"visits": 2**31})], "line 2: visits: .*less than"),
         ([META, json.dumps(TIP | {"text": "x" * 12_001})], "line 2: text: .*at most 12000 characters"),
         ([META, json.dumps(STATE).replace('"s"', '"\\ud83d"')], "line 2: Invalid JSON"),
@@ -234,18 +208,15 @@ def test_wrong_lines_are_named(tmp_path: Path, lines: list[str], words: str) -> 
     assert str(caught.value).startswith(f"{file}: ") and "\n" not in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def lines() -> list[bytes]:
-    play = {"kind": "play", "scope": "a", "episode": "p", "score": 1, "success": True, "searches": 1, "hits": 1}
-    more = [json.dumps(record) for record in (TIP, STATE, play | {"created": 2, "shown": {"e": 1}})]
-    return [line.encode() for line in (META, *more)]
+PLAY = {"kind": "play", "scope": "a", "episode": "p", "score": 1, "success": True, "searches": 1, "hits": 1}
+PLAY |= {"created": 2, "shown": {"e": 1}}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_spoilt_lines_are_stored_or_refused(tmp_path: Path, lines: list[bytes], data: st.DataObject) -> None:
+def test_spoilt_lines_are_stored_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """What is let through can be stored; nothing else than a MemoryFileError keeps it out."""
-    text = bytearray(b"\n".join(lines))
+    text = bytearray("\n".join([META, *map(json.dumps, (TIP, STATE, PLAY))]).encode())
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(0, len(text)))
         scalars = [b"-1", b"0.5", b"null", b'""', b'" "', b"[]", b"{}", b"9" * 400, b"NaN", b"\\ud800", b"\n"]
@@ -257,8 +228,7 @@ def test_spoilt_lines_are_stored_or_refused(tmp_path: Path, lines: list[bytes], 
     except MemoryFileError as error:
         assert "\n" not in str(error).replace(str(file), "")
         return
-    imported = bring(target, records, Hashes())
-    assert imported.tips + imported.known_tips == len(records.tips)
+    bring(target, records, Hashes())
     with reading(target) as db:
         assert embedder_of(db) == ("hashes", 32)
     for path in (target, tmp_path / "new.sqlite.lock"):

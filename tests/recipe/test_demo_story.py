@@ -1,15 +1,18 @@
 """The story of a run: sentences that are true of its numbers, whatever these are."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from empo2.memory import MemoryStore, Step
+from empo2.memory import MemoryStore
 from empo2.recipe.cli.demo import demo_settings
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.demo_story import Point, read_points, sentences, tell
+
+from ..memory.stores import add
 
 
 def test_a_run_that_learns():
@@ -48,17 +51,13 @@ def test_the_whole_story(tmp_path: Path):
         for step, alone, noted in ((0, 0.0, 0.0), (5, 0.25, 0.75))
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    store = MemoryStore(tmp_path / "memory.sqlite", embedder="none", dimension=2, capacity=10)
     key = np.array([1.0, 0.0])
-    way = [
-        Step("You are in the hall.", key, "move east"),
-        Step("You are in the den.\nYou see a coin.", key, "take coin"),
-    ]
-    store.add_episode("s", "one", tip="No coin as far as the hall.", score=0.0, success=False, steps=way[:1])
-    store.add_episode("s", "two", tip="Coin in the den.", score=100.0, success=True, steps=way)
-    slip = Step("You are in the hall.", key, "move eastern shade")  # all that is new in an episode with the same tip
-    store.add_episode("s", "three", tip="Coin in the den.", score=100.0, success=True, steps=[slip, *way])
-    store.close()
+    way = [("You are in the hall.", key, "move east"), ("You are in the den.\nYou see a coin.", key, "take coin")]
+    slip = "You are in the hall.", key, "move eastern shade"  # all that is new in an episode with the same tip
+    with closing(MemoryStore(tmp_path / "memory.sqlite", embedder="none", dimension=2, capacity=10)) as store:
+        add(store, "one", *way[:1], tip="No coin as far as the hall.", score=0.0, success=False)
+        add(store, "two", *way, tip="Coin in the den.", score=100.0, success=True)
+        add(store, "three", slip, *way, tip="Coin in the den.", score=100.0, success=True)
     told = tell(tmp_path).splitlines()
     assert told[:2] == ["tip (after a success)  Coin in the den.", "tip (after a failure)  No coin as far as the hall."]
     assert told[3:8] == [

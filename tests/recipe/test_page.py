@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import yaml
 
-from empo2.memory import MemoryStore, Step
+from empo2.memory import MemoryStore
 from empo2.recipe.config import load_settings
 from empo2.recipe.evaluation.charts import charts_of, drawing
 from empo2.recipe.evaluation.page import write_page
 from empo2.recipe.evaluation.run_lines import differences, lines_of
 
+from ..memory.stores import add, play
 from ..needs import need
 
 EVIL = "<script>window.hacked = 1</script><img src=http://127.0.0.1:9/x onerror='hacked = 1'>&amp;"
@@ -41,20 +42,9 @@ def add_memory(run: Path) -> None:
     """Tip 1 is shown in episodes that return 90 and 70, tip 2 in 70 and 20, tip 3 in one; two more return 10 and 30."""
     with closing(MemoryStore(run / "memory.sqlite", embedder="none", dimension=1, capacity=9)) as store:
         for number, text in enumerate(("Go east.", EVIL, "Seen once."), 1):
-            step = Step(f"room {number}", np.ones(1), "go")
-            store.add_episode("den", f"writer {number}", tip=text, score=0.0, success=False, steps=[step])
+            add(store, f"writer {number}", np.ones(1), scope="den", tip=text, success=False)
         for score, shown in ((90, [1]), (70, [1, 2]), (20, [2, 3]), (10, []), (30, [])):
-            store.record_play(
-                "den",
-                f"play {score}",
-                score=score,
-                success=False,
-                searches=1,
-                hits=1,
-                shown=dict.fromkeys(shown, 1),
-                reward=0.0,
-                learning_rate=0.3,
-            )
+            play(store, f"play {score}", shown, scope="den", score=score)
 
 
 def add_episodes(run: Path) -> None:
@@ -64,9 +54,10 @@ def add_episodes(run: Path) -> None:
     (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs, two of which differ in their seed alone, and the first of which has tips and episodes."""
+    tmp_path = tmp_path_factory.mktemp("runs")
     first = make_run(tmp_path / "empo2-1", 0.5, "algorithm.seed=1")
     second = make_run(tmp_path / "empo2-2", 1.0, "algorithm.seed=2", "run.steps=9")
     other = make_run(tmp_path / "grpo", 0.25, "algorithm.name=grpo")
@@ -153,15 +144,14 @@ def test_the_page_needs_nothing_and_runs_nothing(page: Path):
     assert set(re.findall(r"url\(([^)#]*)", content)) <= {""}
 
 
-def test_secrets_of_the_environment_are_left_out(page: Path, monkeypatch: pytest.MonkeyPatch):
+def test_secrets_of_the_environment_are_left_out(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "Go east.")
-    write_page(lines_of([page.parent / "empo2-1"]), page)
-    assert "Go east" not in page.read_text()
+    assert "Go east" not in write_page(lines_of([page.parent / "empo2-1"]), tmp_path / "report.html").read_text()
 
 
-def test_a_memory_that_cannot_be_read_is_named(page: Path):
-    (page.parent / "grpo" / "memory.sqlite").write_text("no database")
-    write_page(lines_of([page.parent / "grpo"]), page)
+def test_a_memory_that_cannot_be_read_is_named(tmp_path: Path):
+    (make_run(tmp_path / "grpo", 1.0) / "memory.sqlite").write_text("no database")
+    page = write_page(lines_of([tmp_path / "grpo"]), tmp_path / "report.html")
     assert re.search(r"Inside \S+/grpo \S+/grpo/memory.sqlite: ", Reader(page).text)
 
 

@@ -40,21 +40,19 @@ def make_run(folder: Path, rows: list[dict], ending: str = "") -> Path:
     return folder
 
 
-def table(run: Path) -> list[list[str]]:
-    output = io.StringIO()
+def test_table_has_one_line_a_step(tmp_path, capsys):
+    run, output = make_run(tmp_path / "demo", ROWS), io.StringIO()
     show_runs([run], run, Console(width=80, file=output))
     lines = output.getvalue().splitlines()
     rule = next(index for index, line in enumerate(lines) if "──" in line)
-    return [line.split() for line in lines[rule + 1 :] if line.strip()]
-
-
-def test_table_has_one_line_a_step(tmp_path):
-    assert table(make_run(tmp_path / "demo", ROWS)) == [
+    assert [line.split() for line in lines[rule + 1 :] if line.strip()] == [
         ["0", "8.25"],
         ["1", "memory,", "off-policy", "21.00", "1.50", "8", "2.4", "3", "24", "s"],
         ["2", "no", "memory", "22.00", "1.50", "16", "0.0", "3", "24", "s"],
         ["3", "50%", "mem,", "25%", "off", "23.00", "1.50", "24", "1.2", "3", "24", "s"],
     ]
+    assert capsys.readouterr().out == f"curves  {run / 'curves.png'}\nreport  {run / 'report.html'}\n"
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -79,20 +77,12 @@ def test_validation_alone_has_no_mode():
     assert step_summary(VALIDATION | more) == "validation 8.25, training tasks 50.00, with tips 75.00"
 
 
-def test_a_line_being_written_is_skipped(tmp_path):
-    assert len(read_metrics(make_run(tmp_path / "demo", ROWS, ending='{"step": 4, "trai'))) == 4
-
-
-def test_lines_of_a_step_are_merged_and_a_resumed_run_wins(tmp_path):
-    rows = [training(2, 0, 0), training(1, 0, 0), {"step": 2, "val/return": 9.0}, {"step": 2, "training/return": 1.0}]
-    first, second = read_metrics(make_run(tmp_path / "demo", rows))
-    assert first["step"] == 1
+def test_lines_of_a_step_are_merged_and_what_is_half_written_or_not_finite_is_absent(tmp_path):
+    rows = [training(2, 0, 0), training(1, 0, 0, **{"actor/entropy": None})]
+    rows += [{"step": 2, "val/return": 9.0}, {"step": 2, "training/return": 1.0}]  # the resumed run wins
+    first, second = read_metrics(make_run(tmp_path / "demo", rows, ending='{"step": 4, "trai'))
+    assert first["step"] == 1 and "actor/entropy" not in first
     assert (second["training/return"], second["val/return"], second["empo2/memory_size"]) == (1.0, 9.0, 16)
-
-
-def test_a_value_that_was_not_finite_is_absent(tmp_path):
-    (row,) = read_metrics(make_run(tmp_path / "demo", [training(1, 0, 0, **{"actor/entropy": None})]))
-    assert "actor/entropy" not in row
 
 
 def shown(capsys: pytest.CaptureFixture[str], folder: Path, *runs: Path) -> str:
@@ -100,15 +90,14 @@ def shown(capsys: pytest.CaptureFixture[str], folder: Path, *runs: Path) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("rows", [ROWS, [VALIDATION], [{"step": 0, "val/n_rollouts": 0}]])
-def test_curves_of_one_run(tmp_path, capsys, rows):
-    run = make_run(tmp_path / "demo", rows)
-    assert shown(capsys, run, run) == f"curves  {run / 'curves.png'}\nreport  {run / 'report.html'}\n"
-    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+def test_a_run_without_anything_to_draw(tmp_path, capsys):
+    run = make_run(tmp_path / "demo", [{"step": 0, "val/n_rollouts": 0}])
+    assert shown(capsys, run, run).startswith(f"curves  {run / 'curves.png'}\n")
 
 
 def test_several_runs_are_compared_in_one_picture_and_one_table(tmp_path, capsys):
-    runs = [make_run(tmp_path / "empo2", ROWS), make_run(tmp_path / "grpo$_", [{"step": 0, "val/success_rate": 0.5}])]
+    rows = [VALIDATION, {"step": 3, "training/return": 1.0}]
+    runs = [make_run(tmp_path / "empo2", rows), make_run(tmp_path / "grpo$_", [{"step": 0, "val/success_rate": 0.5}])]
     lines = shown(capsys, tmp_path, *runs).splitlines()
     assert [line.split() for line in lines if line.startswith(("empo2", "grpo"))] == [
         ["empo2", "1", "3", "0.00"],

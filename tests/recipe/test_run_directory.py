@@ -145,7 +145,7 @@ def test_a_memory_can_start_from_another_runs(tmp_path: Path, named: str) -> Non
         run, _ = open_run_directory(settings_in(tmp_path, "run.name=a", f"memory.from={source}"), "cpu")
         assert store.size() == 1
     with closing(MemoryStore(run / "memory.sqlite", embedder="all-MiniLM-L6-v2", dimension=384)) as store:
-        assert store.size("task") == 1
+        assert store.size() == 1
 
 
 def test_a_memory_of_another_embedder_is_refused(tmp_path: Path) -> None:

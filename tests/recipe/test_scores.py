@@ -1,5 +1,6 @@
 """Scores of a group, and the advantages that are made of them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -16,13 +17,14 @@ from empo2.recipe.trainer.step_results import RolloutResult
 PAPER = load_settings("gpu").algorithm
 
 
-def advantages(returns: list[float], intrinsic: list[float], **changes: Any) -> list[float]:
-    """Advantages of one group whose rollouts share a mode."""
-    results = {
-        str(i): RolloutResult("g", Mode.of(memory=False), *pair)
-        for i, pair in enumerate(zip(returns, intrinsic, strict=True))
-    }
-    return list(rollout_advantages(results, PAPER.model_copy(update=changes)).values())
+def group(returns: Iterable[float], intrinsic: Iterable[float]) -> dict[str, RolloutResult]:
+    """The rollouts of one group, which share a mode."""
+    pairs = enumerate(zip(returns, intrinsic, strict=True))
+    return {str(i): RolloutResult("g", Mode.of(memory=False), *pair) for i, pair in pairs}
+
+
+def advantages(returns: list[float], intrinsic: list[float]) -> list[float]:
+    return list(rollout_advantages(group(returns, intrinsic), PAPER).values())
 
 
 def by_hand(scores: list[float]) -> Any:
@@ -61,21 +63,20 @@ def test_rewards_in_other_units_behave_the_same(lowest: float, highest: float, n
         update={"failure_return": lowest, "success_return": highest, "normalize_by_std": normalize_by_std}
     )
     returns = lowest + shares * (highest - lowest)
-    results = {str(i): RolloutResult("g", Mode.of(memory=False), returns[i], intrinsic[i]) for i in range(4)}
     scores = shares + 0.01 * intrinsic
     wanted = (scores - scores.mean()) / (scores.std(ddof=1) + 1e-6 if normalize_by_std else 1)
-    assert list(rollout_advantages(results, algorithm).values()) == pytest.approx(wanted.tolist(), rel=1e-6, abs=1e-9)
+    made = list(rollout_advantages(group(returns, intrinsic), algorithm).values())
+    assert made == pytest.approx(wanted.tolist(), rel=1e-6, abs=1e-9)
     # Less than a two-hundredth of the range apart, and all successes: nothing is learned in any units.
     for share, spread in ((0.3, 0.002), (1.0, 0.0)):
         near = [lowest + (share + spread * i) * (highest - lowest) for i in range(3)]
-        alike = {str(i): RolloutResult("g", Mode.of(memory=False), near[i], 1.0 * (share == 1) * i) for i in range(3)}
+        alike = group(near, [1.0 * (share == 1) * i for i in range(3)])
         assert set(rollout_advantages(alike, algorithm).values()) == {0.0}
 
 
 def test_returns_outside_of_their_range_are_a_warning() -> None:
     def warning(*returns: float) -> str:
-        results = {str(i): RolloutResult("g", Mode.of(memory=False), value) for i, value in enumerate(returns)}
-        return range_warning(results, load_settings().algorithm)
+        return range_warning(group(returns, [0.0] * len(returns)), load_settings().algorithm)
 
     assert warning(0.0, 0.4, 1.0) == ""
     assert "returns are 0 to 87, outside of algorithm.failure_return=0 to success_return=1;" in warning(0.0, 87.0)

@@ -31,9 +31,9 @@ def test_replies_are_those_of_a_chat_alone(loaded):
     }
     together = Chats(model, tokenizer, temperature=0, seed=0)
     for asked in ({5, 9}, {9}, {5}):  # a chat may be left out of a call and come back
-        replies = together.reply({name: chats[name] for name in asked}, 10)
+        replies = together.reply({name: chats[name] for name in asked}, 6)
         for name, reply in replies.items():
-            assert reply == alone(chats[name], 10)
+            assert reply == alone(chats[name], 6)
             chats[name] += [{"role": "assistant", "content": reply}, {"role": "user", "content": "And in Spain?"}]
     chats[5][1] = {"role": "assistant", "content": "It is Rome."}  # what was fed and is not said any more is forgotten
-    assert together.reply({5: chats[5]}, 10)[5] == alone(chats[5], 10)
+    assert together.reply({5: chats[5]}, 6)[5] == alone(chats[5], 6)

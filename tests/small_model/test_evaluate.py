@@ -18,6 +18,7 @@ HOUSE = House(
     "cellar",
     {"hall": {"east": "den"}, "den": {"east": "cellar", "west": "hall"}, "cellar": {"west": "den"}},
 )
+NOTE = "Coin in the cellar: hall move east, den move east, cellar take coin."
 
 
 @pytest.fixture
@@ -42,13 +43,12 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Episode]:
 
 
 def test_a_found_coin_and_the_true_way_to_it(policy):
-    note = "Coin in the cellar: hall move east, den move east, cellar take coin."
-    episode = policy("move east", "move east", "take coin", note)
-    assert (episode.success, episode.valid, len(episode.turns), episode.tip) == (True, 3, 3, note)
+    episode = policy("move east", "move east", "take coin", NOTE)
+    assert (episode.success, episode.valid, len(episode.turns), episode.tip) == (True, 3, 3, NOTE)
     assert episode.tip_true
     assert "was completed" in episode.chat[-1]["content"]
     assert episode.chat[-2] == {"role": "assistant", "content": "take coin"}
-    assert not policy("move east", "move east", "take coin", note.replace("den move east", "den move west")).tip_true
+    assert not policy("move east", "move east", "take coin", NOTE.replace("den move east", "den move west")).tip_true
 
 
 def test_a_failure_and_what_it_saw(policy):
@@ -63,7 +63,7 @@ def test_a_failure_and_what_it_saw(policy):
     assert episode.chat[-2]["content"] == "move east"  # its result was not shown
     # The den was not seen, so to call it empty is no honest note, though it is right; nor is a coin that was not found.
     assert not policy(*actions, "No coin as far as the den: hall move east, den no coin.").tip_true
-    assert not policy(*actions, "Coin in the cellar: hall move east, den move east, cellar take coin.").tip_true
+    assert not policy(*actions, NOTE).tip_true
 
 
 def test_a_tip_is_what_the_gateway_keeps_of_it(policy):
@@ -73,22 +73,16 @@ def test_a_tip_is_what_the_gateway_keeps_of_it(policy):
 
 def test_the_interval_is_over_houses():
     """Against numpy's own bootstrap of equal groups: the mean of the houses' means."""
-    values = [
-        (f"house {house}", hit, 1)
-        for house, hits in enumerate([4, 0, 0, 3, 1, 0])
-        for hit in [1] * hits + [0] * (4 - hits)
-    ]
-    cell = share(values)
+    hits = [4, 0, 0, 3, 1, 0]  # of four each
+    cell = share([(f"house {house}", int(number < hit), 1) for house, hit in enumerate(hits) for number in range(4)])
     assert cell is not None and (cell.share, cell.count) == (pytest.approx(8 / 24, abs=1e-3), 24)
-    drawn = np.random.default_rng(1).choice(np.array([4, 0, 0, 3, 1, 0]) / 4, (20_000, 6)).mean(axis=1)
+    drawn = np.random.default_rng(1).choice(np.array(hits) / 4, (20_000, 6)).mean(axis=1)
     assert (cell.low, cell.high) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))), abs=0.05)
     assert share([]) is None
 
 
 def test_what_is_measured(policy):
-    found = policy(
-        "move east", "move east", "take coin", "Coin in the cellar: hall move east, den move east, cellar take coin."
-    )
+    found = policy("move east", "move east", "take coin", NOTE)
     lost = policy("a", "move east", "move west", "d", "No coin as far as the den: hall move west, den no coin.")
     table = measured([found, lost])
     assert {name: cell.share for name, cell in table.items() if cell} == {

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from empo2.agents.houses.house import House
-from empo2.small_model.notes import WORDINGS, Note, Turn, falsified, note_of, parse, render, shortened, way_to
+from empo2.small_model.notes import WORDINGS, Note, Turn, falsified, note_of, parse, render, way_to
 from empo2.small_model.player import Player
 
 #   attic
@@ -44,9 +44,8 @@ def test_wordings():
     assert render(FAILED) == "No coin as far as the den: hall move east, den no coin."
     assert render(NOWHERE) == "No coin as far as the hall: hall no coin."
     assert render(FAILED, 2) == "I came this far: in the hall move east, in the den no coin."
-    assert (
-        len({render(note, wording) for note in (TRUE, FAILED, NOWHERE) for wording in range(WORDINGS)}) == 3 * WORDINGS
-    )
+    every = {render(note, wording) for note in (TRUE, FAILED, NOWHERE) for wording in range(WORDINGS)}
+    assert len(every) == 3 * WORDINGS
 
 
 @pytest.mark.parametrize("note", [TRUE, FAILED, NOWHERE, Note("hall", found=True)])
@@ -57,7 +56,6 @@ def test_what_is_written_is_read_back(note: Note):
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "The coin is near.",
         "Coin in the den: hall move up, den take coin.",
         "Coin in the den: hall move east, attic take coin.",
@@ -91,10 +89,8 @@ def test_truth(note: Note, true: bool):
 
 
 def test_the_note_of_a_success_is_its_way_without_detours():
-    found = turns(
-        "move north", "move south", "move up", "move east", "move south", "move north", "move east", "take coin"
-    )
-    assert note_of(found, True) == TRUE
+    detours = ["move north", "move south", "move up", "move east", "move south", "move north"]
+    assert note_of(turns(*detours, "move east", "take coin"), True) == TRUE
 
 
 def test_the_note_of_a_failure_is_the_way_to_the_last_room_without_detours():
@@ -103,21 +99,10 @@ def test_the_note_of_a_failure_is_the_way_to_the_last_room_without_detours():
     assert note_of(turns("move south", "move north", "look"), False) == NOWHERE
 
 
-def test_loops_are_left_out():
-    assert shortened([("a", "north"), ("b", "east"), ("c", "west"), ("b", "south"), ("d", "east")], "e") == (
-        ("a", "north"),
-        ("b", "south"),
-        ("d", "east"),
-    )
-    assert shortened([("a", "north"), ("b", "south"), ("a", "east")], "a") == ()
-
-
 def test_a_falsified_note_is_false():
     generator = random.Random(0)
-    for _ in range(100):
-        assert not falsified(TRUE, HOUSE, generator).true_of(HOUSE)
-        assert not falsified(FAILED, HOUSE, generator).true_of(HOUSE)
-        assert not falsified(NOWHERE, HOUSE, generator).true_of(HOUSE)
+    for note in (TRUE, FAILED, NOWHERE) * 100:
+        assert not falsified(note, HOUSE, generator).true_of(HOUSE)
 
 
 def test_a_shortest_way():
@@ -168,6 +153,4 @@ def test_a_player_follows_the_way_that_most_notes_name():
 
 
 def test_a_player_without_notes_knows_nothing():
-    ways = {tuple(played(seed=seed)) for seed in range(50)}
-    assert {way[1] for way in ways} == {"attic", "den", "shed"}
-    assert all(len(set(way)) == len(way) or way.count("hall") > 1 or way.count("den") > 1 for way in ways)
+    assert {played(seed=seed)[1] for seed in range(50)} == {"attic", "den", "shed"}

@@ -10,7 +10,7 @@ from empo2.agents.houses.house import House
 from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 from empo2.small_model.houses import disguised
 from empo2.small_model.make import reflections
-from empo2.small_model.notes import parse
+from empo2.small_model.notes import parse, render
 from empo2.small_model.rows import READING, WRITING, Message, Mix, Row, rows
 from empo2.small_model.train import ACTION_WEIGHT, encode
 
@@ -74,13 +74,11 @@ def test_a_disguise_keeps_the_plan_of_a_house():
         assert other.coin != other.start
 
 
-def test_every_kind_is_there_in_its_share(made: list[Row]):
+def test_every_kind_is_there_in_its_share_and_every_row_teaches_something(made: list[Row]):
     for kind, percent in READING.kinds.items():
         assert 0.5 * percent < sum(row.kind == kind for row in made) / 3 < 1.7 * percent
-
-
-def test_every_row_teaches_something(made: list[Row]):
     assert all(any(message.learned for message in row.messages) for row in made)
+    assert some_rows(READING) == made  # the same seed gives the same rows
 
 
 def test_the_second_stage_writes_what_no_note_told():
@@ -92,8 +90,6 @@ def test_the_second_stage_writes_what_no_note_told():
 
 
 def test_notes_are_true_or_false_as_labelled(made: list[Row]):
-    from empo2.small_model.notes import render
-
     for row in made:
         for note, true in row.notes:
             assert holds(render(note), row.house) is true, (row.kind, render(note), row.house)
@@ -144,10 +140,6 @@ def test_a_chat_is_an_episode_of_the_game(made: list[Row]):
             room = row.house.doors[room].get(reply.content.removeprefix("move "), room)
 
 
-def test_the_same_seed_gives_the_same_rows(made: list[Row]):
-    assert some_rows(READING) == made
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     from transformers import AutoTokenizer
@@ -166,10 +158,8 @@ def test_the_loss_is_on_replies_and_the_end_of_their_turns(tokenizer):
         Message("assistant", "No coin as far as the den.", learned=True),
     ]
     encoded = encode(chat, tokenizer)
-    assert (
-        tokenizer.decode([encoded.ids[at] for at in encoded.learned])
-        == "move west<|im_end|>No coin as far as the den.<|im_end|>"
-    )
+    learned = tokenizer.decode([encoded.ids[at] for at in encoded.learned])
+    assert learned == "move west<|im_end|>No coin as far as the den.<|im_end|>"
     assert tokenizer.decode(encoded.ids).count("<|im_start|>") == len(chat)
     action, note = len(tokenizer("move west").input_ids) + 1, len(tokenizer("No coin as far as the den.").input_ids) + 1
     assert encoded.weights == [ACTION_WEIGHT] * action + [1] * note
@@ -197,7 +187,5 @@ def test_loss_and_gradient_are_those_of_the_whole_row(tokenizer):
     assert torch.isclose(ours, theirs, rtol=1e-4)
     for one, other in zip(torch.autograd.grad(ours, weights), torch.autograd.grad(theirs, weights), strict=True):
         assert (one - other).norm() < 1e-3 * other.norm()  # rounding of fp32 is 2e-4
-    assert {name.split("layers.")[1].split(".")[0] for name, w in peft_model.named_parameters() if w.requires_grad} == {
-        "28",
-        "29",
-    }
+    trained = [name for name, weight in peft_model.named_parameters() if weight.requires_grad]
+    assert {name.split("layers.")[1].split(".")[0] for name in trained} == {"28", "29"}

@@ -1,6 +1,5 @@
 """A shop of 24 products: 22 plain mugs, a blue one, and a teapot with odd options. Each has one instruction."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,24 +8,10 @@ import pytest
 
 from empo2.agents.webshop.catalogue import Catalogue, build
 
-
-def product(asin: str, name: str, options: dict[str, list[str]], **more: object) -> dict:
-    return {
-        "asin": asin,
-        "name": name,
-        "query": "mug",
-        "category": "garden",
-        "product_category": "Home & Kitchen › Dining › Cups",
-        "full_description": "",
-        "small_description": [],
-        "pricing": "$12.99",
-        "customization_options": {key: [{"value": value} for value in values] for key, values in options.items()},
-        **more,
-    }
-
+from .shops import item, wish, write
 
 PRODUCTS = [
-    product(
+    item(
         "B0BLUEMUG1",
         "Blue Stoneware Mug",
         {"Color": ["Blue", "Red/White"], "Size": ["Small", "Large"]},
@@ -34,48 +19,28 @@ PRODUCTS = [
         small_description=["Dishwasher safe", "Holds 12 ounces"],
         pricing="$10.00$20.00",
     ),
-    product(
+    item(
         "B0TEAPOT01",
         "Teapot",
         {"Theme": ["Buy Now", "< Prev", "Twin"], "Finish": ["Twin", "Next >", "", "[A] B"]},
         query="teapot",
         product_category="Antiques",
     ),
-    *(product(f"B0PLAIN{number:03}", f"Plain Mug {number}", {}) for number in range(22)),
+    *(item(f"B0PLAIN{number:03}", f"Plain Mug {number}") for number in range(22)),
 ]
 INSTRUCTIONS = {
-    "B0BLUEMUG1": {
-        "instruction": "I want a blue mug that is dishwasher safe.",
-        "instruction_attributes": ["dishwasher safe"],
-        "instruction_options": ["blue", "large"],
-    },
-    "B0TEAPOT01": {
-        "instruction": "a teapot",
-        "instruction_attributes": ["teapot"],
-        "instruction_options": ["twin"],
-    },
-    **{
-        f"B0PLAIN{number:03}": {
-            "instruction": f"i need plain mug {number}",
-            "instruction_attributes": ["plain"],
-            "instruction_options": [],
-        }
-        for number in range(22)
-    },
+    "B0BLUEMUG1": wish("I want a blue mug that is dishwasher safe.", ["dishwasher safe"], ["blue", "large"]),
+    "B0TEAPOT01": wish("a teapot", ["teapot"], ["twin"]),
+    **{f"B0PLAIN{number:03}": wish(f"i need plain mug {number}", ["plain"]) for number in range(22)},
 }
 
 
 @pytest.fixture(scope="session")
 def shop_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shop")
-    files = {
-        "items": PRODUCTS,
-        "attributes": {entry["asin"]: {"attributes": []} for entry in PRODUCTS},
-        "human": {asin: [instruction] for asin, instruction in INSTRUCTIONS.items()},
-    }
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    build(folder / "catalogue", *(folder / f"{name}.json" for name in files))
+    attributes = {entry["asin"]: {"attributes": []} for entry in PRODUCTS}
+    human = {asin: [instruction] for asin, instruction in INSTRUCTIONS.items()}
+    build(folder / "catalogue", *write(folder, PRODUCTS, attributes, human))
     return folder / "catalogue"
 
 

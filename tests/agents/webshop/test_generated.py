@@ -34,17 +34,9 @@ def test_the_files_have_the_originals_keys_and_types(files):
     items, attributes, human = (json.loads(file.read_text()) for file in files)
     assert (len(items), len(attributes), len(human)) == (200, 200, 200)
     for item in items:
-        assert {key: type(value) for key, value in item.items() if key != "small_description"} == {
-            "asin": str,
-            "name": str,
-            "query": str,
-            "category": str,
-            "product_category": str,
-            "full_description": str,
-            "pricing": str,
-            "customization_options": dict,
-            "images": list,
-        }
+        texts = ("asin", "name", "query", "category", "product_category", "full_description", "pricing")
+        types = {key: type(value) for key, value in item.items() if key != "small_description"}
+        assert types == {**dict.fromkeys(texts, str), "customization_options": dict, "images": list}
         assert isinstance(item["small_description"], list | str)
         for contents in filter(None, item["customization_options"].values()):
             assert all(content.keys() == {"value", "image"} for content in contents)
@@ -113,13 +105,10 @@ def test_files_follow_from_number_and_seed(tmp_path, files):
         assert (tmp_path / "other" / file.name).read_bytes() != file.read_bytes()
 
 
-def test_of_many_products_some_have_instructions(tmp_path):
+def test_of_many_products_some_have_instructions_and_none_are_refused(tmp_path):
     items, attributes, human = write(tmp_path, 5_000)
     assert len(json.loads(items.read_text())) == len(json.loads(attributes.read_text())) == 5_000
     assert sum(map(len, json.loads(human.read_text()).values())) == 7_500  # three for each second product
-
-
-def test_no_product_is_refused(tmp_path):
     with pytest.raises(ValueError, match="products 0 must be at least 1"):
         write(tmp_path, 0)
 

@@ -51,22 +51,16 @@ def test_a_document_that_ends_anywhere_too_early_is_damaged(file: Path, monkeypa
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "document",
-    ["[1 2]", "[1,]", "[,]", "[}", "[1}", "[1], 2", "[1] x", "[01]", "['a']", '["a\nb"]', b'["\xff"]', "[" * 100_000],
-)
-def test_what_json_refuses_is_refused(file: Path, document: str | bytes):
-    file.write_bytes(document.encode() if isinstance(document, str) else document)
+ARRAYS = ["[1 2]", "[1,]", "[,]", "[}", "[1}", "[1], 2", "[1] x", "[01]", "['a']", '["\n"]', '["\xff"]', "[" * 100_000]
+OBJECTS = ["{]", '{"a" 1}', '{"a"}', "{1: 2}", '{"a": 1,}', "{null: 1}"]
+
+
+@pytest.mark.parametrize("document", [*ARRAYS, *OBJECTS], ids=lambda document: document[:9])
+def test_what_json_refuses_is_refused(file: Path, document: str):
+    file.write_bytes(document.encode("latin-1"))
     with pytest.raises(ValueError, match="is damaged or cut short") as error:
-        list(read_json(file, "array"))
+        list(read_json(file, "array" if document[0] == "[" else "object"))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("document", ["{]", '{"a" 1}', '{"a"}', "{1: 2}", '{"a": 1,}', "{null: 1}"])
-def test_an_object_that_json_refuses_is_refused(file: Path, document: str):
-    file.write_text(document)
-    with pytest.raises(ValueError, match="is damaged or cut short"):
-        list(read_json(file, "object"))
 
 
 @pytest.mark.parametrize("document", ["", "<html>404</html>", "17", '{"a": 1}', "PK\x03\x04"])

@@ -90,11 +90,6 @@ def test_type(words, wanted: str, bought: str, same_query: bool, category: str, 
     assert result.value == pytest.approx(kind)  # all else is hit
 
 
-def test_equal_empty_categories_share_one_part(words):
-    product = replace(PRODUCT, title="a", query="tables", product_category="")
-    assert reward(product, CHOSEN, replace(GOAL, name="a b c d e", product_category="")).type == 0.5
-
-
 @pytest.mark.parametrize(
     ("attribute", "hit"),
     [
@@ -116,12 +111,9 @@ def test_an_attribute(words, attribute: str, hit: bool):
     assert result.value == pytest.approx((3 + hit) / 4)
 
 
-def test_the_first_attribute_found_is_counted_once(words):
+def test_an_attribute_is_counted_once_and_texts_may_have_it_alone(words):
     product = replace(PRODUCT, attributes=("energy saving", "saving energy"))
     assert reward(product, CHOSEN, replace(GOAL, attributes=("energy saving",))).attribute_hits == 1
-
-
-def test_a_product_without_attributes_is_known_by_its_texts(words):
     assert reward(replace(PRODUCT, attributes=()), CHOSEN, GOAL).attribute_hits == 1
 
 
@@ -178,22 +170,12 @@ def test_options_with_names(words, chosen: str, name: str, wanted: str, original
 
 NAMES_OF_OPTIONS = ["color", "size", "material type", "scent", "fit type", "red", "style", "kid's size", "gold", "数"]
 VALUES_OF_OPTIONS = [
-    *(
-        "red",
-        "navy blue",
-        "wine red | white",
-        "black",
-        "x-large",
-        "large",
-        "9.5",
-        "9",
-        "10 wide",
-        "12 ounce (pack of 2)",
-    ),
-    *("a01-black", "steel", "leather", "feather", "don't", "40'' x 60\"", "café au lait", "5x-large big", "tangerine"),
-    *("men | women", "size", "pack of 2", "", "數 blue", "gold", "new\nline", "32gb + 64 gb"),
+    *("red", "navy blue", "wine red | white", "black", "x-large", "large", "9.5", "9", "10 wide"),
+    *("12 ounce (pack of 2)", "a01-black", "steel", "leather", "feather", "don't", "40'' x 60\"", "café au lait"),
+    *("5x-large big", "tangerine", "men | women", "size", "pack of 2", "", "數 blue", "gold", "new\nline"),
+    "32gb + 64 gb",
 ]
-CASES = 20_000
+CASES = 5_000
 
 
 def option_cases() -> list[tuple[str, str, str]]:
@@ -213,7 +195,7 @@ def test_options_with_names_are_matched_as_by_thefuzz(words):
         reward(PRODUCT, {"any": chosen}, replace(GOAL, options=(value,), option_names=(name,))).option_hits
         for chosen, name, value in option_cases()
     )
-    assert (sum(hits), zlib.crc32(hits)) == (12_184, 3_465_622_632)
+    assert (sum(hits), zlib.crc32(hits)) == (3_035, 4_032_358_107)
 
 
 @pytest.mark.parametrize(("price", "hit"), [(29.99, True), (30.0, True), (30.01, False)])

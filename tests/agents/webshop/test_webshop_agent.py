@@ -17,6 +17,8 @@ from empo2.agents.webshop.tasks import Episode, load, open_catalogue
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.tasks import check_agent, load_tasks, scope_of
 
+from .shops import item, wish, write
+
 FOLDER = Path(agent.__file__).parent
 MUG, TEAPOT = "B0BLUEMUG1", "B0TEAPOT01"
 BUY_THE_MUG = ("search[blue stoneware]", "click[b0bluemug1]", "click[blue]", "click[large]", "click[buy now]")
@@ -38,11 +40,6 @@ def run(play_agent) -> Callable[[Episode], dict]:
     return partial(play_agent, WebShopAgent)
 
 
-def scripted(*replies: str) -> Callable[[list[dict]], str]:
-    script = iter(replies)
-    return lambda messages: next(script)
-
-
 def chooser(*actions: str) -> Callable[[list[dict]], str]:
     """Replies with the numbers under which the actions are listed."""
     script = iter(actions)
@@ -55,8 +52,7 @@ def chooser(*actions: str) -> Callable[[list[dict]], str]:
 
 
 def test_the_right_purchase_is_posted_as_100(run, server, episode, goal_of):
-    server.reply = scripted(*BUY_THE_MUG)
-    reward = run(episode())
+    reward = run(episode(), [*BUY_THE_MUG])
     assert (reward["value"], reward["success"]) == (100, True)
     assert reward["message"] == f"goal {goal_of(MUG)}: score 100 after 5 of 15 steps"
     system, first = server.chats[0]["messages"]
@@ -66,21 +62,13 @@ def test_the_right_purchase_is_posted_as_100(run, server, episode, goal_of):
 
 
 def test_a_part_of_the_reward_is_posted_exactly_and_is_no_success(run, server, episode):
-    server.reply = scripted("search[teapot]", "click[b0teapot01]", "click[buy now]")
-    reward = run(episode(TEAPOT))
+    reward = run(episode(TEAPOT), ["search[teapot]", "click[b0teapot01]", "click[buy now]"])
     assert (reward["value"], reward["success"]) == (100 * (2 / 3), False)
     assert ": score 66.6667 after 3 of 15 steps" in reward["message"]
 
 
-def test_who_buys_nothing_gets_nothing(run, server, episode):
-    server.reply = lambda messages: "search[mug]"
-    reward = run(episode(max_steps=3))
-    assert (reward["value"], reward["success"], len(server.chats)) == (0, False, 3)
-
-
 def test_free_text_is_taken_as_it_is(run, server, episode):
-    server.reply = scripted(" search[blue stoneware] \nas it is blue", "buy it", "click[b0bluemug1]", "höre 数")
-    run(episode(max_steps=4))
+    run(episode(max_steps=4), [" search[blue stoneware] \nas it is blue", "buy it", "click[b0bluemug1]", "höre 数"])
     turns = [chat["messages"][-1]["content"] for chat in server.chats]
     assert "[SEP] Page 1 (Total results: 1) [SEP]" in turns[1]
     assert turns[2] == NOT_POSSIBLE
@@ -106,9 +94,9 @@ def test_choices_are_equal_for_equal_replies(run, server, episode):
     assert any(turn.startswith(NOT_LISTED) for turn in turns)
 
 
-def test_fewer_hits_make_a_shorter_page(run, server, episode):
-    server.reply = lambda messages: "search[mug]"
-    run(episode(max_steps=2, hits=3))
+def test_who_buys_nothing_gets_nothing_and_fewer_hits_make_a_shorter_page(run, server, episode):
+    reward = run(episode(max_steps=2, hits=3), ["search[mug]"] * 2)
+    assert (reward["value"], reward["success"], len(server.chats)) == (0, False, 2)
     assert server.chats[1]["messages"][-1]["content"].count("$") == 3
 
 
@@ -118,19 +106,14 @@ def test_options_of_synthetic_goals_are_matched_as_the_episode_says(
 ):
     """Who buys the shirt in x-large when it should be large: the original sees the difference, values alone do not."""
     asin = "B0TSHIRT01"
-    sizes = {"Size": [{"value": "Large"}, {"value": "X-Large"}]}
-    files = {
-        "items": [{"asin": asin, "name": "Shirt", "pricing": "$985", "customization_options": sizes}],  # no price cap
-        "attributes": {asin: {"instruction": "a shirt", "instruction_attributes": ["shirt"]}},
-    }
-    for name, content in files.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    build(tmp_path / "shop", *(tmp_path / f"{name}.json" for name in files))
+    shirt = item(asin, "Shirt", {"Size": ["Large", "X-Large"]}, pricing="$985")  # too dear for a price cap
+    items, attributes, _ = write(tmp_path, [shirt], {asin: wish("a shirt", ["shirt"])}, {})
+    build(tmp_path / "shop", items, attributes)
     with closing(Catalogue(tmp_path / "shop")) as opened:
         large = next(number for number in range(2) if opened.goal(number).options == ("large",))
-    server.reply = scripted("search[shirt]", f"click[{asin}]", "click[x-large]", "click[buy now]")
     wanted = episode(catalogue=str(tmp_path / "shop"), goal=large, option_matching=option_matching)
-    assert run(wanted)["value"] == pytest.approx(score)
+    replies = ["search[shirt]", f"click[{asin}]", "click[x-large]", "click[buy now]"]
+    assert run(wanted, replies)["value"] == pytest.approx(score)
 
 
 def test_a_catalogue_that_is_none_fails_the_rollout(run, server, episode, tmp_path):
@@ -145,23 +128,12 @@ def test_rows_are_the_first_goals_of_disjoint_splits(shop_folder, monkeypatch):
     train, test = load("catalogue", seed=7)
     assert [row["goal"] for row in test] == [0, 1, 2, 3]
     assert [row["goal"] for row in train] == list(range(12, 24))
-    assert train[0] == {
-        "catalogue": str(shop_folder),
-        "goal": 12,
-        "max_steps": 15,
-        "actions": "free-text",
-        "choices": 12,
-        "hits": 10,
-        "option_matching": "original",
-        "seed": 7,
-    }
+    rest = {"max_steps": 15, "actions": "free-text", "choices": 12, "hits": 10, "option_matching": "original"}
+    assert train[0] == {"catalogue": str(shop_folder), "goal": 12, "seed": 7, **rest}
     assert json.loads(json.dumps(train)) == train
     train, test = load(str(shop_folder), train_goals=[20, 13], test_goals=3, test_split="validation")
     assert [row["goal"] for row in train] == [20, 13]
     assert [row["goal"] for row in test] == [4, 5, 6]
-
-
-def test_rows_of_the_split_of_verl_agent(shop_folder):
     train, test = load(str(shop_folder), split="verl-agent", option_matching="values")
     assert [row["goal"] for row in test] == [0, 1, 2, 3]
     assert [row["goal"] for row in train] == list(range(4, 24))
@@ -173,7 +145,6 @@ def test_rows_of_the_split_of_verl_agent(shop_folder):
     [
         ({"actions": "chioce"}, "actions 'chioce' is unknown; nearest: choice"),
         ({"max_steps": 0}, "max_steps 0 must be at least 1"),
-        ({"hits": 0}, "hits 0 must be at least 1"),
         ({"test_split": "tests"}, "test_split 'tests' is unknown; nearest: test"),
         ({"split": "verl_agent"}, "split 'verl_agent' is unknown; nearest: verl-agent"),
         ({"split": "verl-agent", "test_split": "validation"}, "test_split 'validation' is not in split 'verl-agent'"),
@@ -215,8 +186,10 @@ def test_the_settings_beside_the_agent_play_the_projects_own_catalogue(tmp_path,
 
 
 def test_a_panels_row_may_name_the_projects_own_catalogue(run, server, episode):
-    server.reply = scripted("search[mug]")
-    assert run(episode(catalogue="own", goal=0, max_steps=1))["message"] == "goal 0: score 0 after 1 of 1 steps"
+    assert (
+        run(episode(catalogue="own", goal=0, max_steps=1), ["search[mug]"])["message"]
+        == "goal 0: score 0 after 1 of 1 steps"
+    )
     assert "Back to Search" not in server.chats[0]["messages"][-1]["content"]
 
 

@@ -41,22 +41,16 @@ def clicks(state: State) -> set[str]:
     return {action.removeprefix("click[").removesuffix("]") for action in state.valid_actions}
 
 
-def test_the_search_page(visit, instruction):
+def test_the_search_page(visit, shop, goal_of, instruction):
     (state,) = visit(MUG)
     assert state.observation == f"WebShop [SEP] Instruction: [SEP] {instruction} [SEP] Search"
     assert instruction.startswith("I want a blue mug that is dishwasher safe, and price lower than ")
     assert (state.score, state.done) == (0, False)
-
-
-def test_the_task_is_the_instruction(shop, goal_of, instruction):
     environment = Environment(shop)
     environment.reset(goal_of(MUG), 15)
     assert environment.task_description == instruction
-
-
-def test_an_unknown_goal_is_named(shop):
     with pytest.raises(KeyError, match="24"):
-        Environment(shop).reset(24, 15)
+        environment.reset(24, 15)
 
 
 def test_hits_come_ten_a_page(visit, instruction):
@@ -88,15 +82,10 @@ def test_pages_may_have_another_length(shop, goal_of):
 def test_a_page_that_does_not_exist_cannot_be_reached(visit):
     states = visit(MUG, "search[mug]", "click[< prev]", "click[next >]", "click[next >]", "click[next >]")
     assert [state.observation == NOT_POSSIBLE for state in states] == [False, False, True, False, False, True]
-    _, results, beyond = visit(MUG, "search[teapot]", "click[next >]")
-    assert page(results)[1] == "Page 1 (Total results: 1)"
+    _, nothing, beyond = visit(MUG, "search[zeppelin]", "click[next >]")
+    assert page(nothing) == ["Back to Search", "Page 1 (Total results: 0)"]
+    assert clicks(nothing) == {"back to search"}
     assert beyond.observation == NOT_POSSIBLE
-
-
-def test_a_search_may_find_nothing(visit):
-    _, results = visit(MUG, "search[zeppelin]")
-    assert page(results) == ["Back to Search", "Page 1 (Total results: 0)"]
-    assert clicks(results) == {"back to search"}
 
 
 def test_the_product_page(visit):
@@ -142,14 +131,17 @@ def test_back_from_a_product_leads_to_its_page_of_hits_and_forgets_its_options(v
     assert visit(MUG, *again)[-1].score == 50
 
 
-@pytest.mark.parametrize("path", [[], ["search[mug]"], TO_THE_MUG, [*TO_THE_MUG, "click[features]"]])
+PAGES = [["search[mug]"], TO_THE_MUG, [*TO_THE_MUG, "click[features]"]]
+
+
+@pytest.mark.parametrize("path", [[], *PAGES])
 def test_a_search_is_possible_on_every_page_and_forgets_product_and_options(visit, path):
     states = visit(MUG, *path, "search[teapot]", "click[blue]", "click[buy now]")
     assert page(states[-3])[1:3] == ["Page 1 (Total results: 1)", TEAPOT]
     assert [state.observation for state in states[-2:]] == [NOT_POSSIBLE] * 2
 
 
-@pytest.mark.parametrize("path", [["search[mug]"], TO_THE_MUG, [*TO_THE_MUG, "click[features]"]])
+@pytest.mark.parametrize("path", PAGES)
 def test_back_to_search_begins_anew(visit, path):
     states = visit(MUG, *path, "click[Back to Search]", "click[buy now]")
     assert states[-2] == states[0]
@@ -175,11 +167,8 @@ def test_buying_scores_what_was_chosen(visit, options, score):
 def test_a_score_is_exact(visit):
     bought = visit(TEAPOT, *TO_THE_TEAPOT, "click[buy now]")[-1]
     assert bought.score == 100 * (2 / 3)
+    assert visit(MUG, *TO_THE_TEAPOT, "click[buy now]")[-1].score == 0  # the wrong product
     assert bought.observation == "Bought [SEP] Teapot [SEP] Score: 66.6667 of 100"
-
-
-def test_the_wrong_product_scores_nothing(visit):
-    assert (visit(MUG, *TO_THE_TEAPOT, "click[buy now]")[-1].score) == 0
 
 
 def test_a_button_goes_before_an_option_of_its_name(visit):
@@ -202,19 +191,9 @@ def test_a_value_of_two_options_is_the_later_ones(visit):
 @pytest.mark.parametrize(
     "action",
     [
-        *(
-            "",
-            "buy now",
-            "click",
-            "click[]",
-            "search[]",
-            "click[search]",
-            "Click[buy now]",
-            "SEARCH[mug]",
-            "search mug",
-        ),
-        *("click[b0bluemug1]", "click[green]", "click[buy now] please", "I click[buy now]", "click[ buy now ]"),
-        *("think[blue]", "click[buy now", "höre 数", "click[next >]", "search[\n"),
+        *("", "buy now", "click", "click[]", "search[]", "click[search]", "Click[buy now]", "SEARCH[mug]"),
+        *("search mug", "click[b0bluemug1]", "click[green]", "click[buy now] please", "I click[buy now]"),
+        *("click[ buy now ]", "think[blue]", "click[buy now", "höre 数", "click[next >]", "search[\n"),
     ],
 )
 def test_what_is_not_possible_changes_nothing_and_says_so(visit, action):
@@ -229,18 +208,15 @@ def test_blanks_around_an_action_case_and_brackets_in_it_do_not_matter(visit, ac
     assert visit(MUG, action)[-1] == visit(MUG, "search[teapot]")[-1]
 
 
-def test_exactly_max_steps_actions_go_through(visit):
+def test_exactly_max_steps_actions_go_through_and_the_last_may_buy(visit):
     states = visit(MUG, *TO_THE_MUG, "nonsense", max_steps=3)
     assert [state.done for state in states] == [False, False, False, True]
     assert states[-1].score == 0
+    assert visit(MUG, *TO_THE_MUG, "click[buy now]", max_steps=3)[-1].score == 50
     with pytest.raises(RuntimeError, match="the episode is over"):
         visit(MUG, *TO_THE_MUG, "click[blue]", max_steps=2)
     with pytest.raises(RuntimeError, match="the episode is over"):
         visit(MUG, *TO_THE_MUG, "click[buy now]", "search[mug]")
-
-
-def test_the_last_step_may_buy(visit):
-    assert visit(MUG, *TO_THE_MUG, "click[buy now]", max_steps=3)[-1].score == 50
 
 
 def test_searches_are_offered_that_the_instruction_suggests(shop, goal_of, visit):
