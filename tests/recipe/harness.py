@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 import threading
+import warnings
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -14,6 +15,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from agentlightning.schemas import Rollout
 from agentlightning.server.store import _events, _models, _rollouts, _terminal_order
 
 from empo2.memory import Embedder
@@ -35,6 +37,11 @@ PATIENT = [f"reflection.timeout={SECONDS}", f"memory.embedding_deadline={1000 * 
 search._SEARCH_SECONDS = SECONDS
 BLOCK = "Notes from earlier episodes"
 CHAT = "/v1/chat/completions"
+TOOL_TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>"
+    "{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 MODES = [("no-memory", "on-policy"), ("memory", "on-policy"), ("memory", "off-policy")]
 
 
@@ -108,8 +115,12 @@ class GatewayUnderTest:
         """A call as an agent makes it; bytes are sent as they are."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         path = "completions" if b'"prompt"' in content and b'"messages"' not in content else "chat/completions"
-        url = f"/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1/{path}"
-        return await self.client.post(url, content=content, **options)
+        return await self.client.post(f"{self.address(rollout)}/{path}", content=content, **options)
+
+    def address(self, rollout: str, mode: str = "train") -> str:
+        """The OpenAI address of a rollout's agent."""
+        root = str(self.client.base_url).rstrip("/")
+        return f"{root}/proxy/rollout/{rollout}/attempt/0/mode/{mode}/openai/v1"
 
     def as_agent(self) -> httpx.AsyncClient:
         """A client that has the agents' key."""
@@ -221,6 +232,48 @@ async def running_gateway(
         model.reply = gateway.reply
         (await client.post("/api/models", json=[{"model": MODEL, "endpoint": model.url}])).raise_for_status()
         yield gateway
+
+
+async def trained(
+    gateway: GatewayUnderTest, rollout: str, limit: int = 2048
+) -> tuple[list[list[int]], list[Any], dict[str, float], Any]:
+    """A rollout's training rows: agent-lightning's own manager and adapter, with the removal of tips between them.
+
+    Args:
+        limit: tokens of a row's first prompt, and of the rest.
+
+    Returns:
+        Ids of each row, the rows, agent-lightning's metrics, and the results of the trainer's manager.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's own
+        import torch
+        from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
+        from agentlightning.verl.rollout_adapter import RolloutAdapter
+
+        from empo2.recipe.trainer.gateway_client import GatewayClient
+        from empo2.recipe.trainer.manager import Empo2RolloutManager
+    url = str(gateway.client.base_url)
+    asked = GatewayClient(url, KEY)
+    manager = Empo2RolloutManager(
+        agl_base_url=url, agl_key=KEY, model=MODEL, step=0, group_size=1, settings=load_settings("cpu"), gateway=asked
+    )
+    detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
+    enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
+    completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
+    manager.client.close()
+    asked.close()
+    adapter = RolloutAdapter(
+        max_prompt_length=limit,
+        max_response_length=limit,
+        device=torch.device("cpu"),
+        pad_token_id=0,
+        trace_aggregator_level="trajectory",
+    )
+    rows, metrics = adapter.get_train_data_batch([manager.results.train(completed, None, limit)])
+    batches = [row.batch for row in rows]
+    ids = [batch["input_ids"][batch["attention_mask"].bool()].tolist() for batch in batches]
+    return ids, batches, metrics, manager.results
 
 
 async def both(gateway: GatewayUnderTest, plain: httpx.AsyncClient, rollout: str, body: Any) -> tuple[Any, Any]:

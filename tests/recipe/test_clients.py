@@ -1,6 +1,6 @@
 """Agents of many frameworks, as they come: streamed, with a tool, through each dialect that their client speaks.
 
-Those that `test_published.py` plays are left out.
+Ways to speak that `test_published.py` and `test_frameworks.py` play are left out.
 """
 
 import asyncio
@@ -15,17 +15,14 @@ import pytest
 from ..needs import need
 from .harness import AGENT_KEY, BLOCK, GatewayUnderTest, is_reflection
 from .model_server import Body, tokenizer
-from .test_dialects import address_of
 
 pytestmark = [pytest.mark.rare, pytest.mark.timeout(900), pytest.mark.usefixtures("quiet", "empty_stores")]
 
 CLIENTS = Path(__file__).parent / "clients"
 # Program, package that it needs, and the ways in which it speaks.
 PROGRAMS = [
-    ("langchain_agent.py", "langchain-openai", ("chat", "responses")),
     ("langchain_agent.py", "langchain-anthropic", ("messages",)),
-    ("openai_agents_agent.py", "openai-agents", ("chat",)),
-    ("pydantic_ai_agent.py", "pydantic-ai-slim", ("chat", "responses", "messages")),
+    ("pydantic_ai_agent.py", "pydantic-ai-slim", ("messages",)),
     ("strands_agent.py", "strands-agents", ("messages",)),
     ("agno_agent.py", "agno", ("responses", "messages")),
     ("openai_and_anthropic.mjs", "node", ("chat", "responses", "messages")),
@@ -50,7 +47,7 @@ def scripted(gateway: GatewayUnderTest, body: Body) -> str | Body:
 
 
 async def run(gateway: GatewayUnderTest, program: str, way: str, rollout: str) -> str:
-    address = address_of(gateway, rollout)
+    address = gateway.address(rollout)
     names = ("PATH", "HOME", "XDG_CACHE_HOME")
     environment = {
         **{name: os.environ[name] for name in names if name in os.environ},

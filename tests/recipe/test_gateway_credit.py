@@ -112,11 +112,19 @@ async def test_a_search_that_finds_nothing_is_a_play_without_credit(gateway: Gat
     assert await rows(gateway, "SELECT * FROM credits") == []
 
 
-async def test_failed_and_rewardless_episodes_credit_nothing(gateway: GatewayUnderTest):
+async def test_failed_and_rewardless_episodes_are_neither_credited_nor_reflected_on(gateway: GatewayUnderTest):
+    """Nothing is known of how they ended: a crash is not a lesson."""
     await gateway.store_tips(ROOMS, "alpha")
+    reflections = len(gateway.reflections())
     await shown_in(gateway, 50, state="failed")
     await shown_in(gateway, None)
     await shown_in(gateway, "high")
+    await gateway.finish(await gateway.create())  # without a call
+    silent = await gateway.create()
+    await gateway.play(silent, ROOMS)
+    await gateway.patch(silent, "succeeded")
+    assert (await gateway.drain())["empo2/reflections_failed"] == 0
+    assert len(gateway.reflections()) == reflections
     assert await values(gateway) == {"alpha": 0}
     assert await rows(gateway, "SELECT * FROM plays") == []
 

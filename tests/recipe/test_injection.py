@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from empo2.memory import Tip
-from empo2.recipe.gateway.tips.injection import Block, ChatTips, PromptTips, TippedRequest, with_block
+from empo2.recipe.gateway.tips.injection import Block, ChatTips, PromptTips, TippedRequest
 from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.messages import newest_turn, text_of
 
@@ -103,14 +103,6 @@ def test_a_retry_gets_the_same_prompt_whatever_the_memory_finds_by_then():
     assert send(tips, no_tips) == no_tips == send(tips, no_tips, "late")
 
 
-def test_an_agent_that_sends_its_last_turn_only_gets_tips_in_each_of_them():
-    tips = ChatTips()
-    assert shown(send(tips, [SYSTEM, user("a room")], "one"), "one") == [1]
-    sent = send(tips, [SYSTEM, user("a lamp")], "two")
-    assert shown(sent, "two") == [1]
-    assert not shown(sent, "one")
-
-
 @pytest.mark.parametrize(
     "rewritten",
     [
@@ -174,27 +166,6 @@ def test_tool_results_carry_tips_and_tool_calls_are_left_alone():
 )
 def test_the_newest_turn(messages: list[Message], turn: int | None):
     assert newest_turn(messages) == turn
-
-
-def test_a_prefill_keeps_the_tips_of_its_turn():
-    tips = ChatTips()
-    sent = send(tips, [user("a room")], "one")
-    assert send(tips, [user("a room"), assistant("I will")]) == [*sent, assistant("I will")]
-
-
-def test_text_that_looks_like_a_block_of_tips_is_only_text():
-    text = render_tips(["one"])
-    tips, first = ChatTips(), [user(f"{text}\n\na room")]
-    sent = send(tips, first, "one")
-    assert text_of(sent[0]["content"]) == f"{text}\n\n{text}\n\na room"
-    second = [*first, assistant(text), user(text)]
-    assert send(tips, second)[1:] == second[1:]
-
-
-def test_no_tips_make_no_block():
-    assert render_tips([]) == ""
-    assert render_tips(["one", "two"]).splitlines()[1:] == ["- one", "- two"]
-    assert with_block(user("a room"), "block") == user("block\n\na room")
 
 
 def send_prompt(tips: PromptTips, prompt: str, *texts: str) -> str:

@@ -15,10 +15,9 @@ from empo2.recipe.launcher.tasks import load_tasks
 from empo2.recipe.retrofit.agent_worker import agent_variables
 from empo2.recipe.retrofit.scripted_model import answer_choice
 
-from .harness import BLOCK, ROOMS, is_reflection, running_gateway
+from .harness import BLOCK, ROOMS, is_reflection, running_gateway, trained
 from .model_server import MODEL, Body, ModelServer, serving, tokenizer
 from .published_agents import PUBLISHED, Published, Row, table
-from .test_frameworks import rows
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -86,15 +85,15 @@ async def test_a_published_agent(agent: Published, tmp_path: Path, monkeypatch: 
         calls = await gateway.events(rollout, "empo2_call")
         await gateway.finish(rollout, float(reward))
         assert (await gateway.drain())["empo2/reflections_failed"] == 0
-        trained = await rows(gateway, rollout, limit=8192)
+        rows, *_ = await trained(gateway, rollout, limit=8192)
     assert [tokenizer().decode(ids).count(BLOCK) for ids in with_tips] == [1] * len(sent)
     assert [call["tip_free_prompt_token_ids"] for call in calls] == [seen.prompt_ids for seen in sent]
     whole = [seen.prompt_ids + seen.reply_ids for seen in sent]
-    assert trained == [ids for ids, after in zip(whole, [*whole[1:], []], strict=True) if after[: len(ids)] != ids]
+    assert rows == [ids for ids, after in zip(whole, [*whole[1:], []], strict=True) if after[: len(ids)] != ids]
 
     findings = re.findall(r"^(ok|note) +(.*)", printed.out, re.MULTILINE)
     assert table()[agent.name] == Row(
-        agent.lines_changed(), len(trained), said(agent, findings), table()[agent.name].trained
+        agent.lines_changed(), len(rows), said(agent, findings), table()[agent.name].trained
     )
 
 

@@ -14,7 +14,7 @@ from empo2.recipe.launcher.serving import vllm_command, vllm_server
 from empo2.recipe.protocol import PROMPT_IDS
 from empo2.recipe.trainer.verl_config import build_verl_config, take_prompt_ids
 
-from .harness import BLOCK, GatewayUnderTest, prompt_ids, running_gateway
+from .harness import BLOCK, GatewayUnderTest, running_gateway
 from .model_server import MODEL, Body, tokenizer
 
 END = tokenizer().convert_tokens_to_ids("<|im_end|>")
@@ -233,13 +233,6 @@ def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
     options.middleware = "my.own"
     take_prompt_ids(config)
     assert options.middleware == "my.own"
-
-
-async def test_prompts_of_an_event_are_those_of_the_model_request(gateway: GatewayUnderTest):
-    rollout = await gateway.create("no-memory")
-    await play(gateway, REPLIES, CHATS, rollout)
-    recorded = [event["prompt_token_ids"] for event in await gateway.events(rollout, "empo2_call")]
-    assert recorded == [prompt_ids(event) for event in await gateway.events(rollout, "model_request")]
 
 
 @dataclass
