@@ -1,6 +1,6 @@
 """The objects that all calls and reflections of the gateway share."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -25,7 +25,6 @@ class Services:
     metrics: StepMetrics
     state: StateReader
     gate: PolicyGate = field(default_factory=PolicyGate)
-    _seen: set[str] = field(default_factory=set)
     _shown: Callable[[str], str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,9 +36,3 @@ class Services:
     def shown(self, tip: str) -> str:
         """Return a stored tip as it is shown; see `shown_tip`."""
         return self._shown(tip)
-
-    def first_seen(self, names: Iterable[str]) -> list[str]:
-        """Return the names that this method has not been given before."""
-        new = [name for name in names if name not in self._seen]
-        self._seen.update(new)
-        return new

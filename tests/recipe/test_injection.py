@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from empo2.memory import Tip
-from empo2.recipe.gateway.tips.injection import Block, ChatTips, PromptTips, TippedRequest
+from empo2.recipe.gateway.tips.injection import Block, ChatRequest, EpisodeTips, PromptRequest, TippedRequest
 from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.messages import newest_turn, text_of
 
@@ -55,9 +55,9 @@ def block(*texts: str) -> Block:
     return Block(render_tips(texts), tips, tokens=10 * len(texts))
 
 
-def send(tips: ChatTips, messages: list[Message], *texts: str) -> list[Message]:
+def send(tips: EpisodeTips, messages: list[Message], *texts: str) -> list[Message]:
     """One call of an agent, for whose newest turn the memory found these tips."""
-    request = tips.request(messages)
+    request = ChatRequest(tips, messages)
     if request.takes_tips:
         request.put(block(*texts))
     return request.fields["messages"]
@@ -70,7 +70,7 @@ def shown(sent: list[Message], text: str) -> list[int]:
 
 def test_tips_stand_in_the_newest_turn_and_again_where_they_stood():
     """Without the second half each turn's prompt would part from the last one's at the first tip."""
-    tips, first = ChatTips(), [SYSTEM, user("a room")]
+    tips, first = EpisodeTips(), [SYSTEM, user("a room")]
     sent = send(tips, first, "one", "two")
     assert shown(sent, "one") == shown(sent, "two") == [1]
     assert sent[0] == SYSTEM
@@ -91,12 +91,12 @@ def test_tips_stand_in_the_newest_turn_and_again_where_they_stood():
 def test_the_agents_own_messages_are_not_changed():
     messages = [SYSTEM, user([{"type": "text", "text": "a room"}])]
     before = copy.deepcopy(messages)
-    send(ChatTips(), messages, "tip")
+    send(EpisodeTips(), messages, "tip")
     assert messages == before
 
 
 def test_a_retry_gets_the_same_prompt_whatever_the_memory_finds_by_then():
-    tips, messages = ChatTips(), [user("a room")]
+    tips, messages = EpisodeTips(), [user("a room")]
     sent = send(tips, messages, "one")
     assert send(tips, messages, "another") == sent
     no_tips = [user("a cave")]
@@ -115,7 +115,7 @@ def test_a_retry_gets_the_same_prompt_whatever_the_memory_finds_by_then():
 )
 def test_an_agent_that_rewrites_its_history_starts_anew(rewritten: list[Message]):
     """Tips never go where they were not shown before, and the newest turn gets its own."""
-    tips = ChatTips()
+    tips = EpisodeTips()
     send(tips, [SYSTEM, user("a room")], "one")
     sent = send(tips, rewritten, "two")
     assert shown(sent, "two") == [len(rewritten) - 1]
@@ -123,7 +123,7 @@ def test_an_agent_that_rewrites_its_history_starts_anew(rewritten: list[Message]
 
 
 def test_equal_observations_at_different_turns_keep_their_own_tips():
-    tips, first = ChatTips(), [user("a room")]
+    tips, first = EpisodeTips(), [user("a room")]
     send(tips, first, "one")
     second = [*first, assistant("wait"), user("a room")]
     sent = send(tips, second, "two")
@@ -133,14 +133,14 @@ def test_equal_observations_at_different_turns_keep_their_own_tips():
 
 def test_a_list_of_parts_stays_one_and_reads_as_text_would():
     parts = [{"type": "text", "text": "a room"}, {"type": "text", "text": "a door"}]
-    sent = send(ChatTips(), [user(parts)], "one")
+    sent = send(EpisodeTips(), [user(parts)], "one")
     assert sent[0]["content"][1:] == parts
-    plain = send(ChatTips(), [user("a room\na door")], "one")
+    plain = send(EpisodeTips(), [user("a room\na door")], "one")
     assert normal(sent) == normal(plain)
 
 
 def test_tool_results_carry_tips_and_tool_calls_are_left_alone():
-    tips, first = ChatTips(), [SYSTEM, user("find the lamp")]
+    tips, first = EpisodeTips(), [SYSTEM, user("find the lamp")]
     sent = send(tips, first, "one")
     second = [*first, call("look"), tool("a room"), tool("a lamp")]
     again = send(tips, second, "two")
@@ -168,8 +168,8 @@ def test_the_newest_turn(messages: list[Message], turn: int | None):
     assert newest_turn(messages) == turn
 
 
-def send_prompt(tips: PromptTips, prompt: str, *texts: str) -> str:
-    request = tips.request(prompt)
+def send_prompt(tips: EpisodeTips, prompt: str, *texts: str) -> str:
+    request = PromptRequest(tips, prompt)
     if request.takes_tips:
         request.put(block(*texts))
     return request.fields["prompt"]
@@ -180,23 +180,23 @@ def carried(request: TippedRequest) -> list[str]:
 
 
 def test_a_chat_carries_the_tips_that_it_is_sent_with():
-    tips, first = ChatTips(), [SYSTEM, user("a room")]
-    assert carried(tips.request(first)) == []
+    tips, first = EpisodeTips(), [SYSTEM, user("a room")]
+    assert carried(ChatRequest(tips, first)) == []
     send(tips, first, "one", "two")
     second = [*first, assistant("look"), user("a lamp")]
-    request = tips.request(second)
+    request = ChatRequest(tips, second)
     assert carried(request) == ["one", "two"]
     request.put(block("three"))
-    assert carried(request) == carried(tips.request(second)) == ["one", "two", "three"]
+    assert carried(request) == carried(ChatRequest(tips, second)) == ["one", "two", "three"]
     assert sum(block.tokens for block in request.carried) == 30
     # An agent that forgets its first turns, or goes another way from them, has forgotten their tips, too.
-    assert carried(tips.request([SYSTEM, *second[2:]])) == []
-    assert carried(tips.request([*first, assistant("wait"), user("a lamp")])) == ["one", "two"]
+    assert carried(ChatRequest(tips, [SYSTEM, *second[2:]])) == []
+    assert carried(ChatRequest(tips, [*first, assistant("wait"), user("a lamp")])) == ["one", "two"]
 
 
 def test_the_faster_of_two_requests_of_a_turn_decides_on_its_tips():
-    tips, messages = ChatTips(), [user("a room")]
-    fast, slow = tips.request(messages), tips.request(messages)
+    tips, messages = EpisodeTips(), [user("a room")]
+    fast, slow = ChatRequest(tips, messages), ChatRequest(tips, messages)
     assert fast.takes_tips and slow.takes_tips
     fast.put(first := block("one"))
     slow.put(block("two"))
@@ -205,20 +205,20 @@ def test_the_faster_of_two_requests_of_a_turn_decides_on_its_tips():
 
 
 def test_a_prompt_carries_the_tips_of_what_it_extends():
-    tips = PromptTips()
-    assert carried(tips.request("Find it.")) == []
+    tips = EpisodeTips()
+    assert carried(PromptRequest(tips, "Find it.")) == []
     send_prompt(tips, "Find it.", "one")
-    assert carried(tips.request("Find it.")) == ["one"]
+    assert carried(PromptRequest(tips, "Find it.")) == ["one"]
     tips.replied("Find it.", " look")
     send_prompt(tips, "Find it. look\nA lamp.", "two")
     tips.replied("Find it. look\nA lamp.", " take")
-    assert carried(tips.request("Find it. look\nA lamp. take\nTaken.")) == ["one", "two"]
-    assert carried(tips.request("Find it. look\nA cave.")) == ["one"]
-    assert carried(tips.request("A lamp.")) == []
+    assert carried(PromptRequest(tips, "Find it. look\nA lamp. take\nTaken.")) == ["one", "two"]
+    assert carried(PromptRequest(tips, "Find it. look\nA cave.")) == ["one"]
+    assert carried(PromptRequest(tips, "A lamp.")) == []
 
 
 def test_a_prompt_extends_what_was_sent_and_answered():
-    tips = PromptTips()
+    tips = EpisodeTips()
     first = "Task: find the lamp.\nAction:"
     sent = send_prompt(tips, first, "one")
     assert sent.endswith(first)
@@ -234,7 +234,7 @@ def test_a_prompt_extends_what_was_sent_and_answered():
 
 
 def test_a_prompt_that_extends_none_starts_anew():
-    tips = PromptTips()
+    tips = EpisodeTips()
     send_prompt(tips, "one prompt", "one")
     tips.replied("one prompt", " reply")
     assert send_prompt(tips, "another prompt") == "another prompt"
@@ -256,7 +256,7 @@ _turn = st.tuples(_content, _reply, st.lists(_text, max_size=3))
 @settings(max_examples=40, deadline=None)
 def test_each_prompt_extends_the_one_before_it(style: str, turns: list[Any], system: bool):
     """Token for token, wherever the same chat without tips does: else no row merges and no prefix is cached."""
-    tips, messages = ChatTips(), [SYSTEM] if system else []
+    tips, messages = EpisodeTips(), [SYSTEM] if system else []
     told_before: list[int] = []
     plain_before: list[int] = []
     for content, reply, texts in turns:
