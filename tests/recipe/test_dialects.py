@@ -658,7 +658,8 @@ async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest)
 
 
 async def test_a_rollout_that_is_gone_takes_its_responses_and_threads_with_it(gateway: GatewayUnderTest):
-    translator = Dialects(1)
+    unused: Any = None
+    translator = Dialects(1, servers=unused)
     first, second, third = [await gateway.create() for _ in range(3)]
     held = {name: translator._held_of(name) for name in (first, second)}
     assert translator._held_of(first) is held[first]
