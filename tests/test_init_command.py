@@ -13,7 +13,7 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.launcher.tasks import load_tasks
-from empo2.recipe.retrofit.findings import cause, examine
+from empo2.recipe.retrofit.findings import examine
 from empo2.recipe.retrofit.recorder import Body, Call, Trace
 from empo2.recipe.retrofit.scripted_model import sample
 from empo2.recipe.retrofit.starter import scope_choices
@@ -134,7 +134,11 @@ COMMAND = ("--command", f"{sys.executable} play.py")
         ),
         (DIALECTS + "reward(1)", 0, ["6 model calls to /messages and /responses, 4 of them streamed, in 3 training"]),
         (WHOLE, 1, ["wrong  the agent failed", "ended without a reward: write a number to the file"]),
-        ("chat(messages)\nraise KeyError('the door')", 1, ["wrong  the agent failed: KeyError: 'the door'\n"]),
+        (
+            "chat(messages)\nraise KeyError('the door')",
+            1,
+            ["wrong  the agent failed: KeyError: 'the door' (play.py:"],
+        ),
     ],
     ids=["good", "tools", "dialects", "no reward", "crash"],
 )
@@ -365,7 +369,6 @@ def test_prompts_of_completions_merge_where_they_extend():
 @pytest.mark.parametrize(
     ("trace", "says"),
     [
-        (Trace([], exit_code=1, output="Traceback:\nopenai.APIError: no\n"), "the agent failed: openai.APIError: no"),
         (
             Trace([call("a")], [("score", {"value": 1})], exit_code=0),
             "no reward was reported, only events of type score",
@@ -375,7 +378,7 @@ def test_prompts_of_completions_merge_where_they_extend():
         (Trace([Call("chat/completions", {}, False, 401)], exit_code=1), "1 call came without the key"),
         (Trace([Call("chat/completions", {}, False)], [REWARD], exit_code=0), "gave up on every model call"),
         (Trace([Call("models", {}, False, 404)], exit_code=1), "went to /models, answered 404"),
-        (Trace([Call("responses", {}, False, 400, {"error": 1})], exit_code=1), "1 call to responses was answered 400"),
+        (Trace([Call("responses", {}, False, 400, asked="responses")], exit_code=1), "to responses was answered 400"),
         (Trace([], [REWARD], exit_code=0), "no model call came: the agent must take the model's address from AGL_O"),
     ],
 )
@@ -384,25 +387,27 @@ def test_what_cannot_be_trained(trace: Trace, says: str):
 
 
 @pytest.mark.parametrize(
-    ("output", "found"),
+    ("error", "output", "says"),
     [
-        ("", ""),
-        ("a\n\nb\n\n", "b"),
-        ("Traceback (most recent call last):\n  File x\nValueError\n", "ValueError"),
-        ("httpcore.ConnectError: refused\n\nDuring handling\nhttpx.ConnectError: no\n", "httpx.ConnectError: no"),
-        ("node:internal\nError [ERR_X]: no such module\n    at x\n\nNode.js v22\n", "Error [ERR_X]: no such module"),
-        ("ModuleNotFoundError: No module named 'x'", "ModuleNotFoundError: No module named 'x'; name the Python"),
-        ("TypeError: a\nTraceback\nempo2.agents.command.agent.CommandFailed: x ended with code 1", "TypeError: a"),
-        ("sh: game: not found\nx.CommandFailed: game ended: sh: game: not found", "x.CommandFailed: game ended: sh: "),
+        (None, "a\n\nb\n\n", "the agent failed: b"),
+        (None, "", "the agent failed: exit code 1"),
+        (
+            {"type": "KeyError", "message": "'KEY'"},
+            "",
+            "KeyError: 'KEY'; if it is a variable of the env",
+        ),
+        (
+            {"type": "ModuleNotFoundError", "message": "no x"},
+            "",
+            "ModuleNotFoundError: no x; name the Python that has it",
+        ),
+        ({"type": "ValueError", "message": "m", "where": "a.py:3"}, "b", "the agent failed: ValueError: m (a.py:3)"),
     ],
 )
-def test_the_cause_of_a_failure(output: str, found: str):
-    assert cause(output).startswith(found) and (found or not cause(output))
-
-
-def test_an_agent_that_failed_is_not_told_that_no_call_came():
-    (finding,) = examine(Trace([], exit_code=1, output="KeyError: 'KEY'"), 60)
-    assert finding.text.startswith("the agent failed: KeyError: 'KEY'; if it is a variable of the environment")
+def test_an_agent_that_failed_is_told_why_and_not_that_no_call_came(error: Body | None, output: str, says: str):
+    events = [("empo2_agent_error", error)] if error else []
+    (finding,) = examine(Trace([], events, exit_code=1, output=output), 60)
+    assert says in finding.text
 
 
 def test_the_scope_that_is_written_recurs():

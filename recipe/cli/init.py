@@ -185,7 +185,7 @@ def _name_of(settings: Settings, task: dict[str, Any]) -> str:
     if line is None:
         return settings.agent.name
     from empo2.agents.command.agent import parse
-    from empo2.recipe.retrofit.agent_worker import agent_variables
+    from empo2.recipe.retrofit.recorder import agent_variables
 
     try:
         model = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_MODEL"), "x")

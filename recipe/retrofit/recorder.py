@@ -7,29 +7,33 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import httpx
 import structlog
 import uvicorn
+from agentlightning.controller.local_reconciler import _build_env_from_map
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from empo2.agents.process_guard import guarded
 from empo2.recipe.config import Settings
+from empo2.recipe.controller.agent_process import ALONE
+from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.pipeline import Pipeline
 from empo2.recipe.gateway.request import Answer, Next, Request
 from empo2.recipe.protocol import Keys
-from empo2.recipe.retrofit.agent_worker import agent_variables, worker_command
 from empo2.recipe.retrofit.scripted_model import Body, answer_choice
 
 _MODEL = "policy"
@@ -99,7 +103,7 @@ def record(
     *,
     first_call_only: bool = False,
 ) -> Trace:
-    """Run the agent of ``settings`` once on ``task``, as agent-lightning's local controller does.
+    """Run the agent of ``settings`` once on ``task``, as the controller does.
 
     Args:
         replies: the model's replies, in order; the last one is repeated. If tools are offered, each is first called
@@ -139,13 +143,26 @@ def record(
     return trace
 
 
+def agent_variables(task: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ``agent.env`` for a task, as agent-lightning's controller (1.0.2) sets them.
+
+    Raises:
+        ConfigError: ``agent.env`` names a field that the task does not have.
+    """
+    try:
+        return _build_env_from_map(task, dict(env))
+    except ValueError as error:
+        path = str(error).rpartition(" ")[2]
+        raise ConfigError(f"agent.env: the tasks have no {path!r}; they have {sorted(task)}") from None
+
+
 def _run(
     agent_class: str, environment: dict[str, str], time_limit: float, trace: Trace, *, first_call_only: bool
 ) -> None:
     end = time.monotonic() + time_limit
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            guarded(worker_command(agent_class)),
+            guarded([sys.executable, "-c", ALONE, agent_class]),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

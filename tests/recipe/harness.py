@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import sys
 import threading
 import warnings
 import zlib
@@ -175,6 +176,15 @@ class GatewayUnderTest:
 
     def reflections(self) -> list[Seen]:
         return [seen for seen in self.model.requests() if is_reflection(seen.body)]
+
+
+def worker_command(agent_class: str) -> list[str]:
+    """The command by which agent-lightning's controller (1.0.2, `LocalReconciler._spawn_for`) starts an agent."""
+    worker = (
+        "import sys; from agentlightning.controller.local_reconciler import _run_local_reconciler_worker; "
+        "sys.exit(_run_local_reconciler_worker(sys.argv[1]))"
+    )
+    return [sys.executable, "-c", worker, agent_class]
 
 
 def prompt_ids(event: Body) -> list[int]:

@@ -72,6 +72,12 @@ class Published:
     replies: tuple[str, ...] = ("sunny",)
     changes: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def has_own_agent(self) -> bool:
+        """Return True if `test_frameworks.py` plays an agent of its framework."""
+        own = {"pydantic-ai-slim", "autogen-ext", "langgraph", "openai-agents", "smolagents"}
+        return not own.isdisjoint({*self.packages, self.name})
+
     def need(self) -> None:
         need(*self.packages)
         if self.program.endswith(".mjs") and not (NODE_MODULES.is_dir() and shutil.which("node")):

@@ -16,7 +16,8 @@ from empo2.agents.command import CommandAgent, CommandFailed
 from empo2.recipe.controller.warm_agents import start_agent, start_fork_server
 from empo2.recipe.failures import error_of, first_error, reported_error
 from empo2.recipe.protocol import AgentError
-from empo2.recipe.retrofit.agent_worker import worker_command
+
+from .harness import worker_command
 
 
 def raised(folder: Path, code: str) -> BaseException:

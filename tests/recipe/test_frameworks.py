@@ -12,11 +12,20 @@ from pathlib import Path
 import pytest
 
 from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
-from empo2.recipe.retrofit.agent_worker import worker_command
 
 from ..needs import need
 from .framework_player import STEPS
-from .harness import BLOCK, CHAT, KEY, TOOL_TEMPLATE, GatewayUnderTest, is_reflection, prompt_ids, trained
+from .harness import (
+    BLOCK,
+    CHAT,
+    KEY,
+    TOOL_TEMPLATE,
+    GatewayUnderTest,
+    is_reflection,
+    prompt_ids,
+    trained,
+    worker_command,
+)
 from .model_server import Body, tokenizer
 
 ROOT = Path(__file__).parents[2]

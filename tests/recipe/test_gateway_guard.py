@@ -352,7 +352,7 @@ class Stuck:
         time.sleep(1000)
 
 memory.SentenceEmbedder = lambda *args, **options: Stuck()
-cli._STOP_SECONDS = 8
+cli._STOP_SECONDS = 4
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.tasks import load_tasks
-from empo2.recipe.retrofit.agent_worker import agent_variables
+from empo2.recipe.retrofit.recorder import agent_variables
 from empo2.recipe.retrofit.scripted_model import answer_choice
 
 from .harness import BLOCK, ROOMS, is_reflection, running_gateway, trained
@@ -58,7 +58,10 @@ def search_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("agent", PUBLISHED, ids=lambda agent: agent.program)
+@pytest.mark.parametrize(
+    "agent",
+    [pytest.param(each, marks=[pytest.mark.rare] * each.has_own_agent, id=each.program) for each in PUBLISHED],
+)
 @pytest.mark.usefixtures("search_engine")
 async def test_a_published_agent(agent: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd):
     """`empo2 init` plays it; what it sent then goes through the gateway with tips, as an off-policy rollout."""
