@@ -1,5 +1,6 @@
 """Read chat messages: the text of one, the newest turn and observation, the reply in a response."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,3 +55,12 @@ def spoken(reply: Message) -> str:
         return text_of(reply["content"])
     calls = [call.get("function") or {} for call in reply.get("tool_calls") or []]
     return "; ".join(f"{call.get('name')}({call.get('arguments')})" for call in calls)
+
+
+def arguments_of(function: dict[str, Any]) -> Any:
+    """Return the arguments of a tool call as a value, as vLLM renders them; unchanged if they are no JSON."""
+    arguments = function.get("arguments")
+    try:
+        return json.loads(arguments)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        return arguments

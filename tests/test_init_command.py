@@ -117,36 +117,19 @@ COMMAND = ("--command", f"{sys.executable} play.py")
     ("code", "exit_code", "says"),
     [
         (
-            FALLS_BACK + WHOLE + "reward(37)",
+            DIALECTS + "reward(1)",
             0,
-            [
-                "4 model calls, each with the whole chat",
-                "note   1 call went to /embeddings, which the policy does not have",
-                "the reward 37 lies outside",
-                "--rewards WORST BEST",
-                "done",
-            ],
+            "6 model calls to /messages and /responses, 4 of them streamed, in 3 training rows",
         ),
-        (
-            TOOLS + "reward(1)",
-            0,
-            ["tools are offered: look", "the parser hermes", "3 model calls, each with the whole", "reported: 1"],
-        ),
-        (DIALECTS + "reward(1)", 0, ["6 model calls to /messages and /responses, 4 of them streamed, in 3 training"]),
-        (WHOLE, 1, ["wrong  the agent failed", "ended without a reward: write a number to the file"]),
-        (
-            "chat(messages)\nraise KeyError('the door')",
-            1,
-            ["wrong  the agent failed: KeyError: 'the door' (play.py:"],
-        ),
+        (WHOLE, 1, "ended without a reward: write a number to the file"),
+        ("chat(messages)\nraise KeyError('the door')", 1, "wrong  the agent failed: KeyError: 'the door' (play.py:"),
     ],
-    ids=["good", "tools", "dialects", "no reward", "crash"],
+    ids=["dialects", "no reward", "crash"],
 )
 def test_what_the_user_is_told(init, code, exit_code, says):
     ended, printed = init(*COMMAND, code=code)
     assert ended == exit_code, printed
-    for words in says:
-        assert words in printed
+    assert says in printed
 
 
 def test_an_agent_that_hangs(init):
@@ -158,7 +141,10 @@ def test_an_agent_that_hangs(init):
 
 def test_training_does_not_start_if_the_model_cannot_call_the_agents_tools(init, tmp_path, capfd):
     (tmp_path / "questions.jsonl").write_text("".join(f'{{"question": "{number}"}}\n' for number in range(20)))
-    assert init(*COMMAND, "--tasks", "questions.jsonl", code=TOOLS + "reward(1)")[0] == 0
+    code, printed = init(*COMMAND, "--tasks", "questions.jsonl", code=TOOLS + "reward(1)")
+    assert code == 0, printed
+    for says in ("tools are offered: look", "the parser hermes", "3 model calls, each with the whole", "reported: 1"):
+        assert says in printed
     model = tmp_path / "mute"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -223,8 +209,12 @@ def test_a_class_with_its_own_tasks_and_replies(init, tmp_path):
     assert not (tmp_path / "my_tasks.py").exists()
 
 
-def test_nothing_is_overwritten_unasked(init, tmp_path):
-    assert init(*COMMAND, code=WHOLE + "reward(1)")[0] == 0
+def test_an_agent_that_can_be_trained_and_nothing_is_overwritten_unasked(init, tmp_path):
+    code, printed = init(*COMMAND, code=FALLS_BACK + WHOLE + "reward(37)")
+    assert code == 0, printed
+    assert "4 model calls, each with the whole chat" in printed
+    assert "note   1 call went to /embeddings, which the policy does not have" in printed
+    assert "the reward 37 lies outside" in printed and "--rewards WORST BEST" in printed
     written = yaml.safe_load((tmp_path / "empo2.yaml").read_text())
     assert written["agent"]["env"] == {
         "AGENT_COMMAND": COMMAND[1],

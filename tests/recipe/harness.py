@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,7 +26,7 @@ from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.tips import search
 from empo2.recipe.protocol import Keys, Serving
 
-from .model_server import MODEL, Body, ModelServer, Seen, serving
+from .model_server import MODEL, Body, ModelServer, Seen, serving, tokenizer
 
 gateway_app.tokenizer_of = cache(gateway_app.tokenizer_of)  # to read it takes longer than most tests
 
@@ -284,6 +284,19 @@ async def trained(
     batches = [row.batch for row in rows]
     ids = [batch["input_ids"][batch["attention_mask"].bool()].tolist() for batch in batches]
     return ids, batches, metrics, manager.results
+
+
+async def sent_again_with_tips(gateway: GatewayUnderTest, sent: Sequence[Seen]) -> str:
+    """Send what an agent sent once more, as an off-policy rollout with tips; the rollout.
+
+    Each prompt shows the tip once, and without it is the one that the agent sent.
+    """
+    rollout = await gateway.create("memory", "off-policy")
+    with_tips = await gateway.play(rollout, [{"max_tokens": 512, **seen.body} for seen in sent])
+    assert [tokenizer().decode(ids).count(BLOCK) for ids in with_tips] == [1] * len(sent)
+    calls = await gateway.events(rollout, "empo2_call")
+    assert [call["tip_free_prompt_token_ids"] for call in calls] == [seen.prompt_ids for seen in sent]
+    return rollout
 
 
 async def both(gateway: GatewayUnderTest, plain: httpx.AsyncClient, rollout: str, body: Any) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ..needs import need
-from .harness import AGENT_KEY, BLOCK, GatewayUnderTest, is_reflection
+from .harness import AGENT_KEY, GatewayUnderTest, is_reflection, sent_again_with_tips
 from .model_server import Body, tokenizer
 
 pytestmark = [pytest.mark.rare, pytest.mark.timeout(900), pytest.mark.usefixtures("quiet", "empty_stores")]
@@ -92,9 +92,4 @@ async def test_an_agent_plays_as_it_is(gateway: GatewayUnderTest, program: str, 
     assert [request["status"] for request in requests] == ["ok", "ok"]
     await gateway.finish(rollout)  # leaves the tip that is shown from here on
     assert (await gateway.drain())["empo2/reflections_failed"] == 0
-    # What the agent sent, once more.
-    rollout = await gateway.create("memory", "off-policy")
-    with_tips = await gateway.play(rollout, [first.body, second.body])
-    assert [tokenizer().decode(ids).count(BLOCK) for ids in with_tips] == [1, 1]
-    calls = await gateway.events(rollout, "empo2_call")
-    assert [call["tip_free_prompt_token_ids"] for call in calls] == [first.prompt_ids, second.prompt_ids]
+    await sent_again_with_tips(gateway, [first, second])

@@ -65,16 +65,6 @@ async def test_an_untagged_call_passes_byte_for_byte(gateway: GatewayUnderTest, 
         assert (first.path, first.raw) == (second.path, second.raw)
 
 
-async def test_a_call_without_memory_keeps_all_but_its_sampling(gateway: GatewayUnderTest, plain: httpx.AsyncClient):
-    rollout = await gateway.create("no-memory")
-    for content in ODD_BODIES:
-        told, alone = await both(gateway, plain, rollout, content)
-        assert told == alone
-        first, second = gateway.model.seen[-2:]
-        left_out = {name: value for name, value in second.body.items() if name != "seed"}
-        assert first.body == left_out | {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-
-
 async def test_validation_calls_of_a_tagged_rollout_pass_untouched(gateway: GatewayUnderTest):
     """Evaluation is without memory (paper)."""
     await gateway.store_tips(ROOMS, "tip")

@@ -158,16 +158,6 @@ async def test_restore_goes_back_to_a_snapshot(gateway: GatewayUnderTest):
     assert [(len(call["tip_ids"]), call["visits"]) for call in calls] == [(1, 2), (0, 1)]
 
 
-@pytest.mark.parametrize(("verb", "words"), [("restore", "nowhere"), ("snapshot", "nowhere")])
-async def test_an_impossible_path_is_answered_with_a_reason(gateway: GatewayUnderTest, verb: str, words: str):
-    await gateway.store_tips(ROOMS, "kept")
-    answer = await gateway.client.post(
-        f"/empo2/{verb}", json={"path": str(gateway.folder / "nowhere" / "memory.sqlite")}
-    )
-    assert answer.status_code == 409 and words in answer.json()["detail"]
-    assert await values(gateway) == {"kept": 0}
-
-
 async def test_a_snapshot_of_another_embedder_is_not_restored(gateway: GatewayUnderTest, tmp_path: Path):
     other = Words()
     other.name = "other"
@@ -181,12 +171,12 @@ async def test_a_snapshot_of_another_embedder_is_not_restored(gateway: GatewayUn
     assert "'other'" in answer.json()["detail"] and "'words'" in answer.json()["detail"]
 
 
-async def test_128_clients_read_and_write_at_once(gateway: GatewayUnderTest):
+async def test_64_clients_read_and_write_at_once(gateway: GatewayUnderTest):
     """Each plays an episode in one of eight scopes: nothing is lost, mixed or counted twice."""
-    scopes = [f"scope {number % 8}" for number in range(128)]
+    scopes = [f"scope {number % 8}" for number in range(64)]
     for scope in scopes[:8]:
         await gateway.store_tips(ROOMS, f"the tip of {scope};", scope=scope)
-    modes = ["memory" if number % 2 else "no-memory" for number in range(128)]
+    modes = ["memory" if number % 2 else "no-memory" for number in range(64)]
     rollouts = await asyncio.gather(
         *(gateway.create(mode, scope=scope) for mode, scope in zip(modes, scopes, strict=True))
     )
@@ -198,19 +188,19 @@ async def test_128_clients_read_and_write_at_once(gateway: GatewayUnderTest):
     gateway.tip = "Every client writes this."
     await asyncio.gather(*(episode(number, rollout) for number, rollout in enumerate(rollouts)))
     metrics = await gateway.drain(60)
-    assert metrics["empo2/calls"] == 3 * 128
+    assert metrics["empo2/calls"] == 3 * 64
     assert metrics["empo2/memory_failures"] == metrics["empo2/reflections_failed"] == 0
-    assert metrics["empo2/tips_written"] == 128  # equal texts of different scores
+    assert metrics["empo2/tips_written"] == 64  # equal texts of different scores
     for rollout, mode, scope in zip(rollouts, modes, scopes, strict=True):
         calls = await gateway.events(rollout, "empo2_call")
         assert len(calls) == 3 and {call["scope"] for call in calls} == {scope}
         assert bool(calls[0]["tip_ids"]) == (mode == "memory")
         # Two texts are there to be shown, each once: the teacher's, and what clients of the scope that are done wrote.
         assert sum(len(call["tip_ids"]) for call in calls) <= (2 if mode == "memory" else 0)
-    # Each state of a scope: one visit by the teacher, one by each of its 16 players.
-    assert await rows(gateway, "SELECT DISTINCT visits FROM states") == [(17,)]
+    # Each state of a scope: one visit by the teacher, one by each of its 8 players.
+    assert await rows(gateway, "SELECT DISTINCT visits FROM states") == [(9,)]
     plays = await rows(gateway, "SELECT scope FROM plays")
-    assert Counter(scope for (scope,) in plays) == {f"scope {number}": 16 for number in (1, 3, 5, 7)}
+    assert Counter(scope for (scope,) in plays) == {f"scope {number}": 8 for number in (1, 3, 5, 7)}
     crossed = "SELECT * FROM credits JOIN plays USING (episode) JOIN tips ON tips.id = tip_id"
     assert await rows(gateway, f"{crossed} WHERE plays.scope != tips.scope") == []
     assert await rows(gateway, "SELECT count(*) FROM credits") != [(0,)]

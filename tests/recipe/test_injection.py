@@ -42,11 +42,6 @@ def tool(content: Any) -> Message:
     return {"role": "tool", "tool_call_id": "1", "content": content}
 
 
-def call(name: str) -> Message:
-    function = {"name": name, "arguments": '{"n": 1}'}
-    return assistant(None, tool_calls=[{"id": "1", "type": "function", "function": function}])
-
-
 SYSTEM = {"role": "system", "content": "You play a game."}
 
 
@@ -139,18 +134,6 @@ def test_a_list_of_parts_stays_one_and_reads_as_text_would():
     assert normal(sent) == normal(plain)
 
 
-def test_tool_results_carry_tips_and_tool_calls_are_left_alone():
-    tips, first = EpisodeTips(), [SYSTEM, user("find the lamp")]
-    sent = send(tips, first, "one")
-    second = [*first, call("look"), tool("a room"), tool("a lamp")]
-    again = send(tips, second, "two")
-    assert again[:4] == [*sent, *second[2:4]]
-    assert shown(again, "two") == [4]
-    assert again[4]["tool_call_id"] == "1"
-    third = [*second, call("take"), tool("taken")]
-    assert send(tips, third, "three")[:5] == again
-
-
 @pytest.mark.parametrize(
     ("messages", "turn"),
     [
@@ -231,14 +214,6 @@ def test_a_prompt_extends_what_was_sent_and_answered():
     assert "- two" in again.removeprefix(sent)
     tips.replied(second, " take")
     assert send_prompt(tips, second + " take\nTaken.").startswith(again + " take")
-
-
-def test_a_prompt_that_extends_none_starts_anew():
-    tips = EpisodeTips()
-    send_prompt(tips, "one prompt", "one")
-    tips.replied("one prompt", " reply")
-    assert send_prompt(tips, "another prompt") == "another prompt"
-    assert "- one" not in send_prompt(tips, "another", "two")
 
 
 _text = st.text(max_size=40) | st.sampled_from(["", "\n", " a lamp\n\n", "x\n", "<|im_start|>user\n", "- a note"])

@@ -15,8 +15,8 @@ from empo2.recipe.launcher.tasks import load_tasks
 from empo2.recipe.retrofit.recorder import agent_variables
 from empo2.recipe.retrofit.scripted_model import answer_choice
 
-from .harness import BLOCK, ROOMS, is_reflection, running_gateway, trained
-from .model_server import MODEL, Body, ModelServer, serving, tokenizer
+from .harness import ROOMS, is_reflection, running_gateway, sent_again_with_tips, trained
+from .model_server import MODEL, Body, ModelServer, serving
 from .published_agents import PUBLISHED, Published, Row, table
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
@@ -83,14 +83,10 @@ async def test_a_published_agent(agent: Published, tmp_path: Path, monkeypatch: 
     async with running_gateway(tmp_path, "memory.min_similarity=-1", model=model) as gateway:
         await gateway.store_tips(ROOMS, gateway.tip)
         model.reply = script(agent)
-        rollout = await gateway.create("memory", "off-policy")
-        with_tips = await gateway.play(rollout, [{"max_tokens": 512, **seen.body} for seen in sent])
-        calls = await gateway.events(rollout, "empo2_call")
+        rollout = await sent_again_with_tips(gateway, sent)
         await gateway.finish(rollout, float(reward))
         assert (await gateway.drain())["empo2/reflections_failed"] == 0
         rows, *_ = await trained(gateway, rollout, limit=8192)
-    assert [tokenizer().decode(ids).count(BLOCK) for ids in with_tips] == [1] * len(sent)
-    assert [call["tip_free_prompt_token_ids"] for call in calls] == [seen.prompt_ids for seen in sent]
     whole = [seen.prompt_ids + seen.reply_ids for seen in sent]
     assert rows == [ids for ids, after in zip(whole, [*whole[1:], []], strict=True) if after[: len(ids)] != ids]
 

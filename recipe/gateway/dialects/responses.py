@@ -76,11 +76,9 @@ class Conversation:
 
     Attributes:
         responses: by id, the response before it and the items that it added: the request's and its own.
-        items: the responses' own items, by id.
     """
 
     responses: dict[str, tuple[str | None, list[Body]]] = field(default_factory=dict)
-    items: dict[str, Body] = field(default_factory=dict)
 
     def upto(self, response_id: str | None) -> list[Body]:
         """Return all items of a response and of those before it, oldest first; none for None.
@@ -99,11 +97,8 @@ class Conversation:
     def add(self, response: Body, items: list[Body]) -> None:
         """Store a response and the items of its request."""
         self.responses[response["id"]] = (response["previous_response_id"], [*items, *response["output"]])
-        self.items |= {item["id"]: item for item in response["output"]}
         if len(self.responses) > _MOST_RESPONSES:
-            _, dropped = self.responses.pop(next(iter(self.responses)))
-            for item in dropped:
-                self.items.pop(item.get("id", ""), None)
+            del self.responses[next(iter(self.responses))]
 
 
 class ResponsesCall:
@@ -186,9 +181,11 @@ def _items(given: Any) -> list[Body]:
 def _resolved(item: Body, conversation: Conversation) -> Body:
     if item.get("type") != "item_reference":
         return item
-    if item.get("id") not in conversation.items:
-        raise ValueError(f"input: item_reference {item.get('id')!r}: no item of this rollout that was stored")
-    return conversation.items[item["id"]]
+    for _, stored in conversation.responses.values():
+        for each in stored:
+            if each.get("id") == item.get("id") is not None:
+                return each
+    raise ValueError(f"input: item_reference {item.get('id')!r}: no item of this rollout that was stored")
 
 
 def _chat(items: Sequence[Body]) -> list[Message]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.tokens.rendering import rendering_of
-from empo2.recipe.messages import Message, reply_of, text_of
+from empo2.recipe.messages import Message, arguments_of, reply_of, text_of
 
 Ids = array  # of C ints: an episode has one prompt for each turn
 
@@ -104,11 +104,4 @@ def last_reply(messages: Sequence[Message]) -> int | None:
 def _said(message: Message) -> tuple[Any, ...]:
     """Return a message's text and tool calls; clients write an empty content, and arguments, in different ways."""
     calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
-    return text_of(message.get("content")), *((call.get("name"), _parsed(call.get("arguments"))) for call in calls)
-
-
-def _parsed(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments)
-    except (TypeError, ValueError):
-        return arguments
+    return text_of(message.get("content")), *((call.get("name"), arguments_of(call)) for call in calls)
