@@ -71,6 +71,14 @@ class Words:
         return key / np.linalg.norm(key)
 
 
+def user(content: Any) -> Body:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: Any, **more: Any) -> Body:
+    return {"role": "assistant", "content": content, **more}
+
+
 def is_reflection(body: Body) -> bool:
     return "The episode is over" in str(body.get("messages", [{}])[-1].get("content"))
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
-from empo2.recipe.gateway.dialects.responses import Conversation, ResponsesCall
+from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.stages.dialect import Dialects
 
 from .harness import (
@@ -473,7 +473,7 @@ def test_what_the_items_of_a_response_may_be():
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "k",
     }
-    call = ResponsesCall(asked, Conversation())
+    call = ResponsesCall(asked, {})
     response, seen = json.loads(bytes(call.answer(THOUGHT).body)), call.body
     assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
     assert response["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]

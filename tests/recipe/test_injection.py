@@ -12,6 +12,7 @@ from empo2.recipe.gateway.tips.injection import Block, ChatRequest, EpisodeTips,
 from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.messages import newest_turn, text_of
 
+from .harness import assistant, user
 from .model_server import normal, tokenizer
 
 Message = dict[str, Any]
@@ -28,14 +29,6 @@ TEMPLATES = {
     "strips": "{% for m in messages %}<start>{{ 'model' if m.role == 'assistant' else m.role }}\n"
     "{{ m.content | trim }}<end>\n{% endfor %}{% if add_generation_prompt %}<start>model\n{% endif %}",
 }
-
-
-def user(content: Any) -> Message:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: Any, **more: Any) -> Message:
-    return {"role": "assistant", "content": content, **more}
 
 
 def tool(content: Any) -> Message:

@@ -13,6 +13,8 @@ from empo2.recipe.gateway.episodes.reflector import question, reflection_chats
 from empo2.recipe.gateway.tips.text import clean_tip, refusal, shown_tip, tip_of
 from empo2.recipe.messages import reply_of, spoken
 
+from .harness import assistant, user
+
 Message = dict[str, Any]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "<end of turn>"]
 
@@ -24,14 +26,6 @@ def reflection(*overrides: str) -> Reflection:
 CHAT = reflection("max_words=40")
 ASK = question(CHAT, -3.5, success=False)
 SYSTEM = {"role": "system", "content": "You play a game."}
-
-
-def user(content: Any) -> Message:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: Any, **more: Any) -> Message:
-    return {"role": "assistant", "content": content, **more}
 
 
 def asked(chats: list[list[Message]], replies: list[Message]) -> list[list[Message]]:

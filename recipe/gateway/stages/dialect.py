@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.dialect import Body, Dialect
-from empo2.recipe.gateway.dialects.responses import Conversation, ResponsesCall
+from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
 from empo2.recipe.gateway.stages.form import check_call
@@ -34,7 +34,7 @@ class Dialects:
     def __init__(self, max_bytes: int, servers: upstream.ModelServers) -> None:
         self._servers = servers
         self._max_bytes = max_bytes
-        self._held: dict[str, tuple[Conversation, dict[str, Body]]] = {}  # by rollout: responses, Anthropic's threads
+        self._held: dict[str, tuple[dict[str, list[Body]], dict[str, Body]]] = {}  # by rollout: responses, threads
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         streamed = request.is_completion and request.body.get("stream")
@@ -83,10 +83,10 @@ class Dialects:
             case _:
                 return StreamedCompletion(request.api, request.body)
 
-    def _held_of(self, rollout_id: str) -> tuple[Conversation, dict[str, Body]]:
+    def _held_of(self, rollout_id: str) -> tuple[dict[str, list[Body]], dict[str, Body]]:
         if rollout_id not in self._held:
             self._held = {name: held for name, held in self._held.items() if upstream.exists(name)}
-        return self._held.setdefault(rollout_id, (Conversation(), {}))
+        return self._held.setdefault(rollout_id, ({}, {}))
 
 
 def _answer(dialect: Dialect, answer: Response) -> Response:
