@@ -1,6 +1,5 @@
 """empo2 init: real agents, run once before agent-lightning's real gateway, and what the user is told of them."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,6 @@ from empo2.recipe.retrofit.recorder import Body, Call, Trace
 from empo2.recipe.retrofit.scripted_model import sample
 from empo2.recipe.retrofit.starter import scope_choices
 from empo2.recipe.retrofit.states import describe_states
-
-from .recipe.model_server import MODEL, ModelServer
 
 PRELUDE = """\
 import json, os, sys, time, urllib.error, urllib.request
@@ -145,6 +142,9 @@ def test_training_does_not_start_if_the_model_cannot_call_the_agents_tools(init,
     assert code == 0, printed
     for says in ("tools are offered: look", "the parser hermes", "3 model calls, each with the whole", "reported: 1"):
         assert says in printed
+    share = "83% of the memory rollouts can find tips of earlier steps, in 6 steps of 2 of the 18"
+    assert f"scope  all-tasks: {share}" in printed and "made up" not in printed
+    assert load_settings(file=tmp_path / "empo2.yaml").memory.scope == "all-tasks"
     model = tmp_path / "mute"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -408,26 +408,6 @@ def test_the_scope_that_is_written_recurs():
     assert (question.fields, kind.fields) == (["question"], ["kind"])
     chosen, *_ = scope_choices(rows[:3], tasks_per_step=1, steps=9)  # each comes three times
     assert (chosen.fields, chosen.share) == (["question", "kind"], pytest.approx(2 / 3))
-
-
-def test_a_file_of_tasks_and_a_model_that_a_server_has(init, tmp_path):
-    rows = [{"question": f"What is {n}?", "answer": "no"} for n in range(20)]
-    (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    model = ModelServer()
-    with model.serve():
-        code, printed = init(
-            *[*COMMAND, "--tasks", "tasks.jsonl", "--model", MODEL, "--server", model.url],
-            code="assert chat([user(os.environ['TASK_QUESTION'])], max_tokens=4)['content']\nreward(1)",
-        )
-    assert code == 0, printed
-    assert [seen.body["messages"] for seen in model.seen] == [[{"role": "user", "content": "What is 1?"}]]
-    assert (
-        "scope  all-tasks: 83% of the memory rollouts can find tips of earlier steps, in 6 steps of 2 of the 18"
-        in printed
-    )
-    assert "made up" not in printed
-    settings = load_settings(file=tmp_path / "empo2.yaml")
-    assert (settings.tasks.source, settings.memory.scope) == ("tasks.jsonl", "all-tasks")
 
 
 def test_values_made_from_a_schema():

@@ -122,7 +122,7 @@ def record(
     transport = httpx.AsyncHTTPTransport() if server else _ScriptedModel(replies)
     with (
         tempfile.TemporaryDirectory() as folder,
-        _serving(_gateway(trace, settings, keys, model, transport, Path(folder))) as url,
+        serving(_gateway(trace, settings, keys, model, transport, Path(folder))) as url,
     ):
         headers = {"Authorization": f"Bearer {keys.admin}"}
         with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
@@ -255,16 +255,17 @@ def _gateway(
 
 
 @contextlib.contextmanager
-def _serving(app: ASGIApp) -> Iterator[str]:
+def serving(app: ASGIApp) -> Iterator[str]:
     """Serve the app in a thread on a free port of 127.0.0.1; yield its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        listener.listen(128)
+        listener.listen(512)
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             while not server.started:
+                assert thread.is_alive(), "the server did not start"
                 time.sleep(0.01)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:

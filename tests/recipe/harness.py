@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import os
+import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 import warnings
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,11 +22,13 @@ import numpy as np
 from agentlightning.schemas import Rollout
 from agentlightning.server.store import _events, _models, _rollouts, _terminal_order
 
-from empo2.memory import Embedder
-from empo2.recipe.config import load_settings
+from empo2.memory import Embedder, MemoryStore, Step
+from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.gateway import app as gateway_app
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.tips import search
+from empo2.recipe.launcher.commands import KEY as KEY_VARIABLE
+from empo2.recipe.launcher.commands import controller_command
 from empo2.recipe.protocol import Keys, Serving
 
 from .model_server import MODEL, Body, ModelServer, Seen, serving, tokenizer
@@ -77,6 +82,14 @@ def user(content: Any) -> Body:
 
 def assistant(content: Any, **more: Any) -> Body:
     return {"role": "assistant", "content": content, **more}
+
+
+def fill_memory(file: Path, tips: Sequence[str], *, state: str = "a room", embedder: str = Words.name) -> None:
+    """Write a memory with these tips of one state, the later ones with the higher scores."""
+    step = Step(state, Words().embed([state])[0], "look")
+    with closing(MemoryStore(file, embedder=embedder, dimension=Words.dimension)) as store:
+        for number, text in enumerate(tips):
+            store.add_episode("a", f"episode {number}", tip=text, score=number, success=None, steps=[step])
 
 
 def is_reflection(body: Body) -> bool:
@@ -173,11 +186,15 @@ class GatewayUnderTest:
 
     async def snapshot(self) -> tuple[list[tuple], list[tuple]]:
         """The memory as it is written: (scope, text, score) of each tip, (state, action) of each entry."""
+        tips = await self.query("SELECT scope, text, score FROM tips ORDER BY id")
+        return tips, await self.query("SELECT state, action FROM entries ORDER BY id")
+
+    async def query(self, query: str) -> list[tuple]:
+        """Rows of a snapshot that is taken now, ``snapshot.sqlite``."""
         path = self.folder / "snapshot.sqlite"
         (await self.client.post("/empo2/snapshot", json={"path": str(path)})).raise_for_status()
-        with closing(sqlite3.connect(path)) as db:
-            tips = db.execute("SELECT scope, text, score FROM tips ORDER BY id").fetchall()
-            return tips, db.execute("SELECT state, action FROM entries ORDER BY id").fetchall()
+        with closing(sqlite3.connect(path)) as database:
+            return database.execute(query).fetchall()
 
     def last(self) -> Seen:
         return self.model.requests()[-1]
@@ -314,6 +331,20 @@ async def both(gateway: GatewayUnderTest, plain: httpx.AsyncClient, rollout: str
     alone = await gateway.call(rollout, body)
     gateway.client = client
     return (told.status_code, told.content), (alone.status_code, alone.content)
+
+
+@contextmanager
+def controller(settings: Settings, url: str, folder: Path) -> Iterator[None]:
+    """The project's controller, with agents of this folder; it writes ``controller.log``."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), KEY_VARIABLE: AGENT_KEY}
+    with (folder / "controller.log").open("wb") as log:
+        command = controller_command(settings, url)
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
 
 
 async def until(condition: Callable[[], Any], seconds: float = SECONDS) -> None:

@@ -4,13 +4,7 @@ import asyncio
 import gc
 import itertools
 import json
-import os
-import signal
-import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +20,6 @@ from . import toy_agent
 from .harness import (
     BLOCK,
     CHAT,
-    KEY,
     MODES,
     ROOMS,
     SECONDS,
@@ -34,6 +27,7 @@ from .harness import (
     TOOL_TEMPLATE,
     GatewayUnderTest,
     both,
+    controller,
     in_reflection,
     is_reflection,
     prompt_ids,
@@ -101,10 +95,9 @@ async def test_validation_with_memory_reads_and_leaves_nothing(gateway: GatewayU
     assert await gateway.events(rollout, "empo2_call") == []
     assert (metrics["empo2/tips_written"], len(gateway.reflections())) == (0, reflections)
     assert await gateway.snapshot() == before
-    with closing(sqlite3.connect(gateway.folder / "snapshot.sqlite")) as database:
-        assert database.execute("SELECT value FROM tips").fetchall() == [(0.0,)]
-        assert database.execute("SELECT * FROM plays").fetchall() == []
-        assert database.execute("SELECT sum(visits) FROM states").fetchone() == (3,)
+    assert await gateway.query("SELECT value FROM tips") == [(0.0,)]
+    assert await gateway.query("SELECT * FROM plays") == []
+    assert await gateway.query("SELECT sum(visits) FROM states") == [(3,)]
     # At the temperature of training, as an adaptation with a frozen bank plays it, it leaves nothing either.
     await gateway.call(rollout, ROOMS[0])
     assert gateway.last().body["temperature"] == 1
@@ -766,23 +759,12 @@ async def test_the_real_controller_plays_many_agents_at_once(gateway: GatewayUnd
         f"{next(numbers)}: the lamp is behind door 7." if is_reflection(body) else "3 please"
     )
     gateway.model.delay = lambda path, body: 0.2
-    command = [sys.executable, "-c", "from agentlightning.controller.__main__ import main; main()"]
-    options = ["runner_type=local", f"agl_server.url={gateway.client.base_url}", f"agl_server.key={KEY}"]
-    options += ["local_runner.maximum_size=32", "local_runner.poll_interval=0.2", "hydra.output_subdir=null"]
-    options += ["hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(toy_agent.__file__).parent)}
-    with (tmp_path / "controller.log").open("wb") as log:
-        controller = subprocess.Popen(
-            [*command, *options], cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-        try:
-            first = await played([request(7), request(1)])
-            assert (await gateway.drain())["empo2/tips_written"] == 2
-            troubles = ["raise", "hang", "no reward"]
-            rollouts = await played([*(request(door % 10) for door in range(16)), *(request(5, t) for t in troubles)])
-        finally:
-            controller.send_signal(signal.SIGTERM)
-            controller.wait()
+    settings = load_settings("cpu", ["agent.class=toy_agent:ToyAgent", "agent.concurrency=32"])
+    with controller(settings, str(gateway.client.base_url), tmp_path):
+        first = await played([request(7), request(1)])
+        assert (await gateway.drain())["empo2/tips_written"] == 2
+        troubles = ["raise", "hang", "no reward"]
+        rollouts = await played([*(request(door % 10) for door in range(16)), *(request(5, t) for t in troubles)])
     good, (raised, hung, silent) = rollouts[:16], rollouts[16:]
     states = [rollout["status"]["state"] for rollout in [*first, *good]]
     assert states == ["succeeded"] * 18, (tmp_path / "controller.log").read_text()

@@ -19,33 +19,6 @@ from empo2.recipe.gateway.dialects.dialect import (
 )
 from empo2.recipe.messages import Message
 
-# Fields of /responses' own: translated, repeated in the answer, or without meaning for a model that is not OpenAI's.
-# All others (temperature, top_p, and vLLM's own) mean the same in a chat completion.
-_OWN = (
-    "input",
-    "instructions",
-    "previous_response_id",
-    "store",
-    "stream",
-    "stream_options",
-    "max_output_tokens",
-    "max_tool_calls",
-    "tools",
-    "tool_choice",
-    "text",
-    "reasoning",
-    "include",
-    "metadata",
-    "truncation",
-    "service_tier",
-    "top_logprobs",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "background",
-    "conversation",
-    "prompt",
-)
 _MOST_RESPONSES = 10_000  # kept of a rollout; only agents that have none (empo2 serve) come to as many
 _NEED_OPENAI = ("background", "conversation", "prompt")
 # Repeated in the answer, with the value of a request that does not have them.
@@ -66,6 +39,26 @@ _ECHOED = {
     "truncation": "disabled",
     "user": None,
 }
+_SHARED = (
+    "parallel_tool_calls",
+    "temperature",
+    "top_p",
+    "user",
+)  # mean the same in a chat completion
+# Translated, or without meaning for a model that is not OpenAI's.
+_OWN = {
+    *_ECHOED,
+    *_NEED_OPENAI,
+    "include",
+    "input",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "stream",
+    "stream_options",
+    "top_logprobs",
+}.difference(_SHARED)
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _EFFORTS = ("none", "low", "medium", "high")  # vLLM 0.20 refuses others
 
