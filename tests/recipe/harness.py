@@ -144,6 +144,11 @@ class GatewayUnderTest:
         root = str(self.client.base_url).rstrip("/")
         return f"{root}/proxy/rollout/{rollout}/attempt/0/mode/{mode}/openai/v1"
 
+    def variables(self, rollout: str) -> dict[str, str]:
+        """What the controller tells a rollout's agent of its addresses and key."""
+        events = f"{self.client.base_url}/api/rollouts/{rollout}/attempt/0/events"
+        return {"AGL_OPENAI_BASE_URL": self.address(rollout), "AGL_EVENT_URL": events, "AGL_KEY": AGENT_KEY}
+
     def as_agent(self) -> httpx.AsyncClient:
         """A client that has the agents' key."""
         headers = {"Authorization": f"Bearer {AGENT_KEY}"}
@@ -210,6 +215,38 @@ def worker_command(agent_class: str) -> list[str]:
         "sys.exit(_run_local_reconciler_worker(sys.argv[1]))"
     )
     return [sys.executable, "-c", worker, agent_class]
+
+
+@dataclass
+class Played:
+    """What is recorded of an episode: by call the prompt, the reply and the event of the memory."""
+
+    sent: list[list[int]]
+    replies: list[list[int]]
+    calls: list[Body]
+
+    @property
+    def tips_shown(self) -> list[int]:
+        return [tokenizer().decode(ids).count(BLOCK) for ids in self.sent]
+
+    @property
+    def tip_free(self) -> list[list[int]]:
+        return [call["tip_free_prompt_token_ids"] for call in self.calls]
+
+
+async def recorded(gateway: GatewayUnderTest, rollout: str) -> Played:
+    """The answered calls of a rollout."""
+    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+    events = [event for event in await gateway.events(rollout, "model_request") if "choices" in event["response"]]
+    replies = [event["response"]["choices"][0]["token_ids"] for event in events]
+    return Played([prompt_ids(event) for event in events], replies, await gateway.events(rollout, "empo2_call"))
+
+
+def calling(name: str, arguments: Body, number: int = 0, form: str = "<call>{}") -> Body:
+    """A reply that calls a tool, written as TOOL_TEMPLATE does, or in another form."""
+    function = {"name": name, "arguments": arguments}
+    call = {"id": f"call-{number}", "type": "function", "function": {**function, "arguments": json.dumps(arguments)}}
+    return {"content": None, "tool_calls": [call], "written": form.format(json.dumps(function))}
 
 
 def prompt_ids(event: Body) -> list[int]:
@@ -317,10 +354,10 @@ async def sent_again_with_tips(gateway: GatewayUnderTest, sent: Sequence[Seen]) 
     Each prompt shows the tip once, and without it is the one that the agent sent.
     """
     rollout = await gateway.create("memory", "off-policy")
-    with_tips = await gateway.play(rollout, [{"max_tokens": 512, **seen.body} for seen in sent])
-    assert [tokenizer().decode(ids).count(BLOCK) for ids in with_tips] == [1] * len(sent)
-    calls = await gateway.events(rollout, "empo2_call")
-    assert [call["tip_free_prompt_token_ids"] for call in calls] == [seen.prompt_ids for seen in sent]
+    await gateway.play(rollout, [{"max_tokens": 512, **seen.body} for seen in sent])
+    played = await recorded(gateway, rollout)
+    assert played.tips_shown == [1] * len(sent)
+    assert played.tip_free == [seen.prompt_ids for seen in sent]
     return rollout
 
 

@@ -4,7 +4,6 @@ Ways to speak that `test_published.py` and `test_frameworks.py` play are left ou
 """
 
 import asyncio
-import json
 import os
 import shutil
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..needs import need
-from .harness import AGENT_KEY, GatewayUnderTest, is_reflection, sent_again_with_tips
+from .harness import AGENT_KEY, GatewayUnderTest, calling, is_reflection, sent_again_with_tips
 from .model_server import Body, tokenizer
 
 pytestmark = [pytest.mark.rare, pytest.mark.timeout(900), pytest.mark.usefixtures("quiet", "empty_stores")]
@@ -35,14 +34,7 @@ def scripted(gateway: GatewayUnderTest, body: Body) -> str | Body:
     if is_reflection(body):
         return gateway.tip
     if not any(message["role"] == "assistant" for message in body["messages"]):
-        function = {"name": "look", "arguments": {"place": "cellar"}}
-        written = f"<tool_call>\n{json.dumps(function)}\n</tool_call>"
-        called = {"name": "look", "arguments": json.dumps(function["arguments"])}
-        return {
-            "content": None,
-            "tool_calls": [{"id": "c1", "type": "function", "function": called}],
-            "written": written,
-        }
+        return calling("look", {"place": "cellar"}, form="<tool_call>\n{}\n</tool_call>")
     return "Found it."
 
 

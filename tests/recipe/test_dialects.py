@@ -14,17 +14,8 @@ from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.stages.dialect import Dialects
 
-from .harness import (
-    AGENT_KEY,
-    BLOCK,
-    ROOMS,
-    TOOL_TEMPLATE,
-    GatewayUnderTest,
-    is_reflection,
-    prompt_ids,
-    running_gateway,
-)
-from .model_server import MODEL, Body, tokenizer
+from .harness import AGENT_KEY, ROOMS, TOOL_TEMPLATE, GatewayUnderTest, Played, is_reflection, recorded, running_gateway
+from .model_server import MODEL, Body
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -244,29 +235,17 @@ SPEAKERS: dict[str, Callable[[str], Agent]] = {
 }
 
 
-@dataclass
-class Played:
-    said: list[Said]
-    sent: list[list[int]]
-    replies: list[list[int]]
-    calls: list[Body]
-
-
-async def play(gateway: GatewayUnderTest, speaker: Callable[[str], Agent], update: str | None = None) -> Played:
-    mode = "memory" if update else "no-memory"
-    rollout = await gateway.create(mode, update or "on-policy")
+async def play(
+    gateway: GatewayUnderTest, speaker: Callable[[str], Agent], update: str | None = None
+) -> tuple[list[Said], Played]:
+    """What the agent heard, and what is recorded of it."""
+    rollout = await gateway.create("memory" if update else "no-memory", update or "on-policy")
     agent = speaker(gateway.address(rollout))
     said = [await agent.say(text) for text in HEARD]
-    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
-    events = await gateway.events(rollout, "model_request")
+    played = await recorded(gateway, rollout)
     await gateway.finish(rollout)
     await gateway.drain()
-    return Played(
-        said,
-        [prompt_ids(event) for event in events],
-        [event["response"]["choices"][0]["token_ids"] for event in events],
-        await gateway.events(rollout, "empo2_call"),
-    )
+    return said, played
 
 
 def without_repeats(prompts: list[list[int]]) -> list[list[int]]:
@@ -287,13 +266,13 @@ async def test_a_dialect_changes_no_token(playing: GatewayUnderTest, update: str
     gateway = playing
     if update:
         await play(gateway, PlainChat)  # leaves the tip that the others are shown
-    plain = await play(gateway, PlainChat, update)
-    assert [tokenizer().decode(ids).count(BLOCK) for ids in plain.sent] == [int(update is not None)] * 4
+    _, plain = await play(gateway, PlainChat, update)
+    assert plain.tips_shown == [int(update is not None)] * 4
     for before, ids, after in zip(plain.sent, plain.replies, plain.sent[1:], strict=False):
         assert after[: len(before + ids)] == before + ids
     for name, speaker in SPEAKERS.items():
-        spoken = await play(gateway, speaker, update)
-        assert [(text, [(call[1], call[2]) for call in calls]) for text, calls in spoken.said] == [
+        said, spoken = await play(gateway, speaker, update)
+        assert [(text, [(call[1], call[2]) for call in calls]) for text, calls in said] == [
             (text, [("act", arguments) for arguments in each]) for text, each in SAID
         ], name
         assert without_repeats(spoken.sent) == plain.sent, name

@@ -125,9 +125,7 @@ def test_what_is_printed_of_an_error_is_one_short_line_without_control_character
 async def environment(gateway: GatewayUnderTest, folder: Path) -> dict[str, str]:
     """Of an agent in this folder, with a rollout."""
     rollout = await gateway.create(None)
-    url = f"{gateway.client.base_url}/api/rollouts/{rollout}/attempt/0/events"
-    variables = {"AGL_OPENAI_BASE_URL": gateway.address(rollout), "AGL_EVENT_URL": url, "AGL_KEY": AGENT_KEY}
-    return {**os.environ, "PYTHONPATH": str(folder), **variables}
+    return {**os.environ, "PYTHONPATH": str(folder), **gateway.variables(rollout)}
 
 
 async def told_of(gateway: GatewayUnderTest) -> list[str]:

@@ -16,13 +16,13 @@ from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
 from ..needs import need
 from .framework_player import STEPS
 from .harness import (
-    BLOCK,
     CHAT,
-    KEY,
     TOOL_TEMPLATE,
     GatewayUnderTest,
+    Played,
+    calling,
     is_reflection,
-    prompt_ids,
+    recorded,
     trained,
     worker_command,
 )
@@ -102,13 +102,8 @@ def in_calls(gateway: GatewayUnderTest) -> Callable[[Body], str | Body]:
     """The model calls `act`, and writes its calls as TOOL_TEMPLATE does."""
 
     def reply(body: Body) -> str | Body:
-        if is_reflection(body):
-            return gateway.tip
         number = _replies(body)
-        function = {"name": "act", "arguments": {"action": f"go {number}"}}
-        encoded = {**function, "arguments": json.dumps(function["arguments"])}
-        call = {"id": f"call-{number}", "type": "function", "function": encoded}
-        return {"content": None, "tool_calls": [call], "written": f"<call>{json.dumps(function)}"}
+        return gateway.tip if is_reflection(body) else calling("act", {"action": f"go {number}"}, number)
 
     return reply
 
@@ -130,25 +125,8 @@ def variables(gateway: GatewayUnderTest, rollout: str, **changes: int) -> dict[s
     )
     return {
         **{name: str(getattr(episode, path.removeprefix("input."))) for name, path in ENV_MAP.items()},
-        "AGL_OPENAI_BASE_URL": gateway.address(rollout),
-        "AGL_EVENT_URL": f"{gateway.client.base_url}/api/rollouts/{rollout}/attempt/0/events",
-        "AGL_KEY": KEY,
+        **gateway.variables(rollout),
     }
-
-
-@dataclass
-class Played:
-    """An episode: its actions, and by call the prompt, the reply and the event of the memory."""
-
-    rollout: str
-    actions: list[str]
-    sent: list[list[int]]
-    replies: list[list[int]]
-    calls: list[Body]
-
-    @property
-    def tips_shown(self) -> list[int]:
-        return [tokenizer().decode(ids).count(BLOCK) for ids in self.sent]
 
 
 async def play(
@@ -158,24 +136,18 @@ async def play(
     mode: str | None,
     update: str = "on-policy",
     reply: Callable[[Body], str | Body] | None = None,
-) -> Played:
+) -> tuple[list[str], Played]:
+    """The actions of an episode, and what is recorded of it."""
     gateway.model.reply = reply or (in_calls if framework.tools else in_words)(gateway)
     gateway.model.template = TOOL_TEMPLATE if framework.tools else None
     rollout = await gateway.create(mode, update)
     actions = await asyncio.to_thread(players.play, framework, variables(gateway, rollout))
-    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
-    requests = [event for event in await gateway.events(rollout, "model_request") if "choices" in event["response"]]
-    return Played(
-        rollout,
-        actions,
-        sent=[prompt_ids(event) for event in requests],
-        replies=[event["response"]["choices"][0]["token_ids"] for event in requests],
-        calls=await gateway.events(rollout, "empo2_call"),
-    )
+    return actions, await recorded(gateway, rollout)
 
 
-async def end(gateway: GatewayUnderTest, played: Played) -> None:
-    (await gateway.patch(played.rollout, "succeeded")).raise_for_status()
+async def end(gateway: GatewayUnderTest) -> None:
+    """End the last rollout."""
+    (await gateway.patch(gateway.rollouts[-1], "succeeded")).raise_for_status()
     assert (await gateway.drain())["empo2/reflections_failed"] == 0
 
 
@@ -187,11 +159,11 @@ async def test_an_agent_is_trained_as_it_is(gateway: GatewayUnderTest, players: 
     model's context, and the episode keeps the score that it has.
     """
     need(framework.package)
-    first = await play(gateway, players, framework, "no-memory")
-    assert first.actions == ["go 0", "go 1", "go 2"]
+    actions, first = await play(gateway, players, framework, "no-memory")
+    assert actions == ["go 0", "go 1", "go 2"]
     assert first.tips_shown == [0] * STEPS
     assert any("部屋には猫がいる 🐈" in tokenizer().decode(ids) for ids in first.sent)
-    await end(gateway, first)  # leaves the tip that the others are shown
+    await end(gateway)  # leaves the tip that the others are shown
     failed: list[Body] = []
 
     def fault(path: str, body: Body) -> int | None:
@@ -203,25 +175,24 @@ async def test_an_agent_is_trained_as_it_is(gateway: GatewayUnderTest, players: 
     gateway.model.fault = fault
     for update in ("on-policy", "off-policy"):
         gateway.model.seen.clear()
-        played = await play(gateway, players, framework, "memory", update)
+        again, played = await play(gateway, players, framework, "memory", update)
         times_sent = [seen.body["messages"] for seen in gateway.model.requests()].count(failed[0]["messages"])
         assert times_sent == (2 if update == "on-policy" else 1)
-        assert played.actions == first.actions
+        assert again == actions
         assert played.tips_shown == [1, 1, 1]  # a chat that carries the tip is not shown it again
         assert [call["prompt_token_ids"] for call in played.calls] == played.sent
-        tip_free = [call["tip_free_prompt_token_ids"] for call in played.calls]
-        assert tip_free == (first.sent if update == "off-policy" else played.sent)
+        assert played.tip_free == (first.sent if update == "off-policy" else played.sent)
         assert [(call["scope"], len(call["tip_ids"])) for call in played.calls] == [("a", 1), ("a", 0), ("a", 0)]
-        (reward,) = await gateway.events(played.rollout, "reward")
+        (reward,) = await gateway.events(gateway.rollouts[-1], "reward")
         assert (reward["value"], reward["success"]) == (75, False)
-        await end(gateway, played)
+        await end(gateway)
         prompts = first.sent if update == "off-policy" else played.sent
         whole = [prompt + reply for prompt, reply in zip(prompts, played.replies, strict=True)]
-        assert (await trained(gateway, played.rollout))[0] == whole[-framework.rows :]
+        assert (await trained(gateway, gateway.rollouts[-1]))[0] == whole[-framework.rows :]
     gateway.model.fault = lambda path, body: _shrink(gateway) if _replies(body) == 1 else None
-    played = await play(gateway, players, framework, "no-memory")
-    assert played.actions == ["go 0"]
-    (reward,) = await gateway.events(played.rollout, "reward")
+    actions, _ = await play(gateway, players, framework, "no-memory")
+    assert actions == ["go 0"]
+    (reward,) = await gateway.events(gateway.rollouts[-1], "reward")
     assert reward["value"] == 25
     assert reward["message"].endswith("the chat outgrew the model's context")
 
@@ -255,9 +226,9 @@ async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
         call = {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
         return {"content": None, "tool_calls": [call]}
 
-    played = await play(gateway, players, framework, "no-memory", reply=reply)
-    assert played.actions == actions
-    (reward,) = await gateway.events(played.rollout, "reward")
+    taken, _ = await play(gateway, players, framework, "no-memory", reply=reply)
+    assert taken == actions
+    (reward,) = await gateway.events(gateway.rollouts[-1], "reward")
     assert reward["value"] == 25 * len(actions)
 
 
