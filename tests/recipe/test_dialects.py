@@ -48,7 +48,7 @@ def reply(gateway: GatewayUnderTest) -> Callable[[Body], str | Body]:
     return said
 
 
-Said = tuple[str, list[tuple[str, str, Any]]]
+Said = tuple[str, list[tuple[str, Any]]]
 
 
 @dataclass
@@ -59,13 +59,11 @@ class Agent:
     """
 
     address: str
-    key: str = AGENT_KEY
     streamed: bool = False
 
     def __post_init__(self) -> None:
         self.chat: list[Any] = []
-        self.calls: list[str] = []
-        self.limit = 64
+        self.calls: list[str] = []  # ids of the last reply's
 
     async def say(self, text: str) -> Said:
         raise NotImplementedError
@@ -84,17 +82,15 @@ class PlainChat(Agent):
         self.chat += results or [{"role": "user", "content": text}]
         message = await self.ask([{"role": "system", "content": SYSTEM}, *self.chat])
         self.chat.append(message)
-        calls = [
-            (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
-            for call in message.get("tool_calls") or []
-        ]
-        self.calls = [call[0] for call in calls]
-        return message.get("content") or "", calls
+        calls = message.get("tool_calls") or []
+        self.calls = [call["id"] for call in calls]
+        functions = [call["function"] for call in calls]
+        return message.get("content") or "", [(each["name"], json.loads(each["arguments"])) for each in functions]
 
     async def ask(self, messages: list[Body]) -> Body:
-        headers = {"Authorization": f"Bearer {self.key}"}
+        headers = {"Authorization": f"Bearer {AGENT_KEY}"}
         async with httpx.AsyncClient(headers=headers, timeout=30, verify=False) as client:
-            body = {"model": "any", "max_tokens": self.limit, "messages": messages, "tools": [self.TOOL]}
+            body = {"model": "any", "max_tokens": 64, "messages": messages, "tools": [self.TOOL]}
             answer = await client.post(f"{self.address}/chat/completions", json=body)
         return answer.raise_for_status().json()["choices"][0]["message"]
 
@@ -103,9 +99,9 @@ class StreamedChat(PlainChat):
     """openai, with its own accumulation of chunks."""
 
     async def ask(self, messages: list[Any]) -> Body:
-        async with openai.AsyncOpenAI(base_url=self.address, api_key=self.key) as client:
+        async with openai.AsyncOpenAI(base_url=self.address, api_key=AGENT_KEY) as client:
             tools: Any = [self.TOOL]
-            request: Any = {"model": "any", "max_tokens": self.limit, "messages": messages, "tools": tools}
+            request: Any = {"model": "any", "max_tokens": 64, "messages": messages, "tools": tools}
             async with client.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
                 async for each in stream:
                     if each.type == "chunk":
@@ -125,25 +121,26 @@ class StreamedChat(PlainChat):
         return {**fields, "tool_calls": calls} if calls else fields
 
 
+@dataclass
 class Responses(Agent):
-    """openai's /responses: the whole conversation each time."""
+    """openai's /responses: the whole conversation each time, or only what is new and the id of the response before."""
 
-    stateful = False
+    continued: bool = False
 
     async def say(self, text: str) -> Said:
         results = [{"type": "function_call_output", "call_id": call, "output": text} for call in self.calls]
         new: list[Any] = results or [{"role": "user", "content": text}]
         self.chat += new
-        async with openai.AsyncOpenAI(base_url=self.address, api_key=self.key) as client:
+        async with openai.AsyncOpenAI(base_url=self.address, api_key=AGENT_KEY) as client:
             request: Any = {
                 "model": "any",
                 "instructions": SYSTEM,
                 "input": self.chat,
-                "max_output_tokens": self.limit,
+                "max_output_tokens": 64,
                 "tools": [{"type": "function", "name": "act", "description": "Act.", "parameters": PARAMETERS}],
                 "store": False,
             }
-            if self.stateful:
+            if self.continued:
                 request |= {"input": new, "store": True}
                 request |= {"previous_response_id": self.last} if len(self.chat) > len(new) else {}
             response = await self.ask(client, request)
@@ -153,13 +150,9 @@ class Responses(Agent):
         assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens > 0
         self.last = response.id
         self.chat += [item.to_dict() for item in response.output]
-        calls = [
-            (item.call_id, item.name, json.loads(item.arguments))
-            for item in response.output
-            if item.type == "function_call"
-        ]
-        self.calls = [call[0] for call in calls]
-        return response.output_text, calls
+        calls = [item for item in response.output if item.type == "function_call"]
+        self.calls = [call.call_id for call in calls]
+        return response.output_text, [(call.name, json.loads(call.arguments)) for call in calls]
 
     async def ask(self, client: openai.AsyncOpenAI, request: Any) -> Any:
         if not self.streamed:
@@ -175,12 +168,6 @@ class Responses(Agent):
             async for _ in stream:
                 pass
             return await stream.get_final_response()
-
-
-class ContinuedResponses(Responses):
-    """openai's /responses: only what is new, and the id of the response before it."""
-
-    stateful = True
 
 
 class Messages(Agent):
@@ -200,18 +187,19 @@ class Messages(Agent):
             "model": "any",
             "system": [{"type": "text", "text": SYSTEM}],
             "messages": self.chat,
-            "max_tokens": self.limit,
+            "max_tokens": 64,
             "tools": [{"name": "act", "description": "Act.", "input_schema": PARAMETERS}],
         }
-        async with anthropic.AsyncAnthropic(base_url=self.address, api_key=self.key) as client:
+        async with anthropic.AsyncAnthropic(base_url=self.address, api_key=AGENT_KEY) as client:
             message = await self.ask(client, request)
         type(message).model_validate(message.to_dict())
-        calls = [(block.id, block.name, block.input) for block in message.content if block.type == "tool_use"]
+        calls = [block for block in message.content if block.type == "tool_use"]
         assert message.stop_reason == ("tool_use" if calls else "end_turn")
         assert message.usage.input_tokens > message.usage.output_tokens > 0
         self.chat.append({"role": "assistant", "content": [block.to_dict() for block in message.content]})
-        self.calls = [call[0] for call in calls]
-        return "".join(block.text for block in message.content if block.type == "text"), calls
+        self.calls = [call.id for call in calls]
+        text = "".join(block.text for block in message.content if block.type == "text")
+        return text, [(call.name, call.input) for call in calls]
 
     async def ask(self, client: anthropic.AsyncAnthropic, request: Any) -> Any:
         if not self.streamed:
@@ -227,8 +215,8 @@ SPEAKERS: dict[str, Callable[[str], Agent]] = {
     "chat, streamed": StreamedChat,
     "responses": Responses,
     "responses, streamed": lambda address: Responses(address, streamed=True),
-    "responses, continued": ContinuedResponses,
-    "responses, continued, streamed": lambda address: ContinuedResponses(address, streamed=True),
+    "responses, continued": lambda address: Responses(address, continued=True),
+    "responses, continued, streamed": lambda address: Responses(address, streamed=True, continued=True),
     "messages": lambda address: Messages(address.removesuffix("/v1")),
     "messages, streamed": lambda address: Messages(address.removesuffix("/v1"), streamed=True),
     "messages, at the address of the others": Messages,
@@ -272,9 +260,7 @@ async def test_a_dialect_changes_no_token(playing: GatewayUnderTest, update: str
         assert after[: len(before + ids)] == before + ids
     for name, speaker in SPEAKERS.items():
         said, spoken = await play(gateway, speaker, update)
-        assert [(text, [(call[1], call[2]) for call in calls]) for text, calls in said] == [
-            (text, [("act", arguments) for arguments in each]) for text, each in SAID
-        ], name
+        assert said == [(text, [("act", arguments) for arguments in each]) for text, each in SAID], name
         assert without_repeats(spoken.sent) == plain.sent, name
         for ids in ("tip_free_prompt_token_ids", "prompt_token_ids"):
             assert spoken.calls[-1][ids] == plain.calls[-1][ids], name

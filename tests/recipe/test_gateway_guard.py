@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,15 @@ def nested(depth: int) -> bytes:
 
 def content(value: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": value}]}).encode()
+
+
+@pytest.fixture
+def real_logs(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
+    """The gateway's own log, for once; what was written."""
+    configure_logs()
+    yield lambda: "".join(capfd.readouterr())
+    logging.basicConfig(force=True)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 # Shapes
@@ -71,22 +80,17 @@ NO_CHAT = {
 
 @pytest.mark.parametrize("mode", ["memory", None])
 async def test_what_is_no_chat_is_refused_at_once(
-    gateway: GatewayUnderTest, mode: str | None, capfd: pytest.CaptureFixture[str]
+    gateway: GatewayUnderTest, mode: str | None, real_logs: Callable[[], str]
 ):
     rollout = await gateway.create(mode, "off-policy")
-    configure_logs()
-    try:
-        for what, body in NO_CHAT.items():
-            answer = await gateway.call(rollout, body)
-            assert answer.status_code == 400, what
-            error = answer.json()["error"]
-            assert error["type"] == "invalid_request_error" and error["message"], what
-            assert "a secret" not in answer.text, what
-    finally:
-        logging.basicConfig(force=True)
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    for what, body in NO_CHAT.items():
+        answer = await gateway.call(rollout, body)
+        assert answer.status_code == 400, what
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error" and error["message"], what
+        assert "a secret" not in answer.text, what
     assert gateway.model.seen == gateway.words.texts == []
-    assert "".join(capfd.readouterr()) == ""
+    assert real_logs() == ""
 
 
 async def test_what_the_guard_lets_through_can_be_read_by_the_trainer(gateway: GatewayUnderTest):
@@ -443,20 +447,14 @@ async def test_rollouts_that_nobody_deletes_are_dropped_and_counted(tmp_path: Pa
 # The log
 
 
-async def test_an_error_is_one_line_without_what_the_agent_said(capfd: pytest.CaptureFixture[str]):
-    configure_logs()
+def test_an_error_is_one_line_without_what_the_agent_said(real_logs: Callable[[], str]):
     try:
-        try:
-            prompt = "a secret"
-            raise ValueError(f"{prompt}\nin two lines")
-        except ValueError as error:
-            structlog.get_logger().exception("failed")
-            structlog.get_logger().error("failed", exc_info=error)
-            logging.getLogger("some.library").exception("Exception in ASGI application\n")
-    finally:
-        logging.basicConfig(force=True)
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    out = "".join(capfd.readouterr())
-    assert (
-        len(out.splitlines()) == 3 and out.count("ValueError") == 3 and "a secret" not in out and "Traceback" not in out
-    )
+        prompt = "a secret"
+        raise ValueError(f"{prompt}\nin two lines")
+    except ValueError as error:
+        structlog.get_logger().exception("failed")
+        structlog.get_logger().error("failed", exc_info=error)
+        logging.getLogger("some.library").exception("Exception in ASGI application\n")
+    out = real_logs()
+    assert len(out.splitlines()) == out.count("ValueError") == 3
+    assert "a secret" not in out and "Traceback" not in out
