@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,15 @@ def content(value: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": value}]}).encode()
 
 
-@pytest.fixture
-def real_logs(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
-    """The gateway's own log, for once; what was written."""
+@contextmanager
+def real_logs() -> Iterator[None]:
+    """The gateway's own log, for once."""
     configure_logs()
-    yield lambda: "".join(capfd.readouterr())
-    logging.basicConfig(force=True)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        logging.basicConfig(force=True)
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 # Shapes
@@ -80,17 +82,18 @@ NO_CHAT = {
 
 @pytest.mark.parametrize("mode", ["memory", None])
 async def test_what_is_no_chat_is_refused_at_once(
-    gateway: GatewayUnderTest, mode: str | None, real_logs: Callable[[], str]
+    gateway: GatewayUnderTest, mode: str | None, capfd: pytest.CaptureFixture[str]
 ):
     rollout = await gateway.create(mode, "off-policy")
-    for what, body in NO_CHAT.items():
-        answer = await gateway.call(rollout, body)
-        assert answer.status_code == 400, what
-        error = answer.json()["error"]
-        assert error["type"] == "invalid_request_error" and error["message"], what
-        assert "a secret" not in answer.text, what
+    with real_logs():
+        for what, body in NO_CHAT.items():
+            answer = await gateway.call(rollout, body)
+            assert answer.status_code == 400, what
+            error = answer.json()["error"]
+            assert error["type"] == "invalid_request_error" and error["message"], what
+            assert "a secret" not in answer.text, what
     assert gateway.model.seen == gateway.words.texts == []
-    assert real_logs() == ""
+    assert "".join(capfd.readouterr()) == ""
 
 
 async def test_what_the_guard_lets_through_can_be_read_by_the_trainer(gateway: GatewayUnderTest):
@@ -447,14 +450,15 @@ async def test_rollouts_that_nobody_deletes_are_dropped_and_counted(tmp_path: Pa
 # The log
 
 
-def test_an_error_is_one_line_without_what_the_agent_said(real_logs: Callable[[], str]):
-    try:
-        prompt = "a secret"
-        raise ValueError(f"{prompt}\nin two lines")
-    except ValueError as error:
-        structlog.get_logger().exception("failed")
-        structlog.get_logger().error("failed", exc_info=error)
-        logging.getLogger("some.library").exception("Exception in ASGI application\n")
-    out = real_logs()
+def test_an_error_is_one_line_without_what_the_agent_said(capfd: pytest.CaptureFixture[str]):
+    with real_logs():
+        try:
+            prompt = "a secret"
+            raise ValueError(f"{prompt}\nin two lines")
+        except ValueError as error:
+            structlog.get_logger().exception("failed")
+            structlog.get_logger().error("failed", exc_info=error)
+            logging.getLogger("some.library").exception("Exception in ASGI application\n")
+    out = "".join(capfd.readouterr())
     assert len(out.splitlines()) == out.count("ValueError") == 3
     assert "a secret" not in out and "Traceback" not in out
