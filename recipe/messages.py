@@ -1,5 +1,7 @@
 """Read chat messages: the text of one, the newest turn and observation, the reply in a response."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,3 +56,17 @@ def spoken(reply: Message) -> str:
         return text_of(reply["content"])
     calls = [call.get("function") or {} for call in reply.get("tool_calls") or []]
     return "; ".join(f"{call.get('name')}({call.get('arguments')})" for call in calls)
+
+
+def digest(messages: Any) -> bytes:
+    """Return 16 bytes that tell messages, or a prompt, from any other."""
+    return hashlib.blake2b(json.dumps(messages, sort_keys=True).encode(), digest_size=16).digest()
+
+
+def arguments_of(function: dict[str, Any]) -> Any:
+    """Return the arguments of a tool call as a value, as vLLM renders them; unchanged if they are no JSON."""
+    arguments = function.get("arguments")
+    try:
+        return json.loads(arguments)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        return arguments

@@ -132,8 +132,10 @@ def init(
             scope=chosen.fields,
             rewards=rewards,
         )
-        if not force:
-            starter.refuse_to_overwrite(output, drafts[output])
+        if not force and output.exists() and output.read_text() != drafts[output]:
+            raise ConfigError(
+                f"{output} exists and differs: --force overwrites it, --config {output} checks it as it is"
+            )
         if not output.absolute().parent.is_dir():
             raise ConfigError(f"{output}: No such file or directory")
     check_agent(settings)
@@ -169,7 +171,11 @@ def init(
     if about_scope:
         print(about_scope)
     for file, text in drafts.items():
-        starter.write(file, text)
+        try:
+            file.write_text(text)
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror}") from None
+        print(f"wrote  {file}")
     if any(row.get(starter.MADE_UP) for row in rows):
         print("note   the tasks are made up: put yours into my_tasks.py, or give tasks.source=FILE.jsonl, then train")
     print(f"done   it can be trained: empo2 train --profile cpu --config {config or output}")
@@ -185,7 +191,7 @@ def _name_of(settings: Settings, task: dict[str, Any]) -> str:
     if line is None:
         return settings.agent.name
     from empo2.agents.command.agent import parse
-    from empo2.recipe.retrofit.agent_worker import agent_variables
+    from empo2.recipe.retrofit.recorder import agent_variables
 
     try:
         model = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_MODEL"), "x")

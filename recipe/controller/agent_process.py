@@ -15,6 +15,9 @@ from empo2.recipe.failures import error_of
 from empo2.recipe.protocol import ERROR_EVENT
 from empo2.recipe.redaction import redacted
 
+# What `python -c` runs, followed by the class: an agent that is not forked.
+ALONE = "import sys; from empo2.recipe.controller.agent_process import play; sys.exit(play(sys.argv[1]))"
+
 
 def play(agent_class: str) -> int:
     """Run ``module:Class().run()``, and await what it returns if it can be; return the process's exit code.

@@ -20,14 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from empo2.recipe.controller.agent_process import play
+from empo2.recipe.controller.agent_process import ALONE, play
 from empo2.recipe.controller.warm_agents import AGENT_CLASS
 
 # Most agents are clients of openai's; some import it only when they play, and it imports parts of itself later still.
 _USED_BY_MOST = ("openai", "openai.resources.chat.completions")
 # Set while the class is imported only: their threads, which a fork would lose, start at the import of numpy.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_ALONE = "import sys; from empo2.recipe.controller.agent_process import play; sys.exit(play(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def run_agent(agent_class: str, environment: dict[str, str]) -> None:
             print(f"empo2: every agent starts a Python of its own, which takes seconds: {reason}", file=sys.stderr)
             sys.stderr.flush()
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        os.execve(sys.executable, [sys.executable, "-c", _ALONE, agent_class], environment)
+        os.execve(sys.executable, [sys.executable, "-c", ALONE, agent_class], environment)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["-c", agent_class]  # as upstream starts it

@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.request import Answer, Next, Request, Stage
-from empo2.recipe.gateway.serve.count_tokens import TokenCounter
 from empo2.recipe.gateway.serve.direct_calls import DirectCalls, DirectChats
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.access import KeyCheck
@@ -48,8 +47,7 @@ def stages(
         KeyCheck(keys),  # who asks?
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         UntrainedCalls(services, others),  # is it the policy's to learn from?
-        TokenCounter(services.servers),  # Anthropic's count_tokens
-        Dialects(max_bytes),  # streams, /responses and /messages become chat completions
+        Dialects(max_bytes, services.servers),  # streams, /responses and /messages become chat completions
         *([watch] if watch else []),  # `empo2 init` looks
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
         Gated(services.gate),  # waits while the weights change

@@ -138,8 +138,8 @@ def parse(content: bytes) -> Any:
     """
     try:
         value = from_json(content, allow_inf_nan=False)
-        if _LARGE_NUMBER.search(content):  # which from_json reads as infinite
-            json.dumps(value, allow_nan=False)
+        if _LARGE_NUMBER.search(content):  # from_json reads a float as infinite, an integer as it is
+            json.dumps(json.loads(content, parse_int=float), allow_nan=False)
     except ValueError as error:
         raise ValueError(f"the request's body is not JSON that can be used: {error}") from None
     return value

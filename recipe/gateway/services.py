@@ -1,6 +1,6 @@
 """The objects that all calls and reflections of the gateway share."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -16,7 +16,11 @@ from empo2.recipe.gateway.upstream import ModelServers
 
 @dataclass(frozen=True)
 class Services:
-    """The shared objects, each created once by `make_gateway`."""
+    """The shared objects, each created once by `make_gateway`.
+
+    Attributes:
+        shown: returns a stored tip as it is shown; see `shown_tip`.
+    """
 
     settings: Settings
     memory: MemoryService
@@ -25,21 +29,10 @@ class Services:
     metrics: StepMetrics
     state: StateReader
     gate: PolicyGate = field(default_factory=PolicyGate)
-    _seen: set[str] = field(default_factory=set)
-    _shown: Callable[[str], str] = field(init=False)
+    shown: Callable[[str], str] = field(init=False)
 
     def __post_init__(self) -> None:
         words, special_tokens = self.settings.reflection.max_words, self.tokenizer.special_tokens
         # The same tips are shown many times, and cleaning one takes milliseconds.
         shown = lru_cache(maxsize=4096)(lambda text: shown_tip(text, special_tokens, words))
-        object.__setattr__(self, "_shown", shown)
-
-    def shown(self, tip: str) -> str:
-        """Return a stored tip as it is shown; see `shown_tip`."""
-        return self._shown(tip)
-
-    def first_seen(self, names: Iterable[str]) -> list[str]:
-        """Return the names that this method has not been given before."""
-        new = [name for name in names if name not in self._seen]
-        self._seen.update(new)
-        return new
+        object.__setattr__(self, "shown", shown)

@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID as DEFAULT_ATTEMPT_ID
-from agentlightning.schemas import TERMINAL_STATES, RolloutCreate, RolloutState
+from agentlightning.schemas import TERMINAL_STATES as TERMINAL_STATES
+from agentlightning.schemas import RolloutCreate
+from agentlightning.schemas import RolloutState as RolloutState
 from agentlightning.server.app import create_app
 from agentlightning.server.proxy import NoServersError as NoServersError
 from agentlightning.server.proxy import ProxyRouter
@@ -105,15 +107,10 @@ def metadata_of(rollout_id: str) -> Any:
     return rollout.metadata if rollout else None
 
 
-def has_ended(rollout_id: str) -> bool:
-    """Return True once a rollout is in a state that it never leaves."""
+def state_of(rollout_id: str) -> RolloutState | None:
+    """Return a rollout's state; None if there is no such rollout."""
     rollout = _rollouts.get(rollout_id)
-    return rollout is not None and rollout.status.state in TERMINAL_STATES
-
-
-def has_succeeded(rollout_id: str) -> bool:
-    rollout = _rollouts.get(rollout_id)
-    return rollout is not None and rollout.status.state == RolloutState.SUCCEEDED
+    return rollout.status.state if rollout else None
 
 
 def rollouts_ended() -> int:

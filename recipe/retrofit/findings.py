@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from empo2.recipe.failures import reported_error
 from empo2.recipe.gateway.tokens.sampling import overridden
 from empo2.recipe.messages import newest_turn
 from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row, turns_among
@@ -205,27 +206,20 @@ def _ending(trace: Trace, time_limit: float) -> Iterator[Finding]:
             "--time-limit more time",
         )
     elif trace.exit_code:
-        yield Finding("wrong", f"the agent failed: {cause(trace.output) or f'exit code {trace.exit_code}'}")
+        yield Finding("wrong", f"the agent failed: {_cause(trace)}")
 
 
-_EXCEPTION = re.compile(r"(?:Uncaught )?((?:\w+\.)*\w*(?:Error|Exception|Exit|Failed)\b(?: \[\w+\])?(?::.*)?)")
-_RELAYED = "CommandFailed"  # what says that a command failed, not why
-
-
-def cause(output: str) -> str:
-    """Return the exception that an agent's output ends with, with a hint if there is one; else its last line.
-
-    Args:
-        output: with the traceback of the agent; if it is a command, with that of `CommandAgent` after it.
-    """
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    exceptions = [match[1] for line in lines if (match := _EXCEPTION.fullmatch(line)) and _RELAYED not in match[1]]
-    found = exceptions[-1] if exceptions else lines[-1] if lines else ""
-    if variable := re.fullmatch(r"KeyError: '([A-Z_][A-Z0-9_]*)'", found):
-        found += f"; if it is a variable of the environment: --env {variable[1]}=input.FIELD, or a literal"
-    elif found.startswith(("ModuleNotFoundError", "ImportError")):
-        found += "; name the Python that has it, as in --command '/its/.venv/bin/python play.py'"
-    return found
+def _cause(trace: Trace) -> str:
+    """Return the exception that the agent's process reported, with a hint if there is one; else its last line."""
+    error = reported_error([{"event_type": kind, "data": data} for kind, data in trace.events])
+    if error is None:
+        lines = trace.output.strip().splitlines()
+        return lines[-1] if lines else f"exit code {trace.exit_code}"
+    if error.type == "KeyError" and (variable := re.fullmatch(r"'([A-Z_][A-Z0-9_]*)'", error.message)):
+        return f"{error}; if it is a variable of the environment: --env {variable[1]}=input.FIELD, or a literal"
+    if error.type in ("ModuleNotFoundError", "ImportError"):
+        return f"{error}; name the Python that has it, as in --command '/its/.venv/bin/python play.py'"
+    return str(error)
 
 
 def _refused(calls: list[Call], level: Literal["note", "wrong"]) -> Iterator[Finding]:

@@ -7,9 +7,8 @@ predicted to be one.
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
-from empo2.recipe.messages import text_of
+from empo2.recipe.messages import arguments_of, text_of
 from empo2.recipe.retrofit.recorder import Call
 from empo2.recipe.retrofit.scripted_model import Body
 
@@ -101,15 +100,8 @@ def _chat(call: Call) -> list[Body]:
 def _plain(message: Body) -> Body:
     """Return the parts of a message that a chat template reads, in one form for all clients."""
     functions = [call["function"] for call in message.get("tool_calls") or []]
-    calls = [(function["name"], _parsed(function.get("arguments"))) for function in functions]
+    calls = [(function["name"], arguments_of(function)) for function in functions]
     return {"role": message.get("role"), "content": text_of(message.get("content")), "tool_calls": calls}
-
-
-def _parsed(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments)  # as vLLM does before it renders them
-    except (TypeError, ValueError):
-        return arguments
 
 
 def _short(message: Body) -> str:

@@ -7,29 +7,33 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import httpx
 import structlog
 import uvicorn
+from agentlightning.controller.local_reconciler import _build_env_from_map
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from empo2.agents.process_guard import guarded
 from empo2.recipe.config import Settings
+from empo2.recipe.controller.agent_process import ALONE
+from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.pipeline import Pipeline
 from empo2.recipe.gateway.request import Answer, Next, Request
 from empo2.recipe.protocol import Keys
-from empo2.recipe.retrofit.agent_worker import agent_variables, worker_command
 from empo2.recipe.retrofit.scripted_model import Body, answer_choice
 
 _MODEL = "policy"
@@ -99,7 +103,7 @@ def record(
     *,
     first_call_only: bool = False,
 ) -> Trace:
-    """Run the agent of ``settings`` once on ``task``, as agent-lightning's local controller does.
+    """Run the agent of ``settings`` once on ``task``, as the controller does.
 
     Args:
         replies: the model's replies, in order; the last one is repeated. If tools are offered, each is first called
@@ -118,7 +122,7 @@ def record(
     transport = httpx.AsyncHTTPTransport() if server else _ScriptedModel(replies)
     with (
         tempfile.TemporaryDirectory() as folder,
-        _serving(_gateway(trace, settings, keys, model, transport, Path(folder))) as url,
+        serving(_gateway(trace, settings, keys, model, transport, Path(folder))) as url,
     ):
         headers = {"Authorization": f"Bearer {keys.admin}"}
         with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
@@ -139,13 +143,26 @@ def record(
     return trace
 
 
+def agent_variables(task: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ``agent.env`` for a task, as agent-lightning's controller (1.0.2) sets them.
+
+    Raises:
+        ConfigError: ``agent.env`` names a field that the task does not have.
+    """
+    try:
+        return _build_env_from_map(task, dict(env))
+    except ValueError as error:
+        path = str(error).rpartition(" ")[2]
+        raise ConfigError(f"agent.env: the tasks have no {path!r}; they have {sorted(task)}") from None
+
+
 def _run(
     agent_class: str, environment: dict[str, str], time_limit: float, trace: Trace, *, first_call_only: bool
 ) -> None:
     end = time.monotonic() + time_limit
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            guarded(worker_command(agent_class)),
+            guarded([sys.executable, "-c", ALONE, agent_class]),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -238,16 +255,17 @@ def _gateway(
 
 
 @contextlib.contextmanager
-def _serving(app: ASGIApp) -> Iterator[str]:
+def serving(app: ASGIApp) -> Iterator[str]:
     """Serve the app in a thread on a free port of 127.0.0.1; yield its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        listener.listen(128)
+        listener.listen(512)
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             while not server.started:
+                assert thread.is_alive(), "the server did not start"
                 time.sleep(0.01)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:

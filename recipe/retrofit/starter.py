@@ -144,28 +144,5 @@ def config_text(
     )
 
 
-def refuse_to_overwrite(file: Path, text: str) -> None:
-    """Refuse a file that exists and differs.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if file.exists() and file.read_text() != text:
-        raise ConfigError(f"{file} exists and differs: --force overwrites it, --config {file} checks it as it is")
-
-
-def write(file: Path, text: str) -> None:
-    """Write a file, and say so.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
-    print(f"wrote  {file}")
-
-
 def _yaml(value: Any) -> str:
     return yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True)[1:-2]

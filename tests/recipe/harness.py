@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
+import warnings
 import zlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,16 +19,19 @@ from typing import Any
 
 import httpx
 import numpy as np
+from agentlightning.schemas import Rollout
 from agentlightning.server.store import _events, _models, _rollouts, _terminal_order
 
-from empo2.memory import Embedder
-from empo2.recipe.config import load_settings
+from empo2.memory import Embedder, MemoryStore, Step
+from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.gateway import app as gateway_app
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.tips import search
+from empo2.recipe.launcher.commands import KEY as KEY_VARIABLE
+from empo2.recipe.launcher.commands import controller_command
 from empo2.recipe.protocol import Keys, Serving
 
-from .model_server import MODEL, Body, ModelServer, Seen, serving
+from .model_server import MODEL, Body, ModelServer, Seen, serving, tokenizer
 
 gateway_app.tokenizer_of = cache(gateway_app.tokenizer_of)  # to read it takes longer than most tests
 
@@ -35,6 +43,11 @@ PATIENT = [f"reflection.timeout={SECONDS}", f"memory.embedding_deadline={1000 * 
 search._SEARCH_SECONDS = SECONDS
 BLOCK = "Notes from earlier episodes"
 CHAT = "/v1/chat/completions"
+TOOL_TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>"
+    "{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 MODES = [("no-memory", "on-policy"), ("memory", "on-policy"), ("memory", "off-policy")]
 
 
@@ -61,6 +74,22 @@ class Words:
         for word in [*text.split(), "."]:
             key += np.random.default_rng(zlib.crc32(word.encode())).normal(size=self.dimension)
         return key / np.linalg.norm(key)
+
+
+def user(content: Any) -> Body:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: Any, **more: Any) -> Body:
+    return {"role": "assistant", "content": content, **more}
+
+
+def fill_memory(file: Path, tips: Sequence[str], *, state: str = "a room", embedder: str = Words.name) -> None:
+    """Write a memory with these tips of one state, the later ones with the higher scores."""
+    step = Step(state, Words().embed([state])[0], "look")
+    with closing(MemoryStore(file, embedder=embedder, dimension=Words.dimension)) as store:
+        for number, text in enumerate(tips):
+            store.add_episode("a", f"episode {number}", tip=text, score=number, success=None, steps=[step])
 
 
 def is_reflection(body: Body) -> bool:
@@ -108,8 +137,17 @@ class GatewayUnderTest:
         """A call as an agent makes it; bytes are sent as they are."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         path = "completions" if b'"prompt"' in content and b'"messages"' not in content else "chat/completions"
-        url = f"/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1/{path}"
-        return await self.client.post(url, content=content, **options)
+        return await self.client.post(f"{self.address(rollout)}/{path}", content=content, **options)
+
+    def address(self, rollout: str, mode: str = "train") -> str:
+        """The OpenAI address of a rollout's agent."""
+        root = str(self.client.base_url).rstrip("/")
+        return f"{root}/proxy/rollout/{rollout}/attempt/0/mode/{mode}/openai/v1"
+
+    def variables(self, rollout: str) -> dict[str, str]:
+        """What the controller tells a rollout's agent of its addresses and key."""
+        events = f"{self.client.base_url}/api/rollouts/{rollout}/attempt/0/events"
+        return {"AGL_OPENAI_BASE_URL": self.address(rollout), "AGL_EVENT_URL": events, "AGL_KEY": AGENT_KEY}
 
     def as_agent(self) -> httpx.AsyncClient:
         """A client that has the agents' key."""
@@ -153,17 +191,62 @@ class GatewayUnderTest:
 
     async def snapshot(self) -> tuple[list[tuple], list[tuple]]:
         """The memory as it is written: (scope, text, score) of each tip, (state, action) of each entry."""
+        tips = await self.query("SELECT scope, text, score FROM tips ORDER BY id")
+        return tips, await self.query("SELECT state, action FROM entries ORDER BY id")
+
+    async def query(self, query: str) -> list[tuple]:
+        """Rows of a snapshot that is taken now, ``snapshot.sqlite``."""
         path = self.folder / "snapshot.sqlite"
         (await self.client.post("/empo2/snapshot", json={"path": str(path)})).raise_for_status()
-        with closing(sqlite3.connect(path)) as db:
-            tips = db.execute("SELECT scope, text, score FROM tips ORDER BY id").fetchall()
-            return tips, db.execute("SELECT state, action FROM entries ORDER BY id").fetchall()
+        with closing(sqlite3.connect(path)) as database:
+            return database.execute(query).fetchall()
 
     def last(self) -> Seen:
         return self.model.requests()[-1]
 
     def reflections(self) -> list[Seen]:
         return [seen for seen in self.model.requests() if is_reflection(seen.body)]
+
+
+def worker_command(agent_class: str) -> list[str]:
+    """The command by which agent-lightning's controller (1.0.2, `LocalReconciler._spawn_for`) starts an agent."""
+    worker = (
+        "import sys; from agentlightning.controller.local_reconciler import _run_local_reconciler_worker; "
+        "sys.exit(_run_local_reconciler_worker(sys.argv[1]))"
+    )
+    return [sys.executable, "-c", worker, agent_class]
+
+
+@dataclass
+class Played:
+    """What is recorded of an episode: by call the prompt, the reply and the event of the memory."""
+
+    sent: list[list[int]]
+    replies: list[list[int]]
+    calls: list[Body]
+
+    @property
+    def tips_shown(self) -> list[int]:
+        return [tokenizer().decode(ids).count(BLOCK) for ids in self.sent]
+
+    @property
+    def tip_free(self) -> list[list[int]]:
+        return [call["tip_free_prompt_token_ids"] for call in self.calls]
+
+
+async def recorded(gateway: GatewayUnderTest, rollout: str) -> Played:
+    """The answered calls of a rollout."""
+    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+    events = [event for event in await gateway.events(rollout, "model_request") if "choices" in event["response"]]
+    replies = [event["response"]["choices"][0]["token_ids"] for event in events]
+    return Played([prompt_ids(event) for event in events], replies, await gateway.events(rollout, "empo2_call"))
+
+
+def calling(name: str, arguments: Body, number: int = 0, form: str = "<call>{}") -> Body:
+    """A reply that calls a tool, written as TOOL_TEMPLATE does, or in another form."""
+    function = {"name": name, "arguments": arguments}
+    call = {"id": f"call-{number}", "type": "function", "function": {**function, "arguments": json.dumps(arguments)}}
+    return {"content": None, "tool_calls": [call], "written": form.format(json.dumps(function))}
 
 
 def prompt_ids(event: Body) -> list[int]:
@@ -223,6 +306,61 @@ async def running_gateway(
         yield gateway
 
 
+async def trained(
+    gateway: GatewayUnderTest, rollout: str, limit: int = 2048
+) -> tuple[list[list[int]], list[Any], dict[str, float], Any]:
+    """A rollout's training rows: agent-lightning's own manager and adapter, with the removal of tips between them.
+
+    Args:
+        limit: tokens of a row's first prompt, and of the rest.
+
+    Returns:
+        Ids of each row, the rows, agent-lightning's metrics, and the results of the trainer's manager.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's own
+        import torch
+        from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
+        from agentlightning.verl.rollout_adapter import RolloutAdapter
+
+        from empo2.recipe.trainer.gateway_client import GatewayClient
+        from empo2.recipe.trainer.manager import Empo2RolloutManager
+    url = str(gateway.client.base_url)
+    asked = GatewayClient(url, KEY)
+    manager = Empo2RolloutManager(
+        agl_base_url=url, agl_key=KEY, model=MODEL, step=0, group_size=1, settings=load_settings("cpu"), gateway=asked
+    )
+    detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
+    enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
+    completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
+    manager.client.close()
+    asked.close()
+    adapter = RolloutAdapter(
+        max_prompt_length=limit,
+        max_response_length=limit,
+        device=torch.device("cpu"),
+        pad_token_id=0,
+        trace_aggregator_level="trajectory",
+    )
+    rows, metrics = adapter.get_train_data_batch([manager.results.train(completed, None, limit)])
+    batches = [row.batch for row in rows]
+    ids = [batch["input_ids"][batch["attention_mask"].bool()].tolist() for batch in batches]
+    return ids, batches, metrics, manager.results
+
+
+async def sent_again_with_tips(gateway: GatewayUnderTest, sent: Sequence[Seen]) -> str:
+    """Send what an agent sent once more, as an off-policy rollout with tips; the rollout.
+
+    Each prompt shows the tip once, and without it is the one that the agent sent.
+    """
+    rollout = await gateway.create("memory", "off-policy")
+    await gateway.play(rollout, [{"max_tokens": 512, **seen.body} for seen in sent])
+    played = await recorded(gateway, rollout)
+    assert played.tips_shown == [1] * len(sent)
+    assert played.tip_free == [seen.prompt_ids for seen in sent]
+    return rollout
+
+
 async def both(gateway: GatewayUnderTest, plain: httpx.AsyncClient, rollout: str, body: Any) -> tuple[Any, Any]:
     """What the gateway and what agent-lightning's own app answer to a call."""
     told = await gateway.call(rollout, body)
@@ -230,6 +368,20 @@ async def both(gateway: GatewayUnderTest, plain: httpx.AsyncClient, rollout: str
     alone = await gateway.call(rollout, body)
     gateway.client = client
     return (told.status_code, told.content), (alone.status_code, alone.content)
+
+
+@contextmanager
+def controller(settings: Settings, url: str, folder: Path) -> Iterator[None]:
+    """The project's controller, with agents of this folder; it writes ``controller.log``."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), KEY_VARIABLE: AGENT_KEY}
+    with (folder / "controller.log").open("wb") as log:
+        command = controller_command(settings, url)
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
 
 
 async def until(condition: Callable[[], Any], seconds: float = SECONDS) -> None:

@@ -8,7 +8,6 @@ import json
 import random
 import socket
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, MutableSequence
@@ -17,13 +16,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
 from starlette.requests import ClientDisconnect
 
 from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+from empo2.recipe.retrofit.recorder import serving
+
+__all__ = ["serving"]
 
 Body = dict[str, Any]
 MODEL = str(resolve_model(SMOLLM2))
@@ -247,23 +248,3 @@ class _Broken(Response):
 
 def _error(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "type": "BadRequestError", "code": status}}, status)
-
-
-@contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """The app on a free port of 127.0.0.1, in a thread; its URL."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(512)
-        config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            while not server.started:
-                assert thread.is_alive(), "the server did not start"
-                time.sleep(_POLL_SECONDS)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()

@@ -72,6 +72,12 @@ class Published:
     replies: tuple[str, ...] = ("sunny",)
     changes: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def has_own_agent(self) -> bool:
+        """Return True if `test_frameworks.py` plays an agent of its framework."""
+        own = {"pydantic-ai-slim", "autogen-ext", "langgraph", "openai-agents", "smolagents"}
+        return not own.isdisjoint({*self.packages, self.name})
+
     def need(self) -> None:
         need(*self.packages)
         if self.program.endswith(".mjs") and not (NODE_MODULES.is_dir() and shutil.which("node")):
@@ -108,12 +114,6 @@ class Published:
         return ["init", *how, "--tasks", "tasks.jsonl", *env, *replies]
 
 
-def asked(program: str, *, runner: str = PYTHON, before: str = "") -> tuple[str, dict[str, str]]:
-    """The line for a program that takes a question and prints an answer, and its variables."""
-    line = f"{before}{SCORE} {{ANSWER}} {runner} {program} {{QUESTION}}"
-    return line, {"QUESTION": "input.question", "ANSWER": "input.answer", "AGENT_REWARD": "stdout"}
-
-
 def quick_start(
     name: str,
     program: str,
@@ -124,7 +124,9 @@ def quick_start(
     replies: tuple[str, ...] = ("sunny",),
     changes: Mapping[str, str] | None = None,
 ) -> Published:
-    line, env = asked(program, runner=runner, before=before)
+    """A program that takes a question and prints an answer."""
+    line = f"{before}{SCORE} {{ANSWER}} {runner} {program} {{QUESTION}}"
+    env = {"QUESTION": "input.question", "ANSWER": "input.answer", "AGENT_REWARD": "stdout"}
     return Published(name, program, line, packages, task, env, replies, changes or {})
 
 

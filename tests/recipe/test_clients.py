@@ -1,10 +1,9 @@
 """Agents of many frameworks, as they come: streamed, with a tool, through each dialect that their client speaks.
 
-Those that `test_published.py` plays are left out.
+Ways to speak that `test_published.py` and `test_frameworks.py` play are left out.
 """
 
 import asyncio
-import json
 import os
 import shutil
 import sys
@@ -13,19 +12,16 @@ from pathlib import Path
 import pytest
 
 from ..needs import need
-from .harness import AGENT_KEY, BLOCK, GatewayUnderTest, is_reflection
+from .harness import AGENT_KEY, GatewayUnderTest, calling, is_reflection, sent_again_with_tips
 from .model_server import Body, tokenizer
-from .test_dialects import address_of
 
 pytestmark = [pytest.mark.rare, pytest.mark.timeout(900), pytest.mark.usefixtures("quiet", "empty_stores")]
 
 CLIENTS = Path(__file__).parent / "clients"
 # Program, package that it needs, and the ways in which it speaks.
 PROGRAMS = [
-    ("langchain_agent.py", "langchain-openai", ("chat", "responses")),
     ("langchain_agent.py", "langchain-anthropic", ("messages",)),
-    ("openai_agents_agent.py", "openai-agents", ("chat",)),
-    ("pydantic_ai_agent.py", "pydantic-ai-slim", ("chat", "responses", "messages")),
+    ("pydantic_ai_agent.py", "pydantic-ai-slim", ("messages",)),
     ("strands_agent.py", "strands-agents", ("messages",)),
     ("agno_agent.py", "agno", ("responses", "messages")),
     ("openai_and_anthropic.mjs", "node", ("chat", "responses", "messages")),
@@ -38,19 +34,12 @@ def scripted(gateway: GatewayUnderTest, body: Body) -> str | Body:
     if is_reflection(body):
         return gateway.tip
     if not any(message["role"] == "assistant" for message in body["messages"]):
-        function = {"name": "look", "arguments": {"place": "cellar"}}
-        written = f"<tool_call>\n{json.dumps(function)}\n</tool_call>"
-        called = {"name": "look", "arguments": json.dumps(function["arguments"])}
-        return {
-            "content": None,
-            "tool_calls": [{"id": "c1", "type": "function", "function": called}],
-            "written": written,
-        }
+        return calling("look", {"place": "cellar"}, form="<tool_call>\n{}\n</tool_call>")
     return "Found it."
 
 
 async def run(gateway: GatewayUnderTest, program: str, way: str, rollout: str) -> str:
-    address = address_of(gateway, rollout)
+    address = gateway.address(rollout)
     names = ("PATH", "HOME", "XDG_CACHE_HOME")
     environment = {
         **{name: os.environ[name] for name in names if name in os.environ},
@@ -95,9 +84,4 @@ async def test_an_agent_plays_as_it_is(gateway: GatewayUnderTest, program: str, 
     assert [request["status"] for request in requests] == ["ok", "ok"]
     await gateway.finish(rollout)  # leaves the tip that is shown from here on
     assert (await gateway.drain())["empo2/reflections_failed"] == 0
-    # What the agent sent, once more.
-    rollout = await gateway.create("memory", "off-policy")
-    with_tips = await gateway.play(rollout, [first.body, second.body])
-    assert [tokenizer().decode(ids).count(BLOCK) for ids in with_tips] == [1, 1]
-    calls = await gateway.events(rollout, "empo2_call")
-    assert [call["tip_free_prompt_token_ids"] for call in calls] == [first.prompt_ids, second.prompt_ids]
+    await sent_again_with_tips(gateway, [first, second])

@@ -11,12 +11,11 @@ import openai
 import pytest
 
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
-from empo2.recipe.gateway.dialects.responses import Conversation, ResponsesCall
+from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.stages.dialect import Dialects
 
-from .harness import AGENT_KEY, BLOCK, ROOMS, GatewayUnderTest, is_reflection, prompt_ids, running_gateway
-from .model_server import MODEL, Body, tokenizer
-from .test_gateway import TOOL_TEMPLATE
+from .harness import AGENT_KEY, ROOMS, TOOL_TEMPLATE, GatewayUnderTest, Played, is_reflection, recorded, running_gateway
+from .model_server import MODEL, Body
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -49,7 +48,7 @@ def reply(gateway: GatewayUnderTest) -> Callable[[Body], str | Body]:
     return said
 
 
-Said = tuple[str, list[tuple[str, str, Any]]]
+Said = tuple[str, list[tuple[str, Any]]]
 
 
 @dataclass
@@ -60,13 +59,11 @@ class Agent:
     """
 
     address: str
-    key: str = AGENT_KEY
     streamed: bool = False
 
     def __post_init__(self) -> None:
         self.chat: list[Any] = []
-        self.calls: list[str] = []
-        self.limit = 64
+        self.calls: list[str] = []  # ids of the last reply's
 
     async def say(self, text: str) -> Said:
         raise NotImplementedError
@@ -85,17 +82,15 @@ class PlainChat(Agent):
         self.chat += results or [{"role": "user", "content": text}]
         message = await self.ask([{"role": "system", "content": SYSTEM}, *self.chat])
         self.chat.append(message)
-        calls = [
-            (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
-            for call in message.get("tool_calls") or []
-        ]
-        self.calls = [call[0] for call in calls]
-        return message.get("content") or "", calls
+        calls = message.get("tool_calls") or []
+        self.calls = [call["id"] for call in calls]
+        functions = [call["function"] for call in calls]
+        return message.get("content") or "", [(each["name"], json.loads(each["arguments"])) for each in functions]
 
     async def ask(self, messages: list[Body]) -> Body:
-        headers = {"Authorization": f"Bearer {self.key}"}
+        headers = {"Authorization": f"Bearer {AGENT_KEY}"}
         async with httpx.AsyncClient(headers=headers, timeout=30, verify=False) as client:
-            body = {"model": "any", "max_tokens": self.limit, "messages": messages, "tools": [self.TOOL]}
+            body = {"model": "any", "max_tokens": 64, "messages": messages, "tools": [self.TOOL]}
             answer = await client.post(f"{self.address}/chat/completions", json=body)
         return answer.raise_for_status().json()["choices"][0]["message"]
 
@@ -104,9 +99,9 @@ class StreamedChat(PlainChat):
     """openai, with its own accumulation of chunks."""
 
     async def ask(self, messages: list[Any]) -> Body:
-        async with openai.AsyncOpenAI(base_url=self.address, api_key=self.key) as client:
+        async with openai.AsyncOpenAI(base_url=self.address, api_key=AGENT_KEY) as client:
             tools: Any = [self.TOOL]
-            request: Any = {"model": "any", "max_tokens": self.limit, "messages": messages, "tools": tools}
+            request: Any = {"model": "any", "max_tokens": 64, "messages": messages, "tools": tools}
             async with client.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
                 async for each in stream:
                     if each.type == "chunk":
@@ -126,25 +121,26 @@ class StreamedChat(PlainChat):
         return {**fields, "tool_calls": calls} if calls else fields
 
 
+@dataclass
 class Responses(Agent):
-    """openai's /responses: the whole conversation each time."""
+    """openai's /responses: the whole conversation each time, or only what is new and the id of the response before."""
 
-    stateful = False
+    continued: bool = False
 
     async def say(self, text: str) -> Said:
         results = [{"type": "function_call_output", "call_id": call, "output": text} for call in self.calls]
         new: list[Any] = results or [{"role": "user", "content": text}]
         self.chat += new
-        async with openai.AsyncOpenAI(base_url=self.address, api_key=self.key) as client:
+        async with openai.AsyncOpenAI(base_url=self.address, api_key=AGENT_KEY) as client:
             request: Any = {
                 "model": "any",
                 "instructions": SYSTEM,
                 "input": self.chat,
-                "max_output_tokens": self.limit,
+                "max_output_tokens": 64,
                 "tools": [{"type": "function", "name": "act", "description": "Act.", "parameters": PARAMETERS}],
                 "store": False,
             }
-            if self.stateful:
+            if self.continued:
                 request |= {"input": new, "store": True}
                 request |= {"previous_response_id": self.last} if len(self.chat) > len(new) else {}
             response = await self.ask(client, request)
@@ -154,13 +150,9 @@ class Responses(Agent):
         assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens > 0
         self.last = response.id
         self.chat += [item.to_dict() for item in response.output]
-        calls = [
-            (item.call_id, item.name, json.loads(item.arguments))
-            for item in response.output
-            if item.type == "function_call"
-        ]
-        self.calls = [call[0] for call in calls]
-        return response.output_text, calls
+        calls = [item for item in response.output if item.type == "function_call"]
+        self.calls = [call.call_id for call in calls]
+        return response.output_text, [(call.name, json.loads(call.arguments)) for call in calls]
 
     async def ask(self, client: openai.AsyncOpenAI, request: Any) -> Any:
         if not self.streamed:
@@ -176,12 +168,6 @@ class Responses(Agent):
             async for _ in stream:
                 pass
             return await stream.get_final_response()
-
-
-class ContinuedResponses(Responses):
-    """openai's /responses: only what is new, and the id of the response before it."""
-
-    stateful = True
 
 
 class Messages(Agent):
@@ -201,18 +187,19 @@ class Messages(Agent):
             "model": "any",
             "system": [{"type": "text", "text": SYSTEM}],
             "messages": self.chat,
-            "max_tokens": self.limit,
+            "max_tokens": 64,
             "tools": [{"name": "act", "description": "Act.", "input_schema": PARAMETERS}],
         }
-        async with anthropic.AsyncAnthropic(base_url=self.address, api_key=self.key) as client:
+        async with anthropic.AsyncAnthropic(base_url=self.address, api_key=AGENT_KEY) as client:
             message = await self.ask(client, request)
         type(message).model_validate(message.to_dict())
-        calls = [(block.id, block.name, block.input) for block in message.content if block.type == "tool_use"]
+        calls = [block for block in message.content if block.type == "tool_use"]
         assert message.stop_reason == ("tool_use" if calls else "end_turn")
         assert message.usage.input_tokens > message.usage.output_tokens > 0
         self.chat.append({"role": "assistant", "content": [block.to_dict() for block in message.content]})
-        self.calls = [call[0] for call in calls]
-        return "".join(block.text for block in message.content if block.type == "text"), calls
+        self.calls = [call.id for call in calls]
+        text = "".join(block.text for block in message.content if block.type == "text")
+        return text, [(call.name, call.input) for call in calls]
 
     async def ask(self, client: anthropic.AsyncAnthropic, request: Any) -> Any:
         if not self.streamed:
@@ -228,41 +215,25 @@ SPEAKERS: dict[str, Callable[[str], Agent]] = {
     "chat, streamed": StreamedChat,
     "responses": Responses,
     "responses, streamed": lambda address: Responses(address, streamed=True),
-    "responses, continued": ContinuedResponses,
-    "responses, continued, streamed": lambda address: ContinuedResponses(address, streamed=True),
+    "responses, continued": lambda address: Responses(address, continued=True),
+    "responses, continued, streamed": lambda address: Responses(address, streamed=True, continued=True),
     "messages": lambda address: Messages(address.removesuffix("/v1")),
     "messages, streamed": lambda address: Messages(address.removesuffix("/v1"), streamed=True),
     "messages, at the address of the others": Messages,
 }
 
 
-def address_of(gateway: GatewayUnderTest, rollout: str, mode: str = "train") -> str:
-    return f"{str(gateway.client.base_url).rstrip('/')}/proxy/rollout/{rollout}/attempt/0/mode/{mode}/openai/v1"
-
-
-@dataclass
-class Played:
-    said: list[Said]
-    sent: list[list[int]]
-    replies: list[list[int]]
-    calls: list[Body]
-
-
-async def play(gateway: GatewayUnderTest, speaker: Callable[[str], Agent], update: str | None = None) -> Played:
-    mode = "memory" if update else "no-memory"
-    rollout = await gateway.create(mode, update or "on-policy")
-    agent = speaker(address_of(gateway, rollout))
+async def play(
+    gateway: GatewayUnderTest, speaker: Callable[[str], Agent], update: str | None = None
+) -> tuple[list[Said], Played]:
+    """What the agent heard, and what is recorded of it."""
+    rollout = await gateway.create("memory" if update else "no-memory", update or "on-policy")
+    agent = speaker(gateway.address(rollout))
     said = [await agent.say(text) for text in HEARD]
-    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
-    events = await gateway.events(rollout, "model_request")
+    played = await recorded(gateway, rollout)
     await gateway.finish(rollout)
     await gateway.drain()
-    return Played(
-        said,
-        [prompt_ids(event) for event in events],
-        [event["response"]["choices"][0]["token_ids"] for event in events],
-        await gateway.events(rollout, "empo2_call"),
-    )
+    return said, played
 
 
 def without_repeats(prompts: list[list[int]]) -> list[list[int]]:
@@ -277,24 +248,22 @@ async def playing(gateway: GatewayUnderTest) -> AsyncIterator[GatewayUnderTest]:
     yield gateway
 
 
-@pytest.mark.parametrize("name", SPEAKERS)
-async def test_a_dialect_changes_no_token(playing: GatewayUnderTest, name: str):
+@pytest.mark.parametrize("update", [None, "on-policy", "off-policy"])
+async def test_a_dialect_changes_no_token(playing: GatewayUnderTest, update: str | None):
     """Prompts, tip-free prompts, replies and tips are those of plain chat completions; what the agent hears is, too."""
     gateway = playing
-    for update in (None, "on-policy", "off-policy"):
-        plain = await play(gateway, PlainChat, update)
-        spoken = await play(gateway, SPEAKERS[name], update)
-        assert [(text, [(call[1], call[2]) for call in calls]) for text, calls in spoken.said] == [
-            (text, [("act", arguments) for arguments in each]) for text, each in SAID
-        ]
-        assert without_repeats(spoken.sent) == plain.sent
-        assert [tokenizer().decode(ids).count(BLOCK) for ids in plain.sent] == [int(update is not None)] * 4
-        assert [call["tip_free_prompt_token_ids"] for call in spoken.calls][-1] == plain.calls[-1][
-            "tip_free_prompt_token_ids"
-        ]
-        assert spoken.calls[-1]["prompt_token_ids"] == plain.sent[-1]
+    if update:
+        await play(gateway, PlainChat)  # leaves the tip that the others are shown
+    _, plain = await play(gateway, PlainChat, update)
+    assert plain.tips_shown == [int(update is not None)] * 4
     for before, ids, after in zip(plain.sent, plain.replies, plain.sent[1:], strict=False):
         assert after[: len(before + ids)] == before + ids
+    for name, speaker in SPEAKERS.items():
+        said, spoken = await play(gateway, speaker, update)
+        assert said == [(text, [("act", arguments) for arguments in each]) for text, each in SAID], name
+        assert without_repeats(spoken.sent) == plain.sent, name
+        for ids in ("tip_free_prompt_token_ids", "prompt_token_ids"):
+            assert spoken.calls[-1][ids] == plain.calls[-1][ids], name
 
 
 # Details of each dialect
@@ -302,7 +271,7 @@ async def test_a_dialect_changes_no_token(playing: GatewayUnderTest, name: str):
 
 async def post(gateway: GatewayUnderTest, rollout: str, path: str, body: Body) -> httpx.Response:
     async with gateway.as_agent() as client:
-        return await client.post(f"{address_of(gateway, rollout)}/{path}", json=body)
+        return await client.post(f"{gateway.address(rollout)}/{path}", json=body)
 
 
 def events_of(answer: httpx.Response) -> list[Body]:
@@ -360,7 +329,7 @@ async def test_a_completion_is_streamed(gateway: GatewayUnderTest):
     )
     assert usage["usage"]["total_tokens"] == usage["usage"]["prompt_tokens"] + usage["usage"]["completion_tokens"]
     assert done
-    async with openai.AsyncOpenAI(base_url=address_of(gateway, rollout), api_key=AGENT_KEY) as client:
+    async with openai.AsyncOpenAI(base_url=gateway.address(rollout), api_key=AGENT_KEY) as client:
         stream = await client.completions.create(model="any", prompt="x", max_tokens=8, stream=True)
         assert [each.choices[0].text async for each in stream] == [" a b"]
 
@@ -469,7 +438,7 @@ def test_what_the_items_of_a_response_may_be():
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "k",
     }
-    call = ResponsesCall(asked, Conversation())
+    call = ResponsesCall(asked, {})
     response, seen = json.loads(bytes(call.answer(THOUGHT).body)), call.body
     assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
     assert response["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
@@ -587,17 +556,15 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-async def test_what_cannot_be_translated_is_refused(gateway: GatewayUnderTest, what: str):
-    path, body, problem = REFUSED[what]
+async def test_what_cannot_be_translated_is_refused(gateway: GatewayUnderTest):
     rollout = await gateway.create("memory")
-    for streamed in (False, True):
-        answer = await post(gateway, rollout, path, {**body, "stream": streamed})
-        assert answer.status_code == 400
-        error = answer.json()["error"]
-        assert problem in error["message"]
-        assert error["type"] == "invalid_request_error"
-        assert (answer.json().get("type") == "error") == (path == "messages")
+    for what, (path, body, problem) in REFUSED.items():
+        for streamed in (False, True):
+            answer = await post(gateway, rollout, path, {**body, "stream": streamed})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), what
+            assert problem in error["message"], what
+            assert (answer.json().get("type") == "error") == (path == "messages"), what
     assert gateway.model.requests() == []
 
 
@@ -632,25 +599,20 @@ async def test_errors_are_those_of_the_dialect(gateway: GatewayUnderTest, path: 
     assert (await post(gateway, rollout, path, ASKED[path])).status_code == 200
 
 
-async def test_dialects_need_a_key_and_are_validated_at_the_temperature_of_validation(gateway: GatewayUnderTest):
+async def test_dialects_are_validated_at_the_temperature_of_validation(gateway: GatewayUnderTest):
     rollout = await gateway.create("memory")
-    async with httpx.AsyncClient(verify=False) as nobody:
-        for path, body in ASKED.items():
-            assert (await nobody.post(f"{address_of(gateway, rollout)}/{path}", json=body)).status_code == 401
-        assert (await nobody.get(f"{address_of(gateway, rollout)}/models")).status_code == 401
-    assert gateway.model.seen == []
     async with gateway.as_agent() as client:
         for path, body in ASKED.items():
             asked = body | {"temperature": 0.9}
-            await client.post(f"{address_of(gateway, rollout, 'val')}/{path}", json=asked)
+            await client.post(f"{gateway.address(rollout, 'val')}/{path}", json=asked)
             assert gateway.last().body["temperature"] == 0.4
-            await client.post(f"{address_of(gateway, rollout)}/{path}", json=asked)
+            await client.post(f"{gateway.address(rollout)}/{path}", json=asked)
             assert gateway.last().body["temperature"] == 1
 
 
 async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest):
     rollout = await gateway.create(None)
-    address = address_of(gateway, rollout)
+    address = gateway.address(rollout)
     async with openai.AsyncOpenAI(base_url=address, api_key=AGENT_KEY) as client:
         assert [model.id async for model in client.models.list()] == [MODEL]
         assert (await client.models.retrieve("gpt-4o")).id == "gpt-4o"
@@ -661,7 +623,8 @@ async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest)
 
 
 async def test_a_rollout_that_is_gone_takes_its_responses_and_threads_with_it(gateway: GatewayUnderTest):
-    translator = Dialects(1)
+    unused: Any = None
+    translator = Dialects(1, servers=unused)
     first, second, third = [await gateway.create() for _ in range(3)]
     held = {name: translator._held_of(name) for name in (first, second)}
     assert translator._held_of(first) is held[first]
@@ -677,7 +640,7 @@ async def test_tokens_are_counted_as_the_policy_reads_them(playing: GatewayUnder
     """Without tips, and without a trace."""
     gateway = playing
     rollout = await gateway.create("memory")
-    address = address_of(gateway, rollout).removesuffix("/v1")
+    address = gateway.address(rollout).removesuffix("/v1")
     tools: Any = {"tools": [{"name": "act", "description": "Act.", "input_schema": PARAMETERS}]}
     plain: Any = {}
     request: Any = {"model": "any", "system": SYSTEM, "messages": [{"role": "user", "content": HEARD[0]}]}
@@ -696,7 +659,7 @@ async def test_tokens_are_counted_as_the_policy_reads_them(playing: GatewayUnder
             await client.messages.count_tokens(**request)
     await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
     assert len(await gateway.events(rollout, "model_request")) == 2
-    gone = address_of(gateway, "gone").removesuffix("/v1")
+    gone = gateway.address("gone").removesuffix("/v1")
     async with anthropic.AsyncAnthropic(base_url=gone, api_key=AGENT_KEY, max_retries=0) as client:
         with pytest.raises(anthropic.NotFoundError, match="Rollout not found: gone"):
             await client.messages.count_tokens(**request)

@@ -1,22 +1,19 @@
 """What is told of the exception that ended an agent: of a class, of a command, and on the way to the gateway."""
 
-import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from empo2.agents.command import CommandAgent, CommandFailed
+from empo2.recipe.controller.agent_process import ALONE
 from empo2.recipe.controller.warm_agents import start_agent, start_fork_server
 from empo2.recipe.failures import error_of, first_error, reported_error
 from empo2.recipe.protocol import AgentError
-from empo2.recipe.retrofit.agent_worker import worker_command
+
+from .harness import AGENT_KEY, GatewayUnderTest, worker_command
 
 
 def raised(folder: Path, code: str) -> BaseException:
@@ -125,72 +122,48 @@ def test_what_is_printed_of_an_error_is_one_short_line_without_control_character
     assert (error.type, error.message, error.where) == ("Key [31mError", "no door " + "x" * 292, "a.py:1")
 
 
-@pytest.fixture
-def posted() -> Iterator[tuple[str, list[Any]]]:
-    """An address for events, and what was posted to it."""
-    received: list[Any] = []
+async def environment(gateway: GatewayUnderTest, folder: Path) -> dict[str, str]:
+    """Of an agent in this folder, with a rollout."""
+    rollout = await gateway.create(None)
+    return {**os.environ, "PYTHONPATH": str(folder), **gateway.variables(rollout)}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            received.append((self.path, self.headers["Authorization"], body))
-            self.send_response(200)
-            self.end_headers()
 
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/api/rollouts/r/attempt/0/events", received
-    server.shutdown()
-    server.server_close()
+async def told_of(gateway: GatewayUnderTest) -> list[str]:
+    """The errors that were reported to the gateway."""
+    events = (await gateway.client.get(f"/api/rollouts/{gateway.rollouts[-1]}/events")).json()
+    return [str(reported_error([event])) for event in events]
 
 
 @pytest.mark.parametrize(
     ("code", "exit_code", "told"),
     [
-        ("raise KeyError('QUESTION')", 1, "KeyError: 'QUESTION' (my_agent.py:3 in run)"),
-        ("import sys; sys.exit('no money left')", 1, "SystemExit: no money left (my_agent.py:3 in run)"),
-        ("raise OSError('key is hush-hush-hush')", 1, "OSError: key is (secret, left out) (my_agent.py:3 in run)"),
-        ("raise SystemExit", 0, None),
-        ("pass", 0, None),
+        ("import sys; sys.exit('no money left')", 1, ["SystemExit: no money left (my_agent.py:3 in run)"]),
+        (f"raise OSError('key is {AGENT_KEY}')", 1, ["OSError: key is (secret, left out) (my_agent.py:3 in run)"]),
+        ("raise SystemExit", 0, []),
     ],
 )
-def test_an_agent_process_reports_its_exception(
-    code: str, exit_code: int, told: str | None, tmp_path: Path, posted: tuple[str, list[Any]]
+async def test_an_agent_process_reports_its_exception(
+    code: str, exit_code: int, told: list[str], tmp_path: Path, gateway: GatewayUnderTest
 ) -> None:
     """As the controller starts one that it cannot fork."""
     (tmp_path / "my_agent.py").write_text(f"class Agent:\n    async def run(self):\n        {code}\n")
-    url, received = posted
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(tmp_path),
-        "AGL_OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
-        "AGL_EVENT_URL": url,
-        "AGL_KEY": "hush-hush-hush",
-    }
-    run = "import sys; from empo2.recipe.controller.agent_process import play; sys.exit(play('my_agent:Agent'))"
-    done = subprocess.run([sys.executable, "-c", run], env=environment, capture_output=True, text=True, timeout=120)
+    variables = await environment(gateway, tmp_path)
+    command = [sys.executable, "-c", ALONE, "my_agent:Agent"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == exit_code, done.stderr
     assert ("Traceback" in done.stderr) == (exit_code == 1 and "sys.exit" not in code)
-    events = [body for _, _, body in received]
-    assert [str(reported_error([event])) for event in events] == ([told] if told else [])
-    if told:
-        assert received[0][:2] == ("/api/rollouts/r/attempt/0/events", "Bearer hush-hush-hush")
+    assert await told_of(gateway) == told
 
 
 async def test_a_forked_agent_reports_its_exception(
-    tmp_path: Path, posted: tuple[str, list[Any]], no_fork_server: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gateway: GatewayUnderTest, no_fork_server: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_agent.py").write_text("class Agent:\n    def run(self):\n        [][3]\n")
-    url, received = posted
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     start_fork_server("my_agent:Agent")
-    environment = {**os.environ, "AGL_OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "AGL_EVENT_URL": url, "AGL_KEY": "k"}
-    agent = await start_agent(*worker_command("my_agent:Agent"), env=environment)
+    agent = await start_agent(*worker_command("my_agent:Agent"), env=await environment(gateway, tmp_path))
     assert await agent.wait() == 1
-    ((_, _, event),) = received
-    assert str(reported_error([event])) == "IndexError: list index out of range (my_agent.py:3 in run)"
+    assert await told_of(gateway) == ["IndexError: list index out of range (my_agent.py:3 in run)"]
 
 
 VLLM = """INFO 11-23 10:00:00 [core.py:1] starting

@@ -5,22 +5,28 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from agentlightning.schemas import Rollout
 
 from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
-from empo2.recipe.config import load_settings
 
 from ..needs import need
 from .framework_player import STEPS
-from .harness import BLOCK, CHAT, KEY, GatewayUnderTest, is_reflection, prompt_ids
+from .harness import (
+    CHAT,
+    TOOL_TEMPLATE,
+    GatewayUnderTest,
+    Played,
+    calling,
+    is_reflection,
+    recorded,
+    trained,
+    worker_command,
+)
 from .model_server import Body, tokenizer
-from .test_gateway import TOOL_TEMPLATE
 
 ROOT = Path(__file__).parents[2]
 PLAYER = Path(__file__).parent / "framework_player.py"
@@ -49,8 +55,6 @@ FRAMEWORKS = [
     SMOLAGENTS,
 ]
 ALL = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.package)
-TRUNCATING = Framework("odd_framework_agents:Truncating", "autogen-agentchat", rows=STEPS)
-PARALLEL = Framework("odd_framework_agents:Parallel", "langgraph", rows=2 * STEPS)
 
 
 class Players:
@@ -98,13 +102,8 @@ def in_calls(gateway: GatewayUnderTest) -> Callable[[Body], str | Body]:
     """The model calls `act`, and writes its calls as TOOL_TEMPLATE does."""
 
     def reply(body: Body) -> str | Body:
-        if is_reflection(body):
-            return gateway.tip
         number = _replies(body)
-        function = {"name": "act", "arguments": {"action": f"go {number}"}}
-        encoded = {**function, "arguments": json.dumps(function["arguments"])}
-        call = {"id": f"call-{number}", "type": "function", "function": encoded}
-        return {"content": None, "tool_calls": [call], "written": f"<call>{json.dumps(function)}"}
+        return gateway.tip if is_reflection(body) else calling("act", {"action": f"go {number}"}, number)
 
     return reply
 
@@ -124,32 +123,10 @@ def variables(gateway: GatewayUnderTest, rollout: str, **changes: int) -> dict[s
         choices=6,
         seed=0,
     )
-    attempt = f"rollouts/{rollout}/attempt/0"
     return {
         **{name: str(getattr(episode, path.removeprefix("input."))) for name, path in ENV_MAP.items()},
-        "AGL_OPENAI_BASE_URL": f"{gateway.client.base_url}/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1",
-        "AGL_EVENT_URL": f"{gateway.client.base_url}/api/{attempt}/events",
-        "AGL_KEY": KEY,
+        **gateway.variables(rollout),
     }
-
-
-@dataclass
-class Played:
-    """An episode: its actions, and by call the prompt, the reply and the event of the memory."""
-
-    rollout: str
-    actions: list[str]
-    sent: list[list[int]]
-    replies: list[list[int]]
-    calls: list[Body]
-
-    @property
-    def tip_free(self) -> list[list[int]]:
-        return [call["tip_free_prompt_token_ids"] for call in self.calls]
-
-    @property
-    def tips_shown(self) -> list[int]:
-        return [tokenizer().decode(ids).count(BLOCK) for ids in self.sent]
 
 
 async def play(
@@ -159,101 +136,34 @@ async def play(
     mode: str | None,
     update: str = "on-policy",
     reply: Callable[[Body], str | Body] | None = None,
-) -> Played:
+) -> tuple[list[str], Played]:
+    """The actions of an episode, and what is recorded of it."""
     gateway.model.reply = reply or (in_calls if framework.tools else in_words)(gateway)
     gateway.model.template = TOOL_TEMPLATE if framework.tools else None
     rollout = await gateway.create(mode, update)
     actions = await asyncio.to_thread(players.play, framework, variables(gateway, rollout))
-    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
-    requests = [event for event in await gateway.events(rollout, "model_request") if "choices" in event["response"]]
-    return Played(
-        rollout,
-        actions,
-        sent=[prompt_ids(event) for event in requests],
-        replies=[event["response"]["choices"][0]["token_ids"] for event in requests],
-        calls=await gateway.events(rollout, "empo2_call"),
-    )
+    return actions, await recorded(gateway, rollout)
 
 
-async def end(gateway: GatewayUnderTest, played: Played) -> None:
-    (await gateway.patch(played.rollout, "succeeded")).raise_for_status()
+async def end(gateway: GatewayUnderTest) -> None:
+    """End the last rollout."""
+    (await gateway.patch(gateway.rollouts[-1], "succeeded")).raise_for_status()
     assert (await gateway.drain())["empo2/reflections_failed"] == 0
-
-
-async def rows(gateway: GatewayUnderTest, rollout: str, limit: int = 2048) -> list[list[int]]:
-    """A rollout's training rows: agent-lightning's own manager and adapter, with the removal of tips between them.
-
-    Args:
-        limit: tokens of a row's first prompt, and of the rest.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl's own
-        import torch
-        from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
-        from agentlightning.verl.rollout_adapter import RolloutAdapter
-
-        from empo2.recipe.trainer.gateway_client import GatewayClient
-        from empo2.recipe.trainer.manager import Empo2RolloutManager
-    detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
-    url = str(gateway.client.base_url)
-    asked = GatewayClient(url, KEY)
-    manager = Empo2RolloutManager(
-        agl_base_url=url,
-        agl_key=KEY,
-        model="any",
-        step=0,
-        group_size=1,
-        settings=load_settings("cpu"),
-        gateway=asked,
-    )
-    enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
-    completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
-    manager.client.close()
-    asked.close()
-    trained = manager.results.train(completed, None, limit)
-    assert manager.results.left_out.total() == 0
-    adapter = RolloutAdapter(
-        max_prompt_length=limit,
-        max_response_length=limit,
-        device=torch.device("cpu"),
-        pad_token_id=0,
-        trace_aggregator_level="trajectory",
-    )
-    batch, _ = adapter.get_train_data_batch([trained])
-    return [row.batch["input_ids"][row.batch["attention_mask"].bool()].tolist() for row in batch]
 
 
 @ALL
 async def test_an_agent_is_trained_as_it_is(gateway: GatewayUnderTest, players: Players, framework: Framework):
-    """Tips are shown, and taken away again; with tools, and where the world is not written in ASCII."""
+    """Tips are shown, and taken away again; with tools, and where the world is not written in ASCII.
+
+    On-policy, a call fails: the framework asks again, and gets the same prompt. At the end, the chat outgrows the
+    model's context, and the episode keeps the score that it has.
+    """
     need(framework.package)
-    first = await play(gateway, players, framework, "no-memory")
-    assert first.actions == ["go 0", "go 1", "go 2"]
+    actions, first = await play(gateway, players, framework, "no-memory")
+    assert actions == ["go 0", "go 1", "go 2"]
     assert first.tips_shown == [0] * STEPS
     assert any("部屋には猫がいる 🐈" in tokenizer().decode(ids) for ids in first.sent)
-    await end(gateway, first)  # leaves the tip that the others are shown
-    for update in ("on-policy", "off-policy"):
-        played = await play(gateway, players, framework, "memory", update)
-        assert played.actions == first.actions
-        assert played.tips_shown == [1, 1, 1]  # a chat that carries the tip is not shown it again
-        assert [call["prompt_token_ids"] for call in played.calls] == played.sent
-        assert played.tip_free == (first.sent if update == "off-policy" else played.sent)
-        assert [(call["scope"], len(call["tip_ids"])) for call in played.calls] == [("a", 1), ("a", 0), ("a", 0)]
-        (reward,) = await gateway.events(played.rollout, "reward")
-        assert (reward["value"], reward["success"]) == (75, False)
-        await end(gateway, played)
-        prompts = first.sent if update == "off-policy" else played.sent
-        whole = [prompt + reply for prompt, reply in zip(prompts, played.replies, strict=True)]
-        assert await rows(gateway, played.rollout) == whole[-framework.rows :]
-
-
-@ALL
-async def test_a_framework_that_retries_gets_the_same_prompt(
-    gateway: GatewayUnderTest, players: Players, framework: Framework
-):
-    need(framework.package)
-    await end(gateway, await play(gateway, players, framework, "no-memory"))
-    gateway.model.seen.clear()
+    await end(gateway)  # leaves the tip that the others are shown
     failed: list[Body] = []
 
     def fault(path: str, body: Body) -> int | None:
@@ -263,21 +173,26 @@ async def test_a_framework_that_retries_gets_the_same_prompt(
         return 500
 
     gateway.model.fault = fault
-    played = await play(gateway, players, framework, "memory")
-    assert played.actions == ["go 0", "go 1", "go 2"]
-    assert [seen.body["messages"] for seen in gateway.model.requests()].count(failed[0]["messages"]) == 2
-    assert (len(played.calls), played.tips_shown) == (STEPS, [1, 1, 1])
-
-
-@ALL
-async def test_a_chat_that_outgrows_the_context_ends_with_its_score(
-    gateway: GatewayUnderTest, players: Players, framework: Framework
-):
-    need(framework.package)
+    for update in ("on-policy", "off-policy"):
+        gateway.model.seen.clear()
+        again, played = await play(gateway, players, framework, "memory", update)
+        times_sent = [seen.body["messages"] for seen in gateway.model.requests()].count(failed[0]["messages"])
+        assert times_sent == (2 if update == "on-policy" else 1)
+        assert again == actions
+        assert played.tips_shown == [1, 1, 1]  # a chat that carries the tip is not shown it again
+        assert [call["prompt_token_ids"] for call in played.calls] == played.sent
+        assert played.tip_free == (first.sent if update == "off-policy" else played.sent)
+        assert [(call["scope"], len(call["tip_ids"])) for call in played.calls] == [("a", 1), ("a", 0), ("a", 0)]
+        (reward,) = await gateway.events(gateway.rollouts[-1], "reward")
+        assert (reward["value"], reward["success"]) == (75, False)
+        await end(gateway)
+        prompts = first.sent if update == "off-policy" else played.sent
+        whole = [prompt + reply for prompt, reply in zip(prompts, played.replies, strict=True)]
+        assert (await trained(gateway, gateway.rollouts[-1]))[0] == whole[-framework.rows :]
     gateway.model.fault = lambda path, body: _shrink(gateway) if _replies(body) == 1 else None
-    played = await play(gateway, players, framework, "no-memory")
-    assert played.actions == ["go 0"]
-    (reward,) = await gateway.events(played.rollout, "reward")
+    actions, _ = await play(gateway, players, framework, "no-memory")
+    assert actions == ["go 0"]
+    (reward,) = await gateway.events(gateway.rollouts[-1], "reward")
     assert reward["value"] == 25
     assert reward["message"].endswith("the chat outgrew the model's context")
 
@@ -311,31 +226,10 @@ async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
         call = {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
         return {"content": None, "tool_calls": [call]}
 
-    played = await play(gateway, players, framework, "no-memory", reply=reply)
-    assert played.actions == actions
-    (reward,) = await gateway.events(played.rollout, "reward")
+    taken, _ = await play(gateway, players, framework, "no-memory", reply=reply)
+    assert taken == actions
+    (reward,) = await gateway.events(gateway.rollouts[-1], "reward")
     assert reward["value"] == 25 * len(actions)
-
-
-@pytest.mark.rare
-@pytest.mark.parametrize(
-    ("framework", "tips_shown"), [(TRUNCATING, [1, 1, 1]), (PARALLEL, [1] * 6)], ids=["truncating", "parallel"]
-)
-async def test_turns_that_are_no_single_chat_are_rows_of_their_own(
-    gateway: GatewayUnderTest, players: Players, framework: Framework, tips_shown: list[int]
-):
-    """A history that is cut, and calls at the same time: each is right in itself."""
-    need("autogen-agentchat", "langgraph")
-    first = await play(gateway, players, framework, "no-memory")
-    assert len(first.actions) == STEPS
-    await end(gateway, first)
-    played = await play(gateway, players, framework, "memory", "off-policy")
-    assert played.actions == first.actions
-    assert played.tips_shown == tips_shown
-    assert sorted(call["prompt_token_ids"] for call in played.calls) == sorted(played.sent)
-    assert sorted(played.tip_free) == sorted(first.sent)
-    await end(gateway, played)
-    assert len(await rows(gateway, played.rollout)) == framework.rows == len(played.sent)
 
 
 @pytest.mark.stack
@@ -344,12 +238,8 @@ async def test_the_controllers_worker_finds_openai_agents_from_the_checkout(gate
     need(OPENAI_AGENTS.package)
     gateway.model.reply, gateway.model.template = in_calls(gateway), TOOL_TEMPLATE
     rollout = await gateway.create("memory", "off-policy")
-    worker = (
-        "import sys; from agentlightning.controller.local_reconciler import _run_local_reconciler_worker; "
-        "sys.exit(_run_local_reconciler_worker(sys.argv[1]))"
-    )
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", worker, OPENAI_AGENTS.agent),
+        *worker_command(OPENAI_AGENTS.agent),
         cwd=ROOT,
         env={**os.environ, **variables(gateway, rollout, max_steps=2), "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,

@@ -4,23 +4,14 @@ import asyncio
 import gc
 import itertools
 import json
-import os
-import signal
-import sqlite3
-import subprocess
-import sys
-import warnings
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from agentlightning.schemas import Rollout
 from agentlightning.server.store import _events, _rollouts
 
-from empo2.memory import MemoryStore, SentenceEmbedder, Step
 from empo2.recipe.config import load_settings
 from empo2.recipe.gateway.tokens import rendering
 from empo2.recipe.gateway.tokens.tokenizer import PolicyTokenizer
@@ -29,18 +20,19 @@ from . import toy_agent
 from .harness import (
     BLOCK,
     CHAT,
-    KEY,
     MODES,
     ROOMS,
     SECONDS,
     STORES,
+    TOOL_TEMPLATE,
     GatewayUnderTest,
-    Words,
     both,
+    controller,
     in_reflection,
     is_reflection,
     prompt_ids,
     running_gateway,
+    trained,
     turns,
     until,
 )
@@ -67,21 +59,11 @@ async def test_an_untagged_call_passes_byte_for_byte(gateway: GatewayUnderTest, 
         assert (first.path, first.raw) == (second.path, second.raw)
 
 
-async def test_a_call_without_memory_keeps_all_but_its_sampling(gateway: GatewayUnderTest, plain: httpx.AsyncClient):
-    rollout = await gateway.create("no-memory")
-    for content in ODD_BODIES:
-        told, alone = await both(gateway, plain, rollout, content)
-        assert told == alone
-        first, second = gateway.model.seen[-2:]
-        left_out = {name: value for name, value in second.body.items() if name != "seed"}
-        assert first.body == left_out | {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-
-
 async def test_validation_calls_of_a_tagged_rollout_pass_untouched(gateway: GatewayUnderTest):
     """Evaluation is without memory (paper)."""
     await gateway.store_tips(ROOMS, "tip")
     rollout = await gateway.create("memory")
-    url = f"/proxy/rollout/{rollout}/attempt/0/mode/val/openai/v1/chat/completions"
+    url = f"{gateway.address(rollout, 'val')}/chat/completions"
     (await gateway.client.post(url, json=ROOMS[0])).raise_for_status()
     assert gateway.last().body["messages"] == ROOMS[0]["messages"]
     assert await gateway.events(rollout, "empo2_call") == []
@@ -94,7 +76,7 @@ async def test_validation_with_memory_reads_and_leaves_nothing(gateway: GatewayU
     before = await gateway.snapshot()
     tag = {"rollout_mode": "memory", "update_mode": "on-policy", "scope": "a", "read_only": True}
     rollout = await gateway.create_as({"empo2": tag})
-    root = f"/proxy/rollout/{rollout}/attempt/0/mode/val/openai/v1"
+    root = gateway.address(rollout, "val")
     if completions:
         bodies = [{"prompt": "a dark room with a lamp"}]
     else:
@@ -113,10 +95,9 @@ async def test_validation_with_memory_reads_and_leaves_nothing(gateway: GatewayU
     assert await gateway.events(rollout, "empo2_call") == []
     assert (metrics["empo2/tips_written"], len(gateway.reflections())) == (0, reflections)
     assert await gateway.snapshot() == before
-    with closing(sqlite3.connect(gateway.folder / "snapshot.sqlite")) as database:
-        assert database.execute("SELECT value FROM tips").fetchall() == [(0.0,)]
-        assert database.execute("SELECT * FROM plays").fetchall() == []
-        assert database.execute("SELECT sum(visits) FROM states").fetchone() == (3,)
+    assert await gateway.query("SELECT value FROM tips") == [(0.0,)]
+    assert await gateway.query("SELECT * FROM plays") == []
+    assert await gateway.query("SELECT sum(visits) FROM states") == [(3,)]
     # At the temperature of training, as an adaptation with a frozen bank plays it, it leaves nothing either.
     await gateway.call(rollout, ROOMS[0])
     assert gateway.last().body["temperature"] == 1
@@ -124,45 +105,6 @@ async def test_validation_with_memory_reads_and_leaves_nothing(gateway: GatewayU
     episodes = (await gateway.state())["episodes"]
     await gateway.client.delete(f"/api/rollouts/{rollout}")
     assert (await gateway.state())["episodes"] == episodes - 1
-
-
-async def test_observations_are_recorded_as_the_agent_wrote_them(tmp_path: Path):
-    """With tips in it, a message would differ from rollout to rollout."""
-    async with running_gateway(tmp_path) as gateway:
-        await gateway.store_tips(ROOMS, "tip")
-        rollout = await gateway.create("memory")
-        await gateway.play(rollout, ROOMS)
-        assert "tip" in str(gateway.last().body["messages"])
-        observations = [call["observation"] for call in await gateway.events(rollout, "empo2_call")]
-        assert observations == ["a dark room with a lamp", "the lamp is lit", "a door opens"]
-
-
-async def test_an_untagged_rollout_leaves_nothing_in_the_memory(gateway: GatewayUnderTest):
-    rollout = await gateway.create(None)
-    await gateway.play(rollout, ROOMS)
-    await gateway.finish(rollout)
-    metrics = await gateway.drain()
-    assert await gateway.events(rollout, "empo2_call") == []
-    assert (await gateway.state())["episodes"] == 0
-    assert metrics["empo2/calls"] == metrics["empo2/tips_written"] == 0
-    assert gateway.words.texts == []
-
-
-async def test_a_wrong_key_is_refused_before_any_memory_work(gateway: GatewayUnderTest, plain: httpx.AsyncClient):
-    rollout = await gateway.create("memory")
-    wrong: dict[str, Any] = {"headers": {"Authorization": "Bearer wrong"}}
-    refused = await gateway.call(rollout, ROOMS[0], **wrong)
-    assert refused.status_code == 401
-    assert refused.content == (await plain.post(refused.request.url.path, json=ROOMS[0], **wrong)).content
-    assert (await gateway.patch(rollout, "succeeded", **wrong)).status_code == 401
-    for path in ("/empo2/drain", "/empo2/snapshot", f"/empo2/rollouts/{rollout}/settle"):
-        assert (await gateway.client.post(path, json={}, **wrong)).status_code == 401
-    assert (await gateway.client.get("/empo2/state", **wrong)).status_code == 401
-    assert (await gateway.client.get("/healthz", headers={"Authorization": ""})).status_code == 200
-    assert gateway.words.texts == gateway.model.seen == []
-    assert (await gateway.drain())["empo2/calls"] == 0
-    other: dict[str, Any] = {"headers": {"Authorization": "", "x-api-key": KEY}}
-    assert (await gateway.call(rollout, ROOMS[0], **other)).status_code == 200
 
 
 ACCEPTED = {
@@ -233,12 +175,17 @@ async def test_no_model_server_and_a_paused_gateway_are_answered_as_without_memo
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-async def test_a_tag_that_is_none_leaves_the_rollout_untagged(gateway: GatewayUnderTest):
+async def test_a_rollout_without_a_tag_leaves_nothing_in_the_memory(gateway: GatewayUnderTest):
+    """Nor does one whose tag is none."""
     for tag in ({}, {"rollout_mode": "memory", "scope": 3}, "memory", None, []):
-        rollout = await gateway.create_as({"empo2": tag})
-        await gateway.play(rollout, ROOMS[:1])
+        rollout = await gateway.create_as({"empo2": tag} if tag != {} else {})
+        await gateway.play(rollout, ROOMS)
         await gateway.finish(rollout)
         assert await gateway.events(rollout, "empo2_call") == []
+    metrics = await gateway.drain()
+    assert (await gateway.state())["episodes"] == 0
+    assert metrics["empo2/calls"] == metrics["empo2/tips_written"] == 0
+    assert gateway.words.texts == []
 
 
 # Prompts with and without tips
@@ -252,11 +199,6 @@ _WITH_TOOLS = [
     {"role": "assistant", "content": "go 1"},
     {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "a lamp"}]},
 ]
-TOOL_TEMPLATE = (
-    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>"
-    "{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 EFFORT_TEMPLATE = "{% if reasoning_effort %}Effort {{ reasoning_effort }}.{% endif %}{{ style }}" + TOOL_TEMPLATE
 _DOOR = {"role": "user", "content": "a door"}
 _PREFILL = {"add_generation_prompt": False, "continue_final_message": True}
@@ -327,23 +269,6 @@ async def test_tip_free_prompts_are_those_of_a_chat_that_never_had_tips(tmp_path
         assert (await gateway.drain())["empo2/tokenize_failures"] == 0
 
 
-async def test_where_no_tip_was_found_vllm_is_not_asked_for_a_tip_free_prompt(gateway: GatewayUnderTest):
-    rollout = await gateway.create("memory", "off-policy")
-    sent = await gateway.play(rollout, ROOMS)
-    calls = await gateway.events(rollout, "empo2_call")
-    assert [call["tip_free_prompt_token_ids"] for call in calls] == sent
-    assert not gateway.model.requests("/tokenize")
-
-
-async def test_each_prompt_extends_the_last_one_and_its_reply(gateway: GatewayUnderTest):
-    await gateway.store_tips(ROOMS, "Take the lamp.\n", "Go north.")
-    await gateway.play(await gateway.create("memory"), ROOMS)
-    first, second, third = gateway.model.requests()[-3:]
-    for before, after in ((first, second), (second, third)):
-        ids = before.prompt_ids + before.reply_ids
-        assert after.prompt_ids[: len(ids)] == ids
-
-
 async def test_tips_stand_in_the_order_of_their_scores_and_once_each(gateway: GatewayUnderTest):
     """Error 7: an episode of near-identical steps fills the authors' top 10 with its one tip."""
     await gateway.store_tips(turns(*["a dark room"] * 12), "worst", "middle", "best")
@@ -362,17 +287,6 @@ async def test_a_special_token_in_a_tip_never_reaches_a_prompt(gateway: GatewayU
     special = set(tokenizer().convert_tokens_to_ids(PolicyTokenizer(MODEL).special_tokens))
     assert len(special) == len(PolicyTokenizer(MODEL).special_tokens) > 2
     assert [i for i in told if i in special] == [i for i in plain if i in special]
-
-
-async def test_a_memory_of_another_models_run_is_cleaned_of_this_models_tokens(tmp_path: Path):
-    words = Words()
-    state = ROOMS[0]["messages"][-1]["content"]
-    with closing(MemoryStore(tmp_path / "memory.sqlite", embedder="words", dimension=64)) as store:
-        steps = [Step(state, words.embed([state])[0], "go")]
-        store.add_episode("a", "old", tip="Go<|im_end|>\n<|im_start|>on", score=1, success=None, steps=steps)
-    async with running_gateway(tmp_path, words=words) as gateway:
-        await gateway.play(await gateway.create("memory"), ROOMS[:1])
-        assert "- Go on\n" in gateway.last().body["messages"][-1]["content"]
 
 
 async def test_concurrent_calls_of_one_turn_show_the_same_tips(gateway: GatewayUnderTest):
@@ -422,23 +336,6 @@ async def test_tips_outlive_a_restart(tmp_path: Path):
         assert "Take the lamp." in gateway.last().prompt
         assert (await gateway.state())["memory_size"] == 1
         assert [call["visits"] for call in await gateway.events(rollout, "empo2_call")] == [2]
-
-
-async def test_the_real_embedder_tells_states_apart(tmp_path: Path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        minilm = SentenceEmbedder("all-MiniLM-L6-v2")
-    kitchen = turns("You are in the kitchen. There is a fridge and a stove. Find a plant.")
-    async with running_gateway(tmp_path, embedder=minilm) as gateway:
-        await gateway.store_tips(kitchen, "Look in the fridge.")
-        similar = await gateway.create("memory")
-        await gateway.play(similar, turns("You are in the kitchen. There is a closed fridge. Find a plant."))
-        assert "Look in the fridge." in gateway.last().prompt
-        other = await gateway.create("memory")
-        await gateway.play(other, turns("The market fell by three percent after the bank raised its rates."))
-        assert "Look in the fridge." not in gateway.last().prompt
-        (call,) = await gateway.events(other, "empo2_call")
-        assert (call["visits"], call["tip_ids"]) == (1, [])
 
 
 # Visits and reflections
@@ -530,7 +427,7 @@ async def test_a_tip_has_its_own_length_limit(gateway: GatewayUnderTest):
     assert (await gateway.snapshot())[0] == [("a", gateway.tip, 1.0)]
 
 
-@pytest.mark.parametrize("fault", [500, 404, 400, "hang"])
+@pytest.mark.parametrize("fault", [500, 400, "hang"])
 async def test_a_failed_reflection_is_counted_and_costs_the_rollout_nothing(tmp_path: Path, fault: Any):
     """Error 6: in the authors' code it fails the rollout."""
     async with running_gateway(tmp_path, "reflection.timeout=0.5") as gateway:
@@ -547,22 +444,13 @@ async def test_a_failed_reflection_is_counted_and_costs_the_rollout_nothing(tmp_
         await gateway.store_tips(ROOMS, "the next one")
 
 
-@pytest.mark.parametrize(
-    ("tip", "reason"),
-    [
-        ("", "empty"),
-        ("<|im_end|> \n", "empty"),
-        ("open the door open the door open the door open the door", "repetition"),
-        ("Write one note for the next player of this task.", "copy"),
-    ],
-)
-async def test_a_degenerate_tip_is_counted_and_not_stored(gateway: GatewayUnderTest, tip: str, reason: str):
-    gateway.tip = tip
+async def test_a_degenerate_tip_is_counted_and_not_stored(gateway: GatewayUnderTest):
+    gateway.tip = "Write one note for the next player of this task."
     rollout = await gateway.create()
     await gateway.play(rollout, ROOMS)
     await gateway.finish(rollout)
     metrics = await gateway.drain()
-    assert (metrics["empo2/tips_refused"], metrics[f"empo2/tips_refused/{reason}"]) == (1, 1)
+    assert (metrics["empo2/tips_refused"], metrics["empo2/tips_refused/copy"]) == (1, 1)
     assert metrics["empo2/reflections_failed"] == metrics["empo2/memory_size"] == 0
 
 
@@ -575,17 +463,6 @@ async def test_a_tip_is_one_sentence_of_at_most_so_many_words(gateway: GatewayUn
     assert (await gateway.snapshot())[0] == [("a", "Take the lamp, then go north.", -3.0)]
     asked = gateway.reflections()[-1].body["messages"][-1]["content"]
     assert "the task was not completed, with a final score of -3" in asked and "at most 30 words" in asked
-
-
-async def test_what_a_reflection_is_asked_is_a_setting(tmp_path: Path):
-    prompt = "reflection.prompt='The episode is over ({outcome}: {score}); {words} words!'"
-    async with running_gateway(tmp_path, prompt, "reflection.max_words=7") as gateway:
-        rollout = await gateway.create()
-        await gateway.play(rollout, ROOMS)
-        await gateway.finish(rollout, 100)
-        await gateway.drain()
-        message = gateway.reflections()[-1].body["messages"][-1]
-    assert message["content"] == "The episode is over (the task was completed: 100); 7 words!"
 
 
 async def test_a_chat_too_long_for_a_question_is_asked_about_shorter(gateway: GatewayUnderTest):
@@ -673,48 +550,14 @@ async def test_metrics_are_exact_and_of_one_step(gateway: GatewayUnderTest):
     assert metrics.pop("empo2/embedding_ms_per_search") > 0
     tokens = tokenizer()(f"{BLOCK} of this task (each may be wrong):\n- beta\n- alpha\n\n")["input_ids"]
     assert metrics.pop("empo2/tip_tokens_per_episode") == pytest.approx(len(tokens), abs=2)
-    expected = {"calls": 6, "tips_injected_per_call": 2 / 3, "tips_written": 0, "reflections_failed": 1}
     written = metrics["empo2/tips_written"]  # the first reflection may have been faster than the fault
-    expected |= {"tips_written": written, "reflections_failed": 2 - written}
-    expected |= {"memory_failures": 0, "tokenize_failures": 0, "memory_size": 2 + written}
-    expected |= {
-        "tips_refused": 0,
-        "hit_rate": 1,
-        "tips_per_episode": 2,
-        "context_ended": 0,
+    expected = {"calls": 6, "tips_injected_per_call": 2 / 3, "hit_rate": 1, "tips_per_episode": 2}
+    expected |= {"tips_written": written, "reflections_failed": 2 - written, "memory_size": 2 + written}
+    assert {name.removeprefix("empo2/"): value for name, value in metrics.items() if value} == {
+        name: value for name, value in expected.items() if value
     }
-    expected |= {
-        "sampling_overridden": 0,
-        "constrained_calls": 0,
-        "untrained_calls": 0,
-        "continued_calls": 0,
-        "text_calls": 0,
-        "token_drift": 0,
-        "memory_late": 0,
-        "rollouts_expired": 0,
-    }
-    assert metrics == {f"empo2/{name}": value for name, value in expected.items()}
     again = await gateway.drain()
     assert {name for name, value in again.items() if value} == {"empo2/memory_size"}
-
-
-@pytest.mark.parametrize(
-    ("state", "rewards"), [("failed", [1]), ("succeeded", []), ("succeeded", [1, None]), ("succeeded", [1, "high"])]
-)
-async def test_failed_and_rewardless_rollouts_are_not_reflected_on(
-    gateway: GatewayUnderTest, state: str, rewards: list[Any]
-):
-    """Nothing is known of how they ended: a crash is not a lesson."""
-    rollout = await gateway.create()
-    await gateway.play(rollout, ROOMS)
-    for value in rewards:
-        await gateway.reward(rollout, value)
-    await gateway.patch(rollout, state)
-    silent = await gateway.create()
-    await gateway.finish(silent)
-    metrics = await gateway.drain()
-    assert metrics["empo2/tips_written"] == metrics["empo2/reflections_failed"] == 0
-    assert gateway.reflections() == []
 
 
 async def test_an_episode_of_token_ids_has_no_state_to_leave_a_tip_under(gateway: GatewayUnderTest):
@@ -761,6 +604,7 @@ async def test_without_an_embedder_calls_go_on_and_are_counted(gateway: GatewayU
     assert [seen.body["messages"] for seen in gateway.model.requests()[-2:]] == [body["messages"] for body in other]
     calls = await gateway.events(rollout, "empo2_call")
     assert [call["tip_free_prompt_token_ids"] for call in calls] == sent
+    assert not gateway.model.requests("/tokenize")  # no tips were shown
     assert [(call.get("visits"), call["intrinsic_reward"]) for call in calls] == [(None, 0)] * 2
     metrics = await gateway.drain()
     assert (metrics["empo2/calls"], metrics["empo2/memory_failures"]) == (2, 4)  # the search and the visit of each
@@ -843,49 +687,7 @@ async def test_reflections_never_stand_in_the_agents_way(gateway: GatewayUnderTe
     assert (await gateway.drain(timeout=0.1))["empo2/reflections_failed"] == 105
 
 
-async def test_snapshot_is_a_memory_of_its_own(gateway: GatewayUnderTest):
-    await gateway.store_tips(ROOMS, "alpha")
-    path = gateway.folder / "step-1.sqlite"
-    answer = await gateway.client.post("/empo2/snapshot", json={"path": str(path)})
-    assert answer.json() == {"path": str(path)}
-    await gateway.store_tips(ROOMS, "beta")
-    with closing(MemoryStore(path, embedder="words", dimension=64)) as store:
-        assert (store.size(), store.entries("a")) == (1, 3)
-
-
 # The trainer and the controller
-
-
-async def trained(gateway: GatewayUnderTest, rollout: str) -> tuple[Any, Any, Any]:
-    """A rollout's rows and agent-lightning's metrics, by its own manager and adapter, and its result."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl's own
-        from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
-        from agentlightning.verl.rollout_adapter import RolloutAdapter
-
-        from empo2.recipe.trainer.gateway_client import GatewayClient
-        from empo2.recipe.trainer.manager import Empo2RolloutManager
-    import torch
-
-    url = str(gateway.client.base_url)
-    asked = GatewayClient(url, KEY)
-    manager = Empo2RolloutManager(
-        agl_base_url=url, agl_key=KEY, model=MODEL, step=0, group_size=1, settings=load_settings("cpu"), gateway=asked
-    )
-    detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
-    enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
-    completed = await asyncio.to_thread(manager._build_completed_rollout, enqueued, Rollout.model_validate(detail))
-    adapter = RolloutAdapter(
-        max_prompt_length=512,
-        max_response_length=512,
-        device=torch.device("cpu"),
-        pad_token_id=0,
-        trace_aggregator_level="trajectory",
-    )
-    rows, metrics = adapter.get_train_data_batch([manager.results.train(completed, None, 512)])
-    manager.client.close()
-    asked.close()
-    return rows, metrics, manager.results
 
 
 async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
@@ -897,17 +699,16 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
         sent = await gateway.play(rollout, ROOMS)
         await gateway.finish(rollout, 3)
         await gateway.drain()
-        batch, metrics, results = await trained(gateway, rollout)
+        ids, rows, metrics, results = await trained(gateway, rollout)
         calls = await gateway.events(rollout, "empo2_call")
+        observations = [call["observation"] for call in calls]  # without tips, in which rollouts differ
+        assert observations == [body["messages"][-1]["content"] for body in ROOMS]
         assert results.kept[rollout].intrinsic == sum(call["intrinsic_reward"] for call in calls)
-        assert results.left_out.total() == 0
-        assert len(batch) == 1
-        assert metrics["training/n_unmerged_rollouts"] == 0
-        row = batch[0].batch
-        ids = row["input_ids"][row["attention_mask"].bool()].tolist()
+        assert results.left_out.total() == metrics["training/n_unmerged_rollouts"] == 0
         prompts = never if update == "off-policy" else sent
         last_reply = gateway.model.requests()[-2].reply_ids  # the last request is the reflection
-        assert ids == prompts[-1] + last_reply
+        assert ids == [prompts[-1] + last_reply]
+        (row,) = rows
         assert int(row["response_mask"].sum()) == sum(len(seen.reply_ids) for seen in gateway.model.requests()[-4:-1])
         log_probs = row["rollout_log_probs"][row["response_mask"].bool()]
         assert bool((log_probs < 0).all())  # vLLM's own, with tips: the old policy's
@@ -920,11 +721,8 @@ async def test_an_agent_that_comes_back_to_a_state_is_trained_on_all_of_its_turn
     sent = await gateway.play(rollout, [*hall, *room, *hall, *room, *hall])
     assert [len(set(map(tuple, sent))), len(sent)] == [2, 5]
     await gateway.finish(rollout, 3)
-    batch, metrics, results = await trained(gateway, rollout)
-    assert [
-        row.batch["input_ids"][row.batch["attention_mask"].bool()].tolist()[: len(prompt)]
-        for row, prompt in zip(batch, sent, strict=True)
-    ] == sent
+    ids, _, metrics, results = await trained(gateway, rollout)
+    assert [row[: len(prompt)] for row, prompt in zip(ids, sent, strict=True)] == sent
     assert (metrics["training/n_turns"], results.left_out.total()) == (5, 0)
     assert results.kept[rollout].intrinsic == pytest.approx(1 + 1 + 1 / 2 + 1 / 2 + 1 / 3)
 
@@ -935,8 +733,8 @@ async def test_a_request_that_is_sent_again_before_its_answer_is_one_turn(gatewa
     (body,) = turns("a wide hall with pillars")
     await asyncio.gather(*(gateway.call(rollout, body) for _ in range(2)))
     await gateway.finish(rollout, 3)
-    batch, _, results = await trained(gateway, rollout)
-    assert (len(batch), results.left_out) == (1, {"repeated_calls": 1, "turns_dropped": 0, "overlong_rows": 0})
+    ids, _, _, results = await trained(gateway, rollout)
+    assert (len(ids), results.left_out) == (1, {"repeated_calls": 1, "turns_dropped": 0, "overlong_rows": 0})
     assert results.kept[rollout].intrinsic == 1.5
 
 
@@ -961,23 +759,12 @@ async def test_the_real_controller_plays_many_agents_at_once(gateway: GatewayUnd
         f"{next(numbers)}: the lamp is behind door 7." if is_reflection(body) else "3 please"
     )
     gateway.model.delay = lambda path, body: 0.2
-    command = [sys.executable, "-c", "from agentlightning.controller.__main__ import main; main()"]
-    options = ["runner_type=local", f"agl_server.url={gateway.client.base_url}", f"agl_server.key={KEY}"]
-    options += ["local_runner.maximum_size=32", "local_runner.poll_interval=0.2", "hydra.output_subdir=null"]
-    options += ["hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(toy_agent.__file__).parent)}
-    with (tmp_path / "controller.log").open("wb") as log:
-        controller = subprocess.Popen(
-            [*command, *options], cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-        try:
-            first = await played([request(7), request(1)])
-            assert (await gateway.drain())["empo2/tips_written"] == 2
-            troubles = ["raise", "hang", "no reward"]
-            rollouts = await played([*(request(door % 10) for door in range(16)), *(request(5, t) for t in troubles)])
-        finally:
-            controller.send_signal(signal.SIGTERM)
-            controller.wait()
+    settings = load_settings("cpu", ["agent.class=toy_agent:ToyAgent", "agent.concurrency=32"])
+    with controller(settings, str(gateway.client.base_url), tmp_path):
+        first = await played([request(7), request(1)])
+        assert (await gateway.drain())["empo2/tips_written"] == 2
+        troubles = ["raise", "hang", "no reward"]
+        rollouts = await played([*(request(door % 10) for door in range(16)), *(request(5, t) for t in troubles)])
     good, (raised, hung, silent) = rollouts[:16], rollouts[16:]
     states = [rollout["status"]["state"] for rollout in [*first, *good]]
     assert states == ["succeeded"] * 18, (tmp_path / "controller.log").read_text()

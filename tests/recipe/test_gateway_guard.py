@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import structlog
+from agentlightning.server.store import _rollouts
 
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.cli import main
@@ -24,7 +25,7 @@ from empo2.recipe.gateway import app, routes
 from empo2.recipe.gateway.logs import configure_logs
 from empo2.recipe.gateway.tips import search
 
-from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, running_gateway, turns
+from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, fill_memory, running_gateway, turns
 from .model_server import MODEL, ModelServer
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
@@ -36,6 +37,17 @@ def nested(depth: int) -> bytes:
 
 def content(value: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": value}]}).encode()
+
+
+@contextmanager
+def real_logs() -> Iterator[None]:
+    """The gateway's own log, for once."""
+    configure_logs()
+    try:
+        yield
+    finally:
+        logging.basicConfig(force=True)
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 # Shapes
@@ -73,17 +85,13 @@ async def test_what_is_no_chat_is_refused_at_once(
     gateway: GatewayUnderTest, mode: str | None, capfd: pytest.CaptureFixture[str]
 ):
     rollout = await gateway.create(mode, "off-policy")
-    configure_logs()
-    try:
+    with real_logs():
         for what, body in NO_CHAT.items():
             answer = await gateway.call(rollout, body)
             assert answer.status_code == 400, what
             error = answer.json()["error"]
             assert error["type"] == "invalid_request_error" and error["message"], what
             assert "a secret" not in answer.text, what
-    finally:
-        logging.basicConfig(force=True)
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     assert gateway.model.seen == gateway.words.texts == []
     assert "".join(capfd.readouterr()) == ""
 
@@ -103,30 +111,20 @@ async def test_what_the_guard_lets_through_can_be_read_by_the_trainer(gateway: G
     assert len(await gateway.events(rollout, "note")) == 1
 
 
-@pytest.mark.parametrize("value", ["1e400", "NaN", "1" + "0" * 400, "-Infinity"])
-async def test_a_reward_that_no_double_holds_is_refused(gateway: GatewayUnderTest, value: str):
+async def test_what_json_cannot_carry_is_not_an_error_of_the_server(gateway: GatewayUnderTest):
+    """Nor of the trainer, which a reward that no double holds would stop."""
     rollout = await gateway.create("memory")
     await gateway.play(rollout, ROOMS[:1])
-    event = f'{{"event_type": "reward", "data": {{"value": {value}}}}}'
     route = f"/api/rollouts/{rollout}/attempt/0/events"
-    answer = await gateway.client.post(route, content=event, headers={"content-type": "application/json"})
-    assert answer.status_code == 400 and answer.json()["detail"]
+    rewards = ["1e400", "NaN", "1" + "0" * 400, "-Infinity"]
+    posts = [(route, f'{{"event_type": "reward", "data": {{"value": {value}}}}}') for value in rewards]
+    posts += [("/empo2/drain", '{"timeout": NaN}'), ("/empo2/drain", '{"timeout": 1e999}')]
+    posts += [("/empo2/snapshot", '{"path": "\\ud800"}'), ("/empo2/restore", '{"path": NaN}')]
+    for path, body in posts:
+        answer = await gateway.client.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400 and answer.json()["detail"], body
     await gateway.finish(rollout, 2.0)
     assert (await gateway.drain())["empo2/tips_written"] == 1
-
-
-@pytest.mark.parametrize(
-    ("route", "body"),
-    [
-        ("drain", b'{"timeout": NaN}'),
-        ("drain", b'{"timeout": 1e999}'),
-        ("snapshot", b'{"path": "\\ud800"}'),
-        ("restore", b'{"path": NaN}'),
-    ],
-)
-async def test_what_json_cannot_carry_is_not_an_error_of_the_server(gateway: GatewayUnderTest, route: str, body: bytes):
-    answer = await gateway.client.post(f"/empo2/{route}", content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
 
 
 async def test_a_chat_that_is_too_large_holds_up_nobody(gateway: GatewayUnderTest):
@@ -148,11 +146,13 @@ async def test_a_chat_that_is_too_large_holds_up_nobody(gateway: GatewayUnderTes
 OF_AGENTS = [
     ("POST", "/proxy/rollout/{}/attempt/0/mode/train/openai/v1/chat/completions", {"messages": ROOMS[0]["messages"]}),
     ("POST", "/api/rollouts/{}/attempt/0/events", {"event_type": "reward", "data": {"value": 1}}),
+    ("GET", "/proxy/rollout/{}/attempt/0/mode/train/openai/v1/models/m", None),
     ("GET", "/api/rollouts?state_in=running", None),
     ("GET", "/api/rollouts/{}/events?event_type=reward", None),
     ("PATCH", "/api/rollouts/{}", {"status": {"state": "succeeded"}}),
 ]
 OF_THE_TRAINER = [
+    ("GET", "/proxy/rollout/{}/attempt/0/mode/train/openai/v1/modelsx", None),
     ("GET", "/empo2/state", None),
     ("POST", "/empo2/drain", {"timeout": 1}),
     ("POST", "/empo2/snapshot", {"path": "planted.sqlite"}),
@@ -171,7 +171,18 @@ OF_THE_TRAINER = [
 
 
 async def test_the_agents_key_opens_what_agents_and_the_controller_need(gateway: GatewayUnderTest):
+    """And an unknown key opens nothing, before any work is done."""
     rollout = await gateway.create("memory")
+    for method, route, body in OF_AGENTS + OF_THE_TRAINER:
+        for key in ("", "Bearer wrong"):
+            wrong = {"Authorization": key}
+            answer = await gateway.client.request(method, route.format(rollout), json=body, headers=wrong)
+            assert (answer.status_code, answer.json()) == (401, {"detail": "Invalid or missing API key"}), (
+                method,
+                route,
+            )
+    assert gateway.words.texts == gateway.model.seen == []
+    assert (await gateway.client.get("/healthz", headers={"Authorization": ""})).status_code == 200
     async with gateway.as_agent() as agent:
         for method, route, body in OF_AGENTS:
             answer = await agent.request(method, route.format(rollout), json=body)
@@ -181,9 +192,6 @@ async def test_the_agents_key_opens_what_agents_and_the_controller_need(gateway:
             assert answer.status_code == 403 and "admin key" in answer.json()["detail"], (method, route)
         other = await agent.get("/api/rollouts?state_in=running", headers={"Authorization": "", "x-api-key": AGENT_KEY})
         assert other.status_code == 200
-    for method, route, body in OF_AGENTS + OF_THE_TRAINER:
-        answer = await gateway.client.request(method, route.format(rollout), json=body, headers={"Authorization": ""})
-        assert answer.status_code == 401, (method, route)
     assert not (gateway.folder / "planted.sqlite").exists()
     assert (await gateway.client.get("/empo2/state")).status_code == 200
 
@@ -341,13 +349,12 @@ class Stuck:
         time.sleep(1000)
 
 memory.SentenceEmbedder = lambda *args, **options: Stuck()
-cli._STOP_SECONDS = 8
+cli._STOP_SECONDS = 4
 sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_gateway_with_a_stuck_memory_and_a_silent_model_server_ends(tmp_path: Path, number: signal.Signals):
+async def test_a_gateway_with_a_stuck_memory_and_a_silent_model_server_ends(tmp_path: Path):
     model = ModelServer(fault=lambda path, body: "hang")
     keys = {"EMPO2_KEY": AGENT_KEY, "EMPO2_ADMIN_KEY": KEY}
     command = [sys.executable, "-c", _STUCK, "gateway", "--profile", "cpu", "memory.embedding_deadline=100"]
@@ -369,7 +376,7 @@ async def test_a_gateway_with_a_stuck_memory_and_a_silent_model_server_ends(tmp_
                 while not model.requests():
                     await asyncio.sleep(0.05)
                 started = time.monotonic()
-                process.send_signal(number)
+                process.send_signal(signal.SIGTERM)
                 await asyncio.to_thread(process.wait, 40)
                 assert time.monotonic() - started < 30
                 await asyncio.gather(call, return_exceptions=True)
@@ -383,20 +390,14 @@ async def test_a_gateway_with_a_stuck_memory_and_a_silent_model_server_ends(tmp_
 # Tips
 
 
-async def test_an_imported_tip_is_shown_no_longer_than_the_settings_allow(tmp_path: Path):
-    words = Words()
-    with closing(MemoryStore(tmp_path / "memory.sqlite", embedder=words.name, dimension=words.dimension)) as store:
-        key = words.embed(["a room"])[0]
-        for number in range(8):
-            tip = f"tip{number} " + "word " * 2000
-            store.add_episode("a", f"{number}", tip=tip, score=1, success=True, steps=[Step("a room", key, "go")])
-    async with running_gateway(
-        tmp_path, "memory.episode_tokens=900", "memory.min_similarity=-1", words=words
-    ) as gateway:
+async def test_an_imported_tip_is_shown_no_longer_than_the_settings_allow_and_without_special_tokens(tmp_path: Path):
+    tips = [f"tip{number}<|im_end|>\n<|im_start|>on " + "word " * 2000 for number in range(8)]
+    fill_memory(tmp_path / "memory.sqlite", tips)
+    async with running_gateway(tmp_path, "memory.episode_tokens=900", "memory.min_similarity=-1") as gateway:
         rollout = await gateway.create("memory")
         await gateway.play(rollout, turns("a room"))
         lines = [line for line in gateway.last().prompt.splitlines() if line.startswith("- tip")]
-        assert len(lines) == 8
+        assert len(lines) == 8 and all(line.split()[2:4] == ["on", "word"] for line in lines)
         assert {len(line.split()) - 1 for line in lines} == {30}  # reflection.max_words of the cpu profile
         await gateway.finish(rollout)
 
@@ -438,12 +439,10 @@ async def test_rollouts_that_nobody_deletes_are_dropped_and_counted(tmp_path: Pa
         old = [await gateway.create("memory"), await gateway.create(None)]
         await gateway.play(old[0], ROOMS[:1])
         played = await gateway.create("memory")
-        until = time.monotonic() + 6
-        while time.monotonic() < until:
+        while {*old} & {*_rollouts}:
             await gateway.call(played, ROOMS[0])
             await asyncio.sleep(0.2)
-        status = [(await gateway.client.get(f"/api/rollouts/{rollout}")).status_code for rollout in (*old, played)]
-        assert status == [404, 404, 200]
+        assert played in _rollouts
         assert (await gateway.drain())["empo2/rollouts_expired"] == 2
         assert (await gateway.state())["episodes"] == 1
 
@@ -451,9 +450,8 @@ async def test_rollouts_that_nobody_deletes_are_dropped_and_counted(tmp_path: Pa
 # The log
 
 
-async def test_an_error_is_one_line_without_what_the_agent_said(capfd: pytest.CaptureFixture[str]):
-    configure_logs()
-    try:
+def test_an_error_is_one_line_without_what_the_agent_said(capfd: pytest.CaptureFixture[str]):
+    with real_logs():
         try:
             prompt = "a secret"
             raise ValueError(f"{prompt}\nin two lines")
@@ -461,10 +459,6 @@ async def test_an_error_is_one_line_without_what_the_agent_said(capfd: pytest.Ca
             structlog.get_logger().exception("failed")
             structlog.get_logger().error("failed", exc_info=error)
             logging.getLogger("some.library").exception("Exception in ASGI application\n")
-    finally:
-        logging.basicConfig(force=True)
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     out = "".join(capfd.readouterr())
-    assert (
-        len(out.splitlines()) == 3 and out.count("ValueError") == 3 and "a secret" not in out and "Traceback" not in out
-    )
+    assert len(out.splitlines()) == out.count("ValueError") == 3
+    assert "a secret" not in out and "Traceback" not in out

@@ -116,8 +116,3 @@ async def test_training_calls_of_plain_grpo_are_sampled_likewise(tmp_path: Path)
         assert (await gateway.call(rollout, ROOMS[0], headers={"Authorization": "Bearer wrong"})).status_code == 401
         assert (await gateway.call(rollout, b"{no JSON")).status_code >= 400
         assert (await gateway.drain())["empo2/sampling_overridden"] == 0
-
-
-async def test_the_trainer_can_compare_temperatures(gateway: GatewayUnderTest):
-    state = await gateway.state()
-    assert (state["temperature"], state["val_temperature"]) == (1.0, 0.4)

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from empo2.memory import Tip
-from empo2.recipe.gateway.tips.injection import Block, ChatTips, PromptTips, TippedRequest, with_block
+from empo2.recipe.gateway.tips.injection import Block, ChatRequest, EpisodeTips, PromptRequest, TippedRequest
 from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.messages import newest_turn, text_of
 
+from .harness import assistant, user
 from .model_server import normal, tokenizer
 
 Message = dict[str, Any]
@@ -30,21 +31,8 @@ TEMPLATES = {
 }
 
 
-def user(content: Any) -> Message:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: Any, **more: Any) -> Message:
-    return {"role": "assistant", "content": content, **more}
-
-
 def tool(content: Any) -> Message:
     return {"role": "tool", "tool_call_id": "1", "content": content}
-
-
-def call(name: str) -> Message:
-    function = {"name": name, "arguments": '{"n": 1}'}
-    return assistant(None, tool_calls=[{"id": "1", "type": "function", "function": function}])
 
 
 SYSTEM = {"role": "system", "content": "You play a game."}
@@ -55,9 +43,9 @@ def block(*texts: str) -> Block:
     return Block(render_tips(texts), tips, tokens=10 * len(texts))
 
 
-def send(tips: ChatTips, messages: list[Message], *texts: str) -> list[Message]:
+def send(tips: EpisodeTips, messages: list[Message], *texts: str) -> list[Message]:
     """One call of an agent, for whose newest turn the memory found these tips."""
-    request = tips.request(messages)
+    request = ChatRequest(tips, messages)
     if request.takes_tips:
         request.put(block(*texts))
     return request.fields["messages"]
@@ -70,7 +58,7 @@ def shown(sent: list[Message], text: str) -> list[int]:
 
 def test_tips_stand_in_the_newest_turn_and_again_where_they_stood():
     """Without the second half each turn's prompt would part from the last one's at the first tip."""
-    tips, first = ChatTips(), [SYSTEM, user("a room")]
+    tips, first = EpisodeTips(), [SYSTEM, user("a room")]
     sent = send(tips, first, "one", "two")
     assert shown(sent, "one") == shown(sent, "two") == [1]
     assert sent[0] == SYSTEM
@@ -91,24 +79,16 @@ def test_tips_stand_in_the_newest_turn_and_again_where_they_stood():
 def test_the_agents_own_messages_are_not_changed():
     messages = [SYSTEM, user([{"type": "text", "text": "a room"}])]
     before = copy.deepcopy(messages)
-    send(ChatTips(), messages, "tip")
+    send(EpisodeTips(), messages, "tip")
     assert messages == before
 
 
 def test_a_retry_gets_the_same_prompt_whatever_the_memory_finds_by_then():
-    tips, messages = ChatTips(), [user("a room")]
+    tips, messages = EpisodeTips(), [user("a room")]
     sent = send(tips, messages, "one")
     assert send(tips, messages, "another") == sent
     no_tips = [user("a cave")]
     assert send(tips, no_tips) == no_tips == send(tips, no_tips, "late")
-
-
-def test_an_agent_that_sends_its_last_turn_only_gets_tips_in_each_of_them():
-    tips = ChatTips()
-    assert shown(send(tips, [SYSTEM, user("a room")], "one"), "one") == [1]
-    sent = send(tips, [SYSTEM, user("a lamp")], "two")
-    assert shown(sent, "two") == [1]
-    assert not shown(sent, "one")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +103,7 @@ def test_an_agent_that_sends_its_last_turn_only_gets_tips_in_each_of_them():
 )
 def test_an_agent_that_rewrites_its_history_starts_anew(rewritten: list[Message]):
     """Tips never go where they were not shown before, and the newest turn gets its own."""
-    tips = ChatTips()
+    tips = EpisodeTips()
     send(tips, [SYSTEM, user("a room")], "one")
     sent = send(tips, rewritten, "two")
     assert shown(sent, "two") == [len(rewritten) - 1]
@@ -131,7 +111,7 @@ def test_an_agent_that_rewrites_its_history_starts_anew(rewritten: list[Message]
 
 
 def test_equal_observations_at_different_turns_keep_their_own_tips():
-    tips, first = ChatTips(), [user("a room")]
+    tips, first = EpisodeTips(), [user("a room")]
     send(tips, first, "one")
     second = [*first, assistant("wait"), user("a room")]
     sent = send(tips, second, "two")
@@ -141,22 +121,10 @@ def test_equal_observations_at_different_turns_keep_their_own_tips():
 
 def test_a_list_of_parts_stays_one_and_reads_as_text_would():
     parts = [{"type": "text", "text": "a room"}, {"type": "text", "text": "a door"}]
-    sent = send(ChatTips(), [user(parts)], "one")
+    sent = send(EpisodeTips(), [user(parts)], "one")
     assert sent[0]["content"][1:] == parts
-    plain = send(ChatTips(), [user("a room\na door")], "one")
+    plain = send(EpisodeTips(), [user("a room\na door")], "one")
     assert normal(sent) == normal(plain)
-
-
-def test_tool_results_carry_tips_and_tool_calls_are_left_alone():
-    tips, first = ChatTips(), [SYSTEM, user("find the lamp")]
-    sent = send(tips, first, "one")
-    second = [*first, call("look"), tool("a room"), tool("a lamp")]
-    again = send(tips, second, "two")
-    assert again[:4] == [*sent, *second[2:4]]
-    assert shown(again, "two") == [4]
-    assert again[4]["tool_call_id"] == "1"
-    third = [*second, call("take"), tool("taken")]
-    assert send(tips, third, "three")[:5] == again
 
 
 @pytest.mark.parametrize(
@@ -176,29 +144,8 @@ def test_the_newest_turn(messages: list[Message], turn: int | None):
     assert newest_turn(messages) == turn
 
 
-def test_a_prefill_keeps_the_tips_of_its_turn():
-    tips = ChatTips()
-    sent = send(tips, [user("a room")], "one")
-    assert send(tips, [user("a room"), assistant("I will")]) == [*sent, assistant("I will")]
-
-
-def test_text_that_looks_like_a_block_of_tips_is_only_text():
-    text = render_tips(["one"])
-    tips, first = ChatTips(), [user(f"{text}\n\na room")]
-    sent = send(tips, first, "one")
-    assert text_of(sent[0]["content"]) == f"{text}\n\n{text}\n\na room"
-    second = [*first, assistant(text), user(text)]
-    assert send(tips, second)[1:] == second[1:]
-
-
-def test_no_tips_make_no_block():
-    assert render_tips([]) == ""
-    assert render_tips(["one", "two"]).splitlines()[1:] == ["- one", "- two"]
-    assert with_block(user("a room"), "block") == user("block\n\na room")
-
-
-def send_prompt(tips: PromptTips, prompt: str, *texts: str) -> str:
-    request = tips.request(prompt)
+def send_prompt(tips: EpisodeTips, prompt: str, *texts: str) -> str:
+    request = PromptRequest(tips, prompt)
     if request.takes_tips:
         request.put(block(*texts))
     return request.fields["prompt"]
@@ -209,23 +156,23 @@ def carried(request: TippedRequest) -> list[str]:
 
 
 def test_a_chat_carries_the_tips_that_it_is_sent_with():
-    tips, first = ChatTips(), [SYSTEM, user("a room")]
-    assert carried(tips.request(first)) == []
+    tips, first = EpisodeTips(), [SYSTEM, user("a room")]
+    assert carried(ChatRequest(tips, first)) == []
     send(tips, first, "one", "two")
     second = [*first, assistant("look"), user("a lamp")]
-    request = tips.request(second)
+    request = ChatRequest(tips, second)
     assert carried(request) == ["one", "two"]
     request.put(block("three"))
-    assert carried(request) == carried(tips.request(second)) == ["one", "two", "three"]
+    assert carried(request) == carried(ChatRequest(tips, second)) == ["one", "two", "three"]
     assert sum(block.tokens for block in request.carried) == 30
     # An agent that forgets its first turns, or goes another way from them, has forgotten their tips, too.
-    assert carried(tips.request([SYSTEM, *second[2:]])) == []
-    assert carried(tips.request([*first, assistant("wait"), user("a lamp")])) == ["one", "two"]
+    assert carried(ChatRequest(tips, [SYSTEM, *second[2:]])) == []
+    assert carried(ChatRequest(tips, [*first, assistant("wait"), user("a lamp")])) == ["one", "two"]
 
 
 def test_the_faster_of_two_requests_of_a_turn_decides_on_its_tips():
-    tips, messages = ChatTips(), [user("a room")]
-    fast, slow = tips.request(messages), tips.request(messages)
+    tips, messages = EpisodeTips(), [user("a room")]
+    fast, slow = ChatRequest(tips, messages), ChatRequest(tips, messages)
     assert fast.takes_tips and slow.takes_tips
     fast.put(first := block("one"))
     slow.put(block("two"))
@@ -234,20 +181,20 @@ def test_the_faster_of_two_requests_of_a_turn_decides_on_its_tips():
 
 
 def test_a_prompt_carries_the_tips_of_what_it_extends():
-    tips = PromptTips()
-    assert carried(tips.request("Find it.")) == []
+    tips = EpisodeTips()
+    assert carried(PromptRequest(tips, "Find it.")) == []
     send_prompt(tips, "Find it.", "one")
-    assert carried(tips.request("Find it.")) == ["one"]
+    assert carried(PromptRequest(tips, "Find it.")) == ["one"]
     tips.replied("Find it.", " look")
     send_prompt(tips, "Find it. look\nA lamp.", "two")
     tips.replied("Find it. look\nA lamp.", " take")
-    assert carried(tips.request("Find it. look\nA lamp. take\nTaken.")) == ["one", "two"]
-    assert carried(tips.request("Find it. look\nA cave.")) == ["one"]
-    assert carried(tips.request("A lamp.")) == []
+    assert carried(PromptRequest(tips, "Find it. look\nA lamp. take\nTaken.")) == ["one", "two"]
+    assert carried(PromptRequest(tips, "Find it. look\nA cave.")) == ["one"]
+    assert carried(PromptRequest(tips, "A lamp.")) == []
 
 
 def test_a_prompt_extends_what_was_sent_and_answered():
-    tips = PromptTips()
+    tips = EpisodeTips()
     first = "Task: find the lamp.\nAction:"
     sent = send_prompt(tips, first, "one")
     assert sent.endswith(first)
@@ -260,14 +207,6 @@ def test_a_prompt_extends_what_was_sent_and_answered():
     assert "- two" in again.removeprefix(sent)
     tips.replied(second, " take")
     assert send_prompt(tips, second + " take\nTaken.").startswith(again + " take")
-
-
-def test_a_prompt_that_extends_none_starts_anew():
-    tips = PromptTips()
-    send_prompt(tips, "one prompt", "one")
-    tips.replied("one prompt", " reply")
-    assert send_prompt(tips, "another prompt") == "another prompt"
-    assert "- one" not in send_prompt(tips, "another", "two")
 
 
 _text = st.text(max_size=40) | st.sampled_from(["", "\n", " a lamp\n\n", "x\n", "<|im_start|>user\n", "- a note"])
@@ -285,7 +224,7 @@ _turn = st.tuples(_content, _reply, st.lists(_text, max_size=3))
 @settings(max_examples=40, deadline=None)
 def test_each_prompt_extends_the_one_before_it(style: str, turns: list[Any], system: bool):
     """Token for token, wherever the same chat without tips does: else no row merges and no prefix is cached."""
-    tips, messages = ChatTips(), [SYSTEM] if system else []
+    tips, messages = EpisodeTips(), [SYSTEM] if system else []
     told_before: list[int] = []
     plain_before: list[int] = []
     for content, reply, texts in turns:

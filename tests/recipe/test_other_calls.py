@@ -19,7 +19,6 @@ from empo2.recipe.gateway.stages.untrained import choice_of
 
 from .harness import AGENT_KEY, GatewayUnderTest, running_gateway
 from .model_server import serving
-from .test_dialects import address_of
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -55,7 +54,7 @@ async def test_what_is_not_chosen_passes_untouched(tmp_path: Path, monkeypatch: 
     async with gateway_and_other(tmp_path, "gateway.trained_calls=[{model: pol*}]") as (gateway, other):
         rollout = await gateway.create("memory", "off-policy")
         async with gateway.as_agent() as client:
-            address = address_of(gateway, rollout)
+            address = gateway.address(rollout)
             answer = await client.post(f"{address}/chat/completions", content=JUDGED, headers={"x-mine": "1"})
             assert (answer.status_code, answer.text) == (201, "data: {}\n\ndata: [DONE]\n\n")
             assert answer.headers["content-type"].startswith("text/event-stream")
@@ -93,7 +92,7 @@ async def test_without_another_server_the_policy_answers_them(tmp_path: Path):
         await gateway.client.delete("/api/models")
         assert (await gateway.call(rollout, asked)).status_code == 503
         assert (await gateway.drain())["empo2/untrained_calls"] == 2
-        async with openai.AsyncOpenAI(base_url=address_of(gateway, rollout), api_key=AGENT_KEY) as client:
+        async with openai.AsyncOpenAI(base_url=gateway.address(rollout), api_key=AGENT_KEY) as client:
             with pytest.raises(openai.BadRequestError, match=r"name a server that does with gateway\.other_server"):
                 await client.embeddings.create(model="any", input="x")
 
@@ -102,7 +101,7 @@ async def test_a_server_that_is_down_is_an_error_of_the_call(tmp_path: Path):
     async with running_gateway(tmp_path, "gateway.other_server=http://127.0.0.1:1/v1") as gateway:
         rollout = await gateway.create()
         async with gateway.as_agent() as client:
-            answer = await client.post(f"{address_of(gateway, rollout)}/embeddings", json={"input": "x"})
+            answer = await client.post(f"{gateway.address(rollout)}/embeddings", json={"input": "x"})
         assert (answer.status_code, answer.json()["error"]["message"]) == (
             502,
             "the server of calls that are not trained: ConnectError",

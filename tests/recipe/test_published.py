@@ -12,13 +12,12 @@ from fastapi import FastAPI
 from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.tasks import load_tasks
-from empo2.recipe.retrofit.agent_worker import agent_variables
+from empo2.recipe.retrofit.recorder import agent_variables
 from empo2.recipe.retrofit.scripted_model import answer_choice
 
-from .harness import BLOCK, ROOMS, is_reflection, running_gateway
-from .model_server import MODEL, Body, ModelServer, serving, tokenizer
+from .harness import ROOMS, is_reflection, running_gateway, sent_again_with_tips, trained
+from .model_server import MODEL, Body, ModelServer, serving
 from .published_agents import PUBLISHED, Published, Row, table
-from .test_frameworks import rows
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -59,7 +58,10 @@ def search_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("agent", PUBLISHED, ids=lambda agent: agent.program)
+@pytest.mark.parametrize(
+    "agent",
+    [pytest.param(each, marks=[pytest.mark.rare] * each.has_own_agent, id=each.program) for each in PUBLISHED],
+)
 @pytest.mark.usefixtures("search_engine")
 async def test_a_published_agent(agent: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd):
     """`empo2 init` plays it; what it sent then goes through the gateway with tips, as an off-policy rollout."""
@@ -81,20 +83,16 @@ async def test_a_published_agent(agent: Published, tmp_path: Path, monkeypatch: 
     async with running_gateway(tmp_path, "memory.min_similarity=-1", model=model) as gateway:
         await gateway.store_tips(ROOMS, gateway.tip)
         model.reply = script(agent)
-        rollout = await gateway.create("memory", "off-policy")
-        with_tips = await gateway.play(rollout, [{"max_tokens": 512, **seen.body} for seen in sent])
-        calls = await gateway.events(rollout, "empo2_call")
+        rollout = await sent_again_with_tips(gateway, sent)
         await gateway.finish(rollout, float(reward))
         assert (await gateway.drain())["empo2/reflections_failed"] == 0
-        trained = await rows(gateway, rollout, limit=8192)
-    assert [tokenizer().decode(ids).count(BLOCK) for ids in with_tips] == [1] * len(sent)
-    assert [call["tip_free_prompt_token_ids"] for call in calls] == [seen.prompt_ids for seen in sent]
+        rows, *_ = await trained(gateway, rollout, limit=8192)
     whole = [seen.prompt_ids + seen.reply_ids for seen in sent]
-    assert trained == [ids for ids, after in zip(whole, [*whole[1:], []], strict=True) if after[: len(ids)] != ids]
+    assert rows == [ids for ids, after in zip(whole, [*whole[1:], []], strict=True) if after[: len(ids)] != ids]
 
     findings = re.findall(r"^(ok|note) +(.*)", printed.out, re.MULTILINE)
     assert table()[agent.name] == Row(
-        agent.lines_changed(), len(trained), said(agent, findings), table()[agent.name].trained
+        agent.lines_changed(), len(rows), said(agent, findings), table()[agent.name].trained
     )
 
 

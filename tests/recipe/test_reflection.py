@@ -13,6 +13,8 @@ from empo2.recipe.gateway.episodes.reflector import question, reflection_chats
 from empo2.recipe.gateway.tips.text import clean_tip, refusal, shown_tip, tip_of
 from empo2.recipe.messages import reply_of, spoken
 
+from .harness import assistant, user
+
 Message = dict[str, Any]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "<end of turn>"]
 
@@ -24,14 +26,6 @@ def reflection(*overrides: str) -> Reflection:
 CHAT = reflection("max_words=40")
 ASK = question(CHAT, -3.5, success=False)
 SYSTEM = {"role": "system", "content": "You play a game."}
-
-
-def user(content: Any) -> Message:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: Any, **more: Any) -> Message:
-    return {"role": "assistant", "content": content, **more}
 
 
 def asked(chats: list[list[Message]], replies: list[Message]) -> list[list[Message]]:
@@ -67,11 +61,6 @@ def test_an_agent_that_sends_its_whole_chat_is_asked_at_its_end():
     best, *others = asked([first, second], [assistant("look"), assistant("take")])
     assert best == [*second, assistant("take"), ASK]
     assert [len(chat) for chat in others] == [1, 1]
-
-
-def test_one_call_is_a_whole_chat():
-    best, *_ = asked([[SYSTEM, user("a room")]], [assistant("look")])
-    assert best == [SYSTEM, user("a room"), assistant("look"), ASK]
 
 
 @pytest.mark.parametrize(
@@ -181,21 +170,6 @@ def test_a_stored_tip_is_shown_within_the_limit_whatever_its_length():
     assert time.perf_counter() - started < 1
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            [*SPECIAL, "<|im_", "end|>", "start|>", "</", "s>", "\n", "\t", " ", "go", "\x7f", "<end", "of", "turn>"]
-        )
-    )
-)
-@settings(max_examples=300, deadline=None)
-def test_no_special_token_is_left_and_cleaning_twice_changes_nothing(pieces: list[str]):
-    tip = clean_tip("".join(pieces), SPECIAL)
-    assert not any(token in tip for token in SPECIAL)
-    assert "\n" not in tip
-    assert clean_tip(tip, SPECIAL) == tip
-
-
 @pytest.mark.parametrize(
     ("tokens", "text", "tip"),
     [
@@ -219,29 +193,21 @@ def test_odd_special_tokens(tokens: list[str], text: str, tip: str):
             # the first sentence
             ("Open the door.", "Open the door."),
             ("Open the door. Then go north.", "Open the door."),
-            ("Open the door! Then go north.", "Open the door!"),
             ("Is it locked? Then go north.", "Is it locked?"),
             ("the door was shut. go north.", "the door was shut."),
-            ("Open it!!! Go!!! Now!!!", "Open it!!!"),
-            ("It ended at step 5. Then it stopped.", "It ended at step 5."),
             ("(It was shut.) Go north.", "(It was shut.)"),
             ("open the door then go north", "open the door then go north"),
             ("The door opened\nand showed nothing. Then I left.", "The door opened and showed nothing."),
             ("Open the door\n\nThen go north", "Open the door"),
-            ("Open the door.\r\nGo north.", "Open the door."),
             # no end of a sentence
             ("It took 3.5 minutes at 0.25 of the heat. Go.", "It took 3.5 minutes at 0.25 of the heat."),
             ("Look for food, e.g. An apple, i.e. fruit. Go.", "Look for food, e.g. An apple, i.e. fruit."),
             ("Ask Dr. J. R. Smith, Mr. X etc. about it. Go.", "Ask Dr. J. R. Smith, Mr. X etc. about it."),
             ("The U.S. door shuts at 5 p.m. every day. Go.", "The U.S. door shuts at 5 p.m. every day."),
             ('It said "Stop!" and shut. Go.', 'It said "Stop!" and shut.'),
-            ('It said "Stop." Then it shut.', 'It said "Stop."'),
-            ("Well... it was shut. Go.", "Well... it was shut."),
             ("It was shut... Go.", "It was shut..."),
-            ("Edit main.py, not a.txt. Go.", "Edit main.py, not a.txt."),
             # other languages
             ("先打开门。然后往北走。", "先打开门。"),
-            ("本当に？はい。", "本当に？"),
             ("「開門！」他說。", "開門！"),
             ("दरवाज़ा खोलो। फिर जाओ।", "दरवाज़ा खोलो।"),
             ("هل الباب مغلق؟ نعم.", "هل الباب مغلق؟"),
@@ -249,51 +215,39 @@ def test_odd_special_tokens(tokens: list[str], text: str, tip: str):
             ("เปิดประตูก่อนแล้วเดินไปทางเหนือ", "เปิดประตูก่อนแล้วเดินไปทางเหนือ"),
             # preambles
             ("Sure! Open the door.", "Open the door."),
-            ("Sure, here is the note: open the door.", "open the door."),
             ("Sure!\n\nHere's a note for the next player of this task:\n\n- Open the door.", "Open the door."),
             ("Okay. Certainly! Below is the note.\n\nOpen the door.", "Open the door."),
             ("I'd be happy to help! Here is one sentence: Open the door.", "Open the door."),
             ("I can help with that. Open the door.", "Open the door."),
             ("Here is what I would do:\nOpen the door.", "Open the door."),
-            ("!!! Open the door.", "Open the door."),
-            ("!!!\n\nOpen the door.", "Open the door."),
             ("<think>\nHm. It was shut.\n</think>\n\nOpen the door.", "Open the door."),
             ("Hm. It was shut.\n</think>Open the door.", "Open the door."),
             # labels
             ("Tip: Open the door.", "Open the door."),
-            ("NOTE: open the door.", "open the door."),
             ("**Note:** Open the door.", "Open the door."),
-            ("__Note__: Open the door.", "Open the door."),
             ("Tip #1: Tip: Open the door.", "Open the door."),
             ("One-sentence note - open the door.", "open the door."),
-            ("Note for the next player: open the door.", "open the door."),
             ("My note for the next player would be: open the door.", "open the door."),
             ("## Summary\n\nOpen the door.", "Open the door."),
             ("<|im_start|>assistant\nOpen the door.<|im_end|>", "Open the door."),
             # what only looks like one
             ("Sure enough the door was shut.", "Sure enough the door was shut."),
-            ("Greatness waits behind the door.", "Greatness waits behind the door."),
             ("Here is the key to the door.", "Here is the key to the door."),
             ("Note that the door is shut.", "Note that the door is shut."),
             ("Tip the bucket over. Go.", "Tip the bucket over."),
-            ("tip", "tip"),
             ("Try this: open the door.", "Try this: open the door."),
             # lists
             ("1. Open the door.\n2. Go north.", "Open the door."),
             ("- open the door\n- go north", "open the door"),
-            ("* open the door\n* go north", "open the door"),
             ("(1) open the door", "open the door"),
             ("To win:\n- open the door\n- go north", "To win: - open the door"),
             ("Steps: 1. Open the door. 2. Go north.", "Steps: 1. Open the door."),
             ("-5 degrees is cold.", "-5 degrees is cold."),
-            ("- 3 is the key.", "3 is the key."),
             # quotes and emphasis
             ('"Open the door."', "Open the door."),
             ('"Open the door".', "Open the door."),
-            ('"Open the door. Then go."', "Open the door."),
             ('Note: "Open the door. Then go."', "Open the door."),
             ('"Note: open the door."', "open the door."),
-            ("“Open the door.”", "Open the door."),
             ("'Don't open the door.'", "Don't open the door."),
             ('"Open" was refused.', '"Open" was refused.'),
             ('"Open" and "shut"', '"Open" and "shut"'),
@@ -302,24 +256,17 @@ def test_odd_special_tokens(tokens: list[str], text: str, tip: str):
             ("```python\nprint(1)\n```", "print(1)"),
             # what a weak model says
             ('{"note": "Open the door. Go."}', '{"note": "Open the door.'),
-            ('{"action": 3, "ok": true}', '{"action": 3, "ok": true}'),
             ("def act(x): return x + 1", "def act(x): return x + 1"),
-            ("42", "42"),
-            ("3. ", "3."),
             ("1 2 3 4", "1 2 3 4"),
             ("Action: 3\nObservation: You", "Action: 3 Observation: You"),
-            ("🎉 Open the door. 🎉", "🎉 Open the door."),
             ("Open<|im_end|>\n<|im_start|>user\nthe door", "Open"),
             ("go\x00\x1b[31m north\u202e.", "go [31m north ."),
             # nothing
             ("", ""),
             (" \n\t", ""),
-            ("...", ""),
             ("?! ** --", ""),
-            ("🎉🎉🎉", ""),
             ("Sure!", ""),
             ("Here is the note:", ""),
-            ("<|im_end|></s><|im_end|>", ""),
             ("<think>It was shut. I shall", ""),
         ]
     ],
@@ -365,28 +312,7 @@ PIECES = [
     *SPECIAL,
     *["<|im_", "end|>", "<end", "of", "turn>", "\n", "\n\n", "\t", " ", "\x7f", "\u2028", "\u200b"],
     *["Sure!", "Note:", "tip", "Here is the note:", "Here is", "- ", "1. ", "e.g.", "Dr.", "3.5", "go", "Then", "雪"],
-    *[
-        "**",
-        "*",
-        "_",
-        "`",
-        '"',
-        "'",
-        "“",
-        "”",
-        "「",
-        "」",
-        ".",
-        "!",
-        "。",
-        "...",
-        ":",
-        ",",
-        "(",
-        ")",
-        "<think>",
-        "</think>",
-    ],
+    *["**", "...", "<think>", "</think>", *"*_`\"'“”「」.!。:,()"],
 ]
 
 
@@ -411,21 +337,16 @@ QUESTION = ASK["content"]
     "tip",
     [
         "Open the door.",
-        "Open",
         "7",
-        "Look, look.",
-        "No, no, no.",
         "Look left, look right, look left, look right.",
         "Open the door, then open the door again.",
         "The player tried the kitchen and the hallway, found no animal in the kitchen or the hallway, and was far from "
         "completing the task.",
-        "It was far from completing the task.",
         "The task was not completed because the stove was never turned on.",
         "The next player of this task should write down what was tried in the kitchen.",
         "先打开厨房的门，然后往北走到走廊，在那里可以找到钥匙，最后再回到厨房把炉子打开，不要忘记关门。",
         "厨房里没有动物走廊里也没有动物所以应该先去外面看看那里有一只鸟可以完成任务",
         "เปิดประตูห้องครัวก่อนแล้วเดินไปทางเหนือเพื่อหากุญแจที่อยู่บนโต๊ะในห้องนั่งเล่น",
-        "Donaudampfschifffahrtsgesellschaftskapitän",
         '{"note": "Open the door."}',
         "1 2 3 4 5 6 7 8",
     ],
@@ -446,7 +367,7 @@ def test_a_long_ordinary_sentence_is_not_refused():
     assert refusal(tip, [QUESTION]) is None
 
 
-@pytest.mark.parametrize("tip", ["", " ", "...", "?! **", "🎉🎉", "_ _", "。", "()[]{}"])
+@pytest.mark.parametrize("tip", ["", "?! **", "🎉🎉", "_ _", "。"])
 def test_a_tip_without_a_letter_or_a_digit_is_empty(tip: str):
     assert refusal(tip, [QUESTION]) == "empty"
 
@@ -455,17 +376,11 @@ def test_a_tip_without_a_letter_or_a_digit_is_empty(tip: str):
     "tip",
     [
         "no no no no",
-        "Go, go, GO! Go...",
-        "1 1 1 1 1 1",
-        "0 1 0 1 0 1 0 1",
         "open the door open the door open the door",
         "The player opened the door and the door and the door and the door and the door",
-        "go north and then go south and then go north and then go south and then go north and then go south",
         "x" * 21 + "x" * 339,
         "ha" * 100,
-        "打开门" * 20,
         "看，看，看，看，看",
-        "\\n\\n\\n\\n\\n",
     ],
 )
 def test_a_tip_that_goes_round_in_circles_is_refused(tip: str):
@@ -477,11 +392,9 @@ def test_a_tip_that_goes_round_in_circles_is_refused(tip: str):
     [
         QUESTION,
         "Write one note for the next player of this task: what was tried.",
-        "One sentence, at most 40 words, no preamble.",
         "what was tried, what it showed, and how far it was from completing the task",
         "THE EPISODE IS OVER; THE TASK WAS NOT COMPLETED!",
         "It says what was tried, what it showed, and how far it was from the door.",
-        "The next player.",
         "You play a game of many rooms.",
     ],
 )
@@ -499,24 +412,7 @@ def test_more_than_half_of_the_runs_of_four_words_make_a_copy():
 
 
 @pytest.mark.parametrize(
-    "unit",
-    [
-        "x",
-        "x ",
-        ".",
-        ".)",
-        '"',
-        "* ",
-        "*a ",
-        "\n-",
-        "Sure! ",
-        "Note: ",
-        "<end of ",
-        "<|im_end|>",
-        "e.g. ",
-        "'a ",
-        "here is ",
-    ],
+    "unit", ["x", "x ", ".)", '"', "*a ", "\n-", "Sure! ", "Note: ", "<|im_end|>", "e.g. ", "here is "]
 )
 def test_long_replies_take_linear_time(unit: str):
     """Quadratic, each of them would run for minutes."""
@@ -530,13 +426,8 @@ def test_long_replies_take_linear_time(unit: str):
     "body",
     [
         {},
-        {"choices": None},
         {"choices": []},
-        {"choices": {}},
-        {"choices": "text"},
-        {"choices": [None]},
         {"choices": ["text"]},
-        {"choices": [{}]},
         {"choices": [{"message": "text"}]},
         {"choices": [{"message": None, "text": None}]},
         {"error": {"message": "no"}},

@@ -1,12 +1,7 @@
 """An evaluation of a checkpoint plays what the validation of its step played: the same rollouts, the same requests."""
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +13,6 @@ from empo2.recipe.cli.panel_options import PanelOptions
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.evaluation.episode_results import Result
 from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, Player, planned_episodes
-from empo2.recipe.launcher.commands import KEY as KEY_VARIABLE
-from empo2.recipe.launcher.commands import controller_command
 from empo2.recipe.launcher.run_directory import write_settings
 from empo2.recipe.protocol import RolloutTag, scope_of
 from empo2.recipe.run_folder import CHECKPOINTS, MEMORY_FILE, checkpoint_folder, mark_complete
@@ -27,7 +20,7 @@ from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.verl_config import build_verl_config
 
-from .harness import AGENT_KEY, KEY, PATIENT, ROOMS, GatewayUnderTest, is_reflection, running_gateway
+from .harness import KEY, PATIENT, ROOMS, GatewayUnderTest, controller, is_reflection, running_gateway
 from .model_server import MODEL
 
 HERE = Path(__file__).parent
@@ -57,19 +50,6 @@ def created(payload: list[dict[str, Any]]) -> list[str]:
         tag = RolloutTag.read(rollout.metadata)
         found.append(rollout.model_dump(exclude={"metadata"}) | {"tag": tag and tag.model_dump()})
     return sorted(json.dumps(each, sort_keys=True, default=str) for each in found)
-
-
-@contextlib.contextmanager
-def controller(settings: Settings, url: str, folder: Path) -> Iterator[None]:
-    environment = {**os.environ, "PYTHONPATH": str(HERE), KEY_VARIABLE: AGENT_KEY}
-    with (folder / "controller.log").open("wb") as log:
-        command = controller_command(settings, url)
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
 
 
 def validate(settings: Settings, url: str, folder: Path) -> tuple[list[str], dict[tuple[int, bool], float]]:

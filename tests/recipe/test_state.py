@@ -12,6 +12,8 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway.tips.state import StateReader
 
+from .harness import assistant, user
+
 DEFAULT = StateReader(load_settings().memory)
 chat_state, prompt_state = DEFAULT.of_chat, DEFAULT.of_prompt
 SYSTEM = {"role": "system", "content": "You play a game."}
@@ -42,14 +44,6 @@ DIFFERENT = {
         " [SEP] citrus [SEP] unscented [SEP] Quilunet Hand Made Shampoo Bar, Beeswax [SEP] Price: $41.55 [SEP] Buy Now",
     ),
 }
-
-
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": content}
 
 
 def episode(*observations: str) -> list[dict[str, Any]]:

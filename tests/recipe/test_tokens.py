@@ -14,7 +14,7 @@ from empo2.recipe.launcher.serving import vllm_command, vllm_server
 from empo2.recipe.protocol import PROMPT_IDS
 from empo2.recipe.trainer.verl_config import build_verl_config, take_prompt_ids
 
-from .harness import BLOCK, GatewayUnderTest, prompt_ids, running_gateway
+from .harness import BLOCK, GatewayUnderTest, assistant, running_gateway, user
 from .model_server import MODEL, Body, tokenizer
 
 END = tokenizer().convert_tokens_to_ids("<|im_end|>")
@@ -32,14 +32,6 @@ def letters(text: str) -> list[int]:
     found = tokenizer().convert_tokens_to_ids([letter.replace(" ", "Ġ") for letter in text])
     assert found != ids(text) and tokenizer().decode(found) == text
     return found
-
-
-def user(text: str) -> Body:
-    return {"role": "user", "content": text}
-
-
-def said(text: str) -> Body:
-    return {"role": "assistant", "content": text}
 
 
 def turn(text: str, role: str = "user") -> str:
@@ -68,7 +60,7 @@ async def play(
 
 def growing(*texts: str) -> list[list[Body]]:
     """The chats of an agent that sends everything: user, reply, user, ..."""
-    messages = [SYSTEM, *(said(text) if number % 2 else user(text) for number, text in enumerate(texts))]
+    messages = [SYSTEM, *(assistant(text) if number % 2 else user(text) for number, text in enumerate(texts))]
     return [messages[: 2 + number] for number in range(0, len(texts), 2)]
 
 
@@ -129,7 +121,7 @@ async def test_a_tool_call_stays_as_it_was_written(gateway: GatewayUnderTest):
 async def test_replies_to_the_same_chat_are_told_apart(gateway: GatewayUnderTest):
     north, south = {"content": "north", "sampled": [*letters("north"), END]}, "south"
     begin = [SYSTEM, user("a room")]
-    chats = [begin, begin, [*begin, said("south"), user("a hall")], [*begin, said("north"), user("a hall")]]
+    chats = [begin, begin, [*begin, assistant("south"), user("a hall")], [*begin, assistant("north"), user("a hall")]]
     sent = await play(gateway, [north, south, "a", "b"], chats)
     assert sent[-2:] == [
         [*FIRST, *ids("south"), END, *ids(turn("a hall"))],
@@ -212,7 +204,7 @@ async def test_a_server_that_cannot_render_or_take_ids_costs_nothing_but_the_row
 
 async def test_images_stay_with_the_server(gateway: GatewayUnderTest):
     picture = {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url", "text": "IMAGE"}]}
-    chats = [CHATS[0], [*CHATS[0], said("go north"), picture]]
+    chats = [CHATS[0], [*CHATS[0], assistant("go north"), picture]]
     await play(gateway, REPLIES, chats)
     assert (await gateway.drain())["empo2/text_calls/images"] == 1
 
@@ -233,13 +225,6 @@ def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
     options.middleware = "my.own"
     take_prompt_ids(config)
     assert options.middleware == "my.own"
-
-
-async def test_prompts_of_an_event_are_those_of_the_model_request(gateway: GatewayUnderTest):
-    rollout = await gateway.create("no-memory")
-    await play(gateway, REPLIES, CHATS, rollout)
-    recorded = [event["prompt_token_ids"] for event in await gateway.events(rollout, "empo2_call")]
-    assert recorded == [prompt_ids(event) for event in await gateway.events(rollout, "model_request")]
 
 
 @dataclass

@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 
 from empo2.recipe.controller.__main__ import start_agents_with
 from empo2.recipe.controller.warm_agents import WarmAgent, start_agent, start_fork_server
-from empo2.recipe.retrofit.agent_worker import worker_command
 
 from ..processes import mark, until
+from .harness import worker_command
 
 __all__ = ["mark"]
 

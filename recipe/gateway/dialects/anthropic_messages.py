@@ -16,7 +16,7 @@ from empo2.recipe.gateway.dialects.dialect import (
     problem_in,
     reasoning_of,
 )
-from empo2.recipe.messages import Message
+from empo2.recipe.messages import Message, arguments_of
 
 # Fields of Anthropic's own that say nothing about the reply of a model that is not Anthropic's, or are translated. All
 # others (temperature, top_p, top_k, and vLLM's own) mean the same in a chat completion.
@@ -231,7 +231,7 @@ def _reply(completion: Body) -> Body:
             "type": "tool_use",
             "id": call["id"],
             "name": call["function"]["name"],
-            "input": _arguments(call["function"]["arguments"]),
+            "input": _input(call["function"]),
         }
         for call in calls
     ]
@@ -256,12 +256,9 @@ def _reply(completion: Body) -> Body:
     }
 
 
-def _arguments(text: Any) -> Body:
+def _input(function: Body) -> Body:
     """Return a tool call's arguments; those that are no object become one, for the tool to refuse."""
-    try:
-        value = json.loads(text)
-    except (TypeError, ValueError):
-        value = text
+    value = arguments_of(function)
     return value if isinstance(value, dict) else {"arguments": value}
 
 

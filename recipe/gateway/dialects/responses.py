@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -19,33 +19,6 @@ from empo2.recipe.gateway.dialects.dialect import (
 )
 from empo2.recipe.messages import Message
 
-# Fields of /responses' own: translated, repeated in the answer, or without meaning for a model that is not OpenAI's.
-# All others (temperature, top_p, and vLLM's own) mean the same in a chat completion.
-_OWN = (
-    "input",
-    "instructions",
-    "previous_response_id",
-    "store",
-    "stream",
-    "stream_options",
-    "max_output_tokens",
-    "max_tool_calls",
-    "tools",
-    "tool_choice",
-    "text",
-    "reasoning",
-    "include",
-    "metadata",
-    "truncation",
-    "service_tier",
-    "top_logprobs",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "background",
-    "conversation",
-    "prompt",
-)
 _MOST_RESPONSES = 10_000  # kept of a rollout; only agents that have none (empo2 serve) come to as many
 _NEED_OPENAI = ("background", "conversation", "prompt")
 # Repeated in the answer, with the value of a request that does not have them.
@@ -66,51 +39,36 @@ _ECHOED = {
     "truncation": "disabled",
     "user": None,
 }
+_SHARED = (
+    "parallel_tool_calls",
+    "temperature",
+    "top_p",
+    "user",
+)  # mean the same in a chat completion
+# Translated, or without meaning for a model that is not OpenAI's.
+_OWN = {
+    *_ECHOED,
+    *_NEED_OPENAI,
+    "include",
+    "input",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "stream",
+    "stream_options",
+    "top_logprobs",
+}.difference(_SHARED)
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _EFFORTS = ("none", "low", "medium", "high")  # vLLM 0.20 refuses others
-
-
-@dataclass
-class Conversation:
-    """What a rollout's later requests can refer to.
-
-    Attributes:
-        responses: by id, the response before it and the items that it added: the request's and its own.
-        items: the responses' own items, by id.
-    """
-
-    responses: dict[str, tuple[str | None, list[Body]]] = field(default_factory=dict)
-    items: dict[str, Body] = field(default_factory=dict)
-
-    def upto(self, response_id: str | None) -> list[Body]:
-        """Return all items of a response and of those before it, oldest first; none for None.
-
-        Raises:
-            ValueError: there is no such response in this rollout, or it is too old.
-        """
-        added: list[list[Body]] = []
-        while response_id is not None:
-            if response_id not in self.responses:
-                raise ValueError(f"previous_response_id={response_id!r}: no response of this rollout that was stored")
-            response_id, items = self.responses[response_id]
-            added.append(items)
-        return [item for items in reversed(added) for item in items]
-
-    def add(self, response: Body, items: list[Body]) -> None:
-        """Store a response and the items of its request."""
-        self.responses[response["id"]] = (response["previous_response_id"], [*items, *response["output"]])
-        self.items |= {item["id"]: item for item in response["output"]}
-        if len(self.responses) > _MOST_RESPONSES:
-            _, dropped = self.responses.pop(next(iter(self.responses)))
-            for item in dropped:
-                self.items.pop(item.get("id", ""), None)
 
 
 class ResponsesCall:
     """A call of ``/responses``; see `Dialect`.
 
     Args:
-        conversation: of the rollout. The answer is added to it, unless the request says ``store=false``.
+        stored: of the rollout: by the id of each response, all items up to and with it. The answer is added to them,
+            unless the request says ``store=false``.
 
     Raises:
         ValueError: the request asks for what no chat completion has, or names a response that is not stored.
@@ -119,17 +77,20 @@ class ResponsesCall:
     path = "chat/completions"
     refusal = staticmethod(as_openai_says)
 
-    def __init__(self, body: Body, conversation: Conversation) -> None:
+    def __init__(self, body: Body, stored: dict[str, list[Body]]) -> None:
         for name in _NEED_OPENAI:
             if body.get(name):
                 raise ValueError(f"{name}: needs OpenAI's own servers; leave it out")
         self._request = body
-        self._conversation = conversation
-        self._items = [_resolved(item, conversation) for item in _items(body.get("input"))]
-        previous = conversation.upto(body.get("previous_response_id"))
+        self._stored = stored
+        previous = body.get("previous_response_id")
+        if previous is not None and previous not in stored:
+            raise ValueError(f"previous_response_id={previous!r}: no response of this rollout that was stored")
+        earlier = [] if previous is None else stored[previous]
+        self._items = [*earlier, *(_resolved(item, stored) for item in _items(body.get("input")))]
         self.body = {name: value for name, value in body.items() if name not in _OWN and value is not None}
         system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
-        self.body["messages"] = [*system, *_chat([*previous, *self._items])]
+        self.body["messages"] = [*system, *_chat(self._items)]
         if body.get("max_output_tokens"):
             self.body["max_completion_tokens"] = body["max_output_tokens"]
         if body.get("tools"):
@@ -144,7 +105,9 @@ class ResponsesCall:
     def answer(self, completion: Body) -> Response:
         response = self._response(completion)
         if self._request.get("store") is not False:
-            self._conversation.add(response, self._items)
+            self._stored[response["id"]] = [*self._items, *response["output"]]
+            if len(self._stored) > _MOST_RESPONSES:
+                del self._stored[next(iter(self._stored))]
         return event_stream(_events(response)) if self._request.get("stream") else JSONResponse(response)
 
     def _response(self, completion: Body) -> Body:
@@ -183,12 +146,13 @@ def _items(given: Any) -> list[Body]:
     raise ValueError("input: must be a string or a list of items")
 
 
-def _resolved(item: Body, conversation: Conversation) -> Body:
+def _resolved(item: Body, stored: dict[str, list[Body]]) -> Body:
     if item.get("type") != "item_reference":
         return item
-    if item.get("id") not in conversation.items:
-        raise ValueError(f"input: item_reference {item.get('id')!r}: no item of this rollout that was stored")
-    return conversation.items[item["id"]]
+    for each in chain.from_iterable(stored.values()):
+        if each.get("id") == item.get("id") is not None:
+            return each
+    raise ValueError(f"input: item_reference {item.get('id')!r}: no item of this rollout that was stored")
 
 
 def _chat(items: Sequence[Body]) -> list[Message]:

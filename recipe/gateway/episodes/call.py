@@ -5,6 +5,7 @@ A failure here is counted and costs the call its tips; the agent's call itself g
 
 import asyncio
 import time
+from functools import cache
 
 import structlog
 
@@ -92,7 +93,7 @@ class ModelCall:
         if reply is None:
             return
         if isinstance(self._found.request, PromptRequest):
-            episode.prompt_tips.replied(body["prompt"], spoken(reply))
+            episode.tips.replied(body["prompt"], spoken(reply))
         if prompt_ids := prompt_ids_of(response):
             self._tokens.answered(response, prompt_ids)
             if self._tip_free is not None:
@@ -178,11 +179,14 @@ def count_sampling(services: Services, body: Body) -> None:
     counts = services.metrics.counts
     if options := sampling.overridden(body):
         counts["sampling_overridden"] += 1
-        for option in services.first_seen(options):
-            log.warning(f"{option} of the agent is left out of training calls")
+        for option in options:
+            _warn_once(f"{option} of the agent is left out of training calls")
     if options := sampling.constraints(body):
         counts["constrained_calls"] += 1
-        for option in services.first_seen(options):
-            log.warning(
-                f"{option} of the agent constrains training calls: the policy is trained as if its replies were free"
-            )
+        for option in options:
+            _warn_once(f"{option} of the agent constrains training: the policy learns as if its replies were free")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning(text)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.tips.injection import ChatTips, PromptTips
+from empo2.recipe.gateway.tips.injection import EpisodeTips
 from empo2.recipe.gateway.tokens.replies import Replies
 from empo2.recipe.messages import Message
 from empo2.recipe.protocol import RolloutTag
@@ -54,8 +54,7 @@ class Episode:
     attempt_id: str
     tag: RolloutTag
     replies: Replies = field(default_factory=Replies)
-    chat_tips: ChatTips = field(default_factory=ChatTips)
-    prompt_tips: PromptTips = field(default_factory=PromptTips)
+    tips: EpisodeTips = field(default_factory=EpisodeTips)
     turns: list[Turn] = field(default_factory=list)
     pending: set[asyncio.Task[None]] = field(default_factory=set)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -4,8 +4,6 @@ They all belong to one rollout, which stays open and keeps no events, since nobo
 episode of its own, so that tips are shown as in validation.
 """
 
-import hashlib
-import json
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
@@ -15,6 +13,7 @@ from starlette.responses import Response
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.request import Next, Request
+from empo2.recipe.messages import digest
 from empo2.recipe.protocol import RolloutTag
 
 SERVED = "served"  # the rollout's id
@@ -67,4 +66,4 @@ def _opening(body: dict[str, Any]) -> bytes:
     if isinstance(messages, list):
         replies = (index for index, message in enumerate(messages) if message.get("role") == "assistant")
         opening = messages[: next(replies, len(messages))]
-    return hashlib.blake2b(json.dumps(opening, sort_keys=True).encode(), digest_size=16).digest()
+    return digest(opening)

@@ -2,18 +2,22 @@
 
 from collections.abc import Callable
 
-from starlette.responses import Response
+import httpx
+from starlette.responses import JSONResponse, Response
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.dialect import Body, Dialect
-from empo2.recipe.gateway.dialects.responses import Conversation, ResponsesCall
+from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
 from empo2.recipe.gateway.stages.form import check_call
+from empo2.recipe.gateway.tokens.rendering import rendered
 
+_COUNT = "messages/count_tokens"  # of Anthropic's
 _REFUSALS: dict[str, Callable[[int, bytes], Response]] = {
     "messages": AnthropicCall.refusal,
+    _COUNT: AnthropicCall.refusal,
     "responses": ResponsesCall.refusal,
 }
 
@@ -24,11 +28,13 @@ class Dialects:
     Args:
         max_bytes: most bytes of a translated request, which may be larger than the agent's: a response that continues
             another one has its whole chat.
+        servers: count the tokens of a prompt.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, servers: upstream.ModelServers) -> None:
+        self._servers = servers
         self._max_bytes = max_bytes
-        self._held: dict[str, tuple[Conversation, dict[str, Body]]] = {}  # by rollout: responses, Anthropic's threads
+        self._held: dict[str, tuple[dict[str, list[Body]], dict[str, Body]]] = {}  # by rollout: responses, threads
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         streamed = request.is_completion and request.body.get("stream")
@@ -46,21 +52,41 @@ class Dialects:
         if len(translated.content or b"") > self._max_bytes:
             problem = f"the chat has more than gateway.max_request={self._max_bytes / 2**20:.3g} MiB"
             return _refused(request.api, 413, problem)
+        if request.api == _COUNT:
+            return await self._count(request.rollout_id, dialect.body)
         return _answer(dialect, await forward(translated))
+
+    async def _count(self, rollout_id: str, body: Body) -> Response:
+        """Return how long the policy's prompt would be, without tips; the call leaves no trace."""
+        if not upstream.exists(rollout_id):
+            return _refused(_COUNT, 404, f"Rollout not found: {rollout_id}")
+        try:
+            ids = await rendered(self._servers, rollout_id, body)
+        except upstream.NoServersError as error:
+            return _refused(_COUNT, 503, str(error))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == 400:
+                return AnthropicCall.refusal(400, error.response.content)
+            return _refused(_COUNT, 502, f"the model server answers {error.response.status_code} to /tokenize")
+        except httpx.HTTPError as error:
+            return _refused(_COUNT, 502, f"the model server does not answer: {type(error).__name__}")
+        return JSONResponse({"input_tokens": len(ids)})
 
     def _dialect(self, request: Request) -> Dialect:
         match request.api:
             case "messages":
                 return AnthropicCall(request.body, self._held_of(request.rollout_id)[1])
+            case "messages/count_tokens":
+                return AnthropicCall(request.body, {})  # a thread is not known here
             case "responses":
                 return ResponsesCall(request.body, self._held_of(request.rollout_id)[0])
             case _:
                 return StreamedCompletion(request.api, request.body)
 
-    def _held_of(self, rollout_id: str) -> tuple[Conversation, dict[str, Body]]:
+    def _held_of(self, rollout_id: str) -> tuple[dict[str, list[Body]], dict[str, Body]]:
         if rollout_id not in self._held:
             self._held = {name: held for name, held in self._held.items() if upstream.exists(name)}
-        return self._held.setdefault(rollout_id, (Conversation(), {}))
+        return self._held.setdefault(rollout_id, ({}, {}))
 
 
 def _answer(dialect: Dialect, answer: Response) -> Response:

@@ -1,6 +1,5 @@
 """Read each request's body once, and refuse one that is too large, is not JSON, or holds no chat."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +34,6 @@ class Form:
             body = parse(content) if content or request.is_call else None
             if request.is_call:
                 check_call(body, chat=request.api == "chat/completions")
-            elif request.kind == "attempt events":
-                _check_event(body)
         except ValueError as error:
             return refusal(400, str(error), call=request.is_call)
         return await forward(replace(request, content=content, body=body))
@@ -85,16 +82,3 @@ def check_call(body: Any, *, chat: bool) -> None:
 
 def _is_part(part: Any) -> bool:
     return isinstance(part, dict) and isinstance(part.get("text"), str | None)
-
-
-def _check_event(event: Any) -> None:
-    """Raise ValueError for a reward that no double can hold: it would stop the trainer that reads it."""
-    data = event.get("data") if isinstance(event, dict) else None
-    value = data.get("value") if isinstance(data, dict) else None
-    if isinstance(value, int | float):
-        try:
-            finite = math.isfinite(value)
-        except OverflowError:
-            finite = False
-        if not finite:
-            raise ValueError("data.value: must be a number that a double can hold")

@@ -18,13 +18,13 @@ class RolloutEnds:
     async def __call__(self, request: Request, forward: Next) -> Response:
         answer = await forward(request)
         if request.kind == "rollout":
-            rollout_id = request.rollout_id
-            if request.method == "PATCH" and answer.status_code == 200 and upstream.has_ended(rollout_id):
+            rollout_id, state = request.rollout_id, upstream.state_of(request.rollout_id)
+            if request.method == "PATCH" and answer.status_code == 200 and state in upstream.TERMINAL_STATES:
                 # Before the answer leaves: the trainer may read and delete the rollout a moment later.
                 episode = self._episodes.conclude(rollout_id)
                 if episode is not None:
-                    rewards = upstream.rewards_of(rollout_id)
-                    self._reflector.finished(episode, succeeded=upstream.has_succeeded(rollout_id), rewards=rewards)
-            elif request.method == "DELETE" and not upstream.exists(rollout_id):
+                    succeeded = state == upstream.RolloutState.SUCCEEDED
+                    self._reflector.finished(episode, succeeded=succeeded, rewards=upstream.rewards_of(rollout_id))
+            elif request.method == "DELETE" and state is None:
                 self._episodes.forget(rollout_id)
         return answer

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from empo2.memory import Tip
 from empo2.recipe.messages import Message, newest_turn
@@ -30,53 +30,42 @@ class Block:
     tokens: int = 0
 
 
-class TippedRequest(Protocol):
-    """An agent's request and the tips in it."""
+@dataclass(frozen=True)
+class SentPrompt:
+    """A ``completions`` prompt as it was sent, and the blocks of tips in it."""
 
-    @property
-    def takes_tips(self) -> bool:
-        """Return False if there is no turn to put tips into, or if it was sent before: a retry gets the same prompt."""
-        ...
-
-    @property
-    def carried(self) -> list[Block]:
-        """Return the blocks that this request is sent with, oldest turn first, without empty ones."""
-        ...
-
-    @property
-    def newest(self) -> Block:
-        """Return the block of the newest turn; an empty block if it has no tips."""
-        ...
-
-    def put(self, block: Block) -> None:
-        """Put tips into the newest turn, unless another request of the same turn has done so already."""
-        ...
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of the request's body that hold the tips."""
-        ...
+    text: str
+    blocks: tuple[Block, ...] = ()
 
 
 @dataclass
-class ChatTips:
-    """The tips sent with each turn of one episode's chat.
+class EpisodeTips:
+    """The tips that the requests of one episode were sent with.
 
     A turn is identified by all of the agent's messages up to it. If an agent rewrites its history, its turns count as
     new: they are still trained correctly, but may not merge into one row.
+
+    Attributes:
+        chat: the block of each turn.
+        sent: by the agent's prompt.
+        answered: by the agent's prompt and the reply to it, which a new prompt may extend; as sent, with the reply.
     """
 
-    blocks: dict[bytes, Block] = field(default_factory=dict)
+    chat: dict[bytes, Block] = field(default_factory=dict)
+    sent: dict[str, SentPrompt] = field(default_factory=dict)
+    answered: dict[str, SentPrompt] = field(default_factory=dict)
 
-    def request(self, messages: Sequence[Message]) -> "ChatRequest":
-        return ChatRequest(self.blocks, messages)
+    def replied(self, prompt: str, reply: str) -> None:
+        """Remember the model's reply to a prompt that was sent."""
+        sent = self.sent[prompt]
+        self.answered[prompt + reply] = SentPrompt(sent.text + reply, sent.blocks)
 
 
 class ChatRequest:
-    """A chat as an agent sends it; see `TippedRequest`."""
+    """A chat as an agent sends it, and the tips in it."""
 
-    def __init__(self, blocks: dict[bytes, Block], messages: Sequence[Message]) -> None:
-        self._blocks = blocks
+    def __init__(self, tips: EpisodeTips, messages: Sequence[Message]) -> None:
+        self._blocks = tips.chat
         self._messages = messages
         self._digests = _digests(messages)
         turn = newest_turn(messages)
@@ -84,22 +73,27 @@ class ChatRequest:
 
     @property
     def takes_tips(self) -> bool:
+        """Return False if there is no turn to put tips into, or if it was sent before: a retry gets the same prompt."""
         return self._newest is not None and self._newest not in self._blocks
 
     @property
     def carried(self) -> list[Block]:
+        """Return the blocks that this request is sent with, oldest turn first, without empty ones."""
         return [block for digest in self._digests if (block := self._blocks.get(digest)) and block.text]
 
     @property
     def newest(self) -> Block:
+        """Return the block of the newest turn; an empty block if it has no tips."""
         return Block() if self._newest is None else self._blocks.get(self._newest, Block())
 
     def put(self, block: Block) -> None:
+        """Put tips into the newest turn, unless another request of the same turn has done so already."""
         assert self._newest is not None
         self._blocks.setdefault(self._newest, block)
 
     @property
     def fields(self) -> dict[str, Any]:
+        """Return the fields of the request's body that hold the tips."""
         messages = [
             with_block(message, block.text) if (block := self._blocks.get(digest)) and block.text else message
             for message, digest in zip(self._messages, self._digests, strict=True)
@@ -124,35 +118,14 @@ def _digests(messages: Sequence[Message]) -> list[bytes]:
     return digests
 
 
-@dataclass(frozen=True)
-class _SentPrompt:
-    text: str
-    blocks: tuple[Block, ...] = ()
-
-
-@dataclass
-class PromptTips:
-    """The tips sent with each ``completions`` prompt, where a new prompt extends an earlier prompt and its reply."""
-
-    sent: dict[str, _SentPrompt] = field(default_factory=dict)  # the agent's prompt -> as it was sent
-    answered: dict[str, _SentPrompt] = field(default_factory=dict)  # the agent's prompt + reply -> as sent, with reply
-
-    def request(self, prompt: str) -> "PromptRequest":
-        return PromptRequest(self, prompt)
-
-    def replied(self, prompt: str, reply: str) -> None:
-        """Remember the model's reply to a prompt that was sent."""
-        sent = self.sent[prompt]
-        self.answered[prompt + reply] = _SentPrompt(sent.text + reply, sent.blocks)
-
-
 class PromptRequest:
-    """A prompt as an agent sends it; see `TippedRequest`."""
+    """A ``completions`` prompt as an agent sends it, and the tips in it; the methods are those of `ChatRequest`."""
 
-    def __init__(self, tips: PromptTips, prompt: str) -> None:
+    def __init__(self, tips: EpisodeTips, prompt: str) -> None:
         self._tips = tips
         self._prompt = prompt
         self._known = max((text for text in tips.answered if prompt.startswith(text)), key=len, default="")
+        self._begin = tips.answered.get(self._known, SentPrompt(""))
 
     @property
     def takes_tips(self) -> bool:
@@ -160,8 +133,7 @@ class PromptRequest:
 
     @property
     def carried(self) -> list[Block]:
-        sent = self._tips.sent.get(self._prompt)
-        return [block for block in (sent.blocks if sent else self._begin.blocks) if block.text]
+        return [block for block in self._tips.sent.get(self._prompt, self._begin).blocks if block.text]
 
     @property
     def newest(self) -> Block:
@@ -172,12 +144,11 @@ class PromptRequest:
         begin, rest = self._begin, self._prompt[len(self._known) :]
         if block.text:
             rest = f"\n{block.text}\n{rest}" if begin.text else f"{block.text}\n\n{rest}"
-        self._tips.sent.setdefault(self._prompt, _SentPrompt(begin.text + rest, (*begin.blocks, block)))
+        self._tips.sent.setdefault(self._prompt, SentPrompt(begin.text + rest, (*begin.blocks, block)))
 
     @property
     def fields(self) -> dict[str, Any]:
         return {"prompt": self._tips.sent[self._prompt].text}
 
-    @property
-    def _begin(self) -> _SentPrompt:
-        return self._tips.answered.get(self._known, _SentPrompt(""))
+
+TippedRequest = ChatRequest | PromptRequest

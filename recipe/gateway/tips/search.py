@@ -14,7 +14,7 @@ from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.tips.injection import Block, TippedRequest
+from empo2.recipe.gateway.tips.injection import Block, ChatRequest, PromptRequest, TippedRequest
 from empo2.recipe.gateway.tips.text import TIPS_HEADING, render_tips, tip_line
 
 log = structlog.get_logger()
@@ -41,9 +41,9 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
     """Read the request's state and, for a memory rollout, put tips into its newest turn."""
     request: TippedRequest
     if isinstance(messages := body.get("messages"), list):
-        state, request = services.state.of_chat(messages), episode.chat_tips.request(messages)
+        state, request = services.state.of_chat(messages), ChatRequest(episode.tips, messages)
     elif isinstance(prompt := body.get("prompt"), str):
-        state, request = services.state.of_prompt(prompt), episode.prompt_tips.request(prompt)
+        state, request = services.state.of_prompt(prompt), PromptRequest(episode.tips, prompt)
     else:
         return TipSearch()  # token ids, or an invalid request, which the app refuses
     if not episode.tag.memory:

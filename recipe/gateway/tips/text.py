@@ -45,10 +45,9 @@ _PREAMBLE = re.compile(
 )
 
 # Marks of chat templates: ChatML and its kin, with ASCII or full-width signs; Llama 2 and Mistral; Gemma.
-_TEMPLATE_MARK = re.compile(
-    r"(?:[<＜][|｜][^\s<>＜＞|｜]{1,40}[|｜][>＞]|<</?SYS>>|</?s>|<(?:start|end)_of_turn>|<bos>|<eos>"
-    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])\Z",
-    re.IGNORECASE,
+_TEMPLATE_MARK = (
+    r"[<＜][|｜][^\s<>＜＞|｜]{1,40}[|｜][>＞]|<</?SYS>>|</?s>|<(?:start|end)_of_turn>|<bos>|<eos>"
+    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]"
 )
 _TEMPLATE_ENDS = ">＞]"
 _TEMPLATE_CHARACTERS = 44  # of the longest mark
@@ -75,34 +74,26 @@ def clean_tip(text: str, special_tokens: Sequence[str]) -> str:
     Such a token could end the turn that shows the tip. Some models read the marks of their template as plain text, so
     that their tokenizer does not list them.
     """
-    tokens = _one_line_each(tuple(special_tokens))
-    lasts, longest = {token[-1] for token in tokens}, len(tokens[0]) if tokens else 0
+    mark, ends, longest = _marks(tuple(special_tokens))
     kept: list[str] = []
     for character in _one_line(text):
         if character != " " or kept[-1:] != [" "]:
             kept.append(character)
-        if character in lasts:  # checked again: the space that replaces a token may complete another token
-            tail = "".join(kept[-longest:])
-            for token in tokens:
-                if tail.endswith(token):
-                    del kept[-len(token) :]
-                    if kept[-1:] != [" "]:
-                        kept.append(" ")
-                    break
-        if (
-            kept
-            and kept[-1] in _TEMPLATE_ENDS
-            and (mark := _TEMPLATE_MARK.search("".join(kept[-_TEMPLATE_CHARACTERS:])))
-        ):
-            del kept[-len(mark[0]) :]
+        # The space that replaces a mark may complete another one, which is found at its own last character.
+        if character in ends and (found := mark.search("".join(kept[-longest:]))):
+            del kept[-len(found[0]) :]
             if kept[-1:] != [" "]:
                 kept.append(" ")
     return "".join(kept).strip()
 
 
 @cache  # a model may have hundreds, and every tip that is shown is cleaned
-def _one_line_each(tokens: tuple[str, ...]) -> list[str]:
-    return sorted({_one_line(token) for token in tokens} - {""}, key=len, reverse=True)
+def _marks(special_tokens: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], int]:
+    """Return a pattern of what a tip must not end with, the characters that end such a mark, and the longest length."""
+    tokens = {_one_line(token) for token in special_tokens} - {""}
+    pattern = "|".join([*map(re.escape, tokens), f"(?i:{_TEMPLATE_MARK})"])
+    ends = frozenset(token[-1] for token in tokens) | frozenset(_TEMPLATE_ENDS)
+    return re.compile(rf"(?:{pattern})\Z"), ends, max([_TEMPLATE_CHARACTERS, *map(len, tokens)])
 
 
 def _one_line(text: str) -> str:

@@ -1,8 +1,6 @@
 """The replies of an episode as they were sampled, found again by the chats that go on from them."""
 
 import asyncio
-import hashlib
-import json
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +9,7 @@ from typing import Any
 
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.tokens.rendering import rendering_of
-from empo2.recipe.messages import Message, reply_of, text_of
+from empo2.recipe.messages import Message, arguments_of, digest, reply_of, text_of
 
 Ids = array  # of C ints: an episode has one prompt for each turn
 
@@ -68,7 +66,7 @@ class Replies:
         thought = message.get("reasoning") or message.get("reasoning_content")
         problem = "reasoning" if thought else "stop" if isinstance(choice.get("stop_reason"), str) else ""
         ids, cut = array("i", choice["token_ids"]), choice.get("finish_reason") == "length"
-        self._of_chat[_digest(body["messages"])].append(
+        self._of_chat[digest(body["messages"])].append(
             Reply(prompt, rendering_of(body), _said(message), ids, cut, problem)
         )
 
@@ -82,7 +80,7 @@ class Replies:
         if not isinstance(messages, list) or not self._of_chat or (place := last_reply(messages)) is None:
             return None
         said = _said(messages[place])
-        found = [reply for reply in self._of_chat.get(_digest(messages[:place]), ()) if reply.said == said]
+        found = [reply for reply in self._of_chat.get(digest(messages[:place]), ()) if reply.said == said]
         if not found:
             raise AsText("history")
         rendering = rendering_of(body)
@@ -90,10 +88,6 @@ class Replies:
         if not same:
             raise AsText("tools")
         return same[-1]
-
-
-def _digest(messages: Sequence[Message]) -> bytes:
-    return hashlib.blake2b(json.dumps(messages, sort_keys=True).encode(), digest_size=16).digest()
 
 
 def last_reply(messages: Sequence[Message]) -> int | None:
@@ -104,11 +98,4 @@ def last_reply(messages: Sequence[Message]) -> int | None:
 def _said(message: Message) -> tuple[Any, ...]:
     """Return a message's text and tool calls; clients write an empty content, and arguments, in different ways."""
     calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
-    return text_of(message.get("content")), *((call.get("name"), _parsed(call.get("arguments"))) for call in calls)
-
-
-def _parsed(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments)
-    except (TypeError, ValueError):
-        return arguments
+    return text_of(message.get("content")), *((call.get("name"), arguments_of(call)) for call in calls)

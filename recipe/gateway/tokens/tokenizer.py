@@ -1,33 +1,12 @@
 """The policy's tokenizer, used for the length of tips and for the special tokens that they must not contain."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
 from tokenizers import Tokenizer
 
 _CHARACTERS_PER_TOKEN = 3  # less than English has, so that the estimate is not too low
-
-
-class TipTokenizer(Protocol):
-    """What the gateway needs to know of the policy's tokens."""
-
-    special_tokens: list[str]
-
-    @property
-    def count(self) -> Callable[[str], int]:
-        """The number of tokens of a text."""
-        ...
-
-
-def tokenizer_of(model_path: str, *, external: bool) -> TipTokenizer:
-    """Return the model's tokenizer; an estimate for an external server's model that is not a local folder.
-
-    Raises:
-        OSError: as `PolicyTokenizer`.
-    """
-    return EstimatedTokenizer() if external and not Path(model_path).is_dir() else PolicyTokenizer(model_path)
 
 
 class EstimatedTokenizer:
@@ -70,3 +49,15 @@ class PolicyTokenizer:
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+TipTokenizer = PolicyTokenizer | EstimatedTokenizer
+
+
+def tokenizer_of(model_path: str, *, external: bool) -> TipTokenizer:
+    """Return the model's tokenizer; an estimate for an external server's model that is not a local folder.
+
+    Raises:
+        OSError: as `PolicyTokenizer`.
+    """
+    return EstimatedTokenizer() if external and not Path(model_path).is_dir() else PolicyTokenizer(model_path)

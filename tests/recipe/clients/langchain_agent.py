@@ -1,9 +1,8 @@
-"""langchain: chat completions, /responses and Anthropic's messages, each streamed."""
+"""langchain with Anthropic's messages, streamed."""
 
-import os
-import sys
 from typing import Any
 
+from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 
@@ -14,17 +13,8 @@ def look(place: str) -> str:
     return f"a lamp in the {place}"
 
 
-def model():
-    if sys.argv[1] == "messages":
-        from langchain_anthropic import ChatAnthropic
-
-        return ChatAnthropic(model_name="any", max_tokens_to_sample=64, timeout=30, stop=None, streaming=True)
-    from langchain_openai import ChatOpenAI
-
-    return ChatOpenAI(model="any", streaming=True, use_responses_api=sys.argv[1] == "responses")
-
-
-chat = model().bind_tools([look])
+model = ChatAnthropic(model_name="any", max_tokens_to_sample=64, timeout=30, stop=None, streaming=True)
+chat = model.bind_tools([look])
 messages: list = [SystemMessage("You play a game."), HumanMessage("Find the lamp.")]
 while True:
     reply: Any = None
@@ -34,5 +24,4 @@ while True:
     if not reply.tool_calls:
         break
     messages += [ToolMessage(look.invoke(call["args"]), tool_call_id=call["id"]) for call in reply.tool_calls]
-assert os.environ["OPENAI_BASE_URL"]
 print(reply.text)

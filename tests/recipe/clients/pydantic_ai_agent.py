@@ -1,28 +1,11 @@
-"""pydantic-ai: each of its models, streamed."""
+"""pydantic-ai with Anthropic's messages, streamed."""
 
 import asyncio
-import sys
 
 from pydantic_ai import Agent
+from pydantic_ai.models.anthropic import AnthropicModel
 
-
-def model():
-    match sys.argv[1]:
-        case "responses":
-            from pydantic_ai.models.openai import OpenAIResponsesModel
-
-            return OpenAIResponsesModel("any")
-        case "messages":
-            from pydantic_ai.models.anthropic import AnthropicModel
-
-            return AnthropicModel("any")
-        case _:
-            from pydantic_ai.models.openai import OpenAIChatModel
-
-            return OpenAIChatModel("any")
-
-
-player = Agent(model(), instructions="You play a game.", model_settings={"max_tokens": 64})
+player = Agent(AnthropicModel("any"), instructions="You play a game.", model_settings={"max_tokens": 64})
 
 
 @player.tool_plain
