@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from empo2.memory import AtRandom, ByScore, BySimilarity, Policy
 from empo2.memory.index import ColumnTable, cosine_similarities, unit
 from empo2.memory.novelty import count_similar
-from empo2.memory.retrieval import Entries
+from empo2.memory.retrieval import Entries, Ranked
 
 
 def rng(seed):
@@ -77,7 +77,7 @@ def test_the_minimum_itself_is_not_enough(policy):
 
 
 @pytest.mark.parametrize("policy", [ByScore(3, 0.5), BySimilarity(3, 0.5)])
-def test_few_or_no_candidates_give_few_or_none(policy: ByScore | BySimilarity):
+def test_few_or_no_candidates_give_few_or_none(policy: Ranked):
     assert policy(entries([])).tolist() == []
     assert policy(entries([0.1, -1.0])).tolist() == []
     assert policy(entries([0.1, 0.6, 0.9])).tolist() == [2, 1]

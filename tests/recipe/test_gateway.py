@@ -640,20 +640,6 @@ async def test_events_stand_in_the_order_of_the_calls(gateway: GatewayUnderTest)
     assert [call["prompt_token_ids"] for call in calls] == sent
 
 
-async def test_settle_waits_for_the_events_of_answered_calls(gateway: GatewayUnderTest):
-    rollout = await gateway.create("no-memory")
-    gateway.words.gate.clear()
-    assert (await gateway.call(rollout, ROOMS[0])).status_code == 200
-    assert await gateway.events(rollout, "empo2_call") == []
-    settled = asyncio.create_task(gateway.client.post(f"/empo2/rollouts/{rollout}/settle"))
-    await asyncio.sleep(0.2)
-    assert not settled.done()
-    gateway.words.gate.set()
-    assert (await settled).json() == {"status": "ok"}
-    assert len(await gateway.events(rollout, "empo2_call")) == 1
-    assert (await gateway.client.post("/empo2/rollouts/none/settle")).status_code == 200
-
-
 @pytest.mark.parametrize("mode", ["memory", "no-memory"])
 async def test_an_agent_that_gives_up_is_noticed(gateway: GatewayUnderTest, mode: str):
     """vLLM would otherwise play on for an agent that is gone."""

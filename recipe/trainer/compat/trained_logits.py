@@ -59,7 +59,7 @@ class TrainedLogitsEngine(FSDPEngineWithLMHead):
             return torch.nested.nested_tensor_from_jagged(values, offsets)
 
         entropy = tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False)
-        numbers = in_chunks(output.logits, labels, temperature, entropy)
+        numbers = in_chunks(output.logits, labels, temperature, bool(entropy))
         return {name: spread(values) for name, values in zip(("log_probs", "entropy"), numbers, strict=False)}
 
 
