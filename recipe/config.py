@@ -87,6 +87,7 @@ class Algorithm(_Section):
     gigpo_discount: Probability
     normalize_by_std: bool
     mask_threshold: Probability
+    log_prob_gap_limit: Annotated[float, Field(gt=0)] | None
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
     success_return: float
     failure_return: float

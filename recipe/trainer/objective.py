@@ -33,7 +33,13 @@ def trust_mask(log_prob: torch.Tensor, off_policy: torch.Tensor, threshold: floa
 
 
 def hybrid_loss(
-    config: Any, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None, *, mask_threshold: float
+    config: Any,
+    model_output: dict[str, Any],
+    data: TensorDict,
+    dp_group: Any = None,
+    *,
+    mask_threshold: float,
+    gap_limit: float = math.inf,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return a micro-batch's share of (1/M) Σ_rollouts (1/T) Σ_tokens [clipped term · mask - β KL + λ H], negated.
 
@@ -48,6 +54,7 @@ def hybrid_loss(
             for at most one row of the step (row_text.py).
         dp_group: unused; part of verl's call.
         mask_threshold: δ, a probability.
+        gap_limit: nats. On-policy rows whose mean log-prob is further from vLLM's have no clipped term.
 
     Returns:
         The scalar loss, and metrics: sums over tokens, which ``tracking.name_sums`` turns into fractions, and
@@ -59,6 +66,9 @@ def hybrid_loss(
     off_policy = data["off_policy"].to(device)
     trusted = trust_mask(log_prob, off_policy, mask_threshold)
     weight = data["token_weight"].to(device).unsqueeze(-1) * tokens
+    # Before the first update π_θ equals π_old in on-policy rows, so this measures how far trainer and vLLM disagree.
+    log_ppl_gap = ((log_prob.detach() - data["old_log_probs"]) * tokens).sum(-1) / tokens.sum(-1).clamp_min(1)
+    agreeing = off_policy | (log_ppl_gap.abs() <= gap_limit)
 
     ranks = data["dp_size"]  # FSDP averages the ranks' gradients
     config.global_batch_info["dp_size"] = ranks
@@ -66,7 +76,7 @@ def hybrid_loss(
     loss, clipped = clipped_loss(
         old_log_prob=data["old_log_probs"],
         log_prob=log_prob,
-        advantages=data["advantages"] * trusted,
+        advantages=data["advantages"] * trusted * agreeing.unsqueeze(-1),
         response_mask=tokens,
         config=config,
     )
@@ -82,9 +92,7 @@ def hybrid_loss(
         loss = loss - config.entropy_coeff * entropy
         sums["actor/entropy_loss"] = float(entropy.detach())
 
-    # Before the first update π_θ equals π_old in on-policy rows, so this measures how far trainer and vLLM disagree.
     rows = ~off_policy & tokens.any(-1)
-    log_ppl_gap = ((log_prob.detach() - data["old_log_probs"]) * tokens).sum(-1) / tokens.sum(-1).clamp_min(1)
     count = float(tokens.sum())
     sums |= {name: count * value for name, value in clipped.items()}  # means over this micro-batch's tokens
     sums |= {
@@ -92,6 +100,7 @@ def hybrid_loss(
         "off_policy_tokens": float((tokens & off_policy.unsqueeze(-1)).sum()),
         "masked_tokens": float((tokens & ~trusted).sum()),
         "compared_rows": float(rows.sum()),
+        "disagreeing_rows": float((~agreeing).sum()),
         "log_ppl_gap": float(log_ppl_gap[rows].abs().sum()),
     }
     masked_at = (tokens & ~trusted)[data["recorded"].to(device)].nonzero()[:, 1].tolist()

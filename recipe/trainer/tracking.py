@@ -164,6 +164,7 @@ def name_sums(metrics: dict[str, Any]) -> None:
     for name in _TOKEN_MEANS:
         metrics[name] = [total(name) / tokens]
     metrics["empo2/masked_token_fraction"] = [total("actor/masked_tokens") / max(total("actor/off_policy_tokens"), 1)]
+    metrics["empo2/disagreeing_rows"] = [total("actor/disagreeing_rows")]
     # π_θ is what vLLM sampled from only before the first update.
     rows, gap = (float(np.atleast_1d(metrics.pop(f"actor/{name}"))[0]) for name in ("compared_rows", "log_ppl_gap"))
     if rows:

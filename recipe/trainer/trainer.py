@@ -78,8 +78,10 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
     def init_workers(self) -> None:
         super().init_workers()
         actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+        algorithm = self._settings.algorithm
+        limit = math.inf if algorithm.log_prob_gap_limit is None else algorithm.log_prob_gap_limit
         self.actor_rollout_wg.set_loss_fn(
-            partial(hybrid_loss, config=actor_config, mask_threshold=self._settings.algorithm.mask_threshold)
+            partial(hybrid_loss, config=actor_config, mask_threshold=algorithm.mask_threshold, gap_limit=limit)
         )
 
     @property

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -114,10 +115,13 @@ class Result:
     masked_at: list[int] | None  # None of another loss
 
 
-def run(rows: list[Row], *, delta: float = DELTA, loss_function: Any = None, **config: Any) -> Result:
+def run(
+    rows: list[Row], *, delta: float = DELTA, gap_limit: float = math.inf, loss_function: Any = None, **config: Any
+) -> Result:
     data, output, leaves = micro_batch(rows)
     arguments = {"config": actor_config(**config), "model_output": output, "data": data}
-    loss, metrics = loss_function(**arguments) if loss_function else hybrid_loss(**arguments, mask_threshold=delta)
+    ours = partial(hybrid_loss, mask_threshold=delta, gap_limit=gap_limit)
+    loss, metrics = (loss_function or ours)(**arguments)
     loss.backward()
     responses, elsewhere = [], 0.0
     for leaf, row in zip(leaves, rows, strict=True):
@@ -308,6 +312,23 @@ def test_the_masked_tokens_of_the_recorded_row_are_handed_over() -> None:
     assert run(rows[:1]).masked_at == []
     rows[1].off_policy = False
     assert run(rows).masked_at == []
+
+
+def test_rows_on_which_vllm_and_the_trainer_disagree_have_no_gradient() -> None:
+    """The mean over a row's own tokens counts, without its sign; tips make off-policy rows differ, and these stay."""
+    rows = [
+        Row(new=[-1.0, -1.2], old=[-1.3, -1.1], advantage=1.0),  # (0.3 - 0.1) / 2 = 0.1
+        Row(new=[-1.0, -9.0, -1.0], old=[-1.4, -1.0, -1.4], advantage=-1.0, mask=[1, 0, 1]),  # 0.4 of two tokens
+        Row(new=[-1.4], old=[-1.0], advantage=1.0),  # -0.4
+        Row(new=[-1.0], old=[-2.0], advantage=-1.0, off_policy=True),
+    ]
+    every, limited = run(rows), run(rows, gap_limit=0.2)
+    assert [bool((gradient != 0).any()) for gradient in every.gradients] == [True] * 4
+    assert [bool((gradient != 0).any()) for gradient in limited.gradients] == [True, False, False, True]
+    assert every.metrics["disagreeing_rows"].aggregate() == 0
+    assert limited.metrics["disagreeing_rows"].aggregate() == 2
+    for kept in (0, 3):
+        assert (limited.gradients[kept] == every.gradients[kept]).all()
 
 
 def test_sums_by_hand() -> None:

@@ -252,6 +252,7 @@ def trainer_of(
         "off_policy_tokens": [8.0, 0.0],
         "masked_tokens": [2.0, 0.0],
         "compared_rows": [4, 9],
+        "disagreeing_rows": [1, 2],
         "log_ppl_gap": [1.0, 7.0],
         "masked_at": [0],
     }
@@ -348,6 +349,7 @@ def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     means = {"actor/pg_clipfrac": [0.1], "actor/ppo_kl": [0.1], "actor/pg_clipfrac_lower": [0.0]}
     # What vLLM and trainer disagree by is of the first update alone, since later ones see another policy.
     rest = {"empo2/masked_token_fraction": [0.25], "rollout_corr/log_ppl_abs_diff": [0.25], "empo2/updates": [2]}
+    rest |= {"empo2/disagreeing_rows": [3]}
     assert output.meta_info["metrics"] == means | rest
     trainer.sums["compared_rows"] = [0, 4]  # of an off-policy step, where there is nothing to compare
     assert "rollout_corr/log_ppl_abs_diff" not in trainer._update_actor(batch).meta_info["metrics"]
