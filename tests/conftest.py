@@ -1,11 +1,14 @@
 """The order of `make test`, and the tests that `make test-fast` leaves out beside those marked `stack`."""
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: two threads would wait for the other worker's core
 
 # A shell starts background jobs with Ctrl-C ignored, and nohup ignores SIGHUP. What the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
