@@ -6,7 +6,7 @@ profile ?= cpu
 only ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser demo small-model test test-all test-fast check soak lock clean
+.PHONY: help setup frameworks browser demo small-model test test-all test-fast check soak gpu-proof lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ check: frameworks ## lint, formatting and types
 
 soak: setup ## play 10,000 episodes while things break; what is lost, and how the gateway grows (not in CI)
 	$(BIN)/python bench/soak.py
+
+gpu-proof: setup ## prove on a GPU, part by part, what the tests prove on a CPU (two minutes)
+	$(BIN)/python bench/gpu_proof.py
 
 LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12 --no-annotate \
 	--custom-compile-command "make lock" --overrides overrides.txt --excludes excludes.txt

@@ -37,7 +37,7 @@ from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.trainer.compat import trained_logits
+from empo2.recipe.trainer import log_probs as ours_of_logits
 from empo2.recipe.trainer.compat.trained_logits import TrainedLogitsEngine
 from empo2.recipe.trainer.verl_config import cpu_options
 
@@ -110,9 +110,9 @@ def run(engine_class, micro_batch, **optimizer):
 
 def compare(micro_batch):
     theirs, ours = run(FSDPEngineWithLMHead, micro_batch), run(TrainedLogitsEngine, micro_batch)
-    trained_logits.CHUNK = 4  # several chunks, and for two rows a rest
+    ours_of_logits.CHUNK = 4  # several chunks, and for two rows a rest
     chunked = run(TrainedLogitsEngine, micro_batch)
-    trained_logits.CHUNK = 1024
+    ours_of_logits.CHUNK = 1024
     return {
         "differences": [float((a - b).abs().max()) for each in (ours, chunked) for a, b in zip(theirs[:3], each[:3])],
         "sizes": [float(a.abs().max()) for a in theirs[:3]],

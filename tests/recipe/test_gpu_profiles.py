@@ -1,5 +1,7 @@
-"""The profiles for GPUs, checked by verl's own rules on a machine without one."""
+"""The profiles for GPUs, checked by verl's own rules on a machine without one, and the proof for machines with one."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,7 @@ def test_verl_accepts_a_profile(profile: str) -> None:
     assert config.actor_rollout_ref.model.path == MODELS[profile]
     # One row a pass: rows of different lengths would get a dense mask, with which sdpa has no flash kernel.
     assert (actor.strategy, actor.ppo_micro_batch_size_per_gpu, actor.use_dynamic_bsz) == ("fsdp2", 1, False)
+    assert actor.fsdp_config.forward_prefetch == (profile == "gpu")
     assert (rollout.enforce_eager, rollout.enable_prefix_caching, rollout.free_cache_engine) == (False, True, True)
 
 
@@ -54,3 +57,16 @@ def test_a_script_of_the_users_own_is_refused_as_well() -> None:
     config.actor_rollout_ref.actor.ulysses_sequence_parallel_size = 4
     with pytest.raises(ConfigError, match="ulysses_sequence_parallel_size=4"):
         read_settings(config)
+
+
+def test_the_proof_for_gpus_runs_on_a_cpu_and_says_what_failed() -> None:
+    script = Path(__file__).parents[2] / "bench" / "gpu_proof.py"
+    done = subprocess.run([sys.executable, str(script), "--device", "cpu"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "PASS"), done.stdout + done.stderr
+    wrong = (
+        "import sys, runpy; from empo2.recipe.trainer import log_probs; right = log_probs.log_probs_of\n"
+        "log_probs.log_probs_of = lambda *given, **options: [2 * each for each in right(*given, **options)]\n"
+        "sys.argv = ['gpu_proof', '--device', 'cpu']; runpy.run_path(sys.orig_argv[-1], run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", wrong, str(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAIL: log-probs"), done.stdout + done.stderr

@@ -13,14 +13,11 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch.utils.checkpoint import checkpoint
 from verl.utils import tensordict_utils as tu
-from verl.utils import torch_functional as verl_F
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-# Positions that are computed in float32 at once, 0.6 GB a copy for Qwen2.5's vocabulary. If there are more, they are
-# computed again in the backward pass.
-CHUNK = 1024
+from empo2.recipe.trainer.log_probs import log_probs_of
+
 _NEEDS_ALL = ("use_remove_padding", "use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk")
 
 
@@ -59,32 +56,8 @@ class TrainedLogitsEngine(FSDPEngineWithLMHead):
             return torch.nested.nested_tensor_from_jagged(values, offsets)
 
         entropy = tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False)
-        numbers = in_chunks(output.logits, labels, temperature, bool(entropy))
+        numbers = log_probs_of(output.logits, labels, temperature, entropy=bool(entropy))
         return {name: spread(values) for name, values in zip(("log_probs", "entropy"), numbers, strict=False)}
-
-
-def in_chunks(
-    logits: torch.Tensor, labels: torch.Tensor, temperature: torch.Tensor, entropy: bool
-) -> list[torch.Tensor]:
-    """Return log-probs of the labels, and entropies if asked for, each [rows, positions], computed in float32.
-
-    Args:
-        logits: [rows, positions, vocabulary].
-        labels: [rows, positions].
-        temperature: [rows, 1, 1].
-    """
-
-    def numbers(logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-        scaled = logits.float() / temperature
-        log_probs = verl_F.logprobs_from_logits(scaled, labels, inplace_backward=not entropy)
-        return [log_probs, verl_F.entropy_from_logits(scaled)] if entropy else [log_probs]
-
-    if labels.numel() <= CHUNK:
-        return numbers(logits, labels)
-    width = max(1, CHUNK // len(labels))
-    parts = zip(logits.split(width, dim=1), labels.split(width, dim=1), strict=True)
-    chunks = [checkpoint(numbers, *part, use_reentrant=False) for part in parts]
-    return [torch.cat(columns, dim=1) for columns in zip(*chunks, strict=True)]
 
 
 def trained_columns(micro_batch: TensorDict) -> torch.Tensor:
