@@ -78,8 +78,8 @@ class Shape:
     def linears(self) -> list[tuple[int, int]]:
         """Inputs and outputs of a layer's matrices."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        up = (self.hidden, self.intermediate)
-        return [(self.hidden, queries), *[(self.hidden, keys)] * 2, (queries, self.hidden), up, up, up[::-1]]
+        up, down = (self.hidden, self.intermediate), (self.intermediate, self.hidden)
+        return [(self.hidden, queries), *[(self.hidden, keys)] * 2, (queries, self.hidden), up, up, down]
 
     @property
     def layer(self) -> int:
@@ -146,7 +146,7 @@ def gpus_of(settings: Settings) -> int:
 
 
 def logits(settings: Settings, shape: Shape) -> float:
-    """Return the bytes of logits if all of an episode is sampled: bfloat16, their gradient, 3 float32 copies a chunk."""
+    """Return the bytes of logits if all of an episode is sampled: bfloat16, gradient, and a chunk in float32, thrice."""
     positions = settings.model.max_episode_tokens * settings.hardware.micro_batch
     return positions * shape.vocabulary * (2 + 2) + min(positions, CHUNK) * shape.vocabulary * 4 * 3
 
