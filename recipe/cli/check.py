@@ -84,7 +84,7 @@ def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> bool:
     )
     print(f"  {'':30}" + "".join(f"{name:>14}" for name in phases))
     for name in dict.fromkeys(name for terms in phases.values() for name in terms):
-        print(f"  {name:30}" + "".join(_cell(terms, name) for terms in phases.values()))
+        print(f"  {name:30}" + "".join(_cell(terms, name) for terms in phases.values()).rstrip())
     sums = [sum(terms.values()) for terms in phases.values()]
     room = estimate.sequences(settings, shape, card)
     fitting = [size <= limit and (name != "generation" or room >= 1) for name, size in zip(phases, sums, strict=True)]

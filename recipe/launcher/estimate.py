@@ -146,7 +146,7 @@ def gpus_of(settings: Settings) -> int:
 
 
 def logits(settings: Settings, shape: Shape) -> float:
-    """Return the bytes of logits if all of an episode is sampled: bfloat16, gradient, and a chunk in float32, thrice."""
+    """Return the bytes of logits if all of an episode is sampled: bfloat16, gradient, a chunk in float32 thrice."""
     positions = settings.model.max_episode_tokens * settings.hardware.micro_batch
     return positions * shape.vocabulary * (2 + 2) + min(positions, CHUNK) * shape.vocabulary * 4 * 3
 

@@ -67,7 +67,8 @@ def test_parameters_of_a_folder_are_those_of_its_weights() -> None:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
     stored = sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
     shape = machine.find_shape(load_settings("cpu", [f"model.path={folder}"]))
-    assert shape == SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"] and shape.parameters == stored == 134_515_008
+    assert shape == SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    assert shape is not None and shape.parameters == stored == 134_515_008
 
 
 def test_an_unknown_model_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,3 +289,14 @@ def test_nothing_heavy_is_imported() -> None:
         "sys.exit(sum(name in sys.modules for name in ('torch', 'verl', 'vllm', 'ray')))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("profile", "card"), [("gpu", "h100-80"), ("gpu", "a100-40"), ("gpu-1", "h100-80"), ("gpu-24", "rtx4090-24")]
+)
+def test_the_page_shows_the_estimates(profile: str, card: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check", "--profile", profile, "--gpu", card])
+    _, memory, step = capsys.readouterr().out.split("\n\n")
+    page = (Path(__file__).parents[2] / "docs/gpus.md").read_text()
+    assert memory in page, "paste the output of empo2 check into docs/gpus.md anew"
+    assert step in page or profile != "gpu"
