@@ -24,7 +24,7 @@ DRIVER = 580  # CUDA 13.0, for which the pinned torch is built
 _SHARED_BYTES = 2e9  # Ray's object store
 _TOO_LARGE = 1.1  # a run is refused whose estimate exceeds a card by more than 10 %
 _JAVA_WORLDS = ("empo2.agents.scienceworld.", "empo2.agents.textworld_express.", "empo2.agents.houses.")
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "9p", "afs", "fuseblk"}
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "9p", "afs"}
 _LOCAL_FUSE = {"fuse.overlayfs", "fuse.fuse-overlayfs"}  # of containers without root
 
 
@@ -56,7 +56,9 @@ def read_gpus() -> Gpus:
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         seen = [name.strip() for name in visible.split(",")]
         rows = [row for row in rows if row[0] in seen or any(name and row[1].startswith(name) for name in seen)]
-    return Gpus([card_of(name, float(mib) * 2**20) for _, _, name, mib, _ in rows], rows[0][4] if rows else "")
+    shared = psutil.virtual_memory().total  # with the CPU, where nvidia-smi says [N/A]
+    cards = [card_of(name, int(mib) * 2**20 if mib.isdigit() else shared) for _, _, name, mib, _ in rows]
+    return Gpus(cards, rows[0][4] if rows else "")
 
 
 def card_of(name: str, memory: float) -> Card:
@@ -82,7 +84,10 @@ def find_shape(settings: Settings) -> Shape | None:
     except OSError as error:
         raise ConfigError(f"model.path: {error}") from None
     if isinstance(folder, Path):
-        return estimate.shape_of(json.loads((folder / "config.json").read_text()))
+        try:
+            return estimate.shape_of(json.loads((folder / "config.json").read_text()))
+        except (KeyError, ValueError):
+            return None
     return SHAPES.get(path)
 
 

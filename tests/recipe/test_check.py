@@ -71,8 +71,9 @@ def test_parameters_of_a_folder_are_those_of_its_weights() -> None:
     assert shape is not None and shape.parameters == stored == 134_515_008
 
 
-def test_an_unknown_model_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
+@pytest.mark.parametrize("config", ['{"model_type": "mixtral"}', '{"model_type": "llama"}', "not JSON"])
+def test_an_unknown_model_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
     main(["check", "--profile", "gpu", "--gpu", "h100-80", f"model.path={tmp_path}"])
     assert "its size is unknown" in capsys.readouterr().out
 
