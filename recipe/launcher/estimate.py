@@ -18,7 +18,7 @@ BUCKET = 2 * GIB  # verl's rollout.update_weights_bucket_megabytes
 CHUNK = 1024  # positions whose logits are float32 at once: trainer/compat/trained_logits.py
 JVM = int(0.35 * 1e9)  # of one agent in Java: agents/text_game/java.py
 # Of a process on the CPU: RSS after the imports, by psutil on two cores. torch 0.45, verl's worker 0.78, vLLM's engine
-# 0.80, the gateway with the embedder after its first batch 0.85, Ray's daemons 1.9 GiB, of which most is shared.
+# 0.80, the gateway with the embedder after its first batch 0.85, Ray's processes some 0.8 GiB.
 IMPORTS, GATEWAY, SMALL = 0.9 * GIB, 0.85 * GIB, 0.1 * GIB
 RAY = 1.0 * GIB
 UTILIZATION = 0.35  # of the card's peak, in the update and when prompts are read
