@@ -41,9 +41,9 @@ class SettingsOptions:
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value", help="Single settings, the last layer.")
     ] = None
-    profile: Annotated[str | None, typer.Option(help="cpu, gpu-1 or gpu (the paper's settings); the first layer.")] = (
-        None
-    )
+    profile: Annotated[
+        str | None, typer.Option(help="cpu, gpu-24, gpu-1 or gpu (the paper's settings); the first layer.")
+    ] = None
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A YAML file with settings, the second layer.")
     ] = None

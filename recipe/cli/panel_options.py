@@ -56,12 +56,12 @@ class Evaluated:
         Args:
             memory: as the attribute.
         """
-        from empo2.recipe.launcher.launch import check_gpus
+        from empo2.recipe.launcher.machine import require_gpus
         from empo2.recipe.launcher.serving import serving
         from empo2.recipe.launcher.tasks import check_agent
 
         if self.settings.model.server is None:
-            check_gpus(self.settings)
+            require_gpus(self.settings)
         if line := check_agent(self.settings):
             print(f"agent  {line}", flush=True)
         model = self.named.resolve()

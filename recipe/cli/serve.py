@@ -51,7 +51,7 @@ def serve(
     """
     from empo2.recipe.config import lay_over, load_settings, read_layer
     from empo2.recipe.launcher.commands import given_keys
-    from empo2.recipe.launcher.launch import check_gpus
+    from empo2.recipe.launcher.machine import require_gpus
     from empo2.recipe.launcher.named_model import find_memory, find_model
     from empo2.recipe.launcher.run_directory import check_memory_file
     from empo2.recipe.launcher.serving import gateway_of
@@ -78,7 +78,7 @@ def serve(
     elif memory_from is not None or scope is not None:
         raise ConfigError("--memory-from and --scope: choose the tips that --memory shows; give that, too")
     if server is None:
-        check_gpus(settings)
+        require_gpus(settings)
     resolved = named.resolve()
     with tempfile.TemporaryDirectory(prefix="empo2-serve-") as folder:
         put_memory(file, Path(folder))

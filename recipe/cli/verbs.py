@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from empo2.recipe import __version__, baselines
-from empo2.recipe.cli import adapt, eval, export, init, memory, serve, show, sweep
+from empo2.recipe.cli import adapt, check, eval, export, init, memory, serve, show, sweep
 from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.options import HELP
@@ -37,6 +37,7 @@ def _options(
 
 
 app.command(epilog=HELP)(train)
+app.command(epilog=check.EXAMPLES)(check.check)
 app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
 app.command(epilog=adapt.EXAMPLES)(adapt.adapt)

@@ -27,6 +27,7 @@ from empo2.recipe.launcher.commands import (
     url_of,
     wait_for,
 )
+from empo2.recipe.launcher.machine import require_room
 from empo2.recipe.launcher.model_files import model_of
 from empo2.recipe.launcher.processes import bind, ending_descendants, running
 from empo2.recipe.launcher.progress import RunProgress
@@ -70,7 +71,7 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
             f"critic.path={settings.critic.path!r}: is for empo2 eval; training learns from what the policy samples, "
             "not from what a critic picks, so set it to null"
         )
-    check_gpus(settings)
+    require_room(settings)
     agent = check_agent(settings)
     choice_of(settings.gateway.trained_calls)  # refuses what cannot be imported
     tasks = load_tasks(settings)
@@ -154,17 +155,6 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
         resume_from=last_checkpoint(directory / CHECKPOINTS),
     )
     run_empo2(config, tasks.train, tasks.val)
-
-
-def check_gpus(settings: Settings) -> None:
-    if settings.hardware.device == "gpu":
-        import torch
-
-        wanted, present = settings.hardware.gpus_per_node, torch.cuda.device_count()
-        if present < wanted:
-            raise ConfigError(
-                f"hardware.gpus_per_node={wanted}: this machine has {present}; --profile cpu needs none, gpu-1 one"
-            )
 
 
 def _trainer(directory: Path, settings: int, url: str) -> list[str]:

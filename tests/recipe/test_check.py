@@ -1,0 +1,303 @@
+"""empo2 check: formulas against numbers worked out by hand, and what it says of machines that lack something."""
+
+import json
+import math
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from empo2.recipe.cli import main
+from empo2.recipe.config import load_settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.launcher import estimate, machine
+from empo2.recipe.launcher.estimate import CARDS, GIB, SHAPES
+from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+
+P = 7_615_616_512  # Qwen2.5-7B
+SEVEN = SHAPES["Qwen/Qwen2.5-7B-Instruct"]
+LISTED = "{index}, GPU-{index}, NVIDIA {name}, {mib}, {driver}"
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder, and a PATH without GPUs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+
+
+def with_gpus(count: int, name: str = "H100 80GB HBM3", mib: int = 81_559, driver: str = "580.65.06") -> None:
+    lines = [LISTED.format(index=index, name=name, mib=mib, driver=driver) for index in range(count)]
+    Path("nvidia-smi").write_text("#!/bin/sh\ncat <<END\n" + "\n".join(lines) + "\nEND\n")
+
+
+def lines_of(profile: str, *arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, list[str]]]:
+    """The exit code, and the words of each line about the machine by its name."""
+    code = main(["check", "--profile", profile, *arguments])
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.split("\n\n")[0].splitlines()[1:]]
+    return code, {line[9:24].strip(): [line[:9].strip(), line[24:]] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
+        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen2.5-14B-Instruct", 14_770_033_664),
+        ("Qwen/Qwen3-1.7B", 1_720_574_976),
+        ("Qwen/Qwen3-4B", 4_022_468_096),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
+    ],
+)
+def test_parameters_are_those_published(name: str, published: int) -> None:
+    assert SHAPES[name].parameters == published
+
+
+def test_parameters_of_a_folder_are_those_of_its_weights() -> None:
+    folder = Path(resolve_model(SMOLLM2))
+    with (folder / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    stored = sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    shape = machine.find_shape(load_settings("cpu", [f"model.path={folder}"]))
+    assert shape == SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    assert shape is not None and shape.parameters == stored == 134_515_008
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "mixtral"}', '{"model_type": "llama"}', "not JSON"])
+def test_an_unknown_model_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    main(["check", "--profile", "gpu", "--gpu", "h100-80", f"model.path={tmp_path}"])
+    assert "its size is unknown" in capsys.readouterr().out
+
+
+def test_the_update_of_7b_on_eight_gpus() -> None:
+    layer = 2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18_944 + (3584 + 512 + 512) + 2 * 3584
+    assert layer == SEVEN.layer == 233_057_792
+    assert estimate.update_memory(load_settings("gpu"), SEVEN) == {
+        "weights, float32": P / 2,  # 4 bytes, on 8 GPUs
+        "gradients, float32": P / 2,
+        "AdamW, float32": P,
+        # 2 x (LM head 544,997,376 + two layers), and 6 x (LM head + layer) for gradients
+        "LM head and layers, gathered": 2_022_225_920 + 4_668_331_008,
+        # 12,692 tokens x (28 x 3584 + 6 x 18,944 + 16 x 3584 = 271,360 values) x 2 bytes
+        "activations": 6_888_202_240,
+        "logits": 8192 * 152_064 * 4 + 1024 * 152_064 * 12,
+        "vLLM asleep": 2 * GIB,
+        "CUDA context, NCCL": GIB,
+    }
+
+
+def test_generation_and_push_of_7b_on_eight_gpus() -> None:
+    settings, card = load_settings("gpu"), CARDS["h100-80"]
+    # 12,800 tokens in a batch; 28,416 = 3 x 18,944 / 2 GPUs
+    overhead = 2 * GIB + 12_800 * (28_416 + 4 * 3584) * 2 + 256 * 152_064 * 8
+    cache = 0.6 * 81_559 * 2**20 - P - overhead
+    terms = estimate.generation_memory(settings, SEVEN, card)
+    assert terms["vLLM: KV cache"] == pytest.approx(cache)
+    assert sum(terms.values()) == pytest.approx(0.6 * card.memory + GIB)  # offload: nothing of the trainer
+    # 57,344 bytes a token = 2 (K, V) x 28 layers x 4 heads x 128 x 2 bytes, shared by two GPUs
+    assert estimate.sequences(settings, SEVEN, card) == pytest.approx(2 * cache / (57_344 * 12_800))
+    push = estimate.push_memory(settings, SEVEN)
+    assert sum(push.values()) == P / 2 + P + 2 * GIB + (2 * GIB + 544_997_376 * 6) + GIB
+
+
+def test_a_lora_trains_its_own_parameters_only() -> None:
+    settings = load_settings("gpu", ["model.lora_rank=64"])
+    # inputs + outputs of q and o 7168 each, k and v 4096 each, gate, up and down 22,528 each
+    lora = 28 * 64 * (2 * 7168 + 2 * 4096 + 3 * 22_528)
+    terms = estimate.update_memory(settings, SEVEN)
+    assert terms["AdamW, float32"] == lora
+    assert terms["weights, float32"] == (P + lora) / 2
+    assert terms["LM head and layers, gathered"] == 2_022_225_920
+
+
+def test_a_step_by_roofline() -> None:
+    step = estimate.step_time(load_settings("gpu"), SEVEN, CARDS["h100-80"])
+    assert step is not None
+    assert (step.read, step.sampled) == (128 * 2033, 128 * (30 * 32 + 160))
+    useful = 8 * 989e12 * 0.35
+    assert step.update == pytest.approx(8 * P * 128 * 2033 / useful * 1.5)  # one row a rank
+    decode = (30 * 32 + 160) * (2 * P + 32 * 2033 * 57_344) / 2 / 3.35e12  # 32 episodes on each of 4 vLLMs
+    assert step.generation == pytest.approx(decode + 2 * P * 128 * 2033 / useful)
+
+
+def test_main_memory_and_disk() -> None:
+    settings = load_settings("gpu")
+    assert estimate.offloaded(settings, SEVEN) == 12 * P
+    assert estimate.offloaded(load_settings("gpu", ["algorithm.kl_coefficient=0.01"]), SEVEN) == 16 * P
+    assert estimate.checkpoints(settings, SEVEN) == 2 * 14 * P
+    small, cpu = SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"], load_settings("cpu")
+    terms = estimate.cpu_memory(cpu, small, java=True, width=2)
+    logits = 2048 * 49_152 * 4 + 1024 * 49_152 * 12
+    activations = 3072 * 30 * (5 * 1536 + 14 * 576) * 2
+    assert terms["trainer's workers"] == 0.9 * GIB + 16 * 134_515_008 + logits + activations
+    assert terms["vLLM: engine"] == 0.9 * GIB + 2 * 134_515_008 + 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("profile", "card", "fits"),
+    [
+        ("gpu", "h100-80", True),
+        ("gpu", "a100-40", True),
+        ("gpu", "rtx4090-24", False),
+        ("gpu-1", "h100-80", True),
+        ("gpu-1", "rtx4090-24", False),
+        ("gpu-24", "rtx4090-24", True),
+    ],
+)
+def test_profiles_on_cards(profile: str, card: str, fits: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--profile", profile, "--gpu", card]) == (0 if fits else 1)
+    printed = capsys.readouterr().out
+    assert ("TOO LARGE" in printed, "change one of:" in printed) == (not fits, not fits)
+    assert "estimated by roofline" in printed and "(pretended; driver not checked)" in printed
+
+
+def test_what_it_advises_fits() -> None:
+    for profile, card in (("gpu", "rtx4090-24"), ("gpu-1", "rtx4090-24")):
+        for remedy in estimate.remedies(load_settings(profile), *_of(profile, card)):
+            changed = load_settings(profile, remedy.split())
+            assert estimate.excess(changed, *_of(profile, card)) <= 1, remedy
+    huge = load_settings("gpu-1", ["model.path=Qwen/Qwen2.5-14B-Instruct", "model.max_context_tokens=32768"])
+    shape = SHAPES["Qwen/Qwen2.5-14B-Instruct"]
+    assert estimate.remedies(huge, shape, CARDS["rtx4090-24"])[0].startswith(("another card", "a smaller"))
+
+
+def _of(profile: str, card: str) -> tuple[estimate.Shape, estimate.Card]:
+    return SHAPES[load_settings(profile).model.path], CARDS[card]
+
+
+def test_the_cpu_profile_is_shown_by_process(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check", "--profile", "cpu"])
+    printed = capsys.readouterr().out
+    assert "vLLM: engine" in printed and "gateway with embedder" in printed
+
+
+def test_an_unknown_card_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--profile", "gpu", "--gpu", "h100"]) == 2
+    assert "--gpu h100: is unknown; there are h200-141, h100-80" in capsys.readouterr().err
+
+
+def test_gpus_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(8)
+    _, found = lines_of("gpu", capsys=capsys)
+    assert found["GPUs"] == ["ok", "8 of 8: h100-80"] and found["driver"][0] == "ok"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-3")
+    code, found = lines_of("gpu", capsys=capsys)
+    assert code == 1 and found["GPUs"][0] == "WRONG" and "2 of 8" in found["GPUs"][1]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with_gpus(8, driver="550.54.15")
+    code, found = lines_of("gpu", capsys=capsys)
+    assert code == 1 and found["driver"][0] == "WRONG" and "580" in found["driver"][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "card"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 40_960, "a100-40"),
+        ("NVIDIA A100 80GB PCIe", 81_920, "a100-80"),
+        ("NVIDIA GeForce RTX 4090", 24_564, "rtx4090-24"),
+        ("NVIDIA H200", 143_771, "h200-141"),
+        ("NVIDIA B300", 275_040, "NVIDIA B300"),
+    ],
+)
+def test_cards_by_the_names_of_nvidia_smi(name: str, mib: int, card: str) -> None:
+    found = machine.card_of(name, mib * 2**20)
+    assert (found.name, found.memory) == (card, mib * 2**20)
+
+
+def test_train_refuses_what_cannot_fit() -> None:
+    with pytest.raises(ConfigError, match=r"hardware.gpus_per_node=8: this machine has 0; --profile cpu"):
+        machine.require_room(load_settings("gpu"))
+    with_gpus(8, "GeForce RTX 4090", 24_564)
+    with pytest.raises(ConfigError, match=r"does not fit 8 GPUs of 24 GiB .*; change .*=") as caught:
+        machine.require_room(load_settings("gpu"))
+    assert "\n" not in str(caught.value)
+    with_gpus(8, "A100-SXM4-40GB", 40_960)
+    machine.require_room(load_settings("gpu"))
+    machine.require_room(load_settings("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("mount", "wrong"),
+    [("nfs4", True), ("lustre", True), ("fuse.sshfs", True), ("ext4", False), ("fuse.overlayfs", False)],
+)
+def test_the_memory_file_needs_a_local_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mount: str, wrong: bool
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/home {tmp_path} {mount} rw 0 0\n")
+    monkeypatch.setattr(machine, "MOUNTS", mounts)
+    code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", capsys=capsys)
+    assert (code, found["memory file"][0]) == ((1, "WRONG") if wrong else (0, "ok"))
+    assert f"on {mount}" in found["memory file"][1]
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = f"gateway.port={taken.getsockname()[1]}"
+        code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", port, capsys=capsys)
+    assert code == 1 and found["port"][0] == "WRONG" and port in found["port"][1]
+
+
+def test_java_is_asked_for_where_the_world_needs_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA", "/no/such/java")
+    code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", capsys=capsys)
+    assert code == 1 and found["Java"][0] == "WRONG" and "/no/such/java" in found["Java"][1]
+    code, found = lines_of(
+        "gpu-24", "--gpu", "rtx4090-24", "tasks.source=tasks.jsonl", "agent.class=mine:Agent", capsys=capsys
+    )
+    assert code == 0 and "Java" not in found
+
+
+def test_memory_disk_and_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit, used = tmp_path / "max", tmp_path / "used"
+    limit.write_text(f"{9 * GIB}\n")
+    used.write_text(f"{8 * GIB}\n")
+    monkeypatch.setattr(machine, "LIMIT", limit)
+    monkeypatch.setattr(machine, "USED", used)
+    monkeypatch.setattr(machine, "SHARED", tmp_path / "none")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with_gpus(8)
+    code, found = lines_of("gpu", "run.keep_checkpoints=1000000", capsys=capsys)
+    assert code == 1
+    assert found["host memory"][0] == "WRONG" and "1 free" in found["host memory"][1]
+    assert found["disk"][0] == "WRONG" and "run.keep_checkpoints" in found["disk"][1]
+    assert found["model"][0] == "WRONG" and "HF_HUB_OFFLINE" in found["model"][1]
+    assert found["shared memory"][0] == "WRONG" and "--shm-size" in found["shared memory"][1]
+
+
+def test_nothing_heavy_is_imported() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from empo2.recipe.cli import main; main(['check', '--profile', 'gpu', '--gpu', 'h100-80']); "
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'verl', 'vllm', 'ray')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("profile", "card"), [("gpu", "h100-80"), ("gpu", "a100-40"), ("gpu-1", "h100-80"), ("gpu-24", "rtx4090-24")]
+)
+def test_the_page_shows_the_estimates(profile: str, card: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check", "--profile", profile, "--gpu", card])
+    _, memory, step = capsys.readouterr().out.split("\n\n")
+    page = (Path(__file__).parents[2] / "docs/gpus.md").read_text()
+    assert memory in page, "paste the output of empo2 check into docs/gpus.md anew"
+    assert step in page or profile != "gpu"
