@@ -6,10 +6,10 @@ profile ?= cpu
 only ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser demo small-model test test-all test-fast check soak gpu-proof lock clean
+.PHONY: help setup frameworks browser demo small-model test test-trainings test-all test-fast check soak gpu-proof lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again: nothing to do
 	@./setup.sh $(profile)
@@ -38,6 +38,9 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope
 # One worker begins with the trainings (tests/conftest.py). At the end, what was skipped is listed with the reason.
 test: frameworks ## run the tests of all that README says, the real stack included
 	$(PYTEST) -r fEs --durations=25 -m "not rare"
+
+test-trainings: frameworks ## run the whole-stack trainings that `make test` leaves out: a LoRA, asynchronous rollouts
+	$(BIN)/python -m pytest -r fEs --durations=5 -m "rare and stack" tests
 
 test-all: test ## and what is long, or a combination that hardly anyone uses
 	$(PYTEST) -r fEs --durations=25 -m rare

@@ -13,7 +13,8 @@ from empo2.recipe.launcher.model_files import resolve_model
 
 from .stack import MODEL, empo2, metrics_of, weights_of
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(3600)]
+# Minutes by itself. CI runs it after `make test`; `make test-all` does, too.
+pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
 
 STEPS, AT_ONCE, PER_STEP, GROUP = 3, 4, 2, 2  # groups that are played at once, and trained in a step
 SEED = 24  # the first step issues groups of all three modes, the second off-policy and on-policy with tips

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from .stack import base_weights, empo2, metrics_of, weights_of
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(3600)]
+# Minutes by itself. CI runs it after `make test`; `make test-all` does, too.
+pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
 
 RANK, ALPHA = 8, 32
 DOWN_AFTER = 3  # steps; then every agent fails
