@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 profile ?= cpu
 only ?= *
+tier ?= parts
 
 .DEFAULT_GOAL := help
 .PHONY: help setup frameworks browser demo small-model test test-trainings test-all test-fast check soak gpu-proof lock clean
@@ -59,8 +60,8 @@ check: frameworks ## lint, formatting and types
 soak: setup ## play 10,000 episodes while things break; what is lost, and how the gateway grows (not in CI)
 	$(BIN)/python bench/soak.py
 
-gpu-proof: setup ## prove on a GPU, part by part, what the tests prove on a CPU (two minutes)
-	$(BIN)/python bench/gpu_proof.py
+gpu-proof: setup ## prove on a GPU what the tests prove on a CPU: tier=parts (two minutes), stack (ten) or learning (hours)
+	$(BIN)/python bench/gpu_proof.py $(tier)
 
 LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12 --no-annotate \
 	--custom-compile-command "make lock" --overrides overrides.txt --excludes excludes.txt

@@ -18,6 +18,7 @@ def push_merged_lora() -> None:
 
     ``FSDPEngine.get_per_tensor_param`` merges the LoRA into the weights, takes references to them, and restores them in
     place (``merged_lora_context``) before it reads the references: vLLM would get the weights without the LoRA.
+    verl 0.9.1 reads them inside the context (``_merged_lora_per_tensor_param``): this goes.
     """
     renamed = fsdp_utils.normalize_peft_param_name  # called once, on the merged weights
 
@@ -32,7 +33,7 @@ def keep_lora_trainable() -> None:
 
     ``PeftModel.disable_adapter`` freezes the LoRA meanwhile, and FSDP2 (``FSDPParamGroup._init_mp_dtypes``) asks in the
     first pass, once for all, which parameters are trained; then their gradients would keep bfloat16 and be refused.
-    verl computes old log-probs first, which the trainer here does not need.
+    verl computes old log-probs first, which the trainer here does not need. Stays with verl 0.9.1.
     """
     apply = fsdp_utils.apply_fsdp2
 

@@ -28,7 +28,8 @@ def use_torch_padding_helpers() -> None:
     """Replace the padding helpers that ``verl.utils.attention_utils`` imports from flash-attn.
 
     They only index. verl has pure-torch versions of the same functions in ``npu_flash_attn_utils``; with them neither a
-    CPU nor a GPU machine has to build flash-attn (sdpa attention, no padding removal).
+    CPU nor a GPU machine has to build flash-attn (sdpa attention, no padding removal). verl 0.9.1 falls back to helpers
+    of its own without flash-attn: this goes.
     """
     import verl.utils.attention_utils as attention_utils
     from einops import rearrange
@@ -38,7 +39,11 @@ def use_torch_padding_helpers() -> None:
 
 
 def run_without_accelerator() -> None:
-    """Make verl's FSDP2 engine and its vLLM rollout run on the CPU. Idempotent."""
+    """Make verl's FSDP2 engine and its vLLM rollout run on the CPU. Idempotent.
+
+    With verl 0.9.1 the patches of verl become a class of some 30 lines that ``PlatformRegistry`` registers as "cpu", and
+    ``VERL_PLATFORM=cpu``; those of vLLM stay.
+    """
     # Ray is given a GPU that does not exist (ray_init.num_gpus); verl would ask it for an "NPU".
     verl.utils.device.get_resource_name = lambda: "GPU"
     # "cpu:gloo,cpu:nccl" names one device twice.
@@ -98,7 +103,11 @@ def run_without_accelerator() -> None:
 
 
 def use_trained_logits() -> None:
-    """Train with our engine. ``EngineRegistry.register`` would keep verl's own for CUDA."""
+    """Train with our engine. ``EngineRegistry.register`` would keep verl's own for CUDA.
+
+    In verl 0.9.1 it refuses a key that is taken, and an engine registered with ``vendor="nvidia"`` comes before verl's:
+    registering replaces this assignment.
+    """
     from verl.workers.engine import EngineRegistry
 
     from .trained_logits import TrainedLogitsEngine

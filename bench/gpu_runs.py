@@ -1,0 +1,240 @@
+"""The tiers `stack` and `learning` of gpu_proof.py: trainings through the whole stack, judged by what they left."""
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from gpu_parts import Part
+from rich.markup import escape
+
+from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.launcher import estimate, machine
+from empo2.recipe.launcher.estimate import GIB
+from empo2.recipe.run_folder import MEMORY_FILE, checkpoint_folder, is_complete, read_metrics
+
+ROOT = Path(__file__).parents[1]
+HOUSES = ROOT / "agents/houses/coin.yaml"
+AGREEMENT = 0.05  # nats, mean over rows
+ESTIMATE = 0.2  # share by which a peak may exceed its estimate
+_CLI = [sys.executable, "-m", "empo2.recipe.cli"]
+_POLL_SECONDS = 3  # reading the memory of 30 processes takes a tenth of a second of a core
+_WHERE = ("rollouts", "drain", "embedding", "old_log_prob", "update_actor", "update_weights", "save_checkpoint")
+_STACK = (
+    "run.resume=auto",
+    "run.save_every=1",
+    "run.keep_checkpoints=1",
+    "run.validate_every=0",
+    "run.validate_first=false",
+    "algorithm.mode_per=group",
+    "algorithm.memory_probability=1",
+    "algorithm.off_policy_probability=0.5",
+    "algorithm.seed=10",  # both updates in each of the first three steps
+    "algorithm.tasks_per_step=4",
+    "algorithm.rollouts_per_task=4",
+    "algorithm.updates_per_step=2",
+    "algorithm.learning_rate=1e-4",
+    "algorithm.return_tolerance=0",
+    "tasks.args={level: easy, train_houses: 4, unseen_houses: 1}",
+)
+_SIZES = {
+    True: ("--profile", "gpu-1", "model.max_context_tokens=4096", "hardware.max_sequences=32"),
+    False: ("--profile", "cpu", "hardware.kv_cache=1"),
+}
+
+
+@dataclass
+class Training:
+    """What a command left: its output, its peak in bytes (of the card, or of main memory), the seconds it took."""
+
+    output: str
+    seconds: float
+    peak: float
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def start(self) -> float:
+        """Seconds until the first rollout."""
+        found = re.search(r"first rollout (\d+) s", self.output)
+        return float(found[1]) if found else self.seconds
+
+
+def stack(folder: Path, *, gpu: bool) -> Iterator[Part]:
+    """Train two steps, go on for a third, and train a LoRA; yield what was found."""
+    shutil.rmtree(folder, ignore_errors=True)
+    arguments = ["--config", str(HOUSES), *_SIZES[gpu], *_STACK, f"run.directory={folder}"]
+    full = [*arguments, "run.name=full"]
+    lora = [*arguments, "run.name=lora", "model.lora_rank=8", "model.lora_alpha=32", "algorithm.learning_rate=1e-3"]
+    trainings = [
+        _train([*full, "run.steps=2"], gpu),
+        _train([*full, "run.steps=3"], gpu),
+        _train([*lora, "run.steps=2"], gpu),
+    ]
+    steps, lora_steps = read_metrics(folder / "full"), read_metrics(folder / "lora")
+    yield from _trained(steps)
+    checkpoint = checkpoint_folder(folder / "full/checkpoints", 3)
+    went_on = "resume after step 2," in trainings[1].output
+    kept = is_complete(checkpoint) and (checkpoint / MEMORY_FILE).exists()
+    said = f"{'went on after step 2' if went_on else 'began anew'}; {'weights and memory' if kept else 'nothing'} kept"
+    yield Part("checkpoint", said, "goes on; both kept", went_on and kept)
+    yield _agreement("weights", [step["rollout_corr/log_ppl_abs_diff"] for step in steps[1:]])
+    yield _agreement("LoRA", [step["rollout_corr/log_ppl_abs_diff"] for step in lora_steps[1:]])
+    if gpu:
+        yield _sleep(trainings[0].samples)
+    yield _memory(_settings(full), trainings[:2], steps, gpu=gpu)
+    yield _seconds(trainings, [*steps, *lora_steps])
+
+
+def _trained(steps: Sequence[dict[str, Any]]) -> Iterator[Part]:
+    norms = [step["actor/grad_norm"] or 0.0 for step in steps]
+    off_policy = [step["empo2/off_policy_fraction"] for step in steps]
+    found = f"{len(steps)}, gradient norms {_list(norms)}, off-policy {_list(off_policy)}"
+    both = all(0 < share < 1 for share in off_policy)
+    yield Part("steps", found, "3, gradients, both updates", len(steps) == 3 and max(norms, default=0) > 0 and both)
+    shown = [step["empo2/tips_injected_per_call"] for step in steps]
+    yield Part("tips", f"{_list(shown)} a call", "shown from step 2 on", min(shown[1:], default=0) > 0)
+
+
+def _agreement(name: str, gaps: Sequence[float]) -> Part:
+    found = f"mean log-probs {_list(gaps, 4)} nats apart" if gaps else "no step"
+    return Part(name, found, f"{AGREEMENT}", bool(gaps) and max(gaps) < AGREEMENT)
+
+
+def _sleep(samples: Sequence[float]) -> Part:
+    """Compare the card's memory in the second half of the run: vLLM awake and asleep."""
+    later = samples[len(samples) // 2 :]
+    awake, asleep = max(later, default=0), min(later, default=0)
+    found = f"{awake / GIB:.1f} GiB in use, at the least {asleep / GIB:.1f}"
+    return Part("sleep", found, "falls by a third", asleep < awake * 2 / 3)
+
+
+def _memory(settings: Settings, trainings: Sequence[Training], steps: Sequence[dict[str, Any]], *, gpu: bool) -> Part:
+    """Compare the peak with the estimate at the longest row that was trained."""
+    row = int(max(step["prompt_length/max"] + step["response_length/max"] for step in steps))
+    prompt = min(row - 1, settings.model.max_prompt_tokens)
+    sizes = {"max_prompt_tokens": prompt, "max_episode_tokens": row - prompt}
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update=sizes)})
+    shape = machine.find_shape(settings)
+    assert shape is not None
+    if gpu:
+        phases = estimate.phases(settings, shape, machine.read_gpus().cards[0])
+        expected = max(sum(terms.values()) for terms in phases.values())
+    else:
+        expected = sum(machine.cpu_memory(settings, shape).values())
+    peak = max(training.peak for training in trainings)
+    found = f"peak {peak / GIB:.1f} GiB, estimated {expected / GIB:.1f} for rows of {row} tokens"
+    close = peak < expected * (1 + ESTIMATE) and (gpu or peak > expected * (1 - ESTIMATE))
+    return Part("memory", found, f"{ESTIMATE:.0%} apart at most" if not gpu else f"{ESTIMATE:.0%} above at most", close)
+
+
+def _seconds(trainings: Sequence[Training], steps: Sequence[dict[str, Any]]) -> Part:
+    spent: Counter[str] = Counter({"3 starts": round(sum(training.start for training in trainings))})
+    for step in steps:
+        spent.update({name: step.get(f"timing_s/{name}") or 0 for name in _WHERE})
+    total = sum(training.seconds for training in trainings)
+    return Part("seconds", f"{total:.0f}: {', '.join(f'{name} {seconds:.0f}' for name, seconds in spent.items())}")
+
+
+def learning(folder: Path, *, gpu: bool, steps: int) -> Iterator[Part]:
+    """Train GRPO and EMPO² one after the other, or go on; yield their curves."""
+    settings = [f"run.steps={steps}", "tasks.args.names=[find-living-thing]"]
+    command = ["sweep", str(ROOT / "bench/gpu_learning.yaml"), "--output", str(folder)]
+    subprocess.run([*_CLI, *command, "--profile", "gpu-1" if gpu else "cpu", *settings], check=False)
+    for arm in ("grpo", "empo2"):
+        yield curve(arm, read_metrics(folder / f"{arm}-1"), steps, rises=arm == "empo2" and gpu)
+    page = folder / "report.html"
+    yield Part("report", escape(str(page)) if page.exists() else "none", "a page", page.exists())
+
+
+def curve(arm: str, rows: Sequence[dict[str, Any]], steps: int, *, rises: bool) -> Part:
+    """Return what a run's metrics say of its validations and its cost.
+
+    Args:
+        rises: whether the last validation must be above the first.
+    """
+    points = [(row["step"], row["val/return"]) for row in rows if row.get("val/return") is not None]
+    hours = sum(row.get("timing_s/step") or 0 for row in rows) / 3600
+    said = ", ".join(f"{value:.0f} at {step}" for step, value in points) or "no validation"
+    ended = bool(rows) and rows[-1]["step"] >= steps
+    passed = ended and (not rises or (len(points) > 1 and points[-1][1] > points[0][1]))
+    needed = f"{steps} steps{', rises' if rises else ''}"
+    return Part(arm, f"return {said}; {hours:.1f} hours", needed, passed)
+
+
+def _list(values: Sequence[float], digits: int = 2) -> str:
+    return ", ".join(f"{value:.{digits}f}" for value in values)
+
+
+def _settings(arguments: Sequence[str]) -> Settings:
+    given = list(arguments)
+    file, profile = (given.pop(given.index(option) + 1) for option in ("--config", "--profile"))
+    return load_settings(profile, [each for each in given if not each.startswith("--")], file=Path(file))
+
+
+def _train(arguments: Sequence[str], gpu: bool) -> Training:
+    """Run `empo2 train` and follow its memory.
+
+    Raises:
+        SystemExit: it failed; the message is the end of what it printed.
+    """
+    begin = time.monotonic()
+    with (
+        subprocess.Popen(
+            [*_CLI, "train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+        _following(process.pid, gpu) as samples,
+    ):
+        output = process.communicate()[0]
+    if process.returncode:
+        raise SystemExit(f"empo2 train {' '.join(arguments)}\n{output[-3000:]}\nFAIL: a training")
+    return Training(output, time.monotonic() - begin, max(samples, default=0), samples)
+
+
+@contextmanager
+def _following(pid: int, gpu: bool) -> Iterator[list[float]]:
+    """Yield samples of the memory of the card (all cards' largest), or of a process and its descendants, in bytes."""
+    samples: list[float] = []
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(0.2 if gpu else _POLL_SECONDS):
+            samples.append(_card_memory() if gpu else _tree_memory(pid))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _card_memory() -> float:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    listed = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    return max(map(float, listed.split())) * 2**20
+
+
+def _tree_memory(pid: int) -> float:
+    """Return the proportional set sizes of a process tree: shared pages count once."""
+    total = 0
+    try:
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            try:
+                lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+            except OSError:
+                continue
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+    except psutil.NoSuchProcess:
+        pass
+    return total
