@@ -3,13 +3,20 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.launcher import estimate, machine
 from empo2.recipe.trainer.verl_config import build_verl_config, read_settings
+
+BENCH = Path(__file__).parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import gpu_runs  # noqa: E402
 
 MODELS = {
     "gpu": "Qwen/Qwen2.5-7B-Instruct",
@@ -64,7 +71,7 @@ def test_a_script_of_the_users_own_is_refused_as_well() -> None:
 
 
 def test_the_proof_for_gpus_runs_on_a_cpu_and_says_what_failed() -> None:
-    script = Path(__file__).parents[2] / "bench" / "gpu_proof.py"
+    script = BENCH / "gpu_proof.py"
     done = subprocess.run([sys.executable, str(script), "--device", "cpu"], capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "PASS"), done.stdout + done.stderr
     wrong = (
@@ -74,3 +81,41 @@ def test_the_proof_for_gpus_runs_on_a_cpu_and_says_what_failed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", wrong, str(script)], capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAIL: log-probs"), done.stdout + done.stderr
+
+
+def _steps(*returns: float | None) -> list[dict[str, Any]]:
+    rows = [{"step": step, "val/return": value, "timing_s/step": 90.0} for step, value in enumerate(returns)]
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("returns", "passed"),
+    [
+        ((-60.0, None, 20.0), True),
+        ((-60.0, None, -60.0), False),  # does not rise
+        ((-60.0, 20.0), False),  # ended before step 2
+        ((None, None, 20.0), False),  # nothing to compare with
+    ],
+)
+def test_the_tier_learning_asks_for_a_curve_that_rises(returns: tuple[float | None, ...], passed: bool) -> None:
+    part = gpu_runs.curve("empo2", _steps(*returns), 2, rises=True)
+    assert part.passed == passed
+    if passed:
+        assert part.found == "return -60 at 0, 20 at 2; 0.1 hours"
+    assert gpu_runs.curve("grpo", _steps(-60.0, -60.0, -60.0), 2, rises=False).passed
+
+
+def test_the_peak_is_held_against_the_estimate_of_the_longest_row() -> None:
+    settings = gpu_runs._settings(["--config", str(gpu_runs.HOUSES), *gpu_runs._SIZES[False]])
+    steps = [{"prompt_length/max": 300.0, "response_length/max": 200.0}]
+    small = {"max_prompt_tokens": 499, "max_episode_tokens": 1}
+    expected = sum(
+        machine.cpu_memory(
+            settings.model_copy(update={"model": settings.model.model_copy(update=small)}),
+            estimate.SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"],
+        ).values()
+    )
+    for share, close in ((0.79, False), (0.81, True), (1.19, True), (1.21, False)):
+        trainings = [gpu_runs.Training("", 0.0, share * expected)]
+        part = gpu_runs._memory(settings, trainings, steps, gpu=False)
+        assert part.passed == close and "for rows of 500 tokens" in part.found

@@ -41,8 +41,8 @@ def use_torch_padding_helpers() -> None:
 def run_without_accelerator() -> None:
     """Make verl's FSDP2 engine and its vLLM rollout run on the CPU. Idempotent.
 
-    With verl 0.9.1 the patches of verl become a class of some 30 lines that ``PlatformRegistry`` registers as "cpu", and
-    ``VERL_PLATFORM=cpu``; those of vLLM stay.
+    With verl 0.9.1 the patches of verl become ``VERL_PLATFORM=cpu`` and a class of some 30 lines that
+    ``PlatformRegistry`` registers as "cpu"; those of vLLM stay.
     """
     # Ray is given a GPU that does not exist (ray_init.num_gpus); verl would ask it for an "NPU".
     verl.utils.device.get_resource_name = lambda: "GPU"

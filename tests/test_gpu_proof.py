@@ -1,0 +1,20 @@
+"""`make gpu-proof tier=stack` on the CPU: the whole stack, and its memory against the estimate of `empo2 check`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Minutes by itself. CI runs it after `make test`; `make test-all` does, too.
+pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
+
+SCRIPT = Path(__file__).parents[1] / "bench/gpu_proof.py"
+
+
+def test_every_part_of_the_stack_passes(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "stack", "--device", "cpu", "--runs", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["PASS"]), done.stdout + done.stderr
+    judged = [line.partition(":")[0] for line in done.stderr.splitlines()]
+    assert judged == ["steps", "tips", "checkpoint", "weights", "LoRA", "memory", "seconds"]
