@@ -47,6 +47,8 @@ import psutil
 from rich.table import Table
 from shared import HEADERS, KEY, SCOPE, Goal, empo2_gateway, fill_memory, free_port, report, say, server, turns
 
+from empo2.recipe.gateway.network import Network
+
 TIPS = 10_000
 GOAL_AGENTS = 64
 NO_GATEWAY, AGL_SERVER, UNTAGGED, TAGGED, KNOWN = "no gateway", "agl-server", "empo2, untagged", "empo2", "empo2, known"
@@ -129,9 +131,7 @@ async def compare(folder: Path, options: argparse.Namespace) -> tuple[Table, lis
         table.add_column(column, justify="left" if column == "way" else "right")
     goals = _goals(None)
     with _ways(folder, options) as ways:
-        async with httpx.AsyncClient(
-            headers=HEADERS, timeout=_CALL_SECONDS, limits=httpx.Limits(max_connections=None)
-        ) as client:
+        async with httpx.AsyncClient(headers=HEADERS, timeout=_CALL_SECONDS, transport=Network()) as client:
             for way in ways:
                 await _warm_up(client, way)
             for agents in options.agents:

@@ -20,6 +20,7 @@ from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.metrics import StepMetrics
+from empo2.recipe.gateway.network import Network
 from empo2.recipe.gateway.pipeline import Pipeline, stages
 from empo2.recipe.gateway.request import Stage
 from empo2.recipe.gateway.routes import empo2_routes
@@ -64,9 +65,9 @@ def make_gateway(
     """
     proxy = upstream.proxy_settings(settings.model, model_path)
     external = settings.model.server is not None
-    others = httpx.AsyncClient(transport=transport or _network(), timeout=_CALL_SECONDS)
+    others = httpx.AsyncClient(transport=transport or Network(), timeout=_CALL_SECONDS)
     if transport is None:
-        transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else _network()
+        transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else Network()
     client = httpx.AsyncClient(transport=transport, timeout=_CALL_SECONDS)
     services = Services(
         settings=settings,
@@ -106,11 +107,6 @@ def make_gateway(
 
     app.router.lifespan_context = lifespan
     return app
-
-
-def _network() -> httpx.AsyncBaseTransport:
-    """Return a transport without a limit: agents and reflections would wait for a pool's connections."""
-    return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
 
 
 async def _sweep(services: Services, episodes: Episodes) -> None:

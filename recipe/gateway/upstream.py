@@ -19,6 +19,7 @@ from agentlightning.server.store import _events, _rollouts, _terminal_order
 from fastapi import FastAPI, HTTPException
 
 from empo2.recipe.config import Model
+from empo2.recipe.gateway.network import Network
 from empo2.recipe.protocol import RolloutTag
 
 
@@ -64,7 +65,7 @@ class OpenAITransport(httpx.AsyncBaseTransport):
 
     def __init__(self, key: str | None) -> None:
         self._key = key
-        self._transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+        self._transport = Network()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = {name: value for name, value in json.loads(request.content).items() if name not in _NOT_OPENAI}
