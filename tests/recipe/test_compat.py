@@ -97,6 +97,12 @@ SAID = [  # file, what stands in it, whatever the white space; " ... " is anythi
         "with merged_lora_context(self.module, backup_adapters=True): params = self.module.state_dict() "
         "params = normalize_peft_param_name(params) else: params = self.module.state_dict() params = convert_weight_",
     ),
+    # ... and rounds the weights that are pushed, but not whole ones, after convert_weight_keys
+    (
+        "verl/workers/engine/fsdp/transformer_impl.py",
+        "params = convert_weight_keys( ... .full_tensor().to(torch.bfloat16, non_blocking=True) "
+        "if isinstance(param, DTensor) else param,",
+    ),
     ("verl/utils/fsdp_utils.py", "def merged_lora_context ... restore_base_model_weights(actor, base_weights_backup)"),
     # what is trained is asked in the first pass, and peft freezes a LoRA while it is disabled
     (

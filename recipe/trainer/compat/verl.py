@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import verl.utils.device
 
+from empo2.memory.cpu import fast_dtype
 from empo2.recipe.trainer import ray_environment
 
 
@@ -102,6 +103,24 @@ def run_without_accelerator() -> None:
     CpuPlatform.check_and_update_config = staticmethod(keep_executor)  # type: ignore[method-assign]
 
 
+def push_unrounded_weights() -> None:
+    """Push to vLLM the weights that are trained, where a CPU computes in float32.
+
+    ``FSDPEngine.get_per_tensor_param`` (0.8 and 0.9.1) rounds sharded weights to bfloat16. On a GPU both sides compute
+    with these; in float32 vLLM would sample from another policy: after two updates at 1e-4 its log-probs were 0.11 nats
+    from the trainer's. It leaves whole tensors as they are, and names them by ``convert_weight_keys`` first.
+    """
+    import verl.utils.model as model
+
+    rename = model.convert_weight_keys
+
+    def renamed(params: dict[str, Any], module: Any) -> dict[str, Any]:
+        whole = {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in params.items()}
+        return rename(whole, module)
+
+    model.convert_weight_keys = renamed
+
+
 def use_trained_logits() -> None:
     """Train with our engine. ``EngineRegistry.register`` would keep verl's own for CUDA.
 
@@ -124,4 +143,6 @@ lora.push_merged_lora()
 lora.keep_lora_trainable()
 if ray_environment.device() == "cpu":
     run_without_accelerator()
+    if fast_dtype() == "float32":
+        push_unrounded_weights()
 use_trained_logits()
