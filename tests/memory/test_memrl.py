@@ -149,13 +149,6 @@ def test_value_ranks_candidates_by_hand(settings, similarities, values, texts, f
     assert by_value(**settings)(entries(similarities, values=values, texts=texts)).tolist() == found
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("equal", [0.1, 1 / 3, 1e300])
-def test_equal_values_have_z_0_and_similarity_decides_then_age(weight, equal):
-    rows = entries([0.6, 0.8, 0.8, 0.7, 0.8, 0.6, 0.6], values=[equal] * 7)
-    assert by_value(k=7, candidates=7, weight=weight)(rows).tolist() == [4, 2, 1, 3, 6, 5, 0]
-
-
 def test_exploration_draws_from_the_candidates_each_once_and_ranks_what_it_drew():
     similarities = [0.95, 0.94, 0.93, 0.92, 0.91, 0.9, 0.3, 0.3]
     rows = entries(similarities, values=range(8), texts=[1, 1, 2, 3, 4, 5, 6, 7])
@@ -204,12 +197,3 @@ def test_ranking_by_value_equals_plain_python(rows, k, minimum, candidates, weig
     )
     found = by_value(k, minimum, candidates, weight)(columns)
     assert found.tolist() == [i for *_, i in ranked[:k]]
-
-
-def test_the_minimum_itself_is_enough_and_few_candidates_give_few():
-    assert by_value()(entries([0.5, 0.5000001, 0.4999999])).tolist() == [1, 0]
-    for policy in (by_value(), by_value(exploration=1.0)):
-        assert policy(entries([])).tolist() == policy(entries([0.1, -1.0])).tolist() == []
-        assert policy(entries([0.1, 0.6, 0.9])).tolist() == [2, 1]
-    for policy in (by_value(k=0), by_value(candidates=0)):
-        assert policy(entries([0.9, 0.8])).tolist() == []
