@@ -135,8 +135,6 @@ def test_value_weighs_z_scores_by_hand():
 @pytest.mark.parametrize(
     ("settings", "similarities", "values", "texts", "found"),
     [
-        ({"k": 4, "weight": 0.0}, [0.6, 0.9, 0.7, 0.8], [3, 1, 4, 1], None, [1, 3, 2, 0]),  # similarity alone
-        ({"k": 4, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [3, 1, 4, 1], None, [2, 0, 1, 3]),  # the value alone
         ({"candidates": 3, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [2, 1, 3]),
         ({"candidates": 1, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [1]),
         # Of one text the nearest and newest entry is a candidate.
@@ -186,7 +184,7 @@ def z_scores(values):
 
 
 @given(ROWS, st.integers(0, 5), st.sampled_from(SIMILARITIES), st.integers(0, 8), st.sampled_from([0.0, 0.37, 1.0]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ranking_by_value_equals_plain_python(rows, k, minimum, candidates, weight):
     columns = entries(*([row[i] for row in rows] for i in range(4)))
     chosen = plain(rows, lambda row: row[:1], candidates, lambda similarity: similarity >= minimum)

@@ -92,7 +92,7 @@ def plain(rows, order, k, admit):
 
 
 @given(ROWS, st.integers(0, 12), st.sampled_from(SIMILARITIES))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ranking_equals_plain_python(rows, k, minimum):
     columns = entries(*([row[i] for row in rows] for i in range(4)))
 
@@ -120,7 +120,7 @@ def test_unusable_keys_are_named(key, complaint):
 
 
 @given(st.lists(st.tuples(st.sampled_from(["append", "drop_oldest", "drop"]), st.integers(0, 70)), max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_column_table_equals_a_list(operations):
     table = ColumnTable(id=np.empty(0, np.int64), tip=np.empty(0, np.int64), key=np.empty((0, 2), np.float32))
     expected, appended = [], 0

@@ -48,7 +48,7 @@ def test_a_tip_is_found_by_the_state_nearest_to_the_query(store, success):
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), unique=True), st.integers(1, 4), st.randoms())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_search_with_exclusions_is_one_in_a_memory_without_those_tips(excluded, k, random):
     episodes = [(name, random.choice([EAST, BETWEEN, NORTH]), random.randint(0, 2)) for name in "abcdefgh"]
     with closing(open_store(":memory:")) as whole, closing(open_store(":memory:")) as part:
@@ -170,7 +170,7 @@ def test_visits_by_hand(store):
 
 
 @given(st.randoms())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_order_of_visits_changes_nothing(random):
     """Also where similarity is not transitive: EAST and NORTH are near BETWEEN, and not near each other."""
     keys = {"a": EAST, "b": BETWEEN, "c": NORTH}

@@ -648,30 +648,6 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
         assert bool((log_probs < 0).all())  # vLLM's own, with tips: the old policy's
 
 
-async def test_an_agent_that_comes_back_to_a_state_is_trained_on_all_of_its_turns(gateway: GatewayUnderTest):
-    """It sends only the newest turn: hall, room, hall, room, hall. Of equal prompts agent-lightning trains the last."""
-    hall, room = turns("a wide hall with pillars"), turns("some small room upstairs")
-    rollout = await gateway.create("no-memory")
-    sent = await gateway.play(rollout, [*hall, *room, *hall, *room, *hall])
-    assert [len(set(map(tuple, sent))), len(sent)] == [2, 5]
-    await gateway.finish(rollout, 3)
-    ids, _, metrics, results = await trained(gateway, rollout)
-    assert [row[: len(prompt)] for row, prompt in zip(ids, sent, strict=True)] == sent
-    assert (metrics["training/n_turns"], results.left_out.total()) == (5, 0)
-    assert results.kept[rollout].intrinsic == pytest.approx(1 + 1 + 1 / 2 + 1 / 2 + 1 / 3)
-
-
-async def test_a_request_that_is_sent_again_before_its_answer_is_one_turn(gateway: GatewayUnderTest):
-    gateway.model.delay = lambda path, body: 0.5
-    rollout = await gateway.create("no-memory")
-    (body,) = turns("a wide hall with pillars")
-    await asyncio.gather(*(gateway.call(rollout, body) for _ in range(2)))
-    await gateway.finish(rollout, 3)
-    ids, _, _, results = await trained(gateway, rollout)
-    assert (len(ids), results.left_out) == (1, {"repeated_calls": 1, "turns_dropped": 0, "overlong_rows": 0})
-    assert results.kept[rollout].intrinsic == 1.5
-
-
 async def test_the_real_controller_plays_many_agents_at_once(gateway: GatewayUnderTest, tmp_path: Path):
     """Errors 6 and 12. Agents that raise, hang or report nothing fail by themselves and disturb no other."""
     tag = {"rollout_mode": "memory", "update_mode": "off-policy", "scope": "doors"}

@@ -191,7 +191,7 @@ _turn = st.tuples(_content, _reply, st.lists(_text, max_size=3))
 
 @pytest.mark.parametrize("style", TEMPLATES)
 @given(turns=st.lists(_turn, min_size=1, max_size=4), system=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_prompt_extends_the_one_before_it(style: str, turns: list[Any], system: bool):
     """Token for token, wherever the same chat without tips does: else no row merges and no prefix is cached."""
     tips, messages = EpisodeTips(), [SYSTEM] if system else []

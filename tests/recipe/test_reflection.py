@@ -303,7 +303,7 @@ PIECES = [
 @given(
     st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=40).map("".join), st.integers(1, 12), st.booleans()
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_whatever_the_reply_a_tip_is_one_clean_line_of_limited_length(reply: str, words: int, truncated: bool):
     tip = tip_of(reply, SPECIAL, words, truncated)
     assert tip.isprintable()
