@@ -9,7 +9,7 @@ from empo2.memory.file import MemoryFileError, copy_memory
 from empo2.memory.novelty import Novelty, Visit
 from empo2.memory.retrieval import AtRandom, ByScore, BySimilarity, Policy
 from empo2.memory.service import MemoryService
-from empo2.memory.store import MAX_TIP_CHARACTERS, MemoryStore, Step, Tip
+from empo2.memory.store import MAX_TIP_CHARACTERS, MemoryStore, NewPlay, Step, Tip
 
 __all__ = [
     "MAX_TIP_CHARACTERS",
@@ -22,6 +22,7 @@ __all__ = [
     "MemoryFileError",
     "MemoryService",
     "MemoryStore",
+    "NewPlay",
     "Novelty",
     "Policy",
     "SentenceEmbedder",

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +15,7 @@ from empo2.memory.embedder import Embedder
 from empo2.memory.index import cosine_similarities
 from empo2.memory.novelty import Novelty, Visit, count_similar
 from empo2.memory.retrieval import Policy
-from empo2.memory.store import MemoryStore, Step, Tip
+from empo2.memory.store import MemoryStore, NewPlay, Step, Tip
 
 T = TypeVar("T")
 
@@ -140,32 +140,9 @@ class MemoryService:
         entries, self._size = await self._in_thread(add)
         return entries
 
-    async def record_play(
-        self,
-        scope: str,
-        episode: str,
-        *,
-        score: float,
-        success: bool,
-        searches: int,
-        hits: int,
-        shown: Mapping[int, int],
-        reward: float,
-    ) -> None:
-        """Credit the tips that an episode was shown (tip id -> turns) with its result; see `MemoryStore`."""
-        await self._in_thread(
-            lambda store: store.record_play(
-                scope,
-                episode,
-                score=score,
-                success=success,
-                searches=searches,
-                hits=hits,
-                shown=shown,
-                reward=reward,
-                learning_rate=self._value_learning_rate,
-            )
-        )
+    async def record_play(self, play: NewPlay) -> None:
+        """Credit the tips that an episode was shown with its result; see `MemoryStore`."""
+        await self._in_thread(lambda store: store.record_play(play, learning_rate=self._value_learning_rate))
 
     @property
     def size(self) -> int:

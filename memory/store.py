@@ -39,6 +39,28 @@ class Tip:
     similarity: float
 
 
+@dataclass(frozen=True)
+class NewPlay:
+    """An episode for which tips were looked up.
+
+    Attributes:
+        score: the environment's return.
+        searches: turns for which tips were looked up.
+        hits: turns for which some were found.
+        shown: ids of the tips shown, each with the number of turns. Tips dropped since are recorded too.
+        reward: the return as the trainer scales it.
+    """
+
+    scope: str
+    episode: str
+    score: float
+    success: bool | None
+    searches: int
+    hits: int
+    shown: Mapping[int, int]
+    reward: float
+
+
 class MemoryStore:
     """Tips and visited states of any number of scopes, in one SQLite file.
 
@@ -160,45 +182,26 @@ class MemoryStore:
         ids = index["id"][allowed]
         return [self._tip(int(ids[row]), float(similarities[row])) for row in rows]
 
-    def record_play(
-        self,
-        scope: str,
-        episode: str,
-        *,
-        score: float,
-        success: bool | None,
-        searches: int,
-        hits: int,
-        shown: Mapping[int, int],
-        reward: float,
-        learning_rate: float,
-    ) -> None:
-        """Record an episode for which tips were looked up, and update the value of each tip that it was shown.
+    def record_play(self, play: NewPlay, *, learning_rate: float) -> None:
+        """Record an episode, and update the value of each tip that it was shown.
 
         Q <- Q + learning_rate (reward - Q), MemRL's update (arXiv 2601.03192), once per episode, in however many turns
         the tip was shown. An episode that is already recorded is not changed.
 
-        Args:
-            score: the environment's return.
-            searches: turns for which tips were looked up.
-            hits: turns for which some were found.
-            shown: ids of the tips shown, each with the number of turns. Tips dropped since are recorded too.
-            reward: the return as the trainer scales it.
-
         Raises:
             ValueError: a score or reward that is not finite. Nothing is stored then.
         """
-        score, reward = _finite(episode, "score", score), _finite(episode, "reward", reward)
+        score, reward = _finite(play.episode, "score", play.score), _finite(play.episode, "reward", play.reward)
         updates: list[tuple[str, int, float]] = []
         with self._db:
-            play = self._db.execute(
+            new = self._db.execute(
                 "INSERT INTO plays VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (episode) DO NOTHING",
-                (episode, scope, score, success, searches, hits, time.time()),
-            )
-            if play.rowcount == 0:
+                (play.episode, play.scope, score, play.success, play.searches, play.hits, time.time()),
+            ).rowcount
+            if not new:
                 return
-            for tip, turns in shown.items():
-                self._db.execute("INSERT INTO credits VALUES (?, ?, ?)", (episode, tip, turns))
+            for tip, turns in play.shown.items():
+                self._db.execute("INSERT INTO credits VALUES (?, ?, ?)", (play.episode, tip, turns))
                 updates += self._db.execute(
                     "UPDATE tips SET value = value + ? * (? - value) WHERE id = ? RETURNING scope, id, value",
                     (learning_rate, reward, tip),

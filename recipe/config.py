@@ -273,7 +273,7 @@ def load_settings(
     Raises:
         ConfigError: an unknown key (with the nearest right one), a wrong type or value, an unreadable file.
     """
-    values = _yaml(DEFAULTS.read_text())
+    values = parse_yaml(DEFAULTS.read_text())
     profiles = values.pop("profiles")
     if profile is not None and profile not in profiles:
         raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
@@ -306,7 +306,7 @@ def load_settings(
 
 def _scienceworld(profile: str, layers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return ScienceWorld's settings for a profile; none if a layer gives other tasks."""
-    world = _yaml(SCIENCEWORLD.read_text())
+    world = parse_yaml(SCIENCEWORLD.read_text())
     of_profile = world.pop("profiles").get(profile, {})
     tasks = [each["tasks"] for each in layers if isinstance(each.get("tasks"), Mapping)]
     named = {section["source"] for section in tasks if "source" in section}
@@ -329,7 +329,8 @@ class _Loader(yaml.CSafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), "-+0123456789")
 
 
-def _yaml(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
+    """Return what YAML text holds."""
     return yaml.load(text, _Loader)
 
 
@@ -343,7 +344,7 @@ def read_layer(file: Path, option: str = "--config") -> Mapping[str, Any]:
         ConfigError: the file cannot be read, or is not a mapping.
     """
     try:
-        content = _yaml(file.read_text())
+        content = parse_yaml(file.read_text())
     except OSError as error:
         raise ConfigError(f"{option} {file}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeError) as error:
@@ -358,7 +359,7 @@ def _parse_override(argument: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{argument!r}: settings are given as key=value, such as algorithm.seed=1")
     try:
-        return nested(key, _yaml(text))
+        return nested(key, parse_yaml(text))
     except yaml.YAMLError:
         raise ConfigError(
             f"{argument!r}: the value is not YAML; put quotes around text with special characters"
@@ -392,7 +393,7 @@ def _explain(problem: Any) -> str:
 
 
 def _nearest(key: str) -> str:
-    sections = _yaml(DEFAULTS.read_text())
+    sections = parse_yaml(DEFAULTS.read_text())
     del sections["profiles"]
     known = [*(f"{section}.{name}" for section, names in sections.items() for name in names), *sections]
     same_name = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]

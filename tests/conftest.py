@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
@@ -14,6 +15,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: two threads 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)  # a handler is not inherited
+
+hypothesis.settings.register_profile("default", deadline=None)  # two workers on two cores: any example may have to wait
+hypothesis.settings.load_profile("default")
 
 HERE = Path(__file__).parent
 WHOLE_STACK = {f"{HERE.name}/{file.name}" for file in HERE.glob("test_*.py") if "pytest.mark.stack" in file.read_text()}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.config import Settings, load_settings, parse_yaml
 from empo2.recipe.errors import ConfigError, Empo2Error
 
 EXAMPLES = """\b
@@ -112,26 +112,17 @@ def init(
             rows = load_tasks(load_settings(layer={"tasks": {"source": source}}), made_up=True).train
         trial = load_settings("cpu", layer={"tasks": {"source": source}})  # the run that is proposed below
         chosen, *others = starter.scope_choices(rows, trial.algorithm.tasks_per_step, trial.run.steps)
-        layer = {
-            "agent": {
-                "class": agent or starter.COMMAND_AGENT,
-                "env": starter.all_variables(variables, command, rows[0]),
-                "time_limit": 300,
-            },
-            "tasks": {"source": source},
-            "memory": {"scope": chosen.fields},
-            "algorithm": {"failure_return": rewards[0], "success_return": rewards[1]},
-        }
-        about_scope = _scope_line(chosen, others, trial, len(rows))
-        settings = load_settings(layer=layer)
         drafts[output] = starter.config_text(
             output,
-            agent=settings.agent.name,
+            agent=agent or starter.COMMAND_AGENT,
             source=source,
-            variables=settings.agent.env,
+            variables=starter.all_variables(variables, command, rows[0]),
             scope=chosen.fields,
             rewards=rewards,
         )
+        layer = parse_yaml(drafts[output])
+        about_scope = _scope_line(chosen, others, trial, len(rows))
+        settings = load_settings(layer=layer)
         if not force and output.exists() and output.read_text() != drafts[output]:
             raise ConfigError(
                 f"{output} exists and differs: --force overwrites it, --config {output} checks it as it is"

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import structlog
 from fastapi import APIRouter, HTTPException
 
 from empo2.memory import EmbedderError, MemoryFileError
@@ -15,10 +14,7 @@ from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
-from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.services import Services
-
-log = structlog.get_logger()
 
 _MEMORY_ERRORS = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError)
 _COMMIT_SECONDS = 10  # for the visits of a step; most of it is waiting for another process that holds the file
@@ -62,8 +58,7 @@ def empo2_routes(
             async with asyncio.timeout(_COMMIT_SECONDS):
                 await memory.commit_visits()
         except (*_MEMORY_ERRORS, TimeoutError) as error:
-            log.error("the memory failed", error=described(error))
-            services.metrics.counts["memory_failures"] += 1
+            services.memory_failed(error)
         return services.metrics.drain() | {"empo2/memory_size": memory.size}
 
     @router.post(protocol.PAUSE)

@@ -4,14 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import structlog
+
 from empo2.memory import MemoryService
 from empo2.recipe.config import Settings
+from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.stages.gate import PolicyGate
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.gateway.tips.text import shown_tip
 from empo2.recipe.gateway.tokens.tokenizer import TipTokenizer
 from empo2.recipe.gateway.upstream import ModelServers
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -36,3 +41,8 @@ class Services:
         # The same tips are shown many times, and cleaning one takes milliseconds.
         shown = lru_cache(maxsize=4096)(lambda text: shown_tip(text, special_tokens, words))
         object.__setattr__(self, "shown", shown)
+
+    def memory_failed(self, error: Exception) -> None:
+        """Count a failure of the memory, which costs no call more than its tips or its visit."""
+        log.error("the memory failed", error=described(error))
+        self.metrics.counts["memory_failures"] += 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from empo2.memory import MemoryStore, Step, Visit
+from empo2.memory import MemoryStore, NewPlay, Step, Visit
 
 EAST, NORTH, UP = np.eye(3, dtype=np.float32)
 BETWEEN = (EAST + NORTH) / math.sqrt(2)  # cosine 0.707 to both
@@ -34,12 +34,13 @@ def play(
     *,
     scope: str = "task",
     score: float = 1.0,
+    learning_rate: float = 0.5,
     **given: Any,
 ) -> None:
     """Record a play that was shown these tips, each in one turn unless the turns are given; its reward is the score."""
     turns = shown if isinstance(shown, Mapping) else dict.fromkeys(shown, 1)
-    given = {"success": None, "searches": 1, "hits": 1, "reward": score, "learning_rate": 0.5} | given
-    store.record_play(scope, episode, score=score, shown=turns, **given)
+    given = {"success": None, "searches": 1, "hits": 1, "reward": score} | given
+    store.record_play(NewPlay(scope, episode, score=score, shown=turns, **given), learning_rate=learning_rate)
 
 
 def visit(store: MemoryStore, scope: str, state: str, key: np.ndarray, *, threshold: float) -> int:

@@ -131,31 +131,20 @@ async def test_a_background_text_that_gets_urgent_moves_up(letters, batching):
     assert letters.background == [["other"], ["a", "c"]]
 
 
-async def test_urgent_batches_are_embedded_at_once_in_as_many_threads(letters):
-    letters.shut()
-    batching = BatchingEmbedder(letters, threads=3)
-    calls = []
-    for i in range(3):  # the next comes when the last is being embedded
-        calls += await asked(batching.embed(f"{i}", urgent=True))
-        await until(lambda text=f"{i}": [text] in letters.urgent)
-    calls += await asked(batching.embed("waits", urgent=True))
-    letters.open()
-    await asyncio.gather(*calls)
-    await batching.close()
-    assert letters.urgent == [["0"], ["1"], ["2"], ["waits"]]
-
-
-async def test_background_batches_are_embedded_at_once_in_as_many_threads(letters):
+@pytest.mark.parametrize("urgent", [True, False])
+async def test_batches_of_a_kind_are_embedded_at_once_in_as_many_threads(letters, urgent):
     """One thread for all rollouts without tips could not keep up with the states of 128 agents."""
     letters.shut()
-    batching = BatchingEmbedder(letters, threads=3)
-    calls = []
-    for i in range(3):
-        calls += await asked(batching.embed(f"{i}", urgent=False))
-        await until(lambda text=f"{i}": [text] in letters.background)
+    batching, calls = BatchingEmbedder(letters, threads=3), []
+    kind = letters.urgent if urgent else letters.background
+    for i in range(3):  # the next comes when the last is being embedded
+        calls += await asked(batching.embed(f"{i}", urgent=urgent))
+        await until(lambda text=f"{i}": [text] in kind)
+    calls += await asked(batching.embed("waits", urgent=urgent))
     letters.open()
     await asyncio.gather(*calls)
     await batching.close()
+    assert kind == [["0"], ["1"], ["2"], ["waits"]]
 
 
 @pytest.mark.parametrize("urgent", [True, False])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from empo2.memory import MemoryService, Novelty
-from empo2.memory.distillation import Moments, RandomNetworkDistillation
+from empo2.memory.distillation import RandomNetworkDistillation
 
 from .test_service import serving
 
@@ -61,15 +61,6 @@ def test_rewards_are_those_of_a_torch_version() -> None:
         ours.update(episodes)
         expected = errors(probe, past).detach().numpy() / np.std(returns)
         assert [ours.reward(key) for key in probe] == pytest.approx(expected, rel=1e-4)
-
-
-def test_moments_of_batches_are_those_of_all_rows() -> None:
-    rows = GENERATOR.normal(3, 2, size=(20, 4))
-    moments = Moments(0, np.zeros(4), np.zeros(4))
-    for batch in (rows[:1], rows[1:12], rows[12:]):
-        moments.add(batch)
-    assert moments.mean == pytest.approx(rows.mean(axis=0))
-    assert moments.deviation == pytest.approx(rows.std(axis=0))
 
 
 def test_the_first_step_earns_nothing_and_known_states_ever_less() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -73,14 +72,6 @@ def test_auto_is_what_the_cpu_computes_fast_and_keeps_the_direction(minilm, monk
     vectors = embedder.embed(texts)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
     assert np.vecdot(minilm.embed(texts), vectors).min() > 0.999
-
-
-def test_threads_can_embed_at_once(minilm):
-    texts = observations(8)
-    alone = np.concatenate([minilm.embed([text]) for text in texts])
-    with ThreadPoolExecutor(4) as pool:
-        together = np.concatenate(list(pool.map(lambda text: minilm.embed([text]), texts)))
-    assert np.vecdot(together, alone).min() > 0.99999
 
 
 def test_a_lone_surrogate_does_not_fail_its_batch(minilm):

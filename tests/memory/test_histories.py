@@ -129,7 +129,7 @@ OPERATION = st.one_of(
     st.lists(st.tuples(st.integers(0, 2), OPERATION, st.integers(0, 5)), max_size=25),
     st.integers(1, 8),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_history_gives_what_a_plain_model_gives(scopes, history, capacity):
     with TemporaryDirectory() as folder:
         path = Path(folder, "memory.db")

@@ -25,7 +25,7 @@ RATE = 0.3
 FORKER = f"""
 import json, os, random, sys
 import numpy as np
-from empo2.memory import ByScore, MemoryStore, Step, Visit
+from empo2.memory import ByScore, MemoryStore, NewPlay, Step, Visit
 
 path, kept = sys.argv[1:]
 KEYS = np.random.default_rng(0).normal(size=(8, 384))
@@ -50,8 +50,9 @@ def write(run):
         if kind == "add":
             store.add_episode(scope, name, tip=name, score=number % 3, success=None, steps=steps)
         elif kind == "play":
-            store.record_play(scope, name, score=number % 7, success=None, searches=2, hits=1,
-                              shown={{tip.id: 2 for tip in tips}}, reward=number % 7, learning_rate={RATE})
+            play = NewPlay(scope, name, score=number % 7, success=None, searches=2, hits=1,
+                           shown={{tip.id: 2 for tip in tips}}, reward=number % 7)
+            store.record_play(play, learning_rate={RATE})
         elif kind == "visit":
             store.states.add_visits([Visit(scope, name, steps[0].key)], threshold=0.5)
         elif kind == "remove":

@@ -135,8 +135,6 @@ def test_value_weighs_z_scores_by_hand():
 @pytest.mark.parametrize(
     ("settings", "similarities", "values", "texts", "found"),
     [
-        ({"k": 4, "weight": 0.0}, [0.6, 0.9, 0.7, 0.8], [3, 1, 4, 1], None, [1, 3, 2, 0]),  # similarity alone
-        ({"k": 4, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [3, 1, 4, 1], None, [2, 0, 1, 3]),  # the value alone
         ({"candidates": 3, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [2, 1, 3]),
         ({"candidates": 1, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [1]),
         # Of one text the nearest and newest entry is a candidate.
@@ -147,13 +145,6 @@ def test_value_weighs_z_scores_by_hand():
 )
 def test_value_ranks_candidates_by_hand(settings, similarities, values, texts, found):
     assert by_value(**settings)(entries(similarities, values=values, texts=texts)).tolist() == found
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("equal", [0.1, 1 / 3, 1e300])
-def test_equal_values_have_z_0_and_similarity_decides_then_age(weight, equal):
-    rows = entries([0.6, 0.8, 0.8, 0.7, 0.8, 0.6, 0.6], values=[equal] * 7)
-    assert by_value(k=7, candidates=7, weight=weight)(rows).tolist() == [4, 2, 1, 3, 6, 5, 0]
 
 
 def test_exploration_draws_from_the_candidates_each_once_and_ranks_what_it_drew():
@@ -193,7 +184,7 @@ def z_scores(values):
 
 
 @given(ROWS, st.integers(0, 5), st.sampled_from(SIMILARITIES), st.integers(0, 8), st.sampled_from([0.0, 0.37, 1.0]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ranking_by_value_equals_plain_python(rows, k, minimum, candidates, weight):
     columns = entries(*([row[i] for row in rows] for i in range(4)))
     chosen = plain(rows, lambda row: row[:1], candidates, lambda similarity: similarity >= minimum)
@@ -204,12 +195,3 @@ def test_ranking_by_value_equals_plain_python(rows, k, minimum, candidates, weig
     )
     found = by_value(k, minimum, candidates, weight)(columns)
     assert found.tolist() == [i for *_, i in ranked[:k]]
-
-
-def test_the_minimum_itself_is_enough_and_few_candidates_give_few():
-    assert by_value()(entries([0.5, 0.5000001, 0.4999999])).tolist() == [1, 0]
-    for policy in (by_value(), by_value(exploration=1.0)):
-        assert policy(entries([])).tolist() == policy(entries([0.1, -1.0])).tolist() == []
-        assert policy(entries([0.1, 0.6, 0.9])).tolist() == [2, 1]
-    for policy in (by_value(k=0), by_value(candidates=0)):
-        assert policy(entries([0.9, 0.8])).tolist() == []

@@ -55,7 +55,7 @@ TRAJECTORIES = st.lists(st.sampled_from(["x:0", "x:40", "x:80", "x:180", "x:182"
 
 
 @given(trajectory=TRAJECTORIES, random=st.randoms(use_true_random=False))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_identical_trajectories_earn_the_same_in_any_order(trajectory: list[str], random: Any) -> None:
     """Two steps of eight; the second sees all visits of the first."""
 

@@ -106,11 +106,6 @@ def test_wrong_values_name_key_and_value(argument: str, parts: list[str]) -> Non
         assert part in message
 
 
-def test_all_wrong_values_at_once() -> None:
-    message = refused("algorithm.seed=x", "gateway.port=-1")
-    assert "algorithm.seed='x'" in message and "gateway.port=-1" in message
-
-
 def test_unknown_profile() -> None:
     message = refused(profile="tpu")
     assert all(profile in message for profile in ("'tpu'", *PROFILES))

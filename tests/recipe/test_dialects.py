@@ -599,17 +599,6 @@ async def test_errors_are_those_of_the_dialect(gateway: GatewayUnderTest, path: 
     assert (await post(gateway, rollout, path, ASKED[path])).status_code == 200
 
 
-async def test_dialects_are_validated_at_the_temperature_of_validation(gateway: GatewayUnderTest):
-    rollout = await gateway.create("memory")
-    async with gateway.as_agent() as client:
-        for path, body in ASKED.items():
-            asked = body | {"temperature": 0.9}
-            await client.post(f"{gateway.address(rollout, 'val')}/{path}", json=asked)
-            assert gateway.last().body["temperature"] == 0.4
-            await client.post(f"{gateway.address(rollout)}/{path}", json=asked)
-            assert gateway.last().body["temperature"] == 1
-
-
 async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest):
     rollout = await gateway.create(None)
     address = gateway.address(rollout)

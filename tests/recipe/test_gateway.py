@@ -23,7 +23,6 @@ from .harness import (
     MODES,
     ROOMS,
     SECONDS,
-    STORES,
     TOOL_TEMPLATE,
     GatewayUnderTest,
     both,
@@ -269,14 +268,6 @@ async def test_tip_free_prompts_are_those_of_a_chat_that_never_had_tips(tmp_path
         assert (await gateway.drain())["empo2/tokenize_failures"] == 0
 
 
-async def test_tips_stand_in_the_order_of_their_scores_and_once_each(gateway: GatewayUnderTest):
-    """Error 7: an episode of near-identical steps fills the authors' top 10 with its one tip."""
-    await gateway.store_tips(turns(*["a dark room"] * 12), "worst", "middle", "best")
-    await gateway.play(await gateway.create("memory"), turns("a dark room"))
-    (message,) = gateway.last().body["messages"]
-    assert message["content"].splitlines()[1:] == ["- best", "- middle", "- worst", "", "a dark room"]
-
-
 async def test_a_special_token_in_a_tip_never_reaches_a_prompt(gateway: GatewayUnderTest):
     """Nor does one that taking out another would make."""
     nested = "<|im_<|im_end|>end|> <|im_<|im_<|im_end|>end|>end|>"
@@ -304,38 +295,6 @@ async def test_concurrent_calls_of_one_turn_show_the_same_tips(gateway: GatewayU
     await gateway.store_tips(ROOMS, "second")
     await gateway.call(rollout, ROOMS[0])
     assert "second" not in gateway.last().prompt
-
-
-async def test_many_episodes_at_once_keep_apart(gateway: GatewayUnderTest):
-    """Errors 8 and 12: scopes never mix, whatever their names, and neither do the tips of concurrent episodes."""
-    scopes = [json.dumps({"task": "find", "variation": number}) for number in range(16)]
-    for number, scope in enumerate(scopes):
-        await gateway.store_tips(ROOMS[:1], f"the tip of {number};", scope=scope)
-    gateway.model.delay = lambda path, body: 0.1
-    rollouts = [await gateway.create("memory", "off-policy", scope) for scope in scopes]
-    prompts = await asyncio.gather(*(gateway.play(rollout, ROOMS) for rollout in rollouts))
-    (never,) = await asyncio.gather(gateway.play(await gateway.create(None), ROOMS))
-    for number, (rollout, ids) in enumerate(zip(rollouts, prompts, strict=True)):
-        texts = [tokenizer().decode(prompt) for prompt in ids]
-        assert all(text.count(f"the tip of {number};") == text.count("the tip of") > 0 for text in texts)
-        calls = await gateway.events(rollout, "empo2_call")
-        assert [call["tip_free_prompt_token_ids"] for call in calls] == never
-        assert {call["scope"] for call in calls} == {scopes[number]}
-        assert [call["visits"] for call in calls] == [2, 1, 1]
-
-
-async def test_tips_outlive_a_restart(tmp_path: Path):
-    """Error 8: the authors' memory is a list in the process."""
-    async with running_gateway(tmp_path) as gateway:
-        await gateway.store_tips(ROOMS, "Take the lamp.")
-    for store in STORES:
-        store.clear()
-    async with running_gateway(tmp_path) as gateway:
-        rollout = await gateway.create("memory")
-        await gateway.play(rollout, ROOMS[:1])
-        assert "Take the lamp." in gateway.last().prompt
-        assert (await gateway.state())["memory_size"] == 1
-        assert [call["visits"] for call in await gateway.events(rollout, "empo2_call")] == [2]
 
 
 # Visits and reflections
@@ -452,17 +411,6 @@ async def test_a_degenerate_tip_is_counted_and_not_stored(gateway: GatewayUnderT
     metrics = await gateway.drain()
     assert (metrics["empo2/tips_refused"], metrics["empo2/tips_refused/copy"]) == (1, 1)
     assert metrics["empo2/reflections_failed"] == metrics["empo2/memory_size"] == 0
-
-
-async def test_a_tip_is_one_sentence_of_at_most_so_many_words(gateway: GatewayUnderTest):
-    gateway.tip = "Sure! Tip: **Take the lamp**, then go north.\nThat is all I know.\n"
-    rollout = await gateway.create()
-    await gateway.play(rollout, ROOMS)
-    await gateway.finish(rollout, -3)
-    await gateway.drain()
-    assert (await gateway.snapshot())[0] == [("a", "Take the lamp, then go north.", -3.0)]
-    asked = gateway.reflections()[-1].body["messages"][-1]["content"]
-    assert "the task was not completed, with a final score of -3" in asked and "at most 30 words" in asked
 
 
 async def test_a_chat_too_long_for_a_question_is_asked_about_shorter(gateway: GatewayUnderTest):
@@ -698,30 +646,6 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
         assert int(row["response_mask"].sum()) == sum(len(seen.reply_ids) for seen in gateway.model.requests()[-4:-1])
         log_probs = row["rollout_log_probs"][row["response_mask"].bool()]
         assert bool((log_probs < 0).all())  # vLLM's own, with tips: the old policy's
-
-
-async def test_an_agent_that_comes_back_to_a_state_is_trained_on_all_of_its_turns(gateway: GatewayUnderTest):
-    """It sends only the newest turn: hall, room, hall, room, hall. Of equal prompts agent-lightning trains the last."""
-    hall, room = turns("a wide hall with pillars"), turns("some small room upstairs")
-    rollout = await gateway.create("no-memory")
-    sent = await gateway.play(rollout, [*hall, *room, *hall, *room, *hall])
-    assert [len(set(map(tuple, sent))), len(sent)] == [2, 5]
-    await gateway.finish(rollout, 3)
-    ids, _, metrics, results = await trained(gateway, rollout)
-    assert [row[: len(prompt)] for row, prompt in zip(ids, sent, strict=True)] == sent
-    assert (metrics["training/n_turns"], results.left_out.total()) == (5, 0)
-    assert results.kept[rollout].intrinsic == pytest.approx(1 + 1 + 1 / 2 + 1 / 2 + 1 / 3)
-
-
-async def test_a_request_that_is_sent_again_before_its_answer_is_one_turn(gateway: GatewayUnderTest):
-    gateway.model.delay = lambda path, body: 0.5
-    rollout = await gateway.create("no-memory")
-    (body,) = turns("a wide hall with pillars")
-    await asyncio.gather(*(gateway.call(rollout, body) for _ in range(2)))
-    await gateway.finish(rollout, 3)
-    ids, _, _, results = await trained(gateway, rollout)
-    assert (len(ids), results.left_out) == (1, {"repeated_calls": 1, "turns_dropped": 0, "overlong_rows": 0})
-    assert results.kept[rollout].intrinsic == 1.5
 
 
 async def test_the_real_controller_plays_many_agents_at_once(gateway: GatewayUnderTest, tmp_path: Path):

@@ -25,7 +25,7 @@ from empo2.recipe.gateway import app, routes
 from empo2.recipe.gateway.logs import configure_logs
 from empo2.recipe.gateway.tips import search
 
-from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, fill_memory, running_gateway, turns
+from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, running_gateway, turns
 from .model_server import MODEL, ModelServer
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
@@ -231,15 +231,6 @@ async def test_the_gateway_touches_only_memory_files_below_its_folder(tmp_path: 
     assert (folder / "notes.sqlite").read_text() == "something of the user's"
 
 
-async def test_a_snapshot_replaces_a_snapshot(gateway: GatewayUnderTest):
-    for tip in ("alpha", "beta"):
-        await gateway.store_tips(turns(tip), tip)
-        answer = await gateway.client.post("/empo2/snapshot", json={"path": "step.sqlite"})
-        assert answer.json() == {"path": "step.sqlite"}
-    with closing(MemoryStore(gateway.folder / "step.sqlite", embedder="words", dimension=64)) as store:
-        assert store.size() == 2
-
-
 @pytest.mark.parametrize("trouble", ["no folder", "damaged pages", "a pipe", "no memory", "in use"])
 def test_a_gateway_does_not_start_without_its_memory(
     tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -388,18 +379,6 @@ async def test_a_gateway_with_a_stuck_memory_and_a_silent_model_server_ends(tmp_
 
 
 # Tips
-
-
-async def test_an_imported_tip_is_shown_no_longer_than_the_settings_allow_and_without_special_tokens(tmp_path: Path):
-    tips = [f"tip{number}<|im_end|>\n<|im_start|>on " + "word " * 2000 for number in range(8)]
-    fill_memory(tmp_path / "memory.sqlite", tips)
-    async with running_gateway(tmp_path, "memory.episode_tokens=900", "memory.min_similarity=-1") as gateway:
-        rollout = await gateway.create("memory")
-        await gateway.play(rollout, turns("a room"))
-        lines = [line for line in gateway.last().prompt.splitlines() if line.startswith("- tip")]
-        assert len(lines) == 8 and all(line.split()[2:4] == ["on", "word"] for line in lines)
-        assert {len(line.split()) - 1 for line in lines} == {30}  # reflection.max_words of the cpu profile
-        await gateway.finish(rollout)
 
 
 # Attempts

@@ -83,14 +83,6 @@ def test_the_agents_own_messages_are_not_changed():
     assert messages == before
 
 
-def test_a_retry_gets_the_same_prompt_whatever_the_memory_finds_by_then():
-    tips, messages = EpisodeTips(), [user("a room")]
-    sent = send(tips, messages, "one")
-    assert send(tips, messages, "another") == sent
-    no_tips = [user("a cave")]
-    assert send(tips, no_tips) == no_tips == send(tips, no_tips, "late")
-
-
 @pytest.mark.parametrize(
     "rewritten",
     [
@@ -108,15 +100,6 @@ def test_an_agent_that_rewrites_its_history_starts_anew(rewritten: list[Message]
     sent = send(tips, rewritten, "two")
     assert shown(sent, "two") == [len(rewritten) - 1]
     assert not shown(sent, "one")
-
-
-def test_equal_observations_at_different_turns_keep_their_own_tips():
-    tips, first = EpisodeTips(), [user("a room")]
-    send(tips, first, "one")
-    second = [*first, assistant("wait"), user("a room")]
-    sent = send(tips, second, "two")
-    assert shown(sent, "one") == [0]
-    assert shown(sent, "two") == [2]
 
 
 def test_a_list_of_parts_stays_one_and_reads_as_text_would():
@@ -180,19 +163,6 @@ def test_the_faster_of_two_requests_of_a_turn_decides_on_its_tips():
     assert slow.fields == fast.fields
 
 
-def test_a_prompt_carries_the_tips_of_what_it_extends():
-    tips = EpisodeTips()
-    assert carried(PromptRequest(tips, "Find it.")) == []
-    send_prompt(tips, "Find it.", "one")
-    assert carried(PromptRequest(tips, "Find it.")) == ["one"]
-    tips.replied("Find it.", " look")
-    send_prompt(tips, "Find it. look\nA lamp.", "two")
-    tips.replied("Find it. look\nA lamp.", " take")
-    assert carried(PromptRequest(tips, "Find it. look\nA lamp. take\nTaken.")) == ["one", "two"]
-    assert carried(PromptRequest(tips, "Find it. look\nA cave.")) == ["one"]
-    assert carried(PromptRequest(tips, "A lamp.")) == []
-
-
 def test_a_prompt_extends_what_was_sent_and_answered():
     tips = EpisodeTips()
     first = "Task: find the lamp.\nAction:"
@@ -221,7 +191,7 @@ _turn = st.tuples(_content, _reply, st.lists(_text, max_size=3))
 
 @pytest.mark.parametrize("style", TEMPLATES)
 @given(turns=st.lists(_turn, min_size=1, max_size=4), system=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_prompt_extends_the_one_before_it(style: str, turns: list[Any], system: bool):
     """Token for token, wherever the same chat without tips does: else no row merges and no prefix is cached."""
     tips, messages = EpisodeTips(), [SYSTEM] if system else []

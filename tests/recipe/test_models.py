@@ -86,17 +86,6 @@ def test_a_chat_is_chatml_and_every_turn_is_in_it(tokenizer):
     assert (ids.count(IM_START), ids.count(IM_END)) == (5, 4), "one id each"
 
 
-def test_a_prompt_extends_the_last_one_token_for_token(tokenizer):
-    chat = [QUESTION]
-    prompt = render(tokenizer, chat, answer_next=True)
-    for reply in ("The capital is Paris.", "Action: 12", "3\n\nBecause  of the door."):
-        generated = [*tokenizer.encode(reply, add_special_tokens=False), IM_END]
-        chat = [*chat, {"role": "assistant", "content": reply}, QUESTION]
-        longer = render(tokenizer, chat, answer_next=True)
-        assert longer[: len(prompt) + len(generated) + 1] == [*prompt, *generated, NEWLINE]
-        prompt = longer
-
-
 def test_numbers_are_split_into_digits_and_every_text_survives(tokenizer):
     """Both fail with the tokenizer that transformers 5.9 makes of this GGUF file."""
     assert tokenizer.tokenize("2026") == ["2", "0", "2", "6"]

@@ -138,8 +138,7 @@ class ModelCall:
                 turn.embedding = await memory.embed(turn.state, urgent=False)
             return await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
         except Exception as error:
-            log.error("the memory failed", error=described(error))
-            self._services.metrics.counts["memory_failures"] += 1
+            self._services.memory_failed(error)
             return None
 
     async def _tip_free_ids(self) -> list[int] | None:

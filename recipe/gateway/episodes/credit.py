@@ -3,14 +3,10 @@
 from collections import defaultdict
 from collections.abc import Collection
 
-import structlog
-
+from empo2.memory import NewPlay
 from empo2.recipe.gateway.episodes.episode import Episode
-from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.protocol import scaled_return
-
-log = structlog.get_logger()
 
 
 class TipCredit:
@@ -52,17 +48,17 @@ class TipCredit:
         if not episode.searches:
             return
         algorithm = self._services.settings.algorithm
+        play = NewPlay(
+            episode.tag.scope,
+            episode.rollout_id,
+            score=score,
+            success=score >= algorithm.success_return,
+            searches=episode.searches,
+            hits=episode.hits,
+            shown=episode.shown,
+            reward=scaled_return(algorithm, score) - baseline,
+        )
         try:
-            await self._services.memory.record_play(
-                episode.tag.scope,
-                episode.rollout_id,
-                score=score,
-                success=score >= algorithm.success_return,
-                searches=episode.searches,
-                hits=episode.hits,
-                shown=episode.shown,
-                reward=scaled_return(algorithm, score) - baseline,
-            )
+            await self._services.memory.record_play(play)
         except Exception as error:
-            log.error("the memory failed", error=described(error))
-            self._services.metrics.counts["memory_failures"] += 1
+            self._services.memory_failed(error)

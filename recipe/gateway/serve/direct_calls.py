@@ -4,8 +4,8 @@ They all belong to one rollout, which stays open and keeps no events, since nobo
 episode of its own, so that tips are shown as in validation.
 """
 
-from collections import OrderedDict
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from starlette.responses import Response
@@ -46,17 +46,11 @@ class DirectChats:
     """
 
     def __init__(self, tag: RolloutTag) -> None:
-        self._tag = tag
-        self._episodes: OrderedDict[bytes, Episode] = OrderedDict()
+        self._of = lru_cache(_MOST_CHATS)(lambda opening: Episode(SERVED, upstream.DEFAULT_ATTEMPT_ID, tag))
 
     def episode(self, body: dict[str, Any]) -> Episode:
         """Return the episode of a request: a chat completion, or a completion, which is a chat of its own."""
-        key = _opening(body)
-        episode = self._episodes.pop(key, None) or Episode(SERVED, upstream.DEFAULT_ATTEMPT_ID, self._tag)
-        self._episodes[key] = episode
-        if len(self._episodes) > _MOST_CHATS:
-            self._episodes.popitem(last=False)
-        return episode
+        return self._of(_opening(body))
 
 
 def _opening(body: dict[str, Any]) -> bytes:

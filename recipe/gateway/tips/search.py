@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import structlog
 
 from empo2.memory import Tip
 from empo2.recipe import baselines
 from empo2.recipe.gateway.episodes.episode import Episode
-from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.injection import Block, ChatRequest, PromptRequest, TippedRequest
 from empo2.recipe.gateway.tips.text import TIPS_HEADING, render_tips, tip_line
-
-log = structlog.get_logger()
 
 _SEARCH_SECONDS = 1.0  # that a call waits; 100,000 entries take 0.01
 
@@ -84,8 +80,7 @@ async def _search(
         metrics.counts["memory_late"] += 1
         return Block(), embedding
     except Exception as error:
-        log.error("the memory failed", error=described(error))
-        metrics.counts["memory_failures"] += 1
+        services.memory_failed(error)
         return Block(), embedding
     block = _block(services, tips, room)
     hit = bool(carried or block.tips)

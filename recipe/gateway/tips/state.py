@@ -13,6 +13,8 @@ log = structlog.get_logger()
 
 _REGEX = "regex:"
 
+type Part = Callable[[Sequence[Message]], str]
+
 
 class StateReader:
     """Read the state from a request, as ``memory.state`` says.
@@ -22,7 +24,8 @@ class StateReader:
 
     def __init__(self, memory: Memory) -> None:
         self._characters = memory.state_characters
-        self._part = _part(memory.state)
+        self._of_chat = _part(memory.state, self._characters)
+        self._of_prompt = _part("end", self._characters) if memory.state == "beginning" else self._of_chat
 
     def of_chat(self, messages: Sequence[Message]) -> str:
         """Return the state of a chat; "" if it has none.
@@ -31,15 +34,14 @@ class StateReader:
         same in all states of an episode and would make them similar. Usually only the first message of an episode
         states it; ``memory.scope`` can separate the tasks in all others.
         """
-        return self._part(messages, self._characters)
+        return self._of_chat(messages)
 
     def of_prompt(self, prompt: str) -> str:
         """Return the state of a ``completions`` prompt: its end, which holds the newest observation.
 
         A regular expression or a function is asked as if the prompt were a chat of one message.
         """
-        part = _end if self._part is _beginning else self._part
-        return part([{"role": "user", "content": prompt}], self._characters)
+        return self._of_prompt([{"role": "user", "content": prompt}])
 
     def task_and_state(self, body: Mapping[str, Any]) -> tuple[str, str]:
         """Return the beginning of a request's first user message, which usually states the task, and its state."""
@@ -51,40 +53,31 @@ class StateReader:
         return task[: self._characters], self.of_chat(messages)
 
 
-def _part(state: str) -> Callable[[Sequence[Message], int], str]:
+def _part(state: str, characters: int) -> Part:
     if state == "beginning":
-        return _beginning
+        return lambda messages: newest_observation(messages)[:characters]
     if state == "end":
-        return _end
+        return lambda messages: newest_observation(messages)[-characters:]
     if state.startswith(_REGEX):
-        return _last_match(re.compile(state.removeprefix(_REGEX)))
-    return _function(state)
+        return _last_match(re.compile(state.removeprefix(_REGEX)), characters)
+    return _function(state, characters)
 
 
-def _beginning(messages: Sequence[Message], characters: int) -> str:
-    return newest_observation(messages)[:characters]
-
-
-def _end(messages: Sequence[Message], characters: int) -> str:
-    return newest_observation(messages)[-characters:]
-
-
-def _last_match(pattern: re.Pattern[str]) -> Callable[[Sequence[Message], int], str]:
-    def part(messages: Sequence[Message], characters: int) -> str:
+def _last_match(pattern: re.Pattern[str], characters: int) -> Part:
+    def part(messages: Sequence[Message]) -> str:
         text = newest_observation(messages)
-        matches = list(pattern.finditer(text))
-        if not matches:
+        *_, last = (None, *pattern.finditer(text))
+        if last is None:
             return text[-characters:]
-        last = matches[-1]
         return (last[1] if pattern.groups and last[1] is not None else last[0])[:characters]
 
     return part
 
 
-def _function(name: str) -> Callable[[Sequence[Message], int], str]:
+def _function(name: str, characters: int) -> Part:
     function = imported(name, "memory.state")
 
-    def part(messages: Sequence[Message], characters: int) -> str:
+    def part(messages: Sequence[Message]) -> str:
         try:
             return str(function(messages))[:characters]
         except Exception as error:  # the agent's call goes on, without tips

@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 @given(
     data=st.lists(value, max_size=4) | st.dictionaries(text, value, max_size=4), layout=layout, chunk=st.integers(1, 9)
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_data_in_chunks_of_any_size(file: Path, data: list | dict, layout: dict, chunk: int):
     file.write_text(json.dumps(data, **layout) + "\n")
     with pytest.MonkeyPatch.context() as patch:

@@ -76,10 +76,6 @@ def test_a_product_is_the_same_out_of_its_text():
     assert "花" in PRODUCT.as_json()
 
 
-def test_the_order_of_the_file(read):
-    assert [product.asin for product in read(*numbered(3, 1, 2))] == ["B3", "B1", "B2"]
-
-
 @pytest.mark.parametrize(
     ("pricing", "prices", "tag"),
     [
@@ -118,8 +114,8 @@ def test_the_price_in_a_range_is_drawn_by_the_asin(read):
 def test_what_cannot_be_a_product_is_left_out_and_counted(read, caplog):
     odd = [without("asin"), {**RECORD, "asin": 7}, {**RECORD, "asin": ""}, {**RECORD, "asin": "nan"}, None, "B1", []]
     odd += [{**RECORD, "asin": "B1234567890"}, *numbered(1), without("name"), {**RECORD, "asin": "B2", "name": None}]
-    products = read(*numbered(1), {**RECORD, "asin": "B123456789"}, *odd, *numbered(3))
-    assert [product.asin for product in products] == ["B1", "B123456789", "B3"]
+    products = read(*numbered(4), *numbered(1), {**RECORD, "asin": "B123456789"}, *odd, *numbered(3))
+    assert [product.asin for product in products] == ["B4", "B1", "B123456789", "B3"]
     [line] = caplog.messages
     assert line.endswith(
         "items.json: products left out: 7 without an asin, 1 with an asin of more than 10 characters, 1 repeated, "
@@ -133,49 +129,36 @@ def test_a_product_may_lack_all_but_asin_and_name(read):
     assert (product.query, product.description, product.options, product.attributes) == ("", "", {}, ())
 
 
-@pytest.mark.parametrize("key", ["query", "category", "product_category", "full_description"])
-def test_what_is_no_text_is_empty(read, key: str):
-    field = "description" if key == "full_description" else key
-    for record in ({**RECORD, key: None}, {**RECORD, key: 7}):
-        [product] = read(record)
-        assert getattr(product, field) == ""
-
-
 @pytest.mark.parametrize(
-    ("small_description", "points"),
-    [("One text", ("One text",)), ([], ()), (None, ()), (["One", None, 2, "Two"], ("One", "Two")), ({"a": "b"}, ())],
-)
-def test_bullet_points(read, small_description: object, points: tuple):
-    [product] = read({**RECORD, "small_description": small_description})
-    assert product.bullet_points == points
-
-
-@pytest.mark.parametrize(
-    ("customization", "options"),
+    ("key", "value", "field", "is_read_as"),
     [
-        (None, {}),
-        ({}, {}),
-        ("red", {}),
-        ({"Color": None}, {}),
-        ({"Color": "red"}, {}),
-        ({"Color": []}, {"color": ()}),
-        ({"Color": [{"image": "x.jpg"}, {"value": None}, None, {"value": "Red"}]}, {"color": ("red",)}),
-        ({"Size": [{"value": "7/8"}]}, {"size": ("7 | 8",)}),
-        ({"Color": [{"value": "Red"}], "COLOR": [{"value": "Blue"}]}, {"color": ("blue",)}),
+        *((key, value, key, "") for key in ("query", "category", "product_category") for value in (None, 7)),
+        *(("full_description", value, "description", "") for value in (None, 7)),
+        ("small_description", "One text", "bullet_points", ("One text",)),
+        *(("small_description", value, "bullet_points", ()) for value in ([], None, {"a": "b"})),
+        ("small_description", ["One", None, 2, "Two"], "bullet_points", ("One", "Two")),
+        *(("customization_options", value, "options", {}) for value in (None, {}, "red")),
+        *(("customization_options", {"Color": value}, "options", {}) for value in (None, "red")),
+        ("customization_options", {"Color": []}, "options", {"color": ()}),
+        (
+            *("customization_options", {"Color": [{"image": "x.jpg"}, {"value": None}, None, {"value": "Red"}]}),
+            *("options", {"color": ("red",)}),
+        ),
+        ("customization_options", {"Size": [{"value": "7/8"}]}, "options", {"size": ("7 | 8",)}),
+        (
+            *("customization_options", {"Color": [{"value": "Red"}], "COLOR": [{"value": "Blue"}]}),
+            *("options", {"color": ("blue",)}),
+        ),
     ],
 )
-def test_options(read, customization: object, options: dict):
-    [product] = read({**RECORD, "customization_options": customization})
-    assert product.options == options
+def test_what_becomes_of_odd_values(read, key: str, value: object, field: str, is_read_as: object):
+    [product] = read({**RECORD, key: value})
+    assert getattr(product, field) == is_read_as
 
 
-@pytest.mark.parametrize(
-    ("entry", "attributes"),
-    [({"attributes": ["soft"]}, ("soft",)), ({"attributes": None}, ()), ({}, ()), (None, ()), ([], ())],
-)
-def test_attributes(read, entry: object, attributes: tuple):
-    [product] = read(RECORD, attributes={RECORD["asin"]: entry})
-    assert product.attributes == attributes
+def test_attributes(read):
+    for entry in ({"attributes": None}, {}, None, []):
+        assert read(RECORD, attributes={RECORD["asin"]: entry})[0].attributes == ()
 
 
 def test_files_that_are_not_the_originals_are_named(files):

@@ -280,18 +280,6 @@ def test_nouns_are_those_of_the_whole_pipeline():
         assert nouns(name) == tuple(token.text.lower() for token in whole(name) if token.pos_ in ("NOUN", "PROPN"))
 
 
-def test_common_and_proper_nouns_are_kept_with_repeats():
-    assert nouns("The big dog sees a big dog in London") == ("dog", "dog", "london")
-    assert nouns("It is what it was and will be") == nouns("") == ()
-
-
-def test_a_purchase_with_the_real_nouns():
-    """Lamp, wooden foot: the same; a table, in another category and found by another query: nothing in common."""
-    assert reward(PRODUCT, CHOSEN, GOAL).value == 1
-    table = replace(PRODUCT, title="Table", query="tables", product_category="Home › Furniture")
-    assert reward(table, CHOSEN, GOAL).value == 0
-
-
 def test_an_agent_loads_neither_spacy_before_it_buys_nor_torch_at_all():
     """And torch can be imported afterwards."""
     code = """

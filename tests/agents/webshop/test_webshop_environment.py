@@ -71,14 +71,6 @@ def test_hits_come_ten_a_page(visit, instruction):
     assert clicks(third) == {"back to search", "< prev", *(asin.lower() for asin in asins[20:])}
 
 
-def test_pages_may_have_another_length(shop, goal_of):
-    environment = Environment(shop, hits=12)
-    environment.reset(goal_of(MUG), 15)
-    first, second = (environment.step(action) for action in ("search[mug]", "click[next >]"))
-    assert (len(page(first)), len(page(second))) == (3 + 3 * 12, 3 + 3 * 11)
-    assert "next >" not in clicks(second)
-
-
 def test_a_page_that_does_not_exist_cannot_be_reached(visit):
     states = visit(MUG, "search[mug]", "click[< prev]", "click[next >]", "click[next >]", "click[next >]")
     assert [state.observation == NOT_POSSIBLE for state in states] == [False, False, True, False, False, True]
@@ -118,11 +110,6 @@ def test_the_pages_below_a_product(visit, asin, button, texts):
     assert back == item
 
 
-def test_options_are_kept_below_a_product(visit):
-    actions = [*TO_THE_MUG, "click[blue]", "click[large]", "click[features]", "click[< prev]", "click[buy now]"]
-    assert visit(MUG, *actions)[-1].score == 100
-
-
 def test_back_from_a_product_leads_to_its_page_of_hits_and_forgets_its_options(visit):
     asin = page(visit(MUG, "search[mug]", "click[next >]")[-1])[4]
     *_, hits, _, back = visit(MUG, "search[mug]", "click[next >]", f"click[{asin}]", "click[< prev]")
@@ -153,7 +140,7 @@ def test_back_to_search_begins_anew(visit, path):
     [
         ([], 50),  # attribute and price of four
         (["blue"], 75),
-        (["blue", "large"], 100),
+        (["blue", "large", "features", "< prev"], 100),
         (["blue", "red | white", "large"], 75),  # the last choice of an option counts
         (["small", "large", "red | white", "blue"], 100),
     ],
@@ -240,7 +227,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(actions=st.lists(ACTIONS, max_size=20), number=st.integers(min_value=0, max_value=23))
 def test_no_actions_raise_or_leave_the_range_and_equal_ones_give_equal_states(shop, actions, number):
     def play() -> list[State]:
