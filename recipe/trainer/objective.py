@@ -118,7 +118,8 @@ def hybrid_loss(
         response_mask=tokens,
         config=config,
     )
-    ratio, high, low = moved.clamp(-20, 20).exp(), 1 + config.clip_ratio_high, 1 - config.clip_ratio_low
+    moved = moved.clamp(-20, 20)  # as agent-lightning's
+    ratio, high, low = moved.exp(), 1 + config.clip_ratio_high, 1 - config.clip_ratio_low
     of_tokens = {
         "tokens": tokens,
         "clipped": torch.where(advantages > 0, ratio > high, (advantages < 0) & (ratio < low)),

@@ -1,7 +1,8 @@
 """verl's engine with our patches: logits at the trained positions alone, and a LoRA that is pushed, saved and loaded.
 
 Where tokens are trained, log-probs, entropies, gradients and updates are verl's; elsewhere are no logits. The log-probs
-of a teacher's tokens are those of the plain model. What vLLM gets of a LoRA, and what is saved and loaded, is the policy that is trained.
+of a teacher's tokens are the plain model's. What vLLM gets of a LoRA, and what is saved and loaded, is the policy that
+is trained.
 """
 
 import json
