@@ -12,7 +12,16 @@ from learning_notes import KINDS, Outcomes
 
 from empo2.recipe.evaluation.statistics import area, over_seeds
 
-KEPT = ("step", "training/success_rate", "training/return", "training/intrinsic", "val/", "empo2/", "timing_s/step")
+KEPT = (
+    "step",
+    "training/success_rate",
+    "training/return",
+    "training/intrinsic",
+    "val/",
+    "empo2/",
+    "actor/",
+    "timing_s/step",
+)
 ALONE, WITH_MEMORY, UNSEEN = "val/train/success_rate", "val/train/memory_success_rate", "val/unseen/success_rate"
 FLAT = "empo2/groups_without_gradient"
 SEEN = {

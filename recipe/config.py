@@ -89,6 +89,8 @@ class Algorithm(_Section):
     mask_threshold: Probability
     log_prob_gap_limit: Annotated[float, Field(gt=0)] | None
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
+    off_policy_loss: Literal["ratio", "distillation", "reverse-distillation"]
+    distillation_coefficient: Annotated[float, Field(gt=0)]
     success_return: float
     failure_return: float
     return_scale: Annotated[float, Field(gt=0)] | None
@@ -104,6 +106,10 @@ class Algorithm(_Section):
     clip_low: Annotated[float, Field(ge=0, le=1)]
     clip_high: Annotated[float, Field(ge=0)]
     kl_coefficient: Annotated[float, Field(ge=0)]
+
+    @property
+    def distills(self) -> bool:
+        return self.off_policy_loss != "ratio"
 
     @property
     def return_range(self) -> float:
@@ -417,6 +423,14 @@ def _check_together(settings: Settings) -> None:
     gpus = hardware.nodes * hardware.gpus_per_node
     if gpus % hardware.tensor_parallel:
         raise ConfigError(f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {gpus} GPUs")
+    loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
+    if algorithm.distills and algorithm.name == "grpo":
+        raise ConfigError(f"{loss}: algorithm.name='grpo' shows no tips; set name to empo2 or this to ratio")
+    if algorithm.distills and algorithm.off_policy_old_log_probs == "tip-free":
+        raise ConfigError(
+            f"{loss}: has no ratio, for which algorithm.off_policy_old_log_probs='tip-free' would cost a forward pass; "
+            "set that to with-tips"
+        )
     if algorithm.updates_per_step > algorithm.tasks_per_step:
         raise ConfigError(
             f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed tasks_per_step="

@@ -14,6 +14,7 @@ from .config import ALL_TASKS, Algorithm
 from .errors import ConfigError
 
 TAG = "empo2"  # key of the tag in a rollout's metadata
+TOP_TOKENS = 20  # of a sampled token's alternatives are recorded: vLLM's ``--max-logprobs``
 PANEL = "panel"  # field of a validation task: the name of the set that it is reported with
 MADE_UP = "made_up"  # field of the tasks that `empo2 init` makes up, which are not for training
 TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those that the policy is not trained on
@@ -92,11 +93,13 @@ class RolloutTag(Mode):
         scope: its memory scope.
         pair: name of its paired group, some of whose rollouts see tips and some do not; None in every other group.
         read_only: True in validation: the rollout sees tips and leaves nothing in the memory.
+        teaches: True if the likeliest tokens are recorded beside each sampled one, for `CallEvent`.
     """
 
     scope: str
     pair: str | None = None
     read_only: bool = False
+    teaches: bool = False
 
     @property
     def mode(self) -> Mode:
@@ -137,6 +140,8 @@ class CallEvent(_Message):
         visits: visits to similar states: those before the step, the rollout's own so far, and this one; None if the
             memory failed.
         intrinsic_reward: 1 / visits, or that of ``algorithm.novelty``; 0 if the memory failed.
+        top_tokens, top_log_probs: of each token of the reply the at most `TOP_TOKENS` likeliest ones, the sampled one
+            among them, as ids, and their log-probs as vLLM sampled; empty unless the tag asks for them.
     """
 
     prompt_token_ids: list[int]
@@ -146,6 +151,8 @@ class CallEvent(_Message):
     observation: str = ""
     visits: int | None = None
     intrinsic_reward: float = 0.0
+    top_tokens: list[list[int]] = []
+    top_log_probs: list[list[float]] = []
 
 
 class AgentError(_Message):

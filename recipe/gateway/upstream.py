@@ -172,6 +172,14 @@ def record(rollout_id: str, attempt_id: str, event_type: str, data: dict[str, An
     return True
 
 
+def replace_response(rollout_id: str, attempt_id: str, response: dict[str, Any]) -> None:
+    """Put a changed response into the event of its call, which has the same id."""
+    for event in reversed(_events.get(rollout_id, {}).get(attempt_id, [])):
+        if event.event_type == "model_request" and event.data["response"].get("id") == response.get("id"):
+            event.data["response"] = response
+            break
+
+
 class ModelServers:
     """Client of the policy's vLLM servers. It asks them directly: a call on a rollout's URL would become a trained row.
 

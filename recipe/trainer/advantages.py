@@ -89,6 +89,27 @@ def relative_to(baseline: Sequence[float], scores: Sequence[float], normalize_by
     return (values - np.mean(baseline)) / (values.std(ddof=1) + _EPSILON if normalize_by_std else 1.0)
 
 
+def worth_imitating(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> set[str]:
+    """Return the off-policy rollouts that are distilled: what they did with tips is to be done without.
+
+    They succeeded, or their return exceeds the mean of their group's rollouts without tips, or of the whole group if
+    there are none, by more than ``return_tolerance``. The intrinsic reward is not part of it.
+
+    Args:
+        results: by rollout id.
+    """
+    chosen: set[str] = set()
+    for rollouts in groups_of(results):
+        members = [results[rollout] for rollout in rollouts]
+        without = [member.return_ for member in members if not member.mode.memory]
+        returns = [member.return_ for member in members]
+        above = relative_to(without or returns, returns, normalize_by_std=False) > algorithm.tolerance
+        for rollout, member, better in zip(rollouts, members, above, strict=True):
+            if member.mode.off_policy and (better or member.return_ >= algorithm.success_return):
+                chosen.add(rollout)
+    return chosen
+
+
 def tip_gain(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> float | None:
     """Return what tips are worth: the mean scaled return with tips minus that without, averaged over paired groups.
 

@@ -9,25 +9,40 @@ CHUNK = 1024
 
 
 def log_probs_of(
-    logits: torch.Tensor, labels: torch.Tensor, temperature: torch.Tensor, *, entropy: bool
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: torch.Tensor,
+    *,
+    entropy: bool,
+    others: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """Return log-probs of the labels, and entropies if asked for, each [rows, positions], computed in float32.
+    """Return log-probs of the labels, and entropies and log-probs of other tokens if asked for, computed in float32.
 
     Args:
         logits: [rows, positions, vocabulary].
         labels: [rows, positions].
-        temperature: [rows, 1, 1].
-    """
+        temperature: [rows, 1, 1], or [rows, positions, 1].
+        others: [rows, positions, tokens], ids.
 
-    def numbers(logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    Returns:
+        [rows, positions] each, of other tokens [rows, positions, tokens].
+    """
+    ids = labels.unsqueeze(-1)  # one gather for all, since the gradient of each has the size of the logits
+    ids = ids if others is None else torch.cat([ids, others], dim=-1)
+
+    def numbers(logits: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor) -> list[torch.Tensor]:
         scaled = logits.float() / temperature
         total = scaled.logsumexp(-1)
-        log_probs = scaled.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - total
-        return [log_probs, total - (scaled.softmax(-1) * scaled).sum(-1)] if entropy else [log_probs]
+        log_probs = scaled.gather(-1, ids) - total.unsqueeze(-1)
+        found = [log_probs[..., 0]]
+        if entropy:
+            found.append(total - (scaled.softmax(-1) * scaled).sum(-1))
+        return found if others is None else [*found, log_probs[..., 1:]]
 
     if labels.numel() <= CHUNK:
-        return numbers(logits, labels)
+        return numbers(logits, ids, temperature)
     width = max(1, CHUNK // len(labels))
-    parts = zip(logits.split(width, dim=1), labels.split(width, dim=1), strict=True)
+    given = logits, ids, temperature.expand(*labels.shape, 1)
+    parts = zip(*(each.split(width, dim=1) for each in given), strict=True)
     chunks = [checkpoint(numbers, *part, use_reentrant=False) for part in parts]
     return [torch.cat(columns, dim=1) for columns in zip(*chunks, strict=True)]

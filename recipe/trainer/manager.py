@@ -70,6 +70,7 @@ class TagRequests(RolloutHooks):
         self._tags = draw_tags(settings.algorithm, step, group_size)
         self._with_memory = itertools.cycle((False, settings.run.validate_with_memory))
         self._scope_fields = settings.memory.scope
+        self._distills = settings.algorithm.distills
 
     def on_enqueue(self, request: RolloutCreate) -> RolloutCreate:
         task = dict(request.input)
@@ -81,7 +82,8 @@ class TagRequests(RolloutHooks):
         else:
             return request
         scope = scope_of(task, self._scope_fields)
-        tag = RolloutTag(**mode.model_dump(), scope=scope, pair=pair, read_only=not request.is_train)
+        teaches = mode.off_policy and self._distills
+        tag = RolloutTag(**mode.model_dump(), scope=scope, pair=pair, read_only=not request.is_train, teaches=teaches)
         metadata = request.metadata if isinstance(request.metadata, dict) else dict(request.metadata or {})
         return request.model_copy(update={"metadata": {**metadata, TAG: tag.model_dump(exclude_none=True)}})
 

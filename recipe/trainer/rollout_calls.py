@@ -54,6 +54,15 @@ class PlayedCall:
             return self.event.observation
         return newest_observation(self.data["request"].get("messages") or [])
 
+    @property
+    def tops(self) -> list[dict[int, float]]:
+        """Return of each token of the reply the likeliest tokens and their log-probs, as sampled; empty if unknown."""
+        event = self.event
+        if event is None or len(event.top_tokens) != len(self.reply):
+            return [{} for _ in self.reply]
+        of_tokens = zip(event.top_tokens, event.top_log_probs, strict=True)
+        return [dict(zip(ids, log_probs, strict=True)) for ids, log_probs in of_tokens]
+
     def as_trained(self, mode: Mode) -> Self | None:
         """Return the call under the prompt that π_θ reads, tip-free if off-policy; None if that one is not known.
 

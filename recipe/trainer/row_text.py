@@ -20,7 +20,7 @@ class Decoder(Protocol):
 def recorded_row(batch: DataProto, results: Mapping[str, RolloutResult]) -> int:
     """Return the row of the step to record, the first one of its episode.
 
-    It is one with an advantage if there is any, rather off-policy, rather with memory.
+    It is one with an advantage or a teacher if there is any, rather off-policy, rather with memory.
 
     Args:
         batch: before the update, with its advantages.
@@ -31,7 +31,8 @@ def recorded_row(batch: DataProto, results: Mapping[str, RolloutResult]) -> int:
 
     def telling(row: int) -> tuple[bool, bool, bool]:
         mode = results[rollouts[row]].mode
-        return bool(advantages[row].any()), mode.off_policy, mode.memory
+        learns = bool(advantages[row].any() or batch.batch["distilled"][row])
+        return learns, mode.off_policy, mode.memory
 
     return rollouts.index(rollouts[max(range(len(rollouts)), key=telling)])
 

@@ -1,16 +1,20 @@
-"""Put EMPO²'s advantages and mode flags on agent-lightning's training rows."""
+"""Put EMPO²'s advantages, mode flags and teachers on agent-lightning's training rows."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
+from agentlightning.verl.agl_rollout_manager import CompletedRollout
 from verl import DataProto
 
+from empo2.recipe.protocol import TOP_TOKENS
 from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
-from empo2.recipe.trainer.step_results import RolloutResult
+from empo2.recipe.trainer.rollout_calls import PlayedCall
+from empo2.recipe.trainer.step_results import RolloutResult, trained_rows
 
 
 def set_advantages(batch: DataProto, results: Mapping[str, RolloutResult], advantages: Mapping[str, float]) -> None:
-    """Put each rollout's advantage on the trained tokens of its rows, and flag off-policy rows; in place.
+    """Put each rollout's advantage on the trained tokens of its rows, and flag the rows' modes; in place.
 
     Args:
         results: by rollout id.
@@ -20,10 +24,63 @@ def set_advantages(batch: DataProto, results: Mapping[str, RolloutResult], advan
     rows = torch.tensor([advantages[rollout] for rollout in ids])
     batch.batch[GIVEN_ADVANTAGES] = rows.unsqueeze(-1) * batch.batch["response_mask"]
     batch.batch["off_policy"] = torch.tensor([results[rollout].mode.off_policy for rollout in ids])
+    batch.batch["memory"] = torch.tensor([results[rollout].mode.memory for rollout in ids])
+    batch.batch["distilled"] = torch.zeros(len(ids), dtype=torch.bool)
+
+
+def distill(
+    batch: DataProto, chosen: Collection[str], played: Iterable[CompletedRollout], max_prompt_tokens: float = math.inf
+) -> dict[str, float]:
+    """Take the advantages from off-policy rows, flag the rows of the chosen rollouts, and give them their teacher.
+
+    The teacher of a token is what vLLM sampled it from: the log-probs of its likeliest tokens, with tips in the prompt.
+    ``teacher_tokens`` are their ids, ``teacher_log_probs`` -inf where there is none, both [rows, tokens, TOP_TOKENS].
+
+    Args:
+        batch: all rows of the adapter, as `set_advantages` leaves them; changed in place.
+        chosen: see `worth_imitating`.
+        played: the step's rollouts, with their events.
+        max_prompt_tokens: of a row's prompt.
+
+    Returns:
+        The number of distilled rows, and of their tokens without a teacher.
+    """
+    mask = batch.batch["response_mask"].bool()
+    batch.batch[GIVEN_ADVANTAGES][batch.batch["off_policy"]] = 0.0
+    ids = torch.zeros(*mask.shape, TOP_TOKENS, dtype=torch.int32)
+    log_probs = torch.full(ids.shape, -math.inf)
+    rows = {each.rollout_id: trained_rows(each, max_prompt_tokens) for each in played if each.rollout_id in chosen}
+    for row, turns in turns_of_rows(batch, rows):
+        tops = [top for turn in turns for top in turn.tops]
+        for token, top in zip(mask[row].nonzero()[:, 0].tolist(), tops, strict=False):  # the rest lies beyond the row
+            if top:
+                ids[row, token, : len(top)] = torch.tensor([*top])
+                log_probs[row, token, : len(top)] = torch.tensor([*top.values()])
+        batch.batch["distilled"][row] = True
+    batch.batch["teacher_tokens"], batch.batch["teacher_log_probs"] = ids, log_probs
+    untaught = (mask & ~log_probs.isfinite().any(-1))[batch.batch["distilled"]]
+    return {
+        "empo2/distilled_rows": float(batch.batch["distilled"].sum()),
+        "empo2/untaught_tokens": float(untaught.sum()),
+    }
+
+
+def turns_of_rows(
+    batch: DataProto, rows: Mapping[str, Iterable[list[PlayedCall]]]
+) -> Iterator[tuple[int, list[PlayedCall]]]:
+    """Yield the number of each row of a batch with its turns, whose replies are its trained tokens and what is cut.
+
+    Args:
+        rows: of rollouts by id, see `trained_rows`; the rows of other rollouts are passed over.
+    """
+    ahead = {rollout: iter(of_rollout) for rollout, of_rollout in rows.items()}
+    for row, rollout in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
+        if rollout in ahead:
+            yield row, next(ahead[rollout])
 
 
 def groups_without_gradient(batch: DataProto) -> float:
-    """Return the fraction of groups in which no token has an advantage."""
+    """Return the fraction of groups in which no token has an advantage or is distilled."""
     groups = batch.non_tensor_batch["data_id_list"]
-    learning = groups[batch.batch[GIVEN_ADVANTAGES].any(-1).numpy()]
+    learning = groups[(batch.batch[GIVEN_ADVANTAGES].any(-1) | batch.batch["distilled"]).numpy()]
     return 1 - len(set(learning)) / len(set(groups))

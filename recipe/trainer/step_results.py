@@ -202,6 +202,13 @@ def staleness(results: Mapping[str, RolloutResult], version: int) -> dict[str, f
     }
 
 
+def trained_rows(rollout: CompletedRollout, max_prompt_tokens: float) -> list[list[PlayedCall]]:
+    """Return the turns of each row that is trained of a rollout, in the order of the adapter's rows."""
+    mode = mode_of(rollout)
+    known = [each for turn in turns_of(calls_of(rollout.events)) if (each := turn.as_trained(mode)) is not None]
+    return rows_of(fitting(known, max_prompt_tokens))
+
+
 def mode_of(rollout: CompletedRollout) -> Mode:
     """Return a rollout's mode; without a tag it is one without memory."""
     tag = RolloutTag.read(rollout.metadata)

@@ -97,6 +97,7 @@ def step_line(step: int, metrics: dict[str, Any], *, rollouts: int, rows: int) -
         "turns dropped, their tip-free prompt is not known": metrics["empo2/turns_dropped"],
         "calls not trained, their request was sent again": metrics["empo2/repeated_calls"],
         "reply tokens without gradient": metrics["empo2/reply_tokens_lost"],
+        "reply tokens not distilled, vLLM gave no other tokens with them": metrics.get("empo2/untaught_tokens", 0),
     }
     if lost := [f"{count:.0f} {what}" for what, count in losses.items() if count]:
         said += f"; WARNING: {', '.join(lost)}"
@@ -154,7 +155,9 @@ def name_sums(metrics: dict[str, Any]) -> None:
     """Turn the loss's sums into fractions and means, in place.
 
     The loss reports sums, since a mean of means would weight a token by the size of its micro-batch. verl puts
-    ``actor/`` before every name.
+    ``actor/`` before every name. Of each kind of rows that was trained (`objective.by_kind`) there are means over its
+    tokens: ``empo2/KIND/clipped``, ``masked`` (without a clipped term), ``old_kl`` (log π_old - log π_θ), and with
+    ``kl_coefficient`` ``start_kl``, the estimated KL to the first weights.
     """
 
     def total(name: str) -> float:
@@ -165,6 +168,15 @@ def name_sums(metrics: dict[str, Any]) -> None:
         metrics[name] = [total(name) / tokens]
     metrics["empo2/masked_token_fraction"] = [total("actor/masked_tokens") / max(total("actor/off_policy_tokens"), 1)]
     metrics["empo2/disagreeing_rows"] = [total("actor/disagreeing_rows")]
+    if "actor/distilled_tokens" in metrics:
+        metrics["empo2/distillation_kl"] = [total("actor/distillation_kl") / max(total("actor/distilled_tokens"), 1)]
+    begin = "actor/tokens/"
+    counts = {name.removeprefix(begin): total(name) for name in [*metrics] if name.startswith(begin)}
+    for kind, count in counts.items():
+        for name in [name for name in metrics if name.endswith(f"/{kind}")]:
+            mean = total(name) / max(count, 1)
+            if count:
+                metrics[f"empo2/{kind}/{name.split('/')[1]}"] = [mean]
     # π_θ is what vLLM sampled from only before the first update.
     rows, gap = (float(np.atleast_1d(metrics.pop(f"actor/{name}"))[0]) for name in ("compared_rows", "log_ppl_gap"))
     if rows:

@@ -30,13 +30,19 @@ from empo2.recipe.run_folder import (
     mark_complete,
     remove_old_checkpoints,
 )
-from empo2.recipe.trainer.advantages import range_warning, rollout_advantages, tip_gain, tolerance_warning
+from empo2.recipe.trainer.advantages import (
+    range_warning,
+    rollout_advantages,
+    tip_gain,
+    tolerance_warning,
+    worth_imitating,
+)
 from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
-from empo2.recipe.trainer.objective import hybrid_loss
+from empo2.recipe.trainer.objective import by_kind, hybrid_loss
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
-from empo2.recipe.trainer.rows import groups_without_gradient, set_advantages
+from empo2.recipe.trainer.rows import distill, groups_without_gradient, set_advantages
 from empo2.recipe.trainer.shown_rollouts import logged_rollouts
 from empo2.recipe.trainer.step_results import StepResults, staleness
 from empo2.recipe.trainer.tracking import name_sums, step_line, training_metrics, validation_metrics
@@ -79,10 +85,13 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         super().init_workers()
         actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
         algorithm = self._settings.algorithm
-        limit = math.inf if algorithm.log_prob_gap_limit is None else algorithm.log_prob_gap_limit
-        self.actor_rollout_wg.set_loss_fn(
-            partial(hybrid_loss, config=actor_config, mask_threshold=algorithm.mask_threshold, gap_limit=limit)
-        )
+        loss: dict[str, Any] = {
+            "mask_threshold": 0.0 if algorithm.distills else algorithm.mask_threshold,  # a ratio's, which is not there
+            "gap_limit": math.inf if algorithm.log_prob_gap_limit is None else algorithm.log_prob_gap_limit,
+            "distillation": algorithm.distillation_coefficient,
+            "reverse": algorithm.off_policy_loss == "reverse-distillation",
+        }
+        self.actor_rollout_wg.set_loss_fn(partial(hybrid_loss, config=actor_config, **loss))
 
     @property
     def _max_prompt_tokens(self) -> int:
@@ -145,6 +154,9 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         set_advantages(batch, trained, advantages)
         if turns:
             metrics |= turns.add(batch, trained)
+        if algorithm.distills and batch.batch["off_policy"].any():
+            chosen = worth_imitating(trained, algorithm)
+            metrics |= distill(batch, chosen, played, self._max_prompt_tokens)
         sampled = sum(result.reply_tokens for result in trained.values())
         metrics |= training_metrics(results, algorithm.success_return) | self._manager.metrics
         metrics |= {
@@ -202,8 +214,11 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         metrics["empo2/step_attempts"] = attempt
         metrics["empo2/rollouts_dropped"] += lost
         # The mean of the sampled log-probs estimates the entropy without a pass over the vocabulary.
-        mask = batch.batch["response_mask"]
-        metrics["actor/entropy"] = -float((batch.batch["rollout_log_probs"] * mask).sum() / mask.sum())
+        mask, surprise = batch.batch["response_mask"], -batch.batch["rollout_log_probs"]
+        metrics["actor/entropy"] = float((surprise * mask).sum() / mask.sum())
+        for kind, rows in by_kind(batch.batch["off_policy"], batch.batch["memory"]).items():
+            if rows.any():
+                metrics[f"empo2/{kind}/entropy"] = float((surprise * mask)[rows].sum() / mask[rows].sum())
         return metrics, batch
 
     def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:

@@ -74,7 +74,8 @@ def planned_batch(
         ranks: processes that share the data.
         micro_batch: rows of a forward pass on one rank.
         other_terms: whether the loss has a KL or an entropy term. Without them a row whose advantages are 0, of a group
-            with equal scores, has no gradient, and is left out after the weights are known; an update keeps one row.
+            with equal scores, has no gradient unless it is distilled, and is left out after the weights are known; an
+            update keeps one row.
     """
     groups, rollouts = (batch.non_tensor_batch[key].tolist() for key in ("data_id_list", "rollout_id_list"))
     plan = plan_updates(groups, updates)
@@ -89,7 +90,7 @@ def planned_batch(
             weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
             factors[row] = len(batch) / members  # agent-lightning divided by all rows
     if not other_terms:
-        learns = (batch.batch["advantages"] != 0).any(-1).tolist()
+        learns = ((batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"]).tolist()
         plan = [[row for row in rows if learns[row]] or rows[:1] for rows in plan]
     order = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
     planned = with_fillers(batch, order)

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.config import Algorithm, Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import PROMPT_IDS, scope_of
 from empo2.recipe.redaction import redacted
@@ -34,7 +34,7 @@ def build_verl_config(
 
     Raises:
         ConfigError: verl or a logger is not installed, a key under ``verl`` is not one of verl's or agent-lightning's,
-            or as `check_lora`, `check_parallel` and `check_async`.
+            or as `check_lora`, `check_parallel`, `check_distillation` and `check_async`.
     """
     # agent-lightning's own search path is pkg://verl, and would import verl before Ray has been started.
     verl = importlib.util.find_spec("verl")
@@ -80,6 +80,7 @@ def build_verl_config(
             raise ConfigError(f"verl.{key}={shown!r}: not an option of verl or agent-lightning: {reason}") from None
     check_lora(config)
     check_parallel(config)
+    check_distillation(settings.algorithm, config)
     for name in settings.run.loggers:
         if name != "console" and importlib.util.find_spec(name) is None:
             raise ConfigError(f"run.loggers={settings.run.loggers}: the package {name} is not installed; add it by pip")
@@ -120,6 +121,20 @@ def check_parallel(config: DictConfig) -> None:
             )
 
 
+def check_distillation(algorithm: Algorithm, config: DictConfig) -> None:
+    """Refuse to distill with a model or an actor that does not give the log-probs of tokens that were not sampled.
+
+    Raises:
+        ConfigError: names verl's option.
+    """
+    for key in ("model.use_fused_kernels", "actor.calculate_sum_pi_squared"):
+        if algorithm.distills and OmegaConf.select(config, f"actor_rollout_ref.{key}"):
+            raise ConfigError(
+                f"actor_rollout_ref.{key}=True: does not give the log-probs that algorithm.off_policy_loss="
+                f"{algorithm.off_policy_loss!r} needs; set it to False"
+            )
+
+
 def read_settings(config: DictConfig) -> Settings:
     """Return the settings of an agent-lightning configuration, from its section ``empo2`` and from the other sections.
 
@@ -127,7 +142,7 @@ def read_settings(config: DictConfig) -> Settings:
 
     Raises:
         ConfigError: a setting is unknown, ill-typed or impossible, or stands under a key that nothing reads; or
-            as `check_lora` and `check_parallel`.
+            as `check_lora`, `check_parallel` and `check_distillation`.
     """
     for key in map(str, config):
         if key.startswith("+"):
@@ -155,7 +170,9 @@ def read_settings(config: DictConfig) -> Settings:
     }
     for section, values in said.items():
         layer[section] = values | layer.get(section, {})
-    return load_settings(layer=layer)
+    settings = load_settings(layer=layer)
+    check_distillation(settings.algorithm, config)
+    return settings
 
 
 def check_async(settings: Settings, config: DictConfig) -> None:

@@ -201,7 +201,7 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
     }
     answer: Body = {"id": "cmpl-1", "created": 0, "model": body["model"], "choices": [choice]}
     if chat:
-        listed = [{"token": t, "logprob": p, "top_logprobs": []} for t, p in zip(tokens, log_probs, strict=True)]
+        listed = [_log_prob(body, *each) for each in zip(ids, tokens, log_probs, strict=True)]
         choice |= {"message": {"tool_calls": [], "refusal": None, **message}, "logprobs": {"content": listed}}
         answer |= {"object": "chat.completion", "prompt_token_ids": prompt_ids}
     else:
@@ -213,6 +213,18 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
     usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids)}
     answer["usage"] = {**usage, "total_tokens": sum(usage.values())}
     return answer
+
+
+def _log_prob(body: Body, token: int, text: str, log_prob: float) -> Body:
+    """A token's entry as vLLM makes it (`OpenAIServingChat._create_chat_logprobs`); a grammar excludes the last one."""
+
+    def entry(token: int, text: str, log_prob: float) -> Body:
+        by_id = body.get("return_tokens_as_token_ids")
+        return {"token": f"token_id:{token}" if by_id else text, "logprob": log_prob, "bytes": [*text.encode()]}
+
+    count = body.get("top_logprobs") or 0
+    tops = [entry(token + i, "?", -9999.0 if i == 19 else log_prob - i) for i in range(count)]
+    return {**entry(token, text, log_prob), "top_logprobs": tops}
 
 
 class _WithTransport:

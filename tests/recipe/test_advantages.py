@@ -1,5 +1,6 @@
 """Advantages of paired groups, and what tips are worth, against numbers by hand and in numpy."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.protocol import Mode
-from empo2.recipe.trainer.advantages import rollout_advantages, tip_gain
+from empo2.recipe.trainer.advantages import rollout_advantages, tip_gain, worth_imitating
 from empo2.recipe.trainer.step_results import RolloutResult
 
 PAPER = load_settings("gpu").algorithm  # returns of -100..100, a tolerance of 0.5
@@ -95,3 +96,24 @@ def test_what_a_tip_is_worth() -> None:
     results |= group([5.0, 6.0], [], name="c") | {"d": RolloutResult("d", OFF, 99.0, 5.0)}
     assert tip_gain(results, PAPER) == pytest.approx((0.5 - 0.2) / 2)
     assert tip_gain(group([5.0, 6.0], []), PAPER) is None
+
+
+@pytest.mark.parametrize(
+    ("without", "with_tips", "mode", "chosen"),
+    [
+        ([], [100.0, 100.0], OFF, "01"),  # equal, with advantages of 0: the rollouts that count
+        ([], [40.0, 40.0, 40.0], OFF, ""),
+        ([], [0.0, 40.0, 80.0], OFF, "2"),  # above the mean of the group, 40
+        ([0.0, 20.0], [10.0, 10.4, 10.6, 30.0], OFF, "23"),  # above the mean without tips, 10, by the tolerance, 0.5
+        ([100.0, 100.0], [0.0, 100.0], OFF, "1"),  # misleading tips are not imitated
+        ([0.0, 0.0], [100.0, 100.0], ON, ""),
+    ],
+)
+def test_rollouts_that_are_worth_imitating(without: list[float], with_tips: list[float], mode: Mode, chosen: str):
+    results = group(without, with_tips, mode) | group([0.0, 100.0], [], name="other")
+    assert worth_imitating(results, PAPER) == {f"gt{number}" for number in chosen}
+
+
+def test_novelty_and_rounding_are_not_worth_imitating() -> None:
+    results = {name: replace(each, intrinsic=9.0 * (name == "gt0")) for name, each in group([], [0.3] * 3).items()}
+    assert not worth_imitating(results, PAPER.model_copy(update={"return_tolerance": 0.0}))

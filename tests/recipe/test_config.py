@@ -294,3 +294,26 @@ def test_unknown_option_of_verl(key: str) -> None:
 def test_a_logger_that_cannot_log_is_refused_before_the_start() -> None:
     with pytest.raises(ConfigError, match=r"the package swanlab is not installed; add it by pip"):
         composed("cpu", "run.loggers=[tensorboard, swanlab]")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algorithm.name=grpo", "algorithm.name='grpo' shows no tips"),
+        ("algorithm.off_policy_old_log_probs=tip-free", "set that to with-tips"),
+        ("verl.actor_rollout_ref.model.use_fused_kernels=true", "use_fused_kernels=True"),
+    ],
+)
+def test_distillation_refuses_what_it_cannot_work_with(override: str, words: str) -> None:
+    for loss in ("distillation", "reverse-distillation"):
+        with pytest.raises(ConfigError) as caught:
+            composed("gpu", f"algorithm.off_policy_loss={loss}", override)
+        assert words in str(caught.value) and f"algorithm.off_policy_loss={loss!r}" in str(caught.value)
+        assert "\n" not in str(caught.value)
+    composed("gpu", override)
+
+
+def test_distillation_goes_with_paired_groups_and_asynchronous_rollouts() -> None:
+    size = "verl.agentlightning.async_rollout.async_train_batch_size=32"
+    given = ["algorithm.off_policy_loss=distillation", "algorithm.baseline=paired", "algorithm.mode_per=group"]
+    assert composed("gpu", ASYNC, size, *given).empo2.algorithm.distillation_coefficient == 1

@@ -1,7 +1,8 @@
 """verl's engine with our patches: logits at the trained positions alone, and a LoRA that is pushed, saved and loaded.
 
-Where tokens are trained, log-probs, entropies, gradients and updates are verl's; elsewhere are no logits. What vLLM
-gets of a LoRA, and what is saved and loaded, is the policy that is trained.
+Where tokens are trained, log-probs, entropies, gradients and updates are verl's; elsewhere are no logits. The log-probs
+of a teacher's tokens are the plain model's. What vLLM gets of a LoRA, and what is saved and loaded, is the policy that
+is trained.
 """
 
 import json
@@ -46,11 +47,12 @@ plain, folder, checkpoint, tokenizer = sys.argv[1:]
 sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
 
 
-def batch_of(prompts, responses, attention, mask, micro_batch, **options):
+def batch_of(prompts, responses, attention, mask, micro_batch, packed=False, teacher=None, **options):
     rows = {"input_ids": torch.cat([prompts, responses], 1), "attention_mask": attention, "response_mask": mask,
             "position_ids": (attention.cumsum(1) - 1).clamp(min=0), "prompts": prompts, "responses": responses}
+    rows |= {} if teacher is None else {"teacher_tokens": teacher}
     data = left_right_2_no_padding(DataProto.from_dict({k: v.clone() for k, v in rows.items()}).to_tensordict())
-    tu.assign_non_tensor(data, use_remove_padding=False, use_fused_kernels=False, use_dynamic_bsz=False,
+    tu.assign_non_tensor(data, use_remove_padding=packed, use_fused_kernels=False, use_dynamic_bsz=False,
                          micro_batch_size_per_gpu=micro_batch, max_response_length=8, **options)
     return data
 
@@ -91,7 +93,7 @@ def loss(model_output, data, dp_group=None):
     return ((log_prob * log_prob.sin() + 0.3 * entropy) * tokens).sum(), {}
 
 
-def run(engine_class, micro_batch, **optimizer):
+def run(engine_class, micro_batch, packed=False, teacher=None, loss=loss, **optimizer):
     fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     optimizer = dict(lr=0.1, total_training_steps=1, **optimizer)
     engine = make(engine_class, plain, {"load_tokenizer": False}, optimizer, mixed_precision=fp32)
@@ -100,24 +102,58 @@ def run(engine_class, micro_batch, **optimizer):
     seen.clear()
     with engine.train_mode(disable_auto_offload=True):
         engine.optimizer_zero_grad()
-        data = batch_of(prompts, responses, attention, mask, micro_batch, temperature=0.7, calculate_entropy=True)
+        options = dict(packed=packed, teacher=teacher, temperature=0.7, calculate_entropy=True)
+        data = batch_of(prompts, responses, attention, mask, micro_batch, **options)
         engine.forward_backward_batch(data, loss)
-        gradients = [p.grad.full_tensor().flatten() for p in engine.module.parameters()]
+        gradients = [p.grad.full_tensor().flatten().clone() for p in engine.module.parameters()]
         engine.optimizer_step()
         updated = [p.full_tensor().detach().flatten() for p in engine.module.parameters()]
-    log_probs, entropies = (torch.cat(each) for each in zip(*seen))
+    log_probs, entropies, *_ = (torch.cat(each) for each in zip(*seen))
     return torch.cat(gradients), log_probs, entropies, logits, torch.cat(updated)
 
 
-def compare(micro_batch):
-    theirs, ours = run(FSDPEngineWithLMHead, micro_batch), run(TrainedLogitsEngine, micro_batch)
+def compare(micro_batch, packed=False):
+    theirs, ours = (run(kind, micro_batch, packed) for kind in (FSDPEngineWithLMHead, TrainedLogitsEngine))
     ours_of_logits.CHUNK = 4  # several chunks, and for two rows a rest
-    chunked = run(TrainedLogitsEngine, micro_batch)
+    chunked = run(TrainedLogitsEngine, micro_batch, packed)
     ours_of_logits.CHUNK = 1024
     return {
         "differences": [float((a - b).abs().max()) for each in (ours, chunked) for a, b in zip(theirs[:3], each[:3])],
         "sizes": [float(a.abs().max()) for a in theirs[:3]],
         "logits": [theirs[3], ours[3]],
+    }
+
+
+teacher = torch.randint(97, (4, 8, 5))
+share = torch.rand(4, 8, 5)
+
+
+def taught_loss(model_output, data, dp_group=None):
+    student = no_padding_2_padding(model_output["student_log_probs"], data)
+    of = share[[int((prompts == row).all(1).nonzero()[0]) for row in data["prompts"]]]
+    kept = student * data["response_mask"].unsqueeze(-1)
+    seen.append((kept.detach().sum(-1), student.detach().sum(-1)))
+    return (kept * of).sum(), {}
+
+
+def taught(micro_batch, packed):
+    model = LlamaForCausalLM.from_pretrained(plain)
+    sums = torch.zeros(4, 8)
+    for row in range(4):
+        ids = torch.cat([prompts[row], responses[row]])[attention[row].bool()]
+        begin, size = int(attention[row, :6].sum()), int(attention[row, 6:].sum())
+        log_probs = (model(ids[None]).logits[0].float() / 0.7).log_softmax(-1)[begin - 1 : begin + size - 1]
+        kept = log_probs.gather(1, teacher[row, :size]) * mask[row, :size, None]
+        (kept * share[row, :size]).sum().backward()
+        sums[row, :size] = kept.detach().sum(-1)
+    theirs = torch.cat([p.grad.flatten() for p in model.parameters()])
+    ours_of_logits.CHUNK = 4
+    ours = run(TrainedLogitsEngine, micro_batch, packed, teacher, taught_loss)
+    ours_of_logits.CHUNK = 1024
+    return {
+        "differences": [float((a - b).abs().max()) for a, b in zip((theirs, sums), ours[:2])],
+        "sizes": [float(a.abs().max()) for a in (theirs, sums)],
+        "logits": sum(ours[3]),
     }
 
 
@@ -132,7 +168,8 @@ answers |= {
     "optimizer": optimizer,
     "update": float((ours[4] - fused[4]).abs().max()),
     "gradient": float((ours[0] - fused[0]).abs().max()),
-    "rows": [compare(1), compare(2)],
+    "rows": [compare(1), compare(2), compare(2, packed=True)],
+    "taught": [taught(1, False), taught(2, False), taught(2, True)],
 }
 
 
@@ -241,16 +278,24 @@ def results(actor: Path) -> Any:
 
 
 def test_numbers_are_verls_own(results: Any) -> None:
-    """Logits are those of the union over a micro-batch.
+    """Logits are those of the union over a micro-batch, of packed rows those of each row.
 
     Row 0 has 5 6 7 11 12 (one before its tokens), row 1 has 2 3 7, row 3 has 6 7 8 9.
     """
-    for result, kept in zip(results["rows"], ([5, 3, 1, 4], [7, 4]), strict=True):
+    for result, kept in zip(results["rows"], ([5, 3, 1, 4], [7, 4], [8, 4]), strict=True):
         assert all(size > 1e-2 for size in result["sizes"])
         assert max(result["differences"]) < 1e-5
         theirs, ours = result["logits"]
         assert ours == kept
         assert sum(theirs) > sum(ours)
+
+
+def test_the_log_probs_of_a_teachers_tokens(results: Any) -> None:
+    """And their gradients, of padded and of packed rows, in chunks."""
+    for result, kept in zip(results["taught"], (13, 11, 12), strict=True):
+        assert all(size > 1e-2 for size in result["sizes"])
+        assert max(result["differences"]) < 1e-4
+        assert result["logits"] == kept
 
 
 def test_the_fused_optimizer_makes_the_same_update(results: Any) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from empo2.recipe.gateway.tokens import sampling
+
 from .harness import CHAT, ROOMS, GatewayUnderTest, running_gateway, turns
 from .model_server import Body
 
@@ -116,3 +118,53 @@ async def test_training_calls_of_plain_grpo_are_sampled_likewise(tmp_path: Path)
         assert (await gateway.call(rollout, ROOMS[0], headers={"Authorization": "Bearer wrong"})).status_code == 401
         assert (await gateway.call(rollout, b"{no JSON")).status_code >= 400
         assert (await gateway.drain())["empo2/sampling_overridden"] == 0
+
+
+TAG = {"rollout_mode": "memory", "update_mode": "off-policy", "scope": "a", "teaches": True}
+
+
+async def test_the_likeliest_tokens_of_a_rollout_that_teaches(gateway: GatewayUnderTest):
+    """They are recorded in the gateway's event alone: the agent and agent-lightning get what they would get without."""
+    answers, events, asked = [], [], []
+    for tag in ({**TAG, "teaches": False}, TAG):
+        rollout = await gateway.create_as({"empo2": tag})
+        answers.append((await gateway.call(rollout, {**ROOMS[0], "max_tokens": 8, "n": 1})).json())
+        await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+        (request,), (call,) = [await gateway.events(rollout, kind) for kind in ("model_request", "empo2_call")]
+        assert request["response"] == answers[-1]
+        events.append(call)
+        asked.append(gateway.last().body)
+    assert answers[0] == answers[1]
+    assert asked[1] == asked[0] | {"top_logprobs": 20, "return_tokens_as_token_ids": True}
+    (choice,) = answers[1]["choices"]
+    sampled = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    assert events[0]["top_tokens"] == events[0]["top_log_probs"] == []
+    assert events[1]["top_tokens"] == [[token + i for i in range(19)] for token in choice["token_ids"]]
+    assert events[1]["top_log_probs"] == [pytest.approx([value - i for i in range(19)]) for value in sampled]
+
+    rollout = await gateway.create_as({"empo2": TAG})  # of completions agent-lightning asks for one log-prob alone
+    assert (await gateway.call(rollout, {"prompt": "a dark room", "max_tokens": 8})).status_code == 200
+    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+    assert [call["top_tokens"] for call in await gateway.events(rollout, "empo2_call")] == [[]]
+    assert not gateway.model.requests("/v1/completions")[-1].body.keys() & sampling.TOPS.keys()
+
+
+def test_what_vllm_itself_makes_of_the_request():
+    """The sampled token comes first, likely or not, and counts as one of the 20; its text is that of its bytes."""
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+    from vllm.logprobs import Logprob
+
+    server: Any = object.__new__(OpenAIServingChat)
+    ranked = {token: Logprob(-0.1 * token, token, f"<{token}é>") for token in range(1, 21)}
+    likely, rare = {3: ranked[3]} | ranked, {77: Logprob(-9.1234567, 500, "x")} | ranked
+    server.return_tokens_as_token_ids = False
+
+    def answer(tops: int, by_id: bool | None) -> Body:
+        made = server._create_chat_logprobs([3, 77], [likely, rare], None, tops, by_id)
+        return {"choices": [{"logprobs": made.model_dump()}]}
+
+    asked, plain = answer(sampling.TOPS["top_logprobs"], True), answer(0, None)
+    tokens, log_probs = sampling.take_tops(asked)
+    assert asked == plain
+    assert tokens == [[3, *(token for token in range(1, 21) if token != 3)], [77, *range(1, 20)]]
+    assert log_probs[0] == pytest.approx([-0.1 * token for token in tokens[0]]) and log_probs[1][0] == -9.12346

@@ -1,8 +1,9 @@
-"""The objective against numbers worked out in numpy, token by token, from the paper's formulas."""
+"""The objective against numbers worked out in numpy, token by token, from the paper's formulas and the KL's."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -13,15 +14,17 @@ import pytest
 import torch
 from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE
 from tensordict import TensorDict
+from verl.trainer.distillation.fsdp.losses import compute_forward_kl_topk
 from verl.utils import tensordict_utils
 from verl.utils.metric import AggregationType
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import left_right_2_no_padding
 
-from empo2.recipe.trainer.objective import hybrid_loss, trust_mask
+from empo2.recipe.trainer.objective import hybrid_loss, top_kl, trust_mask
 
 LOW, HIGH, DUAL = 0.20, 0.30, 10.0
+K = 4  # of a teacher's likeliest tokens
 DELTA = 0.0067
 ELSEWHERE = -3.3  # log-prob of every position that belongs to no response token: none of it may leak in
 
@@ -39,6 +42,10 @@ class Row:
     ref: list[float] | None = None
     weight: float = 0.0  # 1/(M T), of the KL term: the advantages hold it already
     recorded: bool = False
+    memory: bool = False  # off-policy rows have it anyway
+    distilled: bool = False
+    teacher: np.ndarray | None = None  # [tokens, K], log-probs of its likeliest tokens
+    student: np.ndarray | None = None  # [tokens, K], π_θ's of the same
 
     @property
     def tokens(self) -> np.ndarray:
@@ -89,6 +96,8 @@ def tensors_of(rows: list[Row], width: int, length: int) -> dict[str, torch.Tens
         "off_policy": torch.tensor([row.off_policy for row in rows]),
         "token_weight": torch.tensor([row.weight for row in rows]),
         "recorded": torch.tensor([row.recorded for row in rows]),
+        "memory": torch.tensor([row.memory or row.off_policy for row in rows]),
+        "distilled": torch.tensor([row.distilled for row in rows]),
     }
 
 
@@ -103,7 +112,21 @@ def micro_batch(rows: list[Row]) -> tuple[TensorDict, dict[str, Any], list[torch
     # The model's output at a position is the log-prob of the next token.
     leaves = [torch.tensor([ELSEWHERE] * (row.prompt - 1) + row.new + [ELSEWHERE], requires_grad=True) for row in rows]
     offsets = torch.tensor([0, *np.cumsum([len(leaf) for leaf in leaves])])
-    return data, {"log_probs": torch.nested.nested_tensor_from_jagged(torch.cat(leaves), offsets)}, leaves
+    output = {"log_probs": torch.nested.nested_tensor_from_jagged(torch.cat(leaves), offsets)}
+    if any(row.teacher is not None for row in rows):
+        width = tensors["response_mask"].shape[1]
+        teacher = torch.full((len(rows), width, K), -math.inf)
+        students = []
+        for i, row in enumerate(rows):
+            if row.teacher is not None:
+                teacher[i, : len(row.new)] = torch.tensor(row.teacher)
+            inside = np.zeros((len(row.new), K)) if row.student is None else row.student
+            # At all other positions the engine gives zeros.
+            students.append(torch.tensor(np.pad(inside, ((row.prompt - 1, 1), (0, 0))), dtype=torch.float32))
+        data["teacher_log_probs"] = teacher
+        leaves += [student.requires_grad_() for student in students]
+        output["student_log_probs"] = torch.nested.nested_tensor_from_jagged(torch.cat(students), offsets)
+    return data, output, leaves
 
 
 @dataclass
@@ -113,23 +136,33 @@ class Result:
     metrics: dict[str, Any]
     elsewhere: float  # sum of |gradient| at all other positions
     masked_at: list[int] | None  # None of another loss
+    students: list[np.ndarray] = field(default_factory=list)  # by the student's log-probs of the teacher's tokens
 
 
 def run(
-    rows: list[Row], *, delta: float = DELTA, gap_limit: float = math.inf, loss_function: Any = None, **config: Any
+    rows: list[Row],
+    *,
+    delta: float = DELTA,
+    gap_limit: float = math.inf,
+    distillation: float = 0.0,
+    reverse: bool = False,
+    loss_function: Any = None,
+    **config: Any,
 ) -> Result:
     data, output, leaves = micro_batch(rows)
     arguments = {"config": actor_config(**config), "model_output": output, "data": data}
-    ours = partial(hybrid_loss, mask_threshold=delta, gap_limit=gap_limit)
+    ours = partial(hybrid_loss, mask_threshold=delta, gap_limit=gap_limit, distillation=distillation, reverse=reverse)
     loss, metrics = (loss_function or ours)(**arguments)
     loss.backward()
     responses, elsewhere = [], 0.0
-    for leaf, row in zip(leaves, rows, strict=True):
+    for leaf, row in zip(leaves, rows, strict=False):
         assert leaf.grad is not None
         before, response, after = leaf.grad.split([row.prompt - 1, len(row.new), 1])
         responses.append(response.numpy())
         elsewhere += float(before.abs().sum() + after.abs().sum())
-    return Result(loss.item(), responses, metrics, elsewhere, metrics.pop("masked_at", None))
+    students = [leaf.grad for leaf in leaves[len(rows) :]]
+    inside = [each[row.prompt - 1 : -1].numpy() for each, row in zip(students, rows, strict=False) if each is not None]
+    return Result(loss.item(), responses, metrics, elsewhere, metrics.pop("masked_at", None), inside)
 
 
 def expected(rows: list[Row], *, delta: float = DELTA) -> tuple[float, list[np.ndarray]]:
@@ -349,3 +382,141 @@ def test_sums_by_hand() -> None:
     }
     assert sums == pytest.approx({"off_policy_tokens": 3, "masked_tokens": 1, "compared_rows": 3, "log_ppl_gap": 0.6})
     assert all(metrics[name].aggregation == AggregationType.SUM for name in sums)
+
+
+def test_sums_of_each_kind_of_row() -> None:
+    """Ratios: e^0.5 = 1.65 is clipped for A > 0, e^-0.5 = 0.61 for A < 0."""
+    rows = [
+        Row(new=[-1.0, -9.0, -1.0], old=[-1.5, -9.0, -0.5], advantage=1.0, off_policy=True, mask=[1, 1, 1]),
+        Row(new=[-1.0, -1.0], old=[-0.5, -1.5], advantage=-1.0, memory=True),
+        Row(new=[-1.0, -7.0], old=[-1.1, 0.0], advantage=1.0, mask=[1, 0]),
+        Row(new=[-1.4], old=[-1.0], advantage=1.0),
+    ]
+    metrics = run(rows).metrics
+    found = {
+        kind: [metrics[f"{name}/{kind}"].aggregate() for name in ("tokens", "clipped", "masked", "old_kl")]
+        for kind in ("off_policy", "with_tips", "without_tips")
+    }
+    assert found["off_policy"] == pytest.approx([3, 1, 1, 0])
+    assert found["with_tips"] == pytest.approx([2, 1, 0, 0])
+    assert found["without_tips"] == pytest.approx([2, 0, 0, 0.3])
+    for row in rows:
+        row.ref, row.weight = [value - 1 for value in row.new], 0.1
+    metrics = run(rows, use_kl_loss=True, kl_loss_coef=0.01, kl_loss_type="low_var_kl").metrics
+    assert metrics["start_kl/off_policy"].aggregate() == pytest.approx(3 / math.e)  # e^-1 + 1 - 1 a token
+
+
+# Distillation
+
+
+def buckets(log_probs: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """The probabilities of some tokens, and of all others together."""
+    chosen = np.exp(log_probs[tokens])
+    return np.append(chosen, 1 - chosen.sum())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_kl_and_its_gradient_by_the_logits(reverse: bool) -> None:
+    """In closed form, for student and teacher over 60 tokens of which the teacher's likeliest 20 are known."""
+    generator = np.random.default_rng(int(reverse))
+    teacher, logits = generator.normal(0, 2, (2, 7, 60))
+    teacher = teacher - np.log(np.exp(teacher).sum(-1, keepdims=True))
+    top = np.argsort(-teacher, axis=-1)[:, :20]
+    leaf = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    student = leaf.log_softmax(-1).gather(-1, torch.tensor(top))
+    found = top_kl(student, torch.tensor(np.take_along_axis(teacher, top, -1)), reverse=reverse)
+    found.sum().backward()
+    assert leaf.grad is not None
+    for t in range(7):
+        of_student = logits[t] - np.log(np.exp(logits[t]).sum())
+        p, q = buckets(teacher[t], top[t]), buckets(of_student, top[t])
+        kl = (q * np.log(q / p)).sum() if reverse else (p * np.log(p / q)).sum()
+        assert found[t].item() == pytest.approx(kl, rel=1e-9)
+        of_bucket = np.full(60, 20)
+        of_bucket[top[t]] = np.arange(20)
+        # dKL/dlogit_j: of the forward KL q_j (1 - p_b/q_b), of the reverse q_j (log(q_b/p_b) - KL), b the bucket of j.
+        inner = np.log(q / p) - kl if reverse else 1 - p / q
+        np.testing.assert_allclose(leaf.grad[t], np.exp(of_student) * inner[of_bucket], rtol=1e-7, atol=1e-12)
+
+
+def test_forward_kl_is_verls_and_that_of_the_other_tokens() -> None:
+    """verl's has no bucket for these; its value and its gradient are those of our other terms."""
+    torch.manual_seed(0)
+    teacher = torch.randn(9, 60, dtype=torch.float64).mul(2).log_softmax(-1)
+    log_probs, ids = teacher.topk(20)
+    student = torch.randn(9, 60, dtype=torch.float64).mul(2)
+    offsets = torch.tensor([0, 4, 9])
+    nested = [torch.nested.nested_tensor_from_jagged(each, offsets) for each in (log_probs, ids)]
+    config: Any = SimpleNamespace(distillation_loss=SimpleNamespace(log_prob_min_clamp=None))
+    verls, ours = student.clone().requires_grad_(), student.clone().requires_grad_()
+    theirs = compute_forward_kl_topk(verls.unsqueeze(0), *nested, config, "thd")  # pyright: ignore[reportArgumentType]
+    known = ours.log_softmax(-1).gather(-1, ids)
+    rest = [1 - each.exp().sum(-1) for each in (log_probs, known)]
+    mine = top_kl(known, log_probs, reverse=False) - rest[0] * (rest[0] / rest[1]).log()
+    found: Any = theirs
+    torch.testing.assert_close(found["distillation_losses"][0], mine.float(), rtol=1e-5, atol=1e-6)
+    found["distillation_losses"].sum().backward()
+    mine.sum().backward()
+    torch.testing.assert_close(verls.grad, ours.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_kl_of_rounded_and_missing_numbers(reverse: bool) -> None:
+    """No teacher: 0. All mass known, by rounding more: finite. Equal: 0 to rounding."""
+    none = torch.full((1, 1, K), -math.inf)
+    student = torch.log(torch.tensor([[[0.6, 0.3, 0.1, 1e-9]]])).requires_grad_()
+    for teacher, kl in ((none, 0.0), (student.detach() + 1e-7, 0.0), (student.detach(), 0.0)):
+        found = top_kl(student, teacher, reverse=reverse)
+        (gradient,) = torch.autograd.grad(found.sum(), student)
+        assert found.item() == pytest.approx(kl, abs=1e-5) and gradient.isfinite().all()
+    (gradient,) = torch.autograd.grad(top_kl(student, none, reverse=reverse).sum(), student)
+    assert not gradient.any()
+    sure = torch.log(torch.tensor([[[1.0, 1e-30, 1e-38, 1e-38]]]))
+    doubtful = torch.full((1, 1, K), -12.0).requires_grad_()
+    found = top_kl(doubtful, sure, reverse=reverse)
+    assert found.isfinite().all() and torch.autograd.grad(found.sum(), doubtful)[0].isfinite().all()
+
+
+def test_the_forward_kl_leaves_a_state_in_which_the_student_never_acts_as_the_teacher() -> None:
+    """Where the student gives the teacher's action 1e-4, the reverse KL's gradient is 700 times smaller."""
+    pulls = []
+    for reverse in (False, True):
+        logits = torch.log(torch.tensor([[[1e-4, 1 - 1e-4]]])).requires_grad_()
+        top_kl(logits.log_softmax(-1), torch.log(torch.tensor([[[0.99, 0.01]]])), reverse=reverse).sum().backward()
+        assert logits.grad is not None
+        pulls.append(float(logits.grad[0, 0, 0]))
+    assert pulls[0] == pytest.approx(1e-4 - 0.99, rel=1e-3)
+    assert 600 < pulls[0] / pulls[1] < 900
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_distilled_rows_have_a_kl_in_the_place_of_the_clipped_term(reverse: bool) -> None:
+    """Its weight is that of every term, 1/(M T); tokens of observations and rows that are not distilled have none."""
+    generator = np.random.default_rng(3)
+
+    def known(size: int, mass: float) -> np.ndarray:
+        return np.log(generator.dirichlet(np.ones(K), size) * mass)
+
+    weights = (1 / (3 * 3), 1 / (3 * 2), 1 / 3)
+    rows = [
+        Row([-9.0, -9.0, -1.0, -9.0], [-1.0] * 4, 0.0, True, [1, 0, 1, 1], 3, weight=weights[0], distilled=True),
+        Row([-9.0, -1.0], [-1.0] * 2, 0.0, True, weight=weights[1]),
+        Row([-1.0], [-1.1], 0.5 * weights[2], weight=weights[2]),
+    ]
+    for row in rows[:2]:
+        row.teacher, row.student = known(len(row.new), 0.9), known(len(row.new), 0.7)
+    result = run(rows, delta=0.0, distillation=0.4, reverse=reverse)
+    teacher, student = rows[0].teacher, rows[0].student
+    assert teacher is not None and student is not None
+    p, q = (np.append(np.exp(each), np.full((4, 1), rest), axis=1) for each, rest in ((teacher, 0.1), (student, 0.3)))
+    kl = (q * np.log(q / p)).sum(1) if reverse else (p * np.log(p / q)).sum(1)
+    total = kl[[0, 2, 3]].sum()
+    assert result.loss == pytest.approx(0.4 * weights[0] * total - 0.5 * weights[2] * math.exp(0.1), rel=1e-5)
+    # By log q_i: forward -p_i + p_rest q_i / q_rest; reverse q_i (log(q_i/p_i) - log(q_rest/p_rest)).
+    inner = q[:, :K] * (np.log(q / p)[:, :K] - math.log(3)) if reverse else q[:, :K] / 3 - p[:, :K]
+    want = 0.4 * weights[0] * inner * rows[0].tokens[:, None]
+    np.testing.assert_allclose(result.students[0], want, rtol=1e-4, atol=1e-7)
+    assert not result.students[1].any() and not any(gradient.any() for gradient in result.gradients[:2])
+    metrics = {name: result.metrics[name].aggregate() for name in ("distilled_tokens", "distillation_kl")}
+    assert metrics == pytest.approx({"distilled_tokens": 3, "distillation_kl": total}, rel=1e-5)
+    assert result.metrics["masked_tokens"].aggregate() == 0 and result.masked_at == []

@@ -54,7 +54,8 @@ tensors = {
     "input_ids": ids, "prompts": ids[:, :prompt], "responses": ids[:, prompt:], "attention_mask": attention,
     "position_ids": (attention.cumsum(1) - 1).clamp(min=0), "response_mask": mask,
     "old_log_probs": torch.full((rows, reply), -4.6) + 0.3 * torch.randn(rows, reply),
-    "advantages": (advantage * share).unsqueeze(1) * mask, "off_policy": off_policy,
+    "advantages": (advantage * share).unsqueeze(1) * mask, "off_policy": off_policy, "memory": off_policy,
+    "distilled": torch.zeros(rows, dtype=torch.bool),
     "recorded": torch.zeros(rows, dtype=torch.bool), "row": torch.arange(rows),
 }
 names = {"data_id_list": np.array(groups), "rollout_id_list": np.array(rollouts)}

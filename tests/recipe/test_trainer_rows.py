@@ -24,14 +24,14 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.protocol import Mode
 from empo2.recipe.rollout_log import read_rollouts
-from empo2.recipe.trainer.advantages import rollout_advantages
+from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating
 from empo2.recipe.trainer.compat.agentlightning import (
     GIVEN_ADVANTAGES,
     count_mini_batches_in_rows,
     use_given_advantages,
 )
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
-from empo2.recipe.trainer.rows import set_advantages
+from empo2.recipe.trainer.rows import distill, set_advantages
 from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, StepResults
 from empo2.recipe.trainer.trainer import Empo2Trainer
 
@@ -203,6 +203,78 @@ def test_off_policy_episode_is_one_row() -> None:
         trained = rows.batch["response_mask"][row].bool()
         assert rows.batch["responses"][row][trained].tolist() == [10, 11, 12, 13]
         assert rows.batch["rollout_log_probs"][row][trained].tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
+
+
+def test_each_token_has_its_own_teacher_in_whatever_row_it_lies() -> None:
+    """Of each sampled token the likeliest are itself and one a hundred higher, so that nothing can be confused.
+
+    Turns merge, a rewritten history opens a row, a request was sent again, a turn has no tip-free prompt, a row is cut,
+    a call has no teacher.
+    """
+    turns = [
+        # sent, without tips, reply
+        ([1, 900, 2], [1, 2], [10, 11]),
+        ([1, 900, 2, 10, 11, 901, 3], [1, 2, 10, 11, 3], [12]),
+        ([1, 900, 2, 10, 11, 901, 3], [1, 2, 10, 11, 3], [13]),  # again; the next prompt holds this one
+        ([1, 900, 2, 10, 11, 901, 3, 13, 4], [1, 2, 10, 11, 3, 13, 4], [14, 15]),
+        ([5, 902], [5], [16]),
+        ([5, 902, 16, 6], None, [17]),
+        ([7, 903], [7], [18, 19, 20, 21, 22, 23, 24, 25, 26, 27]),
+        ([8], [8], [28]),
+    ]
+    events = []
+    for number, (sent, free, reply) in enumerate(turns):
+        log_probs = [-token / 100 for token in reply]
+        tops = {"top_tokens": [[t, t + 100] for t in reply], "top_log_probs": [[p, p - 1] for p in log_probs]}
+        known = {} if free is None else {"tip_free_prompt_token_ids": free}
+        events += [
+            request(sent, reply, log_probs, ended=float(number), seconds=1.5 if number == 2 else 0.5),
+            recorded(sent, **known, **({} if number == 7 else tops)),
+        ]
+    rollouts = [
+        rollout_of(name, events, OFF_POLICY, data_id="g", final_reward=value)
+        for name, value in {"a": 0, "b": 2}.items()
+    ]
+    without = [
+        rollout_of(n, events[:2], NO_MEMORY, data_id="g", final_reward=v) for n, v in {"c": 1.0, "d": -1.0}.items()
+    ]
+    prepared, results = train_on([*rollouts, *without])
+    batch, _ = adapted(prepared, PROMPT, RESPONSE)
+    compared(batch, results.kept)
+    assert batch.non_tensor_batch["rollout_id_list"].tolist() == [*"aaaabbbbcd"]
+    chosen = worth_imitating(results.kept, ALGORITHM)
+    metrics = distill(batch, chosen, rollouts, PROMPT)
+    assert metrics == {"empo2/distilled_rows": 4, "empo2/untaught_tokens": 1}
+    assert batch.batch["distilled"].tolist() == [False] * 4 + [True] * 4 + [False] * 2
+    assert batch.batch["memory"].tolist() == [True] * 8 + [False] * 2
+    assert not batch.batch[GIVEN_ADVANTAGES][:8].any() and batch.batch[GIVEN_ADVANTAGES][8:].any()
+    taught = []
+    for row in range(10):
+        for token in range(RESPONSE):
+            ids, log_probs = (batch.batch[name][row, token] for name in ("teacher_tokens", "teacher_log_probs"))
+            sampled = int(batch.batch["responses"][row, token])
+            if row not in range(4, 8) or not batch.batch["response_mask"][row, token] or sampled == 28:
+                assert not log_probs.isfinite().any()
+                continue
+            taught.append(sampled)
+            assert ids[:2].tolist() == [sampled, sampled + 100]
+            assert log_probs[:2].tolist() == pytest.approx([-sampled / 100, -1 - sampled / 100])
+            assert not log_probs[2:].isfinite().any()
+    assert taught == [10, 11, 13, 14, 15, 16, *range(18, 26)]
+
+
+def test_a_step_in_which_all_with_tips_succeed_is_distilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its advantages are 0, and yet it has a gradient; without distillation it has none."""
+    returns = {"g-0": 100.0, "g-1": 100.0}
+    for loss, flat in (("ratio", 1.0), ("distillation", 0.0)):
+        trainer = trainer_of(returns, monkeypatch, mode=OFF_POLICY)
+        trainer._settings = load_settings("gpu", [f"algorithm.off_policy_loss={loss}"])
+        batch, metrics = trainer._rollout(DataProto(), is_train=True)
+        assert metrics["empo2/groups_without_gradient"] == flat
+        assert metrics.get("empo2/distilled_rows") == (None if flat else 2)
+        assert ("teacher_log_probs" in batch.batch) is (not flat)
+        reply = int(batch.batch["response_mask"].sum())
+        assert metrics.get("empo2/untaught_tokens") == (None if flat else reply)  # played() records no likeliest tokens
 
 
 # The trainer's own overrides, without Ray

@@ -230,6 +230,20 @@ def test_rows_without_gradient_cost_no_pass_and_still_count(ranks: int, micro: i
     assert sorted(update.rows) == learning
 
 
+def test_distilled_rows_are_kept_though_their_advantages_are_zero() -> None:
+    """All with tips succeed, and teach what the policy does not do without: these groups must not be left out."""
+    rollouts = rollouts_of(seed=4, groups=6, split=True)
+    for rollout in rollouts:
+        rollout.score = 0.5
+        for row in rollout.rows:
+            row.distilled = rollout.group == "g3"
+    rows = [(row, 1 / (len(rollouts) * rollout.tokens)) for rollout in rollouts for row in rollout.rows]
+    batch, _ = planned_batch(batch_of(rollouts), updates=1, ranks=1, micro_batch=1, other_terms=False)
+    found = dict(zip(batch.batch["row"].tolist(), batch.batch["token_weight"].tolist(), strict=True))
+    assert found == pytest.approx({number: weight for number, (row, weight) in enumerate(rows) if row.distilled})
+    assert len(found) == len(batch)
+
+
 def test_an_update_without_any_gradient_keeps_one_row() -> None:
     rollouts = rollouts_of(seed=4, groups=4, split=False)
     for rollout in rollouts:

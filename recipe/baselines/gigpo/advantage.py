@@ -13,8 +13,9 @@ from verl import DataProto
 from empo2.recipe.config import Algorithm
 from empo2.recipe.trainer.advantages import compare_halves, equal_within_tolerance
 from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
-from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, fitting, rows_of, turns_of
-from empo2.recipe.trainer.step_results import RolloutResult, groups_of, mode_of
+from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of
+from empo2.recipe.trainer.rows import turns_of_rows
+from empo2.recipe.trainer.step_results import RolloutResult, groups_of, trained_rows
 
 _FEW_SHARED = 0.2
 
@@ -34,10 +35,8 @@ class TurnAdvantages:
         self._rows: dict[str, list[list[PlayedCall]]] = {}  # the turns of each row
         self._rewards: dict[str, list[float]] = {}  # 1/n of all answered calls
         for rollout in played:
-            mode, calls = mode_of(rollout), calls_of(rollout.events)
-            known = [each for turn in turns_of(calls) if (each := turn.as_trained(mode)) is not None]
-            self._rows[rollout.rollout_id] = rows_of(fitting(known, max_prompt_tokens))
-            self._rewards[rollout.rollout_id] = [call.intrinsic for call in calls if call.reply]
+            self._rows[rollout.rollout_id] = trained_rows(rollout, max_prompt_tokens)
+            self._rewards[rollout.rollout_id] = [call.intrinsic for call in calls_of(rollout.events) if call.reply]
 
     def add(self, batch: DataProto, results: Mapping[str, RolloutResult]) -> dict[str, float]:
         """Add the advantage of its turn to that of each trained token, in place.
@@ -51,9 +50,9 @@ class TurnAdvantages:
         """
         advantages, sizes = self.of(results)
         mask = batch.batch["response_mask"].bool()
-        ahead = {rollout: iter(rows) for rollout, rows in self._rows.items()}
-        for row, rollout in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
-            added = [advantages[rollout, turn.number] for turn in next(ahead[rollout]) for _ in turn.reply]
+        rollouts = batch.non_tensor_batch["rollout_id_list"].tolist()
+        for row, turns in turns_of_rows(batch, self._rows):
+            added = [advantages[rollouts[row], turn.number] for turn in turns for _ in turn.reply]
             tokens = int(mask[row].sum())  # what there are more lies beyond the row's end
             batch.batch[GIVEN_ADVANTAGES][row, mask[row]] += torch.tensor(added[:tokens])
         shared = sum(size for size in sizes if size > 1)

@@ -72,7 +72,10 @@ class ModelCall:
         self._with_tips = with_tips
         self._tokens = tokens
         sent = with_tips if episode.tag.read_only else sampling.neutral(with_tips)
-        self.sent = {**sent, **tokens.fields}
+        self.teaches = episode.tag.teaches and "messages" in body  # agent-lightning asks for no tops of completions
+        self.sent = {**sent, **tokens.fields, **(sampling.TOPS if self.teaches else {})}
+        if self.teaches and body.get("top_logprobs"):
+            _warn_once("top_logprobs of the agent are not answered in calls that are distilled")
         self._tip_free: asyncio.Task[Prompt] | None = None
         if episode.tag.off_policy and self._has_tips:  # asked for while the policy generates
             self._tip_free = asyncio.create_task(tip_free(services, episode.rollout_id, episode.replies, body))
@@ -86,8 +89,15 @@ class ModelCall:
         self._episode.context_full = status == 400 and any(words in str(answer) for words in _TOO_LONG)
 
     def answered(self, response: Body) -> None:
-        """Record the call in the background, since the agent already has its reply."""
+        """Record the call in the background, since the agent already has its reply.
+
+        What the agent did not ask for is taken out of the response, in place.
+        """
         episode, body = self._episode, self._body
+        tops: tuple[list[list[int]], list[list[float]]] = ([], [])
+        if self.teaches:
+            tops = sampling.take_tops(response)
+            upstream.replace_response(episode.rollout_id, episode.attempt_id, response)
         episode.context_full = False
         reply = reply_of(response)
         if reply is None:
@@ -104,11 +114,13 @@ class ModelCall:
         shared = {name: body[name] for name in _SHARED if name in body}
         turn = Turn(self._found.state, chat, reply, shared, self._found.embedding)
         episode.turns.append(turn)
-        task = asyncio.create_task(self._record(turn, prompt_ids))
+        task = asyncio.create_task(self._record(turn, prompt_ids, *tops))
         episode.pending.add(task)
         task.add_done_callback(episode.pending.discard)
 
-    async def _record(self, turn: Turn, prompt_ids: list[int]) -> None:
+    async def _record(
+        self, turn: Turn, prompt_ids: list[int], top_tokens: list[list[int]], top_log_probs: list[list[float]]
+    ) -> None:
         episode = self._episode
         async with episode.recording:
             novelty = await self._visit(turn)
@@ -120,6 +132,8 @@ class ModelCall:
                 observation=newest_observation(self._body.get("messages") or []),
                 visits=novelty.visits if novelty else None,
                 intrinsic_reward=novelty.reward if novelty else 0.0,
+                top_tokens=top_tokens,
+                top_log_probs=top_log_probs,
             )
             data = event.model_dump(exclude_none=True)
             if not upstream.record(episode.rollout_id, episode.attempt_id, CALL_EVENT, data):
@@ -155,6 +169,8 @@ class ModelCall:
 
 class PlainCall:
     """One call of plain GRPO, whose rollouts have no tag: sampled and continued as those of EMPO²; see `ModelCall`."""
+
+    teaches = False
 
     @classmethod
     async def prepare(cls, services: Services, rollout_id: str, replies: Replies, body: Body) -> "PlainCall":

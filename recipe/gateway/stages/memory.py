@@ -4,6 +4,8 @@ Other traffic passes unchanged. The one exception are the training calls of plai
 are sampled like those of EMPO², so that the two can be compared.
 """
 
+import json
+
 from starlette.responses import Response
 
 from empo2.recipe.gateway.episodes.call import ModelCall, PlainCall
@@ -41,6 +43,8 @@ class MemoryCalls:
         if answer.status_code == 200 and response is not None:
             # Before the answer leaves: the agent may report its reward and be gone a moment later.
             call.answered(response)
+            if call.teaches:
+                answer = Answer(json.dumps(response), media_type="application/json")
         else:
             call.refused(answer.status_code, response)
         return answer

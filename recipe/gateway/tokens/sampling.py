@@ -9,6 +9,12 @@ Names and defaults are those of vLLM 0.20 (`ChatCompletionRequest`, `CompletionR
 
 from typing import Any
 
+from empo2.recipe.protocol import TOP_TOKENS
+
+# Asks for the likeliest tokens beside each sampled one, all named by their ids.
+TOPS = {"top_logprobs": TOP_TOKENS, "return_tokens_as_token_ids": True}
+_IMPOSSIBLE = -9999.0  # vLLM's log-prob of a token that a grammar excludes
+
 # Sent with every call: for missing options vLLM would use the model's generation_config.json.
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 # Left out of every call, since their defaults are neutral. A seed would give all rollouts of a group the same reply.
@@ -49,3 +55,23 @@ def constraints(body: dict[str, Any]) -> list[str]:
     if body.get("tool_choice") not in (None, "none", "auto"):
         found.append("tool_choice")
     return found
+
+
+def take_tops(response: dict[str, Any]) -> tuple[list[list[int]], list[list[float]]]:
+    """Take out of a chat's answer what `TOPS` asked for, in place, and return it.
+
+    The agent gets the answer that it would have got without.
+
+    Returns:
+        Of each token of the first choice the likeliest ones, as ids and as log-probs; empty without log-probs.
+    """
+    ids: list[list[int]] = []
+    log_probs: list[list[float]] = []
+    for choice in response.get("choices") or []:
+        for token in (choice.get("logprobs") or {}).get("content") or []:
+            tops = [top for top in token["top_logprobs"] if top["logprob"] > _IMPOSSIBLE]
+            token |= {"top_logprobs": [], "token": bytes(token["bytes"] or []).decode(errors="replace")}
+            if choice is response["choices"][0]:
+                ids.append([int(top["token"].removeprefix("token_id:")) for top in tops])
+                log_probs.append([round(top["logprob"], 5) for top in tops])
+    return ids, log_probs

@@ -3,7 +3,8 @@
 ``FSDPEngineWithLMHead`` computes the LM head and the log-softmax for every token of a row: 15 GB for 12,692 tokens of
 Qwen2.5, and without flash-attn token by token. Log-probs are used only where the policy has sampled a token, a tenth of
 an episode. Elsewhere log-probs and entropies are 0 here, and the loss masks them out. verl's fused kernels would need
-less memory too, but compute the LM head at all positions, twice, and need padding removal.
+less memory too, but compute the LM head at all positions, twice, and need padding removal. With a teacher's likeliest
+tokens in the batch, their log-probs are returned too; verl's own top-k distillation needs all logits.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -18,7 +19,7 @@ from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
 from empo2.recipe.trainer.log_probs import log_probs_of
 
-_NEEDS_ALL = ("use_remove_padding", "use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk")
+_NEEDS_ALL = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk")
 
 
 class TrainedLogitsEngine(FSDPEngineWithLMHead):
@@ -33,40 +34,62 @@ class TrainedLogitsEngine(FSDPEngineWithLMHead):
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         inputs, arguments = super().prepare_model_inputs(micro_batch)
         if not any(tu.get_non_tensor_data(data=micro_batch, key=option, default=False) for option in _NEEDS_ALL):
-            arguments["columns"] = trained_columns(micro_batch)
-            arguments["input_ids"] = inputs["input_ids"]
-            inputs["logits_to_keep"] = arguments["columns"]
+            packed = "temperature_rmpad" in arguments  # the rows lie one behind the other, without padding
+            rows, columns = arguments["kept"] = kept_positions(micro_batch, packed=packed)
+            nested: Any = micro_batch["input_ids"]
+            inputs["logits_to_keep"] = (columns + nested.offsets()[rows] if packed else columns)[0]
         return inputs, arguments
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, Any]:
-        if "columns" not in output_args:
+        if "kept" not in output_args:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         nested: Any = micro_batch["input_ids"]
-        columns, offsets = output_args["columns"], nested.offsets()
-        temperature = output_args["temperature"].clamp(min=1e-8).view(-1, 1, 1)
-        # The token after the last one of a padded row is never trained.
-        labels = output_args["input_ids"].roll(-1, dims=1)[:, columns]
-        within = columns < offsets.diff().unsqueeze(1)
-        places = (offsets[:-1].unsqueeze(1) + columns)[within]
+        (rows, columns), offsets = output_args["kept"], nested.offsets()
+        within = columns < offsets.diff()[rows]
+        places = (offsets[rows] + columns).clamp(max=int(offsets[-1]) - 1)
+        packed = output_args.get("temperature_rmpad")
+        temperature = output_args["temperature"][rows] if packed is None else packed[places]
+        # The token after the last one of a row is the next row's, and is never trained.
+        labels = nested.values().roll(-1)[places]
 
         def spread(kept: torch.Tensor) -> torch.Tensor:
-            values = kept.new_zeros(int(offsets[-1])).index_put((places,), kept[within])
+            values = kept.new_zeros(int(offsets[-1]), *kept.shape[2:]).index_put((places[within],), kept[within])
             return torch.nested.nested_tensor_from_jagged(values, offsets)
 
-        entropy = tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False)
-        numbers = log_probs_of(output.logits, labels, temperature, entropy=bool(entropy))
-        return {name: spread(values) for name, values in zip(("log_probs", "entropy"), numbers, strict=False)}
+        names, others = ["log_probs"], None
+        if entropy := bool(tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False)):
+            names.append("entropy")
+        # Not in passes without a loss, such as the reference's.
+        if logits_processor_func is not None and (teacher := micro_batch.get("teacher_tokens")) is not None:
+            names.append("student_log_probs")
+            tokens = columns - _prompt_lengths(micro_batch)[rows] + 1
+            others = teacher[rows, tokens.clamp(0, teacher.shape[1] - 1)].long()
+        temperature = temperature.clamp(min=1e-8).unsqueeze(-1)
+        numbers = log_probs_of(output.logits, labels, temperature, entropy=entropy, others=others)
+        return {name: spread(values) for name, values in zip(names, numbers, strict=True)}
 
 
-def trained_columns(micro_batch: TensorDict) -> torch.Tensor:
-    """Return the positions, sorted, whose logits give the log-prob of a trained token in any row; at least one.
+def kept_positions(micro_batch: TensorDict, *, packed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row and the position in it of each logit that is kept, both [rows, positions]; at least one.
+
+    They are those that give the log-prob of a trained token. Padded rows all keep the union of their positions, sorted;
+    packed rows, which lie one behind the other, are one row of their own positions.
 
     Args:
         micro_batch: with ``attention_mask`` [rows, prompt + response], ``prompts`` and ``loss_mask`` [rows, response].
     """
-    prompt_lengths = micro_batch["attention_mask"][:, : micro_batch["prompts"].shape[1]].sum(1)
     rows, tokens = micro_batch["loss_mask"].nonzero(as_tuple=True)
-    columns = torch.unique(prompt_lengths[rows] + tokens - 1)
-    return columns if len(columns) else columns.new_zeros(1)
+    if not len(rows):
+        rows, tokens = rows.new_zeros(1), tokens.new_zeros(1)
+    columns = _prompt_lengths(micro_batch)[rows] + tokens - 1
+    if packed:
+        return rows.unsqueeze(0), columns.unsqueeze(0)
+    every = torch.arange(len(micro_batch), device=rows.device)
+    rows, columns = torch.meshgrid(every, torch.unique(columns), indexing="ij")
+    return rows, columns
+
+
+def _prompt_lengths(micro_batch: TensorDict) -> torch.Tensor:
+    return micro_batch["attention_mask"][:, : micro_batch["prompts"].shape[1]].sum(1)
