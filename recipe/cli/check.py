@@ -42,7 +42,7 @@ def check(
     if gpu is not None:
         gpus = Gpus([CARDS[gpu]] * settings.hardware.gpus_per_node)
     elif settings.hardware.cluster is not None:
-        nodes, gpus = look_at_cluster(settings, model_of(settings), seconds=0)
+        nodes, gpus = look_at_cluster(settings, model_of(settings))
     else:
         gpus = Gpus([]) if on_cpu else read_gpus()
     shape = find_shape(settings)

@@ -46,6 +46,7 @@ from empo2.recipe.run_folder import CHECKPOINTS, ROLLOUTS_FILE, TASKS_FILE, last
 from empo2.recipe.scopes import recurrence_warning
 from empo2.recipe.trainer.verl_config import build_verl_config
 
+_RAY_TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _ANSWER_SECONDS = 3  # while the gateway is silent, nobody looks whether the processes live
 
 
@@ -113,13 +114,16 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
         watch = Watch(directory)
         try:
             with (
-                running(directory, environment_without()) as processes,
+                running(directory, environment_without(*_RAY_TOKEN)) as processes,  # agents have no business in Ray
                 in_memory(settings) as file,
                 RunProgress(console, steps, done=done, started=started) as shown,
             ):
                 shown.loading(STAGES[0])
                 trainer = _trainer(directory, file, url)
-                processes.start("trainer", trainer, secrets={ADMIN_KEY: keys.admin}, inherit=(file,), may_end=True)
+                token = {name: os.environ[name] for name in _RAY_TOKEN if name in os.environ}
+                processes.start(
+                    "trainer", trainer, secrets={ADMIN_KEY: keys.admin, **token}, inherit=(file,), may_end=True
+                )
                 start_gateway(processes, directory, file, listener, keys)
                 wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
                 if settings.agent.concurrency:

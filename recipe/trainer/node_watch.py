@@ -27,7 +27,7 @@ class NodeWatch:
         self._watched = {
             id: (each["ActorClassName"], each["Address"]["NodeID"])
             for id, each in _actors().items()
-            if each["State"] == "ALIVE" and each["ActorClassName"] in _VITAL
+            if each["State"] == "ALIVE" and each["ActorClassName"].rpartition(".")[2] in _VITAL
         }
 
     def check(self) -> None:

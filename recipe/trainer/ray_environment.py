@@ -112,7 +112,7 @@ def start_ray(config: DictConfig, network: str | None = None) -> None:
     runtime_env["env_vars"] = {
         **{name: value for name, value in _VERL_VARIABLES.items() if name not in os.environ},
         **VARIABLES,
-        **({NETWORK: network} if network else {}),
+        **({NETWORK: network} if network and options.get("address") != "local" else {}),
         **runtime_env.get("env_vars", {}),
     }
     if options.get("address") in (None, "local"):

@@ -17,8 +17,6 @@ from empo2.recipe import network
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.launcher import cluster
-from empo2.recipe.launcher.cluster import Facts
-from empo2.recipe.launcher.machine import Gpus
 from empo2.recipe.protocol import MODEL_KEY, model_key
 from empo2.recipe.trainer import node_watch
 from empo2.recipe.trainer.compat.model_key import KeyCheck
@@ -127,23 +125,21 @@ def test_nodes_are_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert "2 of 3 with 8 free GPUs (free/all: 10.0.0.1 8/8, 10.0.0.2 8/8, 10.0.0.3 0/8)" in found.said and found.fix
 
 
-def test_what_differs_on_a_node_is_named() -> None:
-    settings = load_settings("cpu", ["hardware.ray_address=auto", "hardware.nodes=2"])
-    here = Facts({"torch": "2.11.0", "ray": "2.60.0"}, "sum", "written", "10.0.0.1", Gpus([]))
-
-    def said(**changes: Any) -> str:
-        found = cluster._compared("node 10.0.0.2", here, Facts(**{**here.__dict__, **changes}), settings)
-        assert bool(found.fix) == bool(changes)
-        return found.said
-
-    assert said() == "has the same versions, model and run folder"
-    assert said(versions={"torch": "2.10.0", "ray": "2.60.0"}) == "torch 2.10.0 instead of 2.11.0"
-    assert said(model=None).endswith("cannot be read")
-    assert said(model="other").endswith("differs")
-    assert "run.directory" in said(folder=None)
-    assert said(address="hardware.network='ib0': …").startswith("hardware.network='ib0'")
-    assert said(address="127.0.0.1") == "Ray knows it by 127.0.0.1"
-    assert cluster._compared("node", here, "ModuleNotFoundError: empo2", settings).fix
+def test_what_differs_on_a_node_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "written"
+    file.write_text(str(file))
+    here, _ = cluster.facts_of(str(tmp_path), file, None)
+    assert here["ray"] == ray.__version__
+    assert cluster.differences(here, cluster.facts_of(str(tmp_path), file, "lo", "127.0.0.1")[0]) == []
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.0")
+    file.write_text("of another disk")
+    (tmp_path / "config.json").unlink()
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {})
+    said = cluster.differences(here, cluster.facts_of(str(tmp_path), file, "10.0.0.0/8", "127.0.0.1")[0])
+    assert f"ray 1.0, not {ray.__version__}" in said and "model.path unreadable, not 44136fa3" in said  # sha256 of {}
+    assert [each for each in said if each.startswith("run.directory is not shared")]
+    assert [each for each in said if each.startswith("hardware.network='10.0.0.0/8': ")]
 
 
 def test_an_address_without_a_cluster_is_refused_at_once() -> None:
@@ -152,7 +148,14 @@ def test_an_address_without_a_cluster_is_refused_at_once() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         settings = load_settings("cpu", [f"hardware.ray_address={address}"])
         with pytest.raises(ConfigError, match=rf"ray_address='{address}': no Ray cluster answers .*cluster.md"):
-            cluster.look_at_cluster(settings, "m", seconds=0)
+            cluster.look_at_cluster(settings, "m")
+
+
+def test_a_host_that_is_no_node_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would abort with a stack trace."""
+    monkeypatch.setattr(psutil, "process_iter", lambda names: [SimpleNamespace(info={"name": "python"})])
+    with pytest.raises(ConfigError, match=r"hardware.ray_address='auto': this host is no node of it"):
+        cluster.look_at_cluster(load_settings("cpu", ["hardware.ray_address=auto"]), "m")
 
 
 def test_a_host_or_worker_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
