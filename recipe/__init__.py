@@ -35,15 +35,14 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
         check_async,
         check_tasks,
         check_tip_tokens,
+        name_middleware,
         read_settings,
-        take_prompt_ids,
     )
 
     settings = read_settings(config)
     check_async(settings, config)
     check_tasks(settings, config, train_dataset, val_dataset)
-    if settings.gateway.cumulative_tokens:
-        take_prompt_ids(config)
+    name_middleware(config, settings)
     ours = config.get("empo2") or {}
     url, key = config.agentlightning.agl_base_url, config.agentlightning.agl_key
     with contextlib.closing(GatewayClient(url, key)) as gateway:
@@ -70,7 +69,7 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
         from empo2.recipe.trainer.ray_environment import start_ray
 
         say_loading("Ray")
-        start_ray(config)
+        start_ray(config, settings.hardware.network)
         say_loading("verl")
         from empo2.recipe.trainer.entrypoint import train
 

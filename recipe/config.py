@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import ipaddress
 import os
 import re
 import sys
@@ -51,6 +52,15 @@ def _checked_source(value: str) -> str:
 def _dotted_as_colon(value: Any) -> Any:
     """Return ``module:Class`` for ``module.Class``."""
     return re.sub(r"\.(\w+)$", r":\1", value) if isinstance(value, str) and ":" not in value else value
+
+
+def _checked_network(value: str) -> str:
+    if "/" in value or value[:1].isdigit():
+        try:
+            ipaddress.IPv4Network(value, strict=False)
+        except ValueError as error:
+            raise ValueError(f"{error}; must be addresses such as 10.0.0.0/16, or an interface such as eth0") from None
+    return value
 
 
 Scope = Annotated[Literal["all-tasks"] | list[str], PlainValidator(_checked_scope)]
@@ -149,7 +159,7 @@ class Agent(_Section):
     class_: Annotated[ClassName | None, Field(alias="class")]
     env: dict[str, str]
     time_limit: Positive
-    concurrency: Positive
+    concurrency: NotNegative
 
     @property
     def name(self) -> str:
@@ -222,7 +232,7 @@ class CallRule(_Section):
 
 
 class Gateway(_Section):
-    host: str
+    host: str | None
     port: Annotated[int, Field(ge=0, le=65535)]
     trained_calls: list[CallRule] | Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     other_server: Annotated[str, Field(pattern=r"^https?://")] | None
@@ -232,6 +242,8 @@ class Gateway(_Section):
 
 class Hardware(_Section):
     device: Literal["gpu", "cpu"]
+    ray_address: Annotated[str, Field(pattern=r"^(auto|[\w.-]+:\d+)$")] | None
+    network: Annotated[str, AfterValidator(_checked_network)] | None
     nodes: Positive
     gpus_per_node: Positive
     tensor_parallel: Positive
@@ -240,6 +252,11 @@ class Hardware(_Section):
     micro_batch: Positive
     max_sequences: Positive
     kv_cache: Positive
+
+    @property
+    def cluster(self) -> str | None:
+        """Address of the Ray cluster that the trainer joins; None: it starts Ray itself, for itself."""
+        return self.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 class Settings(_Section):
@@ -419,6 +436,11 @@ def _check_together(settings: Settings) -> None:
         raise ConfigError(
             f"model.max_context_tokens={model.max_context_tokens}: must hold max_prompt_tokens + max_episode_tokens "
             f"= {model.max_prompt_tokens + model.max_episode_tokens}"
+        )
+    if hardware.nodes > 1 and hardware.cluster is None:
+        raise ConfigError(
+            f"hardware.nodes={hardware.nodes}: are of a Ray cluster; on one of them, give hardware.ray_address=auto "
+            "(docs/cluster.md)"
         )
     gpus = hardware.nodes * hardware.gpus_per_node
     if gpus % hardware.tensor_parallel:

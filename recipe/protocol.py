@@ -3,6 +3,7 @@
 Both sides import this module, and neither imports the other.
 """
 
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,11 @@ TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those t
 CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's ``model_request`` events
 ERROR_EVENT = "empo2_agent_error"  # type of the event of an agent that ended with an exception
 
-# vLLM's ``--middleware``, with which chat completions take ``prompt_token_ids`` (``gateway.cumulative_tokens``).
+# vLLM's ``--middleware``: its server answers who has `model_key`. With the second one, chat completions also take
+# ``prompt_token_ids`` (``gateway.cumulative_tokens``).
+KEY_CHECK = "empo2.recipe.trainer.compat.model_key.KeyCheck"
 PROMPT_IDS = "empo2.recipe.trainer.compat.prompt_ids.PromptTokenIds"
+MODEL_KEY = "EMPO2_MODEL_KEY"  # variable of a vLLM server
 
 ROUTES = "/empo2"
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
@@ -42,6 +46,11 @@ class Keys:
 
     agent: str = ""
     admin: str = ""
+
+
+def model_key(admin: str) -> str:
+    """Return the key of the model servers, which gateway and trainer make from the admin key; empty if that is."""
+    return hmac.new(admin.encode(), b"model servers", "sha256").hexdigest() if admin else ""
 
 
 def settle_route(rollout_id: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from transformers import AutoTokenizer
 from empo2.recipe.evaluation.adaptation import TASKS, memory_of
 from empo2.recipe.evaluation.episode_results import Result, read_results
 from empo2.recipe.launcher.model_files import resolve_model
+from empo2.recipe.protocol import MODEL_KEY
 from empo2.recipe.run_folder import read_lines
 
 from .processes import marked, marking, until
@@ -36,11 +38,12 @@ TASKS_PLAYED, ROLLOUTS, TRIALS = 2, 2, 2
 
 @dataclass(frozen=True)
 class Served:
-    """What `empo2 serve` said, and the address of the vLLM behind it."""
+    """What `empo2 serve` said, and address and key of the vLLM behind it."""
 
     url: str
     key: str
     vllm: str
+    vllm_key: str
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +64,29 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             output = (folder / "out").read_text()
             assert process.poll() is None, output
             said = dict(line.split(maxsplit=1) for line in output.splitlines() if " " in line.strip())
-            yield Served(said["URL"], said["key"], f"http://127.0.0.1:{_port_of_vllm(process.pid)}/v1")
+            vllm = _vllm_of(process.pid)
+            words = vllm.cmdline()
+            address = f"http://127.0.0.1:{words[words.index('--port') + 1]}/v1"
+            yield Served(said["URL"], said["key"], address, vllm.environ()[MODEL_KEY])
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(2 * MINUTES)
         assert process.returncode == 0
 
 
-def _port_of_vllm(launcher: int) -> str:
-    commands = [process.cmdline() for process in psutil.Process(launcher).children(recursive=True)]
-    return next(words[words.index("--port") + 1] for words in commands if "vllm.entrypoints.openai.api_server" in words)
+def _vllm_of(launcher: int) -> psutil.Process:
+    found = psutil.Process(launcher).children(recursive=True)
+    return next(process for process in found if "vllm.entrypoints.openai.api_server" in process.cmdline())
+
+
+def test_vllm_answers_nobody_without_the_key(served: Served) -> None:
+    root = served.vllm.removesuffix("/v1")
+    for path in ("/v1/models", "/tokenize", "/health", "/metrics", "/version", "/nowhere"):
+        assert httpx.get(root + path).status_code == 401, path
+        assert httpx.get(root + path, headers={"Authorization": "Bearer wrong"}).status_code == 401, path
+    answer = httpx.get(f"{served.vllm}/models", headers={"Authorization": f"Bearer {served.vllm_key}"})
+    assert answer.status_code == 200
+    assert served.vllm_key not in " ".join(word for each in psutil.process_iter() for word in each.cmdline())
 
 
 def test_a_model_is_served_with_tips(served: Served) -> None:
@@ -102,7 +118,7 @@ def test_init_plays_an_episode_with_a_real_model(served: Served, tmp_path: Path)
     env = [word for name in ("question", "answer") for word in ("--env", f"{name.upper()}=input.{name}")]
     model = ["--model", MODEL, "--server", served.vllm, "--time-limit", str(5 * MINUTES)]
     tasks = ["--tasks", str(quiz / "questions.jsonl"), *env, "--env", "AGENT_REWARD=stdout"]
-    done = empo2(tmp_path, "init", "--command", line, *tasks, *model)
+    done = empo2(tmp_path, "init", "--command", line, *tasks, *model, OPENAI_API_KEY=served.vllm_key)
     assert "the reward was reported" in done.stdout
     assert (tmp_path / "empo2.yaml").is_file()
 
@@ -120,7 +136,7 @@ def test_adaptation_goes_on_after_a_kill(served: Served, tmp_path: Path) -> None
     words = ["adapt", MODEL, "--server", served.vllm, "--profile", "cpu", "--panel", "coin-medium", "--seeds", "1"]
     words += ["--limit", str(TASKS_PLAYED), "--rollouts", str(ROLLOUTS), "--trials", str(TRIALS), "--output", "out"]
     with marking() as mark, (tmp_path / "said").open("w") as said:
-        variables = environment(EMPO2_TEST_MARK=mark)
+        variables = environment(EMPO2_TEST_MARK=mark, OPENAI_API_KEY=served.vllm_key)
         first = subprocess.Popen([*CLI, *words], cwd=tmp_path, env=variables, stdout=said, stderr=subprocess.STDOUT)
         played = TASKS_PLAYED * ROLLOUTS
         until(lambda: len(read_lines(out / "results.jsonl")) > played or first.poll() is not None, 15 * MINUTES)
@@ -131,7 +147,7 @@ def test_adaptation_goes_on_after_a_kill(served: Served, tmp_path: Path) -> None
     kept = of_trial(0, read_results(out))
     assert memory_of(out, 0)[0] == 0  # trial 1 had begun
 
-    empo2(tmp_path, *words)
+    empo2(tmp_path, *words, OPENAI_API_KEY=served.vllm_key)
     results = read_results(out)
     assert Counter(each.key for each in results) == {
         (part(trial), index, sample): 1

@@ -30,24 +30,28 @@ def check(
     Reads nvidia-smi; what it says of memory and time is estimated. Exits with 1 if something cannot work.
     """
     from empo2.recipe.errors import ConfigError
+    from empo2.recipe.launcher.cluster import look_at_cluster
     from empo2.recipe.launcher.estimate import CARDS
     from empo2.recipe.launcher.machine import Gpus, find_shape, look, read_gpus
+    from empo2.recipe.launcher.model_files import model_of
 
     settings = options.settings()
     if gpu is not None and gpu not in CARDS:
         raise ConfigError(f"--gpu {gpu}: is unknown; there are {', '.join(CARDS)}")
-    on_cpu = settings.hardware.device == "cpu"
+    on_cpu, nodes = settings.hardware.device == "cpu", []
     if gpu is not None:
         gpus = Gpus([CARDS[gpu]] * settings.hardware.gpus_per_node)
+    elif settings.hardware.cluster is not None:
+        nodes, gpus = look_at_cluster(settings, model_of(settings))
     else:
         gpus = Gpus([]) if on_cpu else read_gpus()
     shape = find_shape(settings)
-    found = look(settings, gpus, shape)
+    found = [*nodes, *look(settings, gpus, shape)]
     elsewhere = ("host memory", "disk") if gpu is not None else ()  # of the machine with the pretended GPUs
     print("machine")
     for each in found:
         verdict = "needs" if each.name in elsewhere else "WRONG" if each.fix else "ok"
-        print(f"  {verdict:7}{each.name:15}{each.said}{f'; {each.fix}' if verdict == 'WRONG' else ''}")
+        print(f"  {verdict:7}{each.name:14} {each.said}{f'; {each.fix}' if verdict == 'WRONG' else ''}")
     works = not any(each.fix for each in found if each.name not in elsewhere)
     if shape is None:
         print(f"\nmodel.path={settings.model.path}: its size is unknown, so that memory and time are not estimated")

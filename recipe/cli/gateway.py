@@ -41,6 +41,7 @@ def gateway(
     from empo2.recipe.launcher.model_files import resolve_model
     from empo2.recipe.launcher.processes import bind
     from empo2.recipe.launcher.run_directory import check_memory_file
+    from empo2.recipe.network import gateway_host
 
     os.umask(0o077)  # tips are for their owner only
     settings = options.settings()
@@ -53,7 +54,7 @@ def gateway(
         model = settings.model.path if settings.model.server else str(resolve_model(settings.model.path))
     except OSError as error:
         raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
-    with bind(settings.gateway.host, settings.gateway.port) if fd is None else socket.socket(fileno=fd) as listener:
+    with bind(gateway_host(settings), settings.gateway.port) if fd is None else socket.socket(fileno=fd) as listener:
         try:
             opened = open_memory(settings, memory)
         except EmbedderError as error:
@@ -80,8 +81,9 @@ def gateway(
 
 def _check_keys(settings: Settings, keys: Keys) -> None:
     from empo2.recipe.launcher.commands import ADMIN_KEY, KEY
+    from empo2.recipe.network import gateway_host
 
-    host = settings.gateway.host
+    host = gateway_host(settings)
     if bool(keys.agent) != bool(keys.admin):
         given, missing = (KEY, ADMIN_KEY) if keys.agent else (ADMIN_KEY, KEY)
         raise ConfigError(f"{given} is set, {missing} is not: set both, or neither")

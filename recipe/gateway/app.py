@@ -66,9 +66,12 @@ def make_gateway(
     proxy = upstream.proxy_settings(settings.model, model_path)
     external = settings.model.server is not None
     others = httpx.AsyncClient(transport=transport or Network(), timeout=_CALL_SECONDS)
+    headers = {}  # of requests to the model servers
+    if transport is None and not external and (key := protocol.model_key(keys.admin)):
+        headers["Authorization"] = f"Bearer {key}"
     if transport is None:
         transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else Network()
-    client = httpx.AsyncClient(transport=transport, timeout=_CALL_SECONDS)
+    client = httpx.AsyncClient(transport=transport, timeout=_CALL_SECONDS, headers=headers)
     services = Services(
         settings=settings,
         memory=memory,
@@ -79,7 +82,9 @@ def make_gateway(
     )
     paper = baselines.asked_for(settings, "critic.path")
     reranking = paper.Reranking(transport, services) if paper else None
-    agents_client = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS) if reranking else client
+    agents_client = (
+        httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS, headers=headers) if reranking else client
+    )
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
     app = upstream.agent_lightning_app(proxy, keys.admin, agents_client, trained=serving is None)

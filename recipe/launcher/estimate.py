@@ -272,7 +272,7 @@ def step_time(settings: Settings, shape: Shape, card: Card) -> Step | None:
     episodes, engines = algorithm.tasks_per_step * algorithm.rollouts_per_task, gpus // split
     reflection = settings.reflection.max_tokens if algorithm.name == "empo2" else 0
     row = FIRST_PROMPT + TURNS * TURN
-    together = max(1, min(episodes, settings.agent.concurrency) // engines)
+    together = max(1, min(episodes, settings.agent.concurrency or episodes) // engines)
     token = (2 * shape.parameters + together * row * shape.kv_token) / split / card.bandwidth
     waves = -(-episodes // (together * engines))
     useful = UTILIZATION * card.flops * gpus

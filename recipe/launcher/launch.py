@@ -16,10 +16,13 @@ from empo2.recipe.config import Settings, warnings_of
 from empo2.recipe.errors import ConfigError, Empo2Error, ProcessError
 from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
+from empo2.recipe.launcher.cluster import require_cluster
 from empo2.recipe.launcher.commands import (
     ADMIN_KEY,
+    KEY,
     empo2_command,
     environment_without,
+    given_keys,
     given_or_random_keys,
     in_memory,
     start_controller,
@@ -36,12 +39,14 @@ from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
 from empo2.recipe.launcher.tool_calls import tool_support
 from empo2.recipe.launcher.watch import Watch
 from empo2.recipe.marked_lines import STAGES
+from empo2.recipe.network import gateway_host
 from empo2.recipe.protocol import scope_of
 from empo2.recipe.rollout_log import read_dropped
 from empo2.recipe.run_folder import CHECKPOINTS, ROLLOUTS_FILE, TASKS_FILE, last_checkpoint, step_of
 from empo2.recipe.scopes import recurrence_warning
 from empo2.recipe.trainer.verl_config import build_verl_config
 
+_RAY_TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _ANSWER_SECONDS = 3  # while the gateway is silent, nobody looks whether the processes live
 
 
@@ -71,7 +76,10 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
             f"critic.path={settings.critic.path!r}: is for empo2 eval; training learns from what the policy samples, "
             "not from what a critic picks, so set it to null"
         )
-    require_room(settings)
+    if settings.hardware.cluster is None:
+        require_room(settings)
+    if not settings.agent.concurrency and not given_keys().agent:
+        raise ConfigError(f"agent.concurrency=0: the controllers of other hosts need the agents' key; give it as {KEY}")
     agent = check_agent(settings)
     choice_of(settings.gateway.trained_calls)  # refuses what cannot be imported
     tasks = load_tasks(settings)
@@ -79,12 +87,15 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
     model = model_of(settings)
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
+    if settings.hardware.cluster is not None:
+        require_cluster(settings, model, partial(console.print, soft_wrap=True, highlight=False, markup=False))
     scopes = [scope_of(task, settings.memory.scope) for task in tasks.train]
     if check is not None:
         check(settings, tasks, model)
     for warning in filter(None, [*warnings_of(settings), recurrence_warning(scopes, settings, settings.run.steps)]):
         console.print(f"warning  {warning}", soft_wrap=True, highlight=False, markup=False)
-    with bind(settings.gateway.host, settings.gateway.port) as listener:
+    with bind(gateway_host(settings), settings.gateway.port) as listener:
+        url = url_of(listener)
         directory, resumed = open_run_directory(settings, profile)
         (directory / TASKS_FILE).write_text(json.dumps(asdict(tasks), indent=1))
         console.print(f"run    {directory}\nmodel  {model}", soft_wrap=True, highlight=False)
@@ -92,26 +103,31 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
             console.print(f"kept   {left}: what the start before this one left", soft_wrap=True, highlight=False)
         if resumed is not None:
             console.print(f"resume after step {step_of(resumed)}, with the memory of that step", highlight=False)
+        if not settings.agent.concurrency:
+            console.print(f"play   other hosts, with the gateway {url}", soft_wrap=True, highlight=False)
         if agent:
             console.print(f"agent  {agent}", soft_wrap=True, highlight=False)
         console.print(f"tasks  {len(tasks.train)} for training, {len(tasks.val)} for validation", highlight=False)
 
-        url = url_of(listener)
         keys = given_or_random_keys()
         steps, done = settings.run.steps, step_of(resumed) if resumed else 0
         watch = Watch(directory)
         try:
             with (
-                running(directory, environment_without()) as processes,
+                running(directory, environment_without(*_RAY_TOKEN)) as processes,  # agents have no business in Ray
                 in_memory(settings) as file,
                 RunProgress(console, steps, done=done, started=started) as shown,
             ):
                 shown.loading(STAGES[0])
                 trainer = _trainer(directory, file, url)
-                processes.start("trainer", trainer, secrets={ADMIN_KEY: keys.admin}, inherit=(file,), may_end=True)
+                token = {name: os.environ[name] for name in _RAY_TOKEN if name in os.environ}
+                processes.start(
+                    "trainer", trainer, secrets={ADMIN_KEY: keys.admin, **token}, inherit=(file,), may_end=True
+                )
                 start_gateway(processes, directory, file, listener, keys)
                 wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
-                start_controller(processes, settings, url, keys)
+                if settings.agent.concurrency:
+                    start_controller(processes, settings, url, keys)
                 headers = {"Authorization": f"Bearer {keys.admin}"}
                 with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS) as client:
                     watch.until_done(client, processes, shown)

@@ -17,6 +17,7 @@ from empo2.recipe.launcher import estimate
 from empo2.recipe.launcher.estimate import CARDS, GIB, SHAPES, Card, Shape
 from empo2.recipe.launcher.model_files import NOTES, SMOLLM2, resolve_model
 from empo2.recipe.launcher.processes import bind
+from empo2.recipe.network import gateway_host
 
 MOUNTS, SHARED = Path("/proc/mounts"), Path("/dev/shm")
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
@@ -115,13 +116,16 @@ def require_gpus(settings: Settings) -> Gpus:
     return gpus
 
 
-def require_room(settings: Settings) -> None:
+def require_room(settings: Settings, gpus: Gpus | None = None) -> None:
     """Refuse a training that cannot start: GPUs are missing, or too small by more than 10 %.
+
+    Args:
+        gpus: of a cluster, which are enough; None: those of this machine.
 
     Raises:
         ConfigError: as `require_gpus`; or names the settings to change.
     """
-    gpus, shape = require_gpus(settings), find_shape(settings)
+    gpus, shape = gpus or require_gpus(settings), find_shape(settings)
     if not gpus.cards or shape is None:
         return
     card = min(gpus.cards, key=lambda card: card.memory)
@@ -143,8 +147,8 @@ def look(settings: Settings, gpus: Gpus, shape: Shape | None) -> list[Finding]:
 
 def _gpus(settings: Settings, gpus: Gpus) -> list[Finding]:
     hardware, names = settings.hardware, sorted({card.name for card in gpus.cards})
-    if hardware.device == "cpu":
-        return []
+    if hardware.device == "cpu" or (hardware.cluster is not None and gpus.driver is not None):
+        return []  # a cluster's are counted by node
     count = f"{len(gpus.cards)} of {hardware.gpus_per_node}{': ' if names else ''}{', '.join(names)}"
     if gpus.driver is None:
         return [Finding("GPUs", f"{count} (pretended; driver not checked)")]
@@ -189,7 +193,7 @@ def needs_java(settings: Settings) -> bool:
     return (settings.agent.class_ or "").startswith(_JAVA_WORLDS)
 
 
-def _existing(folder: Path) -> Path:
+def existing_folder(folder: Path) -> Path:
     return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
@@ -197,7 +201,7 @@ def _disk(settings: Settings, shape: Shape | None) -> Finding | None:
     if shape is None:
         return None
     folder = Path(settings.run.directory).absolute()
-    free, wanted = shutil.disk_usage(_existing(folder)).free, estimate.checkpoints(settings, shape)
+    free, wanted = shutil.disk_usage(existing_folder(folder)).free, estimate.checkpoints(settings, shape)
     kept = f"{settings.run.keep_checkpoints} checkpoints" if wanted else "no checkpoints"
     fix = "lower run.keep_checkpoints, or give another run.directory" if wanted > free else ""
     return Finding("disk", f"{wanted / GIB:.0f} GiB needed, {free / GIB:.0f} free: {kept} in {folder}", fix)
@@ -219,7 +223,7 @@ def _port(settings: Settings) -> Finding | None:
     if settings.gateway.port == 0:
         return None
     try:
-        bind(settings.gateway.host, settings.gateway.port).close()
+        bind(gateway_host(settings), settings.gateway.port).close()
     except ConfigError as error:
         return Finding("port", "taken", str(error))
     return Finding("port", f"{settings.gateway.port} is free")
@@ -240,11 +244,13 @@ def _folder(settings: Settings) -> Finding:
     """Return whether SQLite's shared memory works where the memory file will lie."""
     folder = Path(settings.run.directory).absolute()
     mounts = [line.split()[1:3] for line in MOUNTS.read_text().splitlines() if line.count(" ") >= 2]
-    existing = _existing(folder).resolve()
+    existing = existing_folder(folder).resolve()
     places = [(Path(place.replace("\\040", " ")), kind) for place, kind in mounts]
     over = [(place, kind) for place, kind in places if existing.is_relative_to(place)]
     kind = max(over, key=lambda each: len(each[0].parts))[1] if over else "unknown"  # the last mount is above others
     remote = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+    if remote and settings.hardware.nodes > 1:  # whose checkpoints need a shared disk
+        return Finding("memory file", f"{folder} on {kind}; only processes of this host may open it")
     fix = "SQLite's write-ahead log needs a local disk: give another run.directory" if remote else ""
     return Finding("memory file", f"{folder} on {kind}", fix)
 

@@ -25,7 +25,8 @@ from empo2.recipe.launcher.commands import (
 from empo2.recipe.launcher.processes import Processes, bind, running
 from empo2.recipe.launcher.run_directory import write_settings
 from empo2.recipe.launcher.tool_calls import tool_support
-from empo2.recipe.protocol import PROMPT_IDS, Keys, Serving
+from empo2.recipe.network import gateway_host
+from empo2.recipe.protocol import KEY_CHECK, MODEL_KEY, PROMPT_IDS, Keys, Serving, model_key
 
 _SERVER_KEY = "OPENAI_API_KEY"
 _GPU_MEMORY = 0.9  # of each GPU: there is no trainer beside vLLM
@@ -58,6 +59,8 @@ def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]
         Empo2Error: a process ended, or the server does not answer.
         KeyboardInterrupt: the user interrupted.
     """
+    if not settings.agent.concurrency:
+        raise ConfigError("agent.concurrency=0: is for empo2 train; here this host's controller plays, so raise it")
     with gateway_of(settings, directory, model) as served:
         start_controller(served.processes, settings, served.url, served.keys)
         yield served
@@ -87,12 +90,13 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
     else:  # the server's key is for the gateway alone, which sends the agents' calls
         environment, secrets = environment_without(_SERVER_KEY), {_SERVER_KEY: os.environ.get(_SERVER_KEY, "")}
     options = [] if agents is None else ["--serving", agents.model_dump_json()]
-    with bind(settings.gateway.host, settings.gateway.port) as listener:
+    with bind(gateway_host(settings), settings.gateway.port) as listener:
         url = url_of(listener)
         with running(directory, environment) as processes, in_memory(settings) as file:
             endpoint = settings.model.server
             if endpoint is None:
-                endpoint = _start_vllm(settings, model, processes, name=agents.name if agents else None)
+                name = agents.name if agents else None
+                endpoint = _start_vllm(settings, model, processes, name, key=model_key(keys.admin))
             start_gateway(processes, directory, file, listener, keys, options=options, secrets=secrets)
             wait_for(f"{url}/healthz", processes.check)
             if settings.model.server is None:
@@ -163,6 +167,7 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
         "max-model-len": settings.model.max_context_tokens,
         "max-num-seqs": hardware.max_sequences,
         "generation-config": "vllm",  # not the model's own top_p and the like, which training does not use either
+        "middleware": PROMPT_IDS if settings.gateway.cumulative_tokens else KEY_CHECK,
     }
     if hardware.device == "cpu":
         # vLLM starts with a batch of the second size to measure memory.
@@ -174,8 +179,6 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
             "tensor-parallel-size": hardware.tensor_parallel,
             "data-parallel-size": hardware.gpus_per_node // hardware.tensor_parallel,
         }
-    if settings.gateway.cumulative_tokens:
-        options["middleware"] = PROMPT_IDS
     tools = ["--tool-call-parser", parser, "--enable-auto-tool-choice"] if parser else []
     names = ["--served-model-name", name, model] if name is not None else []
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
@@ -192,9 +195,9 @@ def _vllm_environment(settings: Settings) -> dict[str, str]:
     return VARIABLES
 
 
-def _start_vllm(settings: Settings, model: str, processes: Processes, name: str | None = None) -> str:
+def _start_vllm(settings: Settings, model: str, processes: Processes, name: str | None = None, *, key: str = "") -> str:
     """Start vLLM on a free port; return its address."""
     with bind("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
-    processes.start("vllm", vllm_command(settings, model, port, name))
+    processes.start("vllm", vllm_command(settings, model, port, name), secrets={MODEL_KEY: key})
     return f"http://127.0.0.1:{port}/v1"

@@ -94,6 +94,15 @@ class Trace:
     output: str = ""
 
 
+class _Server(httpx.AsyncHTTPTransport):
+    """Sends requests with the server's key, if it has one."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if key := os.environ.get("OPENAI_API_KEY"):
+            request.headers["Authorization"] = f"Bearer {key}"
+        return await super().handle_async_request(request)
+
+
 def record(
     settings: Settings,
     task: Body,
@@ -119,7 +128,7 @@ def record(
     variables = agent_variables(task, settings.agent.env)
     trace, keys = Trace(), Keys(agent=secrets.token_urlsafe(16), admin=secrets.token_urlsafe(16))
     endpoint, model = server or ("http://model/v1", _MODEL)
-    transport = httpx.AsyncHTTPTransport() if server else _ScriptedModel(replies)
+    transport = _Server() if server else _ScriptedModel(replies)
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(_gateway(trace, settings, keys, model, transport, Path(folder))) as url,

@@ -9,19 +9,25 @@ from empo2.recipe.trainer.compat import verl as _compat  # noqa: F401  a script 
 # isort: split
 from agentlightning.verl.dataset import LoadedDataset
 from omegaconf import DictConfig, OmegaConf, open_dict
+from ray.exceptions import RayActorError
 
 from empo2.recipe.config import Settings
 from empo2.recipe.marked_lines import say_loading
+from empo2.recipe.protocol import model_key
 from empo2.recipe.trainer.compat.agentlightning import (
     import_vllm_meanwhile,
     start_no_load_balancer,
     use_given_advantages,
     use_tracking,
 )
+from empo2.recipe.trainer.compat.model_key import give_key
 from empo2.recipe.trainer.gateway_client import GatewayClient
+from empo2.recipe.trainer.node_watch import NodeWatch
 from empo2.recipe.trainer.tracking import RunTracking
 from empo2.recipe.trainer.trainer import Empo2Trainer
 from empo2.recipe.trainer.verl_config import literally
+
+_NAMED_SECONDS = 30
 
 
 def train(
@@ -40,11 +46,18 @@ def train(
     start_no_load_balancer()
     if ray_environment.device() == "cpu":
         import_vllm_meanwhile()
+    give_key(model_key(config.agentlightning.agl_key))
     trainer = _make_trainer(config, settings, gateway, LoadedDataset(train_dataset), LoadedDataset(val_dataset))
     say_loading("policy")
     trainer.init_workers()
     say_loading("")
-    trainer.fit()
+    watching = NodeWatch().end_process_with_them() if settings.hardware.cluster is not None else None
+    try:
+        trainer.fit()
+    except RayActorError:
+        if watching is not None:  # which host it was is known in seconds
+            watching.join(_NAMED_SECONDS)
+        raise
 
 
 def _make_trainer(

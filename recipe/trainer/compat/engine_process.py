@@ -4,10 +4,14 @@ vLLM spawns its engine process from the server and imports itself a second time 
 server started first does this import on the other core while the server does its own.
 """
 
+import ctypes
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.forkserver
 import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
 
 
 class EngineProcess(multiprocessing.context.ForkServerProcess):
@@ -18,6 +22,8 @@ class EngineProcess(multiprocessing.context.ForkServerProcess):
         self._environment = dict(os.environ)
 
     def run(self) -> None:
+        # Ray ends its workers' children, such as the fork server, and not their children.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.environ.update(self._environment)
         super().run()
 

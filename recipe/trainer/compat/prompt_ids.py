@@ -7,21 +7,20 @@ Named by vLLM's ``--middleware``, which is imported in the process of its API se
 
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 from vllm.entrypoints.serve.render.serving import OpenAIServingRender
+
+from empo2.recipe.trainer.compat.model_key import KeyCheck
 
 FIELD = "prompt_token_ids"
 
 
-class PromptTokenIds:
-    """ASGI middleware that passes all requests on; vLLM makes it before it answers the first one."""
+class PromptTokenIds(KeyCheck):
+    """The check of the key; vLLM makes it before it answers the first request. verl passes one middleware on."""
 
     def __init__(self, app: ASGIApp) -> None:
         accept_prompt_ids()
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        super().__init__(app)
 
 
 def accept_prompt_ids() -> None:

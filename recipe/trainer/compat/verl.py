@@ -5,9 +5,11 @@ while ``verl/__init__.py`` runs and before any other verl module binds the names
 the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fails when upstream fixes one.
 """
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +39,21 @@ def use_torch_padding_helpers() -> None:
     from verl.utils.npu_flash_attn_utils import index_first_axis, pad_input, unpad_input
 
     attention_utils._get_attention_functions = lambda: (index_first_axis, pad_input, rearrange, unpad_input)
+
+
+def listen_at_the_master_address() -> None:
+    """Bind torch's store to the address that it is reached by (``rendezvous._create_c10d_store``), not to all."""
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    store = rendezvous.TCPStore
+
+    def bound(**options: Any) -> Any:
+        if options["is_master"]:
+            host = options["host_name"]
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            options["master_listen_fd"] = socket.create_server((host, options["port"]), family=family).detach()
+        return store(**options)
+
+    rendezvous.TCPStore = bound  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def run_without_accelerator() -> None:
@@ -139,6 +156,8 @@ from empo2.recipe.trainer.compat import lora  # noqa: E402  imports these models
 
 if importlib.util.find_spec("flash_attn") is None:
     use_torch_padding_helpers()
+ray_environment.use_network()
+listen_at_the_master_address()
 lora.push_merged_lora()
 lora.keep_lora_trainable()
 if ray_environment.device() == "cpu":

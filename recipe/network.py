@@ -1,0 +1,47 @@
+"""The network that the hosts of a run share: this host's address and interface in it."""
+
+import ipaddress
+import socket
+
+import psutil
+
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+
+
+def address_in(network: str) -> tuple[str, str]:
+    """Return the first address that this host has in a network, and its interface.
+
+    Args:
+        network: ``hardware.network``: an interface, or addresses such as 10.0.0.0/16; one address is a network, too.
+
+    Raises:
+        ConfigError: this host has none.
+    """
+    here = [
+        (address.address, name)
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family == socket.AF_INET
+    ]
+    for address, name in here:
+        if network[:1].isdigit():
+            found = ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+        else:
+            found = network == name
+        if found:
+            return address, name
+    has = ", ".join(f"{name} {address}" for address, name in here)
+    raise ConfigError(f"hardware.network={network!r}: {socket.gethostname()} has no address in it; it has {has}")
+
+
+def gateway_host(settings: Settings) -> str:
+    """Return the address that the gateway listens on.
+
+    Raises:
+        ConfigError: as `address_in`.
+    """
+    network = settings.hardware.network
+    return settings.gateway.host or (LOOPBACK if network is None else address_in(network)[0])

@@ -1,0 +1,217 @@
+"""More than one host: the network that they share, their Ray cluster, and the key of vLLM's servers."""
+
+import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from fastapi import FastAPI, WebSocket
+from fastapi.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from empo2.recipe import network
+from empo2.recipe.config import load_settings
+from empo2.recipe.errors import ConfigError, Empo2Error
+from empo2.recipe.launcher import cluster
+from empo2.recipe.protocol import MODEL_KEY, model_key
+from empo2.recipe.trainer import node_watch
+from empo2.recipe.trainer.compat.model_key import KeyCheck
+from empo2.recipe.trainer.verl_config import build_verl_config
+
+from .harness import KEY, ROOMS, running_gateway
+
+
+@pytest.fixture
+def _addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with two networks."""
+    given = {"lo": "127.0.0.1", "eth0": "192.168.7.4", "ib0.1": "10.0.3.9"}
+    listed = {
+        name: [
+            SimpleNamespace(family=socket.AF_PACKET, address="02:00"),
+            SimpleNamespace(family=socket.AF_INET, address=a),
+        ]
+        for name, a in given.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: listed)
+    monkeypatch.setattr(socket, "gethostname", lambda: "worker-3")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("10.0.0.0/16", ("10.0.3.9", "ib0.1")),
+        ("ib0.1", ("10.0.3.9", "ib0.1")),
+        ("192.168.7.4", ("192.168.7.4", "eth0")),
+        ("127.0.0.1", ("127.0.0.1", "lo")),
+    ],
+)
+def test_each_host_finds_its_own_address(_addresses: None, given: str, found: tuple[str, str]) -> None:
+    assert network.address_in(given) == found
+
+
+@pytest.mark.parametrize("given", ["10.1.0.0/16", "eth1"])
+def test_a_host_without_an_address_says_what_it_has(_addresses: None, given: str) -> None:
+    with pytest.raises(ConfigError, match=rf"hardware.network='{given}': worker-3 has no address .* ib0.1 10.0.3.9"):
+        network.address_in(given)
+
+
+def test_the_gateway_listens_where_other_hosts_are(_addresses: None) -> None:
+    def host(*settings: str) -> str:
+        return network.gateway_host(load_settings("cpu", settings))
+
+    assert host() == "127.0.0.1"
+    assert host("hardware.network=10.0.0.0/16") == "10.0.3.9"
+    assert host("hardware.network=10.0.0.0/16", "gateway.host=0.0.0.0") == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("hardware.nodes=2", r"hardware.nodes=2: .*hardware.ray_address=auto"),
+        ("hardware.network=10.0.0.0/40", r"hardware.network='10.0.0.0/40': .* such as 10.0.0.0/16"),
+        ("hardware.ray_address=ray://head:10001", r"hardware.ray_address='ray://head:10001'"),
+    ],
+)
+def test_wrong_settings(setting: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=problem):
+        load_settings("cpu", [setting])
+
+
+def ray_options(*settings: str) -> dict[str, Any]:
+    loaded = load_settings("cpu", settings)
+    config = build_verl_config(loaded, model_path="m", run_directory=Path(), gateway_url="", gateway_key="")
+    return {name: value for name, value in config.ray_kwargs.ray_init.items() if value is not None}
+
+
+def test_a_cluster_that_runs_is_joined_and_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    own = {
+        "address": "local",
+        "num_cpus": 3,
+        "num_gpus": 1,
+        "_node_ip_address": "127.0.0.1",
+        "include_dashboard": False,
+    }
+    assert ray_options() == own
+    assert ray_options("hardware.ray_address=auto", "hardware.nodes=2") == {"address": "auto"}
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert ray_options("hardware.nodes=2") == {"address": "head:6379"}
+
+
+NODES = [
+    {"NodeID": str(number), "NodeManagerAddress": f"10.0.0.{number}", "Alive": True, "Resources": {"GPU": 8.0}}
+    for number in (1, 2, 3)
+]
+
+
+def test_nodes_are_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node comes late, and one has GPUs that others use."""
+    looks: list[int] = []
+    monkeypatch.setattr(ray, "nodes", lambda: looks.append(1) or NODES[: 1 + len(looks) // 3])
+    free = {"1": {"GPU": 8.0}, "2": {"GPU": 8.0}, "3": {"CPU": 4.0}}
+    monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: free)
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0)
+    said: list[str] = []
+    found = cluster._wait(2, 8, said.append, sys.maxsize)
+    assert not found.fix and "2 of 2 with 8 free GPUs" in found.said
+    assert said == ["waiting for nodes: 1 of 2 with 8 free GPUs (free/all: 10.0.0.1 8/8)"]
+    monkeypatch.setattr(ray, "nodes", lambda: NODES)
+    found = cluster._wait(3, 8, said.append, 0)
+    assert "2 of 3 with 8 free GPUs (free/all: 10.0.0.1 8/8, 10.0.0.2 8/8, 10.0.0.3 0/8)" in found.said and found.fix
+
+
+def test_what_differs_on_a_node_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "written"
+    file.write_text(str(file))
+    here, _ = cluster.facts_of(str(tmp_path), file, None)
+    assert here["ray"] == ray.__version__
+    assert cluster.differences(here, cluster.facts_of(str(tmp_path), file, "lo", "127.0.0.1")[0]) == []
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.0")
+    file.write_text("of another disk")
+    (tmp_path / "config.json").unlink()
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {})
+    said = cluster.differences(here, cluster.facts_of(str(tmp_path), file, "10.0.0.0/8", "127.0.0.1")[0])
+    assert f"ray 1.0, not {ray.__version__}" in said and "model.path unreadable, not 44136fa3" in said  # sha256 of {}
+    assert [each for each in said if each.startswith("run.directory is not shared")]
+    assert [each for each in said if each.startswith("hardware.network='10.0.0.0/8': ")]
+
+
+def test_an_address_without_a_cluster_is_refused_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        settings = load_settings("cpu", [f"hardware.ray_address={address}"])
+        with pytest.raises(ConfigError, match=rf"ray_address='{address}': no Ray cluster answers .*cluster.md"):
+            cluster.look_at_cluster(settings, "m")
+
+
+def test_a_host_that_is_no_node_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would abort with a stack trace."""
+    monkeypatch.setattr(psutil, "process_iter", lambda names: [SimpleNamespace(info={"name": "python"})])
+    with pytest.raises(ConfigError, match=r"hardware.ray_address='auto': this host is no node of it"):
+        cluster.look_at_cluster(load_settings("cpu", ["hardware.ray_address=auto"]), "m")
+
+
+def test_a_host_or_worker_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node = {
+            "NodeID": "n",
+            "Alive": True,
+            "NodeManagerAddress": "127.0.0.1",
+            "NodeManagerHostname": "b",
+            "NodeManagerPort": server.getsockname()[1],
+        }
+        actors = {
+            name: {"ActorClassName": name, "Address": {"NodeID": "n"}, "State": "ALIVE"}
+            for name in ("WorkerDict", "vLLMHttpServer", "Other")
+        }
+        monkeypatch.setattr(ray, "nodes", lambda: [node])
+        monkeypatch.setattr(node_watch, "_actors", lambda: actors)
+        watch = node_watch.NodeWatch()
+        watch.check()
+        actors["Other"]["State"] = "DEAD"
+        watch.check()
+        actors["vLLMHttpServer"]["State"] = "DEAD"
+        with pytest.raises(Empo2Error, match=r"vLLMHttpServer on host 127.0.0.1 \(b\) has ended"):
+            watch.check()
+    monkeypatch.setattr(node_watch, "_SILENT_SECONDS", 0)  # the port is closed, and Ray has not noticed
+    with pytest.raises(Empo2Error, match=r"host 127.0.0.1 \(b\) has left the Ray cluster"):
+        watch.check()
+
+
+def test_vllms_key_opens_every_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODEL_KEY, "secret")
+    app = FastAPI()
+    app.add_api_route("/tokenize", lambda: "ids")
+
+    @app.websocket("/v1/realtime")
+    async def realtime(socket: WebSocket) -> None:
+        await socket.accept()
+
+    app.add_middleware(KeyCheck)
+    with TestClient(app) as client:
+        for key in ("", "Bearer ", "Bearer wrong", "secret"):
+            for path in ("/tokenize", "/nowhere"):
+                assert client.get(path, headers={"Authorization": key}).status_code == 401
+        assert client.get("/tokenize", headers={"Authorization": "Bearer secret"}).json() == "ids"
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime"):
+            pass
+
+
+async def test_the_gateway_presents_the_key_in_agents_calls_its_own_and_streams(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "gateway.cumulative_tokens=true") as gateway:
+        await gateway.store_tips(ROOMS, "Take the lamp first.")
+        rollout = await gateway.create()
+        await gateway.play(rollout, ROOMS)
+        await gateway.finish(rollout)
+        await gateway.drain()
+        asked = {seen.path for seen in gateway.model.seen}
+        assert asked >= {"/v1/chat/completions", "/tokenize"} and gateway.reflections()
+        assert {seen.key for seen in gateway.model.seen} == {f"Bearer {model_key(KEY)}"}
+    assert model_key("") == "" and model_key("a") != model_key("b")

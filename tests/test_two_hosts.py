@@ -1,0 +1,185 @@
+"""Three hosts, as network namespaces: two train, the third plays. Then one of the two dies, and the run is resumed."""
+
+import json
+import re
+import secrets
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from empo2.recipe.config import load_settings
+from empo2.recipe.launcher.commands import controller_command
+
+from .hosts import NETWORK, Host, hosts
+from .processes import until
+from .stack import CLI, environment, metrics_of
+
+pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
+
+RAY = str(Path(sys.executable).with_name("ray"))
+AGENT = "stack_agent:GuessingAgent"
+STEPS, PORT, RAY_PORT = 3, 8080, 6379
+# Of torch and of gloo: they take connections and answer nobody who does not speak their own form (SECURITY.md).
+WITHOUT_A_KEY = r"ray::WorkerDict|python|pt_"
+
+
+@dataclass
+class Seen:
+    """What was observed."""
+
+    run: Path
+    strangers: dict[str, tuple[str, str]] = field(default_factory=dict)  # process and answer by address
+    keyless_join: str = ""
+    code: int | None = None
+    seconds: float = 0.0
+    output: str = ""
+    left_on_a: list[str] = field(default_factory=list)
+    left_on_c: list[str] = field(default_factory=list)
+    steps_at_death: int = 0
+    token_holders: set[str] = field(default_factory=set)  # processes with Ray's token in their environment
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("hosts")
+    (folder / "tasks.jsonl").write_text("".join(f'{{"number": "{number}"}}\n' for number in range(1, 9)))
+    key, token = secrets.token_hex(8), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    path = {"PYTHONPATH": environment()["PYTHONPATH"]}
+    arguments = [
+        "hardware.ray_address=auto",
+        f"hardware.network={NETWORK}",
+        "hardware.nodes=2",
+        "hardware.kv_cache=1",
+        f"run.directory={folder / 'runs'}",
+        "run.name=test",
+        "run.resume=auto",
+        "run.validate_first=false",
+        "run.save_every=1",
+        f"run.steps={STEPS}",
+        f"gateway.port={PORT}",
+        "agent.concurrency=0",
+        f"agent.class={AGENT}",
+        "agent.env={GAME_NUMBER: input.number, GAME_TROUBLE: never}",
+        f"tasks.source={folder / 'tasks.jsonl'}",
+        "memory.min_similarity=-1",
+        "algorithm.memory_probability=1",
+        "algorithm.success_return=40",
+        "model.max_prompt_tokens=768",
+        "model.max_episode_tokens=768",
+    ]
+    with hosts(folder, 3) as (a, b, c):
+        seen = Seen(folder / "runs" / "test")
+
+        def join(host: Host, *options: str) -> None:
+            words = [RAY, "start", *options, f"--node-ip-address={host.address}", "--num-gpus=1", "--num-cpus=3"]
+            assert host.start(folder / "ray.log", *words, **token, **path).wait() == 0, (folder / "ray.log").read_text()
+
+        def train() -> psutil.Popen:
+            command = [*CLI, "train", "--profile", "cpu", *arguments]
+            return a.start(folder / "train.log", *command, EMPO2_KEY=key, **token, **path)
+
+        join(a, "--head", f"--port={RAY_PORT}", "--include-dashboard=false")
+        settings = load_settings("cpu", [f"agent.class={AGENT}", "agent.concurrency=4"])
+        url = f"http://{a.address}:{PORT}"
+        playing = c.start(folder / "controller.log", *controller_command(settings, url), EMPO2_KEY=key, **path)
+        with train() as launcher:
+            said = "waiting for nodes: 1 of 2 with 1 free GPU"
+            until(lambda: said in (folder / "train.log").read_text() or launcher.poll() is not None)
+            join(b, f"--address={a.address}:{RAY_PORT}")
+            _until_step(seen.run, 2, launcher, folder)
+            until(lambda: _shows(seen.run, 2, "complete"))
+            seen.strangers = _ask_all(c, a, b)
+            (folder / "strangers.json").write_text(json.dumps(seen.strangers, indent=1))
+            seen.keyless_join = _join_without_key(c, a, folder)
+            seen.token_holders = {_title(each) for each in a.processes() if "RAY_AUTH_TOKEN" in each.environ()}
+            seen.steps_at_death = len(metrics_of(seen.run))
+            b.die()  # in the midst of a step
+            died = time.monotonic()
+            seen.code = launcher.wait(timeout=300)
+            seen.seconds = time.monotonic() - died
+        seen.output = (folder / "train.log").read_text()
+        time.sleep(10)
+        seen.left_on_a = [_title(each) for each in a.processes()]
+        until(lambda: not _agents(playing))
+        seen.left_on_c = [_title(each) for each in _agents(playing)]
+        b.come_back()
+        join(b, f"--address={a.address}:{RAY_PORT}")
+        with train() as launcher:
+            assert launcher.wait() == 0, (folder / "train.log").read_text()[-3000:]
+        yield seen
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _agents(controller: psutil.Process) -> list[psutil.Process]:
+    """The processes that play; the controller's own children are what they are forked from."""
+    return [agent for child in controller.children() for agent in child.children(recursive=True)]
+
+
+def _shows(run: Path, step: int, name: str) -> bool:
+    return (run / "checkpoints" / f"global_step_{step}" / name).exists()
+
+
+def _until_step(run: Path, step: int, launcher: psutil.Popen, folder: Path) -> None:
+    def there() -> bool:
+        assert launcher.poll() is None, (folder / "train.log").read_text()[-3000:]
+        return (run / "metrics.jsonl").exists() and len(metrics_of(run)) >= step
+
+    until(there, 1500)
+
+
+def _ask_all(stranger: Host, *others: Host) -> dict[str, tuple[str, str]]:
+    """What each port of the others says to the stranger."""
+    listening = {f"{at[0]}:{at[1]}": process for host in others for at, process in host.listening().items()}
+    script = str(Path(__file__).with_name("stranger.py"))
+    done = subprocess.run(stranger.command(sys.executable, script, *listening), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {at: (listening[at], answer) for at, answer in json.loads(done.stdout).items()}
+
+
+def _join_without_key(stranger: Host, head: Host, folder: Path) -> str:
+    log = folder / "stranger.log"
+    words = [RAY, "start", f"--address={head.address}:{RAY_PORT}", f"--node-ip-address={stranger.address}"]
+    stranger.start(log, *words, RAY_AUTH_MODE="token", HOME=str(folder / "nowhere")).wait()
+    return log.read_text()
+
+
+def test_it_trains_on_both_hosts_and_shows_tips(seen: Seen) -> None:
+    steps = {line["step"]: line for line in metrics_of(seen.run)}
+    assert list(steps) == list(range(1, STEPS + 1))
+    assert steps[2]["empo2/tips_injected_per_call"] > 0
+    for step in steps.values():  # both servers sampled, with the weights that both ranks have trained
+        assert step["rollout_corr/log_ppl_abs_diff"] < 0.01
+    actor = seen.run / "checkpoints" / "global_step_2" / "actor"
+    assert {file.name for file in actor.glob("model_*.pt")} == {f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1)}
+
+
+def test_a_stranger_gets_nothing(seen: Seen) -> None:
+    assert any("401" in answer for _, answer in seen.strangers.values())
+    for at, (process, answer) in seen.strangers.items():
+        if answer not in ("401", "refused"):
+            assert re.search(WITHOUT_A_KEY, process) and answer in ("silent", "closed"), f"{at} {process}: {answer}"
+    assert "token" in seen.keyless_join
+    assert not [name for name in seen.token_holders if "recipe.cli gateway" in name]
+
+
+def test_the_run_ends_with_the_host_that_died_and_nothing_is_left(seen: Seen) -> None:
+    assert 2 <= seen.steps_at_death < STEPS
+    assert seen.code == 1 and seen.seconds < 60
+    (line,) = [line for line in seen.output.splitlines() if line.startswith("empo2: error: ")]
+    assert "host 10.77.0.2" in line and "has left the Ray cluster" in line
+    # The cluster that was there before is still there, without a worker of the run.
+    assert [name for name in seen.left_on_a if "gcs_server" in name] and [n for n in seen.left_on_a if "raylet" in n]
+    assert not [name for name in seen.left_on_a if re.search(r"empo2\.recipe|WorkerDict|vLLM|VLLM", name)]
+    assert not seen.left_on_c
