@@ -72,6 +72,7 @@ class Run(_Section):
     validate_samples: Positive
     save_every: NotNegative
     keep_checkpoints: Positive
+    keep_rollouts: Positive | Literal["all"]
     resume: Literal["never", "auto"]
     loggers: list[Literal["tensorboard", "wandb", "console", "mlflow", "swanlab", "clearml", "trackio"]]
 
