@@ -135,11 +135,7 @@ def _lock(directory: Path) -> None:
 
 
 def _set_aside(directory: Path, step: int, validates: bool) -> None:
-    """Keep checkpoints, metrics and rollouts up to ``step``; move everything else to a subfolder.
-
-    Args:
-        validates: whether the run begins with a validation of that step.
-    """
+    """Keep what is of steps up to ``step``, which the run may validate again; move everything else to a subfolder."""
     number = 1 + sum(1 for _ in directory.glob(f"{_ASIDE}*"))
     aside = directory / f"{_ASIDE}{number}"
     aside.mkdir()
