@@ -43,6 +43,12 @@ def _checked_state(value: str) -> str:
     return value
 
 
+def _checked_keep(value: Any) -> Any:
+    if value != "all" and not (type(value) is int and value > 0):
+        raise ValueError("must be all, or a number of steps")
+    return value
+
+
 def _checked_source(value: str) -> str:
     if not re.fullmatch(r"hub:[\w.-]+(/[\w.-]+)?|.+\.(jsonl|parquet)|[\w.]+:\w+", value):
         raise ValueError("must be module:function, a .jsonl or .parquet file, or hub:NAME")
@@ -82,6 +88,7 @@ class Run(_Section):
     validate_samples: Positive
     save_every: NotNegative
     keep_checkpoints: Positive
+    keep_rollouts: Annotated[int | Literal["all"], PlainValidator(_checked_keep)]
     resume: Literal["never", "auto"]
     loggers: list[Literal["tensorboard", "wandb", "console", "mlflow", "swanlab", "clearml", "trackio"]]
 

@@ -1,72 +1,69 @@
-"""The rollouts of a run's last steps, as they were played, and why rollouts were dropped: an SQLite file.
+"""The rollouts of a run, as they were played and trained: a folder of Parquet files, one row a call.
 
-The trainer writes it once a step; `empo2 show` and the end of a run read it.
+The trainer writes a file when a step is over; `empo2 show` and the launcher read them. docs/runs.md has the columns.
 """
 
 import json
-import sqlite3
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from empo2.recipe.errors import Empo2Error
-from empo2.recipe.redaction import redacted
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
-KEPT_STEPS = 10  # of 128 rollouts with 30 turns each: 11 MB, ten times that of chats that are written anew each turn
+from empo2.recipe.errors import Empo2Error
 
 type Phase = Literal["training", "validation"]
+type CallRow = dict[str, Any]
+"""The columns of `SCHEMA` by name, of those in `_JSON` the value; those that are absent are null."""
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS rollouts (
-    number INTEGER PRIMARY KEY, id TEXT, step INTEGER, phase TEXT, mode TEXT, return REAL, intrinsic REAL,
-    advantage REAL, turns INTEGER, tips INTEGER, dropped TEXT, played BLOB
-);
-CREATE INDEX IF NOT EXISTS by_step ON rollouts (step);
-CREATE TABLE IF NOT EXISTS dropped (
-    step INTEGER, phase TEXT, reason TEXT, cause TEXT, example TEXT, rollout TEXT, count INTEGER,
-    PRIMARY KEY (step, phase, reason, cause)
-);
-"""
+_TEXT, _INTEGER, _NUMBER, _FLAGS = pa.string(), pa.int32(), pa.float64(), pa.list_(pa.bool_())
+_OF_ROLLOUT = (  # the same in all rows of a rollout
+    {"rollout": _TEXT, "group": _TEXT, "step": _INTEGER, "phase": _TEXT, "mode": _TEXT, "scope": _TEXT, "task": _TEXT}
+    | {"return": _NUMBER, "advantage": _NUMBER}
+    | dict.fromkeys(("dropped", "cause", "example", "error", "output"), _TEXT)
+    | {"enqueued": _NUMBER, "started": _NUMBER, "ended": _NUMBER}
+)
+_OF_CALL = (
+    {"call": _INTEGER, "begun": _NUMBER, "seconds": _NUMBER, "anew": pa.bool_()}
+    | dict.fromkeys(("messages", "reply", "problem", "finish_reason"), _TEXT)
+    | {"prompt_tokens": _INTEGER, "prompt_ids": pa.list_(_INTEGER), "response_ids": pa.list_(_INTEGER)}
+    | {"log_probs": pa.list_(pa.float32()), "trained": _FLAGS, "masked": _FLAGS}
+    | {"tip_ids": pa.list_(pa.int64()), "tips": pa.list_(_TEXT)}
+    | {"visits": _INTEGER, "intrinsic": _NUMBER, "version": _INTEGER}
+)
+SCHEMA = pa.schema(_OF_ROLLOUT | _OF_CALL)
+_JSON = ("task", "messages", "reply")
+_LISTED = ["rollout", "step", "phase", "mode", "return", "advantage", "dropped", "call", "tip_ids"]
 
 
 @dataclass(frozen=True)
 class LoggedRollout:
-    """A rollout as it was played, and what became of it.
+    """A rollout in one line.
 
     Attributes:
         id: agent-lightning's.
         mode: ``memory, off-policy``, ``memory, on-policy`` or ``no memory``.
         return_: the environment's, None if the agent reported none.
-        intrinsic: sum of 1/n over the calls.
         advantage: None if it was not trained on.
+        dropped: why it was not used, such as ``failed_by_agent``; None if it was.
         turns: number of model calls.
         tips: number of different tips that it was shown.
-        dropped: why it was not used, such as ``failed_by_agent``; None if it was.
-        cause: what the failures with the same cause share; "" for none.
-        example: the cause in this rollout's words.
-        played: what `empo2 show` prints: task, calls, error. JSON-like.
     """
 
     id: str
     step: int
     phase: Phase
     mode: str
-    return_: float | None = None
-    intrinsic: float = 0.0
-    advantage: float | None = None
-    turns: int = 0
-    tips: int = 0
-    dropped: str | None = None
-    cause: str = ""
-    example: str = ""
-    played: Mapping[str, Any] = field(default_factory=dict)
-
-
-_COLUMNS = ("id", "step", "phase", "mode", "return", "intrinsic", "advantage", "turns", "tips", "dropped")
-_FIELDS = [field.name for field in fields(LoggedRollout)][: len(_COLUMNS)]
+    return_: float | None
+    advantage: float | None
+    dropped: str | None
+    turns: int
+    tips: int
 
 
 @dataclass(frozen=True)
@@ -94,96 +91,102 @@ class Dropped:
         return f"{self.count} of {steps}, {why}; empo2 show {run} {self.rollout[:8]}"
 
 
-def write_rollouts(file: Path, rollouts: Sequence[LoggedRollout]) -> None:
-    """Add rollouts of one step, without secrets; of steps before the last ten only why rollouts were dropped is kept.
+def write_rollouts(folder: Path, rows: Sequence[CallRow], keep: int | Literal["all"]) -> None:
+    """Write rollouts of one step and phase to a file of their own, whole or not at all; remove steps before the last.
+
+    Args:
+        rows: one for each call, those of a rollout together; one without ``call`` for a rollout that made none.
+        keep: how many steps, this one included.
 
     Raises:
-        sqlite3.Error: the file cannot be written.
+        OSError: the file cannot be written, as on a full disk.
+        ValueError, TypeError: a column does not take a value.
     """
-    if not rollouts:
-        return
-    dropped = []
-    for each in rollouts:
-        if each.dropped:
-            cause, example = redacted({"cause": each.cause, "text": each.example}).values()
-            dropped.append((each.step, each.phase, each.dropped, cause, example, each.id))
-    with closing(sqlite3.connect(file, timeout=30)) as db, db:
-        db.executescript(_SCHEMA)
-        db.executemany(
-            f"INSERT INTO rollouts ({', '.join(_COLUMNS)}, played) VALUES (?{', ?' * len(_COLUMNS)})",
-            [(*(getattr(each, name) for name in _FIELDS), _compressed(each.played)) for each in rollouts],
-        )
-        db.executemany(
-            "INSERT INTO dropped VALUES (?, ?, ?, ?, ?, ?, 1)"
-            " ON CONFLICT DO UPDATE SET count = count + 1, rollout = excluded.rollout",
-            dropped,
-        )
-        db.execute("DELETE FROM rollouts WHERE step <= (SELECT max(step) FROM rollouts) - ?", (KEPT_STEPS,))
-
-
-def _compressed(played: Mapping[str, Any]) -> bytes:
-    return zlib.compress(json.dumps(redacted(played), ensure_ascii=False, default=str).encode())
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[sqlite3.Connection]:
-    if not file.is_file():
-        raise Empo2Error(f"{file}: there is no such file; training writes it when the rollouts of a step have ended")
+    step, phase = rows[0]["step"], rows[0]["phase"]
+    folder.mkdir(exist_ok=True)
+    number = 1 + sum(1 for _ in folder.glob(f"{step:06}-{phase}-*.parquet"))  # a validation may have several batches
+    file = folder / f"{step:06}-{phase}-{number:02}.parquet"
+    temporary = file.with_suffix(".tmp")
+    texts = [{name: _as_json(row.get(name)) for name in _JSON} for row in rows]
+    table = pa.Table.from_pylist([row | text for row, text in zip(rows, texts, strict=True)], SCHEMA)
     try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as db:
-            yield db
-    except sqlite3.Error as error:
-        raise Empo2Error(f"{file}: cannot be read: {error}") from None
+        pq.write_table(table, temporary, compression="zstd")
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if keep != "all":
+        for old in [each for each in rollout_files(folder) if step_of_file(each) <= step - keep]:
+            old.unlink()
 
 
-def read_rollouts(file: Path, prefix: str = "", step: int | None = None) -> list[LoggedRollout]:
-    """Return the rollouts whose ids begin with ``prefix``, of one step or all, in the order of their steps.
-
-    ``played`` is left out; see `read_played`.
-
-    Raises:
-        Empo2Error: there is no file, or it cannot be read.
-    """
-    with _reading(file) as db:
-        rows = db.execute(
-            f"SELECT {', '.join(_COLUMNS)} FROM rollouts"
-            " WHERE substr(id, 1, length(:prefix)) = :prefix AND (:step IS NULL OR step = :step)"
-            " ORDER BY step, number",
-            {"prefix": prefix, "step": step},
-        )
-        return [LoggedRollout(*row) for row in rows]
+def rollout_files(folder: Path, step: int | None = None) -> list[Path]:
+    """Return the files of a folder, of one step or all, in the order of their steps."""
+    return sorted(folder.glob(f"{'[0-9]' * 6 if step is None else f'{step:06}'}-*.parquet"))
 
 
-def read_played(file: Path, rollout_id: str) -> dict[str, Any]:
-    """Return what was played in a rollout.
+def step_of_file(file: Path) -> int:
+    return int(file.name.partition("-")[0])
+
+
+def read_rollouts(
+    folder: Path, prefix: str = "", step: int | None = None, *, last: int | None = None
+) -> list[LoggedRollout]:
+    """Return the rollouts whose ids begin with ``prefix``, of one step, of the last steps or of all, in their order.
 
     Raises:
-        Empo2Error: there is no file, or it cannot be read.
+        Empo2Error: there is no such folder, or a file cannot be read.
     """
-    with _reading(file) as db:
-        (played,) = db.execute(
-            "SELECT played FROM rollouts WHERE id = ? ORDER BY number DESC", (rollout_id,)
-        ).fetchone()
-    return json.loads(zlib.decompress(played))
+    if not folder.is_dir():
+        raise Empo2Error(f"{folder}: there is no such folder; training writes it when a step is over")
+    files = rollout_files(folder, step)
+    if last is not None and files:
+        files = [file for file in files if step_of_file(file) > step_of_file(files[-1]) - last]
+    found = []
+    begins = pc.starts_with(pc.field("rollout"), prefix)  # pyright: ignore[reportAttributeAccessIssue]
+    for calls in _by_rollout(_read(files, begins, _LISTED)):
+        rollout, at, phase, mode, return_, advantage, dropped, *_ = calls[0].values()
+        turns = sum(each["call"] is not None for each in calls)
+        tips = {tip for each in calls for tip in each["tip_ids"] or ()}
+        found.append(LoggedRollout(rollout, at, phase, mode, return_, advantage, dropped, turns, len(tips)))
+    return found
 
 
-def read_dropped(file: Path, step: int | None = None) -> list[Dropped]:
-    """Return why rollouts were dropped, in one step or the whole run, most frequent first; no file is no drop.
+def read_calls(folder: Path, rollout: str) -> list[CallRow]:
+    """Return the rows of a rollout.
 
     Raises:
-        Empo2Error: the file cannot be read.
+        Empo2Error: a file cannot be read.
     """
-    if not file.is_file():
-        return []
-    with _reading(file) as db:
-        rows = db.execute(
-            "SELECT reason, cause, example, rollout, count, step, step FROM dropped"
-            " WHERE :step IS NULL OR step = :step ORDER BY step",
-            {"step": step},
-        )
-        found: dict[tuple[str, str], Dropped] = {}
-        for each in (Dropped(*row) for row in rows):
-            before = found.get((each.reason, each.cause), replace(each, count=0))
-            counted = replace(before, rollout=each.rollout, count=before.count + each.count, last=each.last)
-            found[each.reason, each.cause] = counted
+    rows = _read(rollout_files(folder), pc.field("rollout") == rollout, SCHEMA.names)
+    return [row | {name: row[name] and json.loads(row[name]) for name in _JSON} for row in rows]
+
+
+def read_dropped(folder: Path, step: int | None = None) -> list[Dropped]:
+    """Return why rollouts were dropped, in one of the steps that are kept or in all, most frequent first.
+
+    Raises:
+        Empo2Error: a file cannot be read.
+    """
+    columns = ["rollout", "step", "dropped", "cause", "example"]
+    found: dict[tuple[str, str], Dropped] = {}
+    for calls in _by_rollout(_read(rollout_files(folder, step), pc.field("dropped").is_valid(), columns)):
+        rollout, at, reason, cause, example = calls[0].values()
+        before = found.get((reason, cause)) or Dropped(reason, cause, example, rollout, 0, at, at)
+        found[reason, cause] = replace(before, rollout=rollout, count=before.count + 1, last=at)
     return sorted(found.values(), key=lambda dropped: -dropped.count)
+
+
+def _read(files: Sequence[Path], where: pc.Expression, columns: Sequence[str]) -> list[CallRow]:
+    try:
+        stored = ds.dataset([str(file) for file in files], SCHEMA, format="parquet")
+        return stored.to_table(columns=[*columns], filter=where).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise Empo2Error(f"a file of the run's rollouts cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _as_json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _by_rollout(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    return [list(calls) for _, calls in groupby(rows, key=lambda row: row["rollout"])]

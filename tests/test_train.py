@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.evaluation.episode_results import read_results
-from empo2.recipe.rollout_log import read_played, read_rollouts
+from empo2.recipe.rollout_log import read_calls, read_rollouts, rollout_files
 from empo2.recipe.run_folder import read_lines
 from empo2.recipe.trainer.manager import draw_modes
 
@@ -239,9 +240,9 @@ def test_evaluation_of_the_checkpoint_equals_the_validation_of_its_step(run: Pat
     empo2(tmp_path, "eval", str(run), "--panel", "panel.json", "--samples", "1", "--keep-turns", "--output", "out")
     (result,) = read_results(tmp_path / "out")
     (turns,) = [line["turns"] for line in read_lines(tmp_path / "out" / "turns.jsonl")]
-    log = run / "rollouts.sqlite"
+    log = run / "rollouts"
     (validated,) = [each for each in read_rollouts(log, step=STEPS) if each.phase == "validation"]
-    calls = read_played(log, validated.id)["calls"]
+    calls = read_calls(log, validated.id)
     assert len(calls) == VALIDATION_STEPS
     assert [reply for *_, reply in turns] == [call["reply"]["content"] for call in calls]
     assert result.failed is None and result.return_ == pytest.approx(validated.return_)
@@ -264,6 +265,23 @@ def test_a_killed_run_went_on_with_weights_and_memory_of_one_step(run: Path) -> 
     assert {int(state["step"]) for state in optimizer["state"].values()} == {STEPS}
     # Gateway and trainer: the killed ones' logs are kept.
     assert (run / "set-aside-1" / "trainer.log").stat().st_size > 0
+
+
+def test_all_rollouts_are_kept_with_what_was_trained_and_masked(run: Path) -> None:
+    """Each step once, though one was begun twice."""
+    files = rollout_files(run / "rollouts")
+    names = ["000001-training-01", "000002-training-01", "000003-training-01", "000003-validation-01"]
+    assert [file.stem for file in files] == names
+    steps = [pq.read_table(file).to_pylist() for file in files]
+    assert [len({row["rollout"] for row in rows}) for rows in steps] == [ROLLOUTS] * STEPS + [1]
+    for rows, metrics in zip(steps, metrics_of(run), strict=False):
+        assert {row["advantage"] is None for row in rows} == {False}
+        known = [row for row in rows if row["masked"] is not None]
+        trained, masked = (sum(sum(row[name]) for row in known) for name in ("trained", "masked"))
+        assert trained > 0
+        assert metrics["empo2/masked_token_fraction"] == pytest.approx(masked / trained)
+        tips = [text for row in rows for text in row["tips"]]
+        assert all(tips) and bool(tips) == (metrics["empo2/tips_injected_per_call"] > 0)
 
 
 def test_run_folder_and_output(run: Path) -> None:

@@ -16,7 +16,7 @@ from empo2.memory.file import reading
 from empo2.recipe.evaluation.tables import printable, table_of
 from empo2.recipe.gateway.tips.text import TIPS_HEADING
 from empo2.recipe.messages import Message, spoken, text_of
-from empo2.recipe.rollout_log import LoggedRollout
+from empo2.recipe.rollout_log import CallRow, LoggedRollout
 from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, read_lines
 
 _INDENT = "    "
@@ -42,12 +42,13 @@ def rollouts_table(rollouts: Sequence[LoggedRollout], prefix: int) -> Table:
     return table
 
 
-def print_episode(console: Console, run: Path, rollout: LoggedRollout, played: Mapping[str, Any]) -> None:
+def print_episode(console: Console, run: Path, rollout: LoggedRollout, rows: Sequence[CallRow]) -> None:
     """Print a rollout's episode: what became of it, its turns, and where there is one its trained row."""
-    for line in _facts(run, rollout, played):
+    calls = [row for row in rows if row["call"] is not None]
+    for line in _facts(run, rollout, rows[0], calls):
         console.print(line, soft_wrap=True)
     reply = ""
-    for number, call in enumerate(played["calls"], 1):
+    for number, call in enumerate(calls, 1):
         console.print()
         console.print(_heading(number, call), soft_wrap=True)
         for message in call["messages"]:
@@ -58,29 +59,27 @@ def print_episode(console: Console, run: Path, rollout: LoggedRollout, played: M
             console.print(_said(call["reply"]), soft_wrap=True)
         if call["problem"]:
             console.print(Text(f"  no reply: {printable(call['problem'])}", style="red"), soft_wrap=True)
-    error = played["error"]
-    if isinstance(error, Mapping):
-        console.print(Text(f"\nthe agent ended with\n{_indented(error['output'])}", style="red"), soft_wrap=True)
+    if rows[0]["output"] is not None:
+        console.print(Text(f"\nthe agent ended with\n{_indented(rows[0]['output'])}", style="red"), soft_wrap=True)
     for record in read_lines(run / EPISODES_FILE):
         if record.get("rollout") == rollout.id:
             console.print(_trained_row(record), soft_wrap=True)
 
 
-def _facts(run: Path, rollout: LoggedRollout, played: Mapping[str, Any]) -> Iterator[Text]:
+def _facts(run: Path, rollout: LoggedRollout, played: CallRow, calls: Sequence[CallRow]) -> Iterator[Text]:
     yield Text(f"rollout   {rollout.id}, step {rollout.step}, {rollout.phase}, {rollout.mode}", style="bold")
     yield Text(f"task      {printable(json.dumps(played['task'], ensure_ascii=False))}")
     return_ = "none reported" if rollout.return_ is None else f"{rollout.return_:.4g}"
-    intrinsic = f", intrinsic {rollout.intrinsic:.3g}" if rollout.intrinsic else ""
-    yield Text(f"return    {return_}{intrinsic}")
+    earned = sum(call["intrinsic"] for call in calls)
+    yield Text(f"return    {return_}" + (f", intrinsic {earned:.3g}" if earned else ""))
     if rollout.advantage is not None:
         yield Text(f"advantage {rollout.advantage:+.3g}")
     if rollout.dropped:
-        error = played["error"]
-        why = f"{error['type']}: {error['message']} ({error['where']})" if isinstance(error, Mapping) else error
-        said = rollout.dropped.replace("_", " ") + (f": {printable(why)}" if why else "")
+        said = rollout.dropped.replace("_", " ") + (f": {printable(why)}" if (why := played["error"]) else "")
         yield Text(f"dropped   {said}", style="red")
-    tips = sum(len(call["tips"]) for call in played["calls"])
-    yield Text(f"played    {rollout.turns} turns in {played['seconds']:.1f} s, {tips} tips shown")
+    seconds = (played["ended"] or 0.0) - (played["started"] or played["ended"] or 0.0)
+    tips = sum(len(call["tips"]) for call in calls)
+    yield Text(f"played    {rollout.turns} turns in {seconds:.1f} s, {tips} tips shown")
     if (tip := _tip_of(run, rollout.id)) is not None:
         yield Text(f"tip       written from it: {printable(tip)}", style="yellow")
 
@@ -95,9 +94,11 @@ def _tip_of(run: Path, rollout_id: str) -> str | None:
 
 
 def _heading(number: int, call: Mapping[str, Any]) -> Text:
-    parts = [f"{call['prompt_length']} + {call['reply_length']} tokens", f"{call['seconds']:.1f} s"]
-    if call["tips"]:
-        parts.append(f"tips {', '.join(map(str, call['tips']))}")
+    parts = [f"{call['prompt_tokens']} + {len(call['response_ids'])} tokens", f"{call['seconds']:.1f} s"]
+    if call["tip_ids"]:
+        parts.append(f"tips {', '.join(map(str, call['tip_ids']))}")
+    if any(call["masked"] or ()):
+        parts.append(f"{sum(call['masked'])} masked")
     if call["visits"] is not None:
         parts.append(f"visits {call['visits']}")
     if call["finish_reason"] == "length":

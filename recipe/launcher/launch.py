@@ -41,8 +41,8 @@ from empo2.recipe.launcher.watch import Watch
 from empo2.recipe.marked_lines import STAGES
 from empo2.recipe.network import gateway_host
 from empo2.recipe.protocol import scope_of
-from empo2.recipe.rollout_log import read_dropped
-from empo2.recipe.run_folder import CHECKPOINTS, ROLLOUTS_FILE, TASKS_FILE, last_checkpoint, step_of
+from empo2.recipe.rollout_log import read_dropped, rollout_files
+from empo2.recipe.run_folder import CHECKPOINTS, ROLLOUTS, TASKS_FILE, last_checkpoint, step_of
 from empo2.recipe.scopes import recurrence_warning
 from empo2.recipe.trainer.verl_config import build_verl_config
 
@@ -132,18 +132,23 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
                 with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS) as client:
                     watch.until_done(client, processes, shown)
         except (ProcessError, KeyboardInterrupt):
-            _say_dropped(directory, console)
+            _say_rollouts(directory, console)
             console.print(how_to_resume(directory), soft_wrap=True, highlight=False, markup=False)
             raise
-        _say_dropped(directory, console)
+        _say_rollouts(directory, console)
     return directory
 
 
-def _say_dropped(directory: Path, console: Console) -> None:
-    """Print why rollouts of the run were dropped, one line for each cause."""
+def _say_rollouts(directory: Path, console: Console) -> None:
+    """Print why rollouts of the run were dropped, one line for each cause, and what those that are kept take."""
+    said = []
     with contextlib.suppress(Empo2Error):  # the run's own end matters more
-        for dropped in read_dropped(directory / ROLLOUTS_FILE):
-            console.print(f"dropped  {dropped.told(directory)}", soft_wrap=True, highlight=False, markup=False)
+        said = [f"dropped  {dropped.told(directory)}" for dropped in read_dropped(directory / ROLLOUTS)]
+    if files := rollout_files(directory / ROLLOUTS):
+        size = sum(file.stat().st_size for file in files) / 1e6
+        said.append(f"rollouts  {size:.1f} MB in {directory / ROLLOUTS}; empo2 show {directory}")
+    for line in said:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:

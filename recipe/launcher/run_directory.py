@@ -15,11 +15,13 @@ from empo2.memory.file import reading
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.redaction import redacted
+from empo2.recipe.rollout_log import rollout_files, step_of_file
 from empo2.recipe.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     MEMORY_FILE,
     METRICS_FILE,
+    ROLLOUTS,
     last_checkpoint,
     read_lines,
     step_of,
@@ -80,7 +82,7 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
             checkpoint = _continue(settings, directory)
         elif _is_failed_start(directory):
             _lock(directory)
-            _set_aside(directory, 0)
+            _set_aside(directory, 0, run.validate_first)
         else:
             raise ConfigError(
                 f"run.name={name!r}: {directory} exists; give another run.name, continue it with run.resume=auto, "
@@ -118,7 +120,7 @@ def _continue(settings: Settings, directory: Path) -> Path | None:
     step = step_of(checkpoint) if checkpoint else 0
     if step >= settings.run.steps:
         raise ConfigError(f"run.steps={settings.run.steps}: the run {name!r} has done {step} already; give more")
-    _set_aside(directory, step)
+    _set_aside(directory, step, settings.run.validate_first)
     return checkpoint
 
 
@@ -132,8 +134,8 @@ def _lock(directory: Path) -> None:
         ) from None
 
 
-def _set_aside(directory: Path, step: int) -> None:
-    """Keep the checkpoints and the metrics up to ``step``; move everything else to a subfolder."""
+def _set_aside(directory: Path, step: int, validates: bool) -> None:
+    """Keep what is of steps up to ``step``, which the run may validate again; move everything else to a subfolder."""
     number = 1 + sum(1 for _ in directory.glob(f"{_ASIDE}*"))
     aside = directory / f"{_ASIDE}{number}"
     aside.mkdir()
@@ -143,6 +145,10 @@ def _set_aside(directory: Path, step: int) -> None:
             shutil.copy2(file, aside)
         else:
             file.rename(aside / file.name)
+    (aside / ROLLOUTS).mkdir()
+    for file in rollout_files(directory / ROLLOUTS):
+        if step_of_file(file) > step or (validates and file.name.startswith(f"{step:06}-validation")):
+            file.rename(aside / ROLLOUTS / file.name)
     if metrics.exists():
         # The last line is incomplete if the process was killed while writing it.
         lines = [line for line in metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]

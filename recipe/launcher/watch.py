@@ -15,7 +15,7 @@ from empo2.recipe.launcher.progress import Metrics, NewLines, RunProgress
 from empo2.recipe.marked_lines import loading_in, note_in
 from empo2.recipe.protocol import STATE, GatewayState
 from empo2.recipe.rollout_log import read_dropped
-from empo2.recipe.run_folder import METRICS_FILE, ROLLOUTS_FILE
+from empo2.recipe.run_folder import METRICS_FILE, ROLLOUTS
 
 _POLL_SECONDS = 0.5
 _ASK_SECONDS = 1
@@ -36,7 +36,7 @@ class Watch:
         self._metrics = NewLines(directory / METRICS_FILE)
         self._log = NewLines(directory / "trainer.log")
         self._workers = Workers()
-        self._rollouts = directory / ROLLOUTS_FILE
+        self._rollouts = directory / ROLLOUTS
         self._causes: set[tuple[str, str]] = set()
         self._asked = -math.inf
 

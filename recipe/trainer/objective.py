@@ -84,8 +84,8 @@ def hybrid_loss(
             tokens), nested over the rows' tokens.
         data: the micro-batch. Beside verl's own keys it has ``off_policy`` and ``memory``, the row's mode, and
             ``distilled``, each [rows], bool; ``token_weight``, [rows], 1/(M·T), by which the advantages are already
-            multiplied (updates.py); ``recorded``, [rows], bool, True for at most one row of the step (row_text.py);
-            and where rows are distilled ``teacher_log_probs`` (rows.py).
+            multiplied (updates.py); ``first_index``, [rows], that of the row's first token among all tokens of the
+            step's responses; and where rows are distilled ``teacher_log_probs`` (rows.py).
         dp_group: unused; part of verl's call.
         mask_threshold: δ, a probability.
         gap_limit: nats. On-policy rows whose mean log-prob is further from vLLM's have no clipped term.
@@ -94,7 +94,7 @@ def hybrid_loss(
 
     Returns:
         The scalar loss, and metrics: sums over tokens, which ``tracking.name_sums`` turns into fractions, and
-        ``masked_at``, the positions of the recorded row's masked tokens in its response.
+        ``masked_at``, the indices of the masked tokens among all tokens of the step's responses.
     """
     log_prob = no_padding_2_padding(model_output["log_probs"], data)
     device = log_prob.device
@@ -160,5 +160,6 @@ def hybrid_loss(
     }
     for kind, chosen in by_kind(off_policy, data["memory"].to(device)).items():
         sums |= {f"{name}/{kind}": float((each * tokens)[chosen].sum()) for name, each in of_tokens.items()}
-    masked_at = (tokens & ~trusted)[data["recorded"].to(device)].nonzero()[:, 1].tolist()
-    return loss, {**Metric.from_dict(sums, AggregationType.SUM), "masked_at": masked_at}
+    row, token = (tokens & ~trusted).nonzero(as_tuple=True)
+    masked_at = data["first_index"].to(device)[row] + token
+    return loss, {**Metric.from_dict(sums, AggregationType.SUM), "masked_at": masked_at.tolist()}

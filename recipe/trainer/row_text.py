@@ -1,9 +1,10 @@
 """One trained episode of each step as text, for `empo2 report`: what was read, what was trained, what was masked."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any, Protocol
 
+import torch
 from verl import DataProto
 
 from empo2.recipe.redaction import redacted
@@ -42,7 +43,7 @@ def episode_record(
     batch: DataProto,
     row: int,
     results: Mapping[str, RolloutResult],
-    masked_at: Collection[int] | None,
+    masked: torch.Tensor | None,
     tokenizer: Decoder,
 ) -> dict[str, Any]:
     """Return a line of ``episodes.jsonl`` without secrets: one row that was trained.
@@ -52,14 +53,13 @@ def episode_record(
     Args:
         row: see `recorded_row`.
         results: by rollout id.
-        masked_at: positions in the response that the update masked; None if the row was left out of it.
+        masked: [tokens], bool: those of the response that the update masked; None if that is not known.
     """
     rollout = batch.non_tensor_batch["rollout_id_list"][row]
     result = results[rollout]
     trained = batch.batch["response_mask"][row].bool()
     present = batch.batch["attention_mask"][row].bool()
-    masked = trained & False
-    masked[sorted(masked_at or ())] = True
+    mask_known, masked = masked is not None, trained & False if masked is None else masked
     rest = present[-len(trained) :]
     prompt = batch.batch["prompts"][row][present[: -len(trained)]].tolist()
     kinds = ["read"] * len(prompt)
@@ -79,7 +79,7 @@ def episode_record(
             "return": result.return_,
             "advantage": float(batch.batch[_ADVANTAGES][row][trained].mean()) if trained.any() else 0.0,
             "tips": list(result.tips),
-            "mask_known": masked_at is not None or not result.mode.off_policy,
+            "mask_known": mask_known,
             "cut": first > 0 or last < len(tokens),
             "spans": spans,
         }

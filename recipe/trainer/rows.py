@@ -1,15 +1,16 @@
-"""Put EMPO²'s advantages, mode flags and teachers on agent-lightning's training rows."""
+"""Put EMPO²'s advantages, mode flags and teachers on agent-lightning's rows, and note what was trained of a call."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
 from verl import DataProto
 
 from empo2.recipe.protocol import TOP_TOKENS
+from empo2.recipe.rollout_log import CallRow
 from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
-from empo2.recipe.trainer.rollout_calls import PlayedCall
 from empo2.recipe.trainer.step_results import RolloutResult, trained_rows
 
 
@@ -65,13 +66,11 @@ def distill(
     }
 
 
-def turns_of_rows(
-    batch: DataProto, rows: Mapping[str, Iterable[list[PlayedCall]]]
-) -> Iterator[tuple[int, list[PlayedCall]]]:
+def turns_of_rows[T](batch: DataProto, rows: Mapping[str, Iterable[T]]) -> Iterator[tuple[int, T]]:
     """Yield the number of each row of a batch with its turns, whose replies are its trained tokens and what is cut.
 
     Args:
-        rows: of rollouts by id, see `trained_rows`; the rows of other rollouts are passed over.
+        rows: of rollouts by id, see `trained_rows` and ``RolloutResult.rows``; those of other rollouts are passed over.
     """
     ahead = {rollout: iter(of_rollout) for rollout, of_rollout in rows.items()}
     for row, rollout in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
@@ -84,3 +83,32 @@ def groups_without_gradient(batch: DataProto) -> float:
     groups = batch.non_tensor_batch["data_id_list"]
     learning = groups[(batch.batch[GIVEN_ADVANTAGES].any(-1) | batch.batch["distilled"]).numpy()]
     return 1 - len(set(learning)) / len(set(groups))
+
+
+def add_masks(
+    calls: Sequence[CallRow],
+    results: Mapping[str, RolloutResult],
+    batch: DataProto,
+    masked: torch.Tensor,
+    known: torch.Tensor,
+) -> None:
+    """Note in the calls which tokens of their replies were trained, and which of these were masked; in place.
+
+    Args:
+        results: by rollout id.
+        batch: all rows of the adapter.
+        masked: [rows, tokens], bool.
+        known: [rows], bool; whether that is known of a row.
+    """
+    answered: dict[str, list[CallRow]] = {}
+    for call in calls:
+        if len(call.get("response_ids", ())):
+            answered.setdefault(call["rollout"], []).append(call)
+    rollouts = batch.non_tensor_batch["rollout_id_list"].tolist()
+    for row, turns in turns_of_rows(batch, {rollout: result.rows for rollout, result in results.items()}):
+        flags = masked[row][batch.batch["response_mask"][row].bool()].numpy()
+        for turn in turns:
+            call = answered[rollouts[row]][turn]
+            own, flags = np.split(flags, [len(call["trained"])])  # the rest of a reply lies beyond the row's end
+            call["trained"][: len(own)] = True
+            call["masked"] = np.pad(own, (0, len(call["trained"]) - len(own))) if known[row] else None

@@ -1,13 +1,20 @@
-"""What was played in a step's rollouts and what became of them, for the run's `rollout_log`."""
+"""What was played in a step's rollouts and what became of them: the rows of the `rollout_log`."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
+from empo2.memory import MemoryFileError
+from empo2.memory.browse import stored_tips
+from empo2.memory.file import reading
 from empo2.recipe.failures import reported_error
 from empo2.recipe.messages import Message, reply_of
-from empo2.recipe.rollout_log import LoggedRollout, Phase
+from empo2.recipe.protocol import RolloutTag
+from empo2.recipe.redaction import redacted
+from empo2.recipe.rollout_log import CallRow, Phase
 from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of
 from empo2.recipe.trainer.step_results import StepResults, mode_of
 
@@ -15,42 +22,65 @@ _TEXT_CHARACTERS = 20_000  # of one text, such as an image in a message
 _ROLLOUT_CHARACTERS = 400_000  # of all new messages of a rollout; a chat that is written anew each turn may reach it
 
 
-def logged_rollouts(
-    played: Sequence[CompletedRollout], results: StepResults, step: int, phase: Phase, advantages: Mapping[str, float]
-) -> Iterator[LoggedRollout]:
-    """Yield each rollout of a step, used or not.
+def call_rows(
+    played: Sequence[CompletedRollout],
+    results: StepResults,
+    step: int,
+    phase: Phase,
+    advantages: Mapping[str, float],
+    memory: Path,
+) -> list[CallRow]:
+    """Return the calls of a step's rollouts, used or not, without secrets; no token of them is trained yet.
 
     Args:
         advantages: by rollout id, of those that are trained on.
+        memory: the file with the texts of the tips. Those that it does not have are null.
     """
+    rows: list[CallRow] = []
+    texts = _tip_texts(memory)
     for rollout in played:
-        error, calls = reported_error(rollout.events), list(_shown_calls(calls_of(rollout.events)))
-        dropped = results.dropped.get(rollout.rollout_id)
-        example = dropped.error if dropped else ""
-        yield LoggedRollout(
-            id=rollout.rollout_id,
-            step=step,
-            phase=phase,
-            mode=mode_of(rollout).name,
-            return_=rollout.final_reward,
-            intrinsic=sum(call["intrinsic"] for call in calls),
-            advantage=advantages.get(rollout.rollout_id),
-            turns=len(calls),
-            tips=len({tip for call in calls for tip in call["tips"]}),
-            dropped=dropped.reason if dropped else None,
-            cause=error.cause if error and dropped else example,
-            example=example,
-            played={
+        error, calls = reported_error(rollout.events), calls_of(rollout.events)
+        dropped, tag = results.dropped.get(rollout.rollout_id), RolloutTag.read(rollout.metadata)
+        example = dropped.error if dropped else None
+        same = {
+            "rollout": rollout.rollout_id,
+            "group": rollout.data_id,
+            "step": step,
+            "phase": phase,
+            "mode": mode_of(rollout).name,
+            "scope": tag.scope if tag else None,
+            "return": rollout.final_reward,
+            "advantage": advantages.get(rollout.rollout_id),
+            "dropped": dropped.reason if dropped else None,
+            "enqueued": rollout.enqueue_time,
+            "started": rollout.running_at,
+            "ended": rollout.finished_at,
+        }
+        said = redacted(
+            {
                 "task": rollout.input,
-                "seconds": (rollout.finished_at or 0.0) - (rollout.running_at or rollout.finished_at or 0.0),
-                "error": error.model_dump() if error else rollout.error_message,
-                "calls": calls,
-            },
+                "cause": error.cause if error and dropped else example,
+                "example": example,
+                "error": str(error or rollout.error_message or "") or None,
+                "output": error.output if error else None,
+                "calls": [*_said(calls, texts)],
+            }
         )
+        of_calls = zip(said.pop("calls"), _measured(calls), strict=True)
+        rows += [same | said | words | numbers for words, numbers in of_calls] or [same | said]
+    return rows
 
 
-def _shown_calls(calls: Sequence[PlayedCall]) -> Iterator[dict[str, Any]]:
-    """Yield each call: the messages that the one before it did not have, the reply, and the gateway's event."""
+def _tip_texts(memory: Path) -> dict[int, str]:
+    try:
+        with reading(memory) as db:
+            return {tip.id: tip.text for tip in stored_tips(db, order="newest")}
+    except MemoryFileError:  # there is none, or it is on the gateway's machine
+        return {}
+
+
+def _said(calls: Sequence[PlayedCall], texts: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    """Yield of each call the messages that the one before it did not have, the reply, and the texts of its tips."""
     before: list[Message] = []
     room = _ROLLOUT_CHARACTERS
     for call in calls:
@@ -66,14 +96,37 @@ def _shown_calls(calls: Sequence[PlayedCall]) -> Iterator[dict[str, Any]]:
             "anew": not extends,
             "reply": _short(reply_of(response)),
             "problem": f"HTTP {call.data.get('http_status')}: {_short(response)}" if refused else None,
-            "finish_reason": call.data.get("finish_reason"),
-            "prompt_length": len(call.prompt),
-            "reply_length": len(call.reply),
+            "tips": [texts.get(tip) for tip in call.event.tip_ids] if call.event else [],
+        }
+
+
+def _measured(calls: Sequence[PlayedCall]) -> Iterator[dict[str, Any]]:
+    """Yield the tokens of each call, of its prompt those that the call before it did not have, and its numbers."""
+    before: list[int] = []
+    for number, call in enumerate(calls):
+        yield {
+            "call": number,
+            "begun": call.begun,
             "seconds": call.seconds,
-            "tips": call.event.tip_ids if call.event else [],
+            "finish_reason": call.data.get("finish_reason"),
+            "prompt_tokens": len(call.prompt),
+            "prompt_ids": np.array(call.prompt[_shared(before, call.prompt) :], np.int32),
+            "response_ids": np.array(call.reply, np.int32),
+            "log_probs": None if call.log_probs is None else np.array(call.log_probs, np.float32),
+            "trained": np.zeros(len(call.reply), bool),
+            "tip_ids": call.event.tip_ids if call.event else [],
             "visits": call.event.visits if call.event else None,
             "intrinsic": call.intrinsic,
+            "version": call.data.get("server", {}).get("version"),
         }
+        before = call.prompt + call.reply
+
+
+def _shared(before: list[int], ids: list[int]) -> int:
+    """Return how many tokens both begin with."""
+    if ids[: len(before)] == before:
+        return len(before)
+    return next((place for place, (one, other) in enumerate(zip(before, ids, strict=False)) if one != other), len(ids))
 
 
 def _short(value: Any) -> Any:

@@ -29,6 +29,7 @@ class RolloutResult:
         task: its input.
         tips: ids of the tips that it was shown, in their order.
         versions: those of the weights that sampled its turns (updates before them), ascending.
+        rows: the turns of each training row, by their numbers among its calls (`PlayedCall`).
     """
 
     group: str
@@ -41,6 +42,7 @@ class RolloutResult:
     task: Mapping[str, Any] = field(default_factory=dict)
     tips: Sequence[int] = ()
     versions: Sequence[int] = ()
+    rows: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ class StepResults:
             task=rollout.input or {},
             tips=list(dict.fromkeys(tip for call in calls if call.event for tip in call.event.tip_ids)),
             versions=sorted({call.data.get("server", {}).get("version") for call in answered} - {None}),
+            rows=[[turn.number for turn in row] for row in rows_of(trained)],
         )
         triplets = [turn.triplet() for turn in trained]
         return rollout.model_copy(update={"triplets": triplets, "final_reward": return_})

@@ -3,7 +3,6 @@
 # pyright: reportPrivateImportUsage=false
 import json
 import math
-import sqlite3
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -21,11 +20,12 @@ from verl.utils.config import omega_conf_to_dataclass
 from empo2.recipe import baselines
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
-from empo2.recipe.rollout_log import Phase, write_rollouts
+from empo2.recipe.marked_lines import say_note
+from empo2.recipe.rollout_log import CallRow, Phase, write_rollouts
 from empo2.recipe.run_folder import (
     EPISODES_FILE,
     MEMORY_FILE,
-    ROLLOUTS_FILE,
+    ROLLOUTS,
     checkpoint_folder,
     mark_complete,
     remove_old_checkpoints,
@@ -42,8 +42,8 @@ from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import by_kind, hybrid_loss
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
-from empo2.recipe.trainer.rows import distill, groups_without_gradient, set_advantages
-from empo2.recipe.trainer.shown_rollouts import logged_rollouts
+from empo2.recipe.trainer.rows import add_masks, distill, groups_without_gradient, set_advantages
+from empo2.recipe.trainer.shown_rollouts import call_rows
 from empo2.recipe.trainer.step_results import StepResults, staleness
 from empo2.recipe.trainer.tracking import name_sums, step_line, training_metrics, validation_metrics
 from empo2.recipe.trainer.updates import fill_up, planned_batch
@@ -64,6 +64,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         self._gateway = gateway
         self._version = 0  # updates that vLLM's weights have had
         self._validated: list[StepResults] = []
+        self._unwritten: list[CallRow] = []  # of the current batch of rollouts
         for key, needed in (
             ("actor_rollout_ref.actor.policy_loss.loss_mode", PER_ROLLOUT_MEAN_LOSS_MODE),
             ("agentlightning.trace_aggregator.level", "trajectory"),
@@ -142,7 +143,8 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             print(f"validation: {error}", flush=True)
             batch, metrics = DataProto(batch=None), {}
         if not is_train:
-            self._log_rollouts("validation", {})
+            self._note_rollouts("validation", {})
+            self._write_rollouts()
             self._validated.append(self._results)
             return batch, metrics
         algorithm, results = self._settings.algorithm, self._results
@@ -150,7 +152,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         paper, played = baselines.asked_for(self._settings, "algorithm.advantage"), self._manager.played
         turns = paper.TurnAdvantages(algorithm, played, self._max_prompt_tokens) if paper else None
         advantages = rollout_advantages(trained, algorithm)
-        self._log_rollouts("training", advantages)
+        self._note_rollouts("training", advantages)
         set_advantages(batch, trained, advantages)
         if turns:
             metrics |= turns.add(batch, trained)
@@ -179,16 +181,22 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
                 print(f"step 1: {warning}", flush=True)
         return batch, metrics
 
-    def _log_rollouts(self, phase: Phase, advantages: Mapping[str, float]) -> None:
-        """Write the rollouts of the current batch to the run's folder, and forget what was played in them."""
-        if (directory := self._run_directory) is None:
-            return
+    def _note_rollouts(self, phase: Phase, advantages: Mapping[str, float]) -> None:
+        """Note what `_write_rollouts` writes of the current batch, and forget its events."""
         played, self._manager.played = self._manager.played, []
+        if (run := self._run_directory) is not None:
+            memory = run / MEMORY_FILE
+            self._unwritten = call_rows(played, self._results, self.global_steps, phase, advantages, memory)
+
+    def _write_rollouts(self) -> None:
+        """Write the rollouts that are noted to the run's folder; the run goes on where that fails."""
+        rows, self._unwritten = self._unwritten, []
+        if (run := self._run_directory) is None or not rows:
+            return
         try:
-            shown = logged_rollouts(played, self._results, self.global_steps, phase, advantages)
-            write_rollouts(directory / ROLLOUTS_FILE, list(shown))
-        except sqlite3.Error as error:  # such as a full disk
-            print(f"step {self.global_steps}: WARNING: no rollout can be shown: {error}", flush=True)
+            write_rollouts(run / ROLLOUTS, rows, self._settings.run.keep_rollouts)
+        except (OSError, ValueError, TypeError) as error:  # such as a full disk
+            say_note(f"step {self.global_steps}: WARNING: its rollouts are not kept: {error}")
 
     # Optimization
 
@@ -201,12 +209,14 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
                 result = super()._train_step(timing_raw, curr_step_profile)
                 break
             except NoUsableRollouts as error:
-                self._log_rollouts("training", {})
+                self._note_rollouts("training", {})
                 print(f"step {self.global_steps}, attempt {attempt} of {_ATTEMPTS_PER_STEP}: {error}", flush=True)
                 if attempt == _ATTEMPTS_PER_STEP:
                     raise
                 attempt += 1
                 lost += len(self._results.dropped)
+            finally:  # an update that fails leaves what was played
+                self._write_rollouts()
         assert result is not None, "no row is dropped (count_mini_batches_in_rows)"
         if self.is_async and self.global_steps >= self.total_training_steps:
             self._manager.drop_carried_over()  # the last validation has the model servers for itself
@@ -248,34 +258,33 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
 
     def _update_actor(self, batch: DataProto) -> DataProto:
         actor = self.config.actor_rollout_ref.actor
-        recorded = recorded_row(batch, self._results.kept)
-        batch.batch["recorded"] = torch.arange(len(batch)) == recorded
-        planned, rows = planned_batch(
+        rows, width = batch.batch["response_mask"].shape
+        batch.batch["first_index"] = torch.arange(rows) * width
+        planned, size = planned_batch(
             batch,
             updates=self._settings.algorithm.updates_per_step,
             ranks=self.resource_pool_manager.get_n_gpus(),
             micro_batch=actor.ppo_micro_batch_size_per_gpu or 1,
             other_terms=actor.use_kl_loss or actor.entropy_coeff != 0,
         )
-        actor.ppo_mini_batch_size = rows
+        actor.ppo_mini_batch_size = size
         output = super()._update_actor(planned)
         actor.ppo_mini_batch_size = 1  # as `count_mini_batches_in_rows` set it, for the next step
         metrics = output.meta_info["metrics"]
-        masked_at = metrics.pop("actor/masked_at")
+        masked = torch.zeros(rows, width, dtype=torch.bool)
+        masked.view(-1)[torch.tensor(metrics.pop("actor/masked_at"), dtype=torch.long)] = True
+        known = ~batch.batch["off_policy"]
+        known[planned.batch["first_index"][planned.batch["token_weight"] > 0] // width] = True  # not left out
         if (directory := self._run_directory) is not None:
-            updated = bool(planned.batch["recorded"][planned.batch["token_weight"] > 0].any())
-            record = episode_record(
-                self.global_steps,
-                batch,
-                recorded,
-                self._results.kept,
-                masked_at if updated else None,
-                self.tokenizer,
-            )
+            results = self._results.kept
+            add_masks(self._unwritten, results, batch, masked, known)
+            row = recorded_row(batch, results)
+            mask = masked[row] if known[row] else None
+            record = episode_record(self.global_steps, batch, row, results, mask, self.tokenizer)
             with (directory / EPISODES_FILE).open("a") as file:
                 file.write(json.dumps(record) + "\n")
         name_sums(metrics)
-        metrics["empo2/updates"] = [len(planned) // rows]
+        metrics["empo2/updates"] = [len(planned) // size]
         return output
 
     # Validation and checkpoints

@@ -97,6 +97,7 @@ def test_texts_stay_as_they_are(text: str) -> None:
         ("agent=", ["agent=None", "is a section", "agent.class"]),
         ("algorithm.seed", ["'algorithm.seed'", "key=value"]),
         ("=1", ["'=1'", "key=value"]),
+        ("run.keep_rollouts=0", ["run.keep_rollouts=0: must be all, or a number of steps"]),
         ("run.name=[", ["run.name=[", "not YAML"]),
     ],
 )

@@ -236,18 +236,19 @@ TRAINER = """
 import json, os
 from pathlib import Path
 from empo2.recipe.marked_lines import say_loading, say_note
-from empo2.recipe.rollout_log import LoggedRollout, write_rollouts
+from empo2.recipe.rollout_log import write_rollouts
 run = Path(RUN)
 say_loading("Ray")
 say_note("Ray was started at the second attempt")
 say_loading("")
 print("Traceback of some library", flush=True)
 for step, message in ((1, "'a'"), (2, "'b'"), (2, "'c'")):
-    failed = LoggedRollout(
-        id=f"{step}{message[1]}ffffffffff", step=step, phase="training", mode="no memory", dropped="failed_by_agent",
-        cause="KeyError at quiz.py:3 in run", example=f"KeyError: {message} (quiz.py:3 in run)",
+    failed = dict(
+        rollout=f"{step}{message[1]}ffffffffff", step=step, phase="training", mode="no memory",
+        dropped="failed_by_agent", cause="KeyError at quiz.py:3 in run",
+        example=f"KeyError: {message} (quiz.py:3 in run)",
     )
-    write_rollouts(run / "rollouts.sqlite", [failed])
+    write_rollouts(run / "rollouts", [failed], "all")
 checkpoint = run / "checkpoints" / "global_step_1"
 checkpoint.mkdir(parents=True)
 (checkpoint / "complete").touch()
@@ -266,8 +267,10 @@ def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
     trainer = TRAINER.replace("RUN", repr(str(run))).replace("CODE", str(code))
     said = launched("run.steps=2", trainer=trainer, fails="trainer ended with exit code 1" if code else None)
     end = f"dropped  3 of steps 1 to 2, failed by agent: KeyError: 'a' (quiz.py:3 in run); empo2 show {run} 2cffffff"
+    kept = f"rollouts  0.0 MB in {run / 'rollouts'}; empo2 show {run}"
     if code:
-        assert said[-2:] == [end, "resume  the same command with run.name=a run.resume=auto continues after step 1"]
+        resume = "resume  the same command with run.name=a run.resume=auto continues after step 1"
+        assert said[-3:] == [end, kept, resume]
         return
     begin = next(number for number, line in enumerate(said) if "loading Ray" in line)
     assert [re.sub(r"^ +\d+ s", "N s", line) for line in said[begin:]] == [
@@ -278,6 +281,7 @@ def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
         f"dropped  1 of step 1, failed by agent: KeyError: 'a' (quiz.py:3 in run); empo2 show {run} 1affffff",
         "step 2/2  validation 2.00",
         end,
+        kept,
     ]
 
 

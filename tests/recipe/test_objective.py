@@ -41,7 +41,6 @@ class Row:
     prompt: int = 2
     ref: list[float] | None = None
     weight: float = 0.0  # 1/(M T), of the KL term: the advantages hold it already
-    recorded: bool = False
     memory: bool = False  # off-policy rows have it anyway
     distilled: bool = False
     teacher: np.ndarray | None = None  # [tokens, K], log-probs of its likeliest tokens
@@ -95,7 +94,7 @@ def tensors_of(rows: list[Row], width: int, length: int) -> dict[str, torch.Tens
         "position_ids": (attention.cumsum(-1) - 1).clamp_min(0),
         "off_policy": torch.tensor([row.off_policy for row in rows]),
         "token_weight": torch.tensor([row.weight for row in rows]),
-        "recorded": torch.tensor([row.recorded for row in rows]),
+        "first_index": 100 * torch.arange(count),
         "memory": torch.tensor([row.memory or row.off_policy for row in rows]),
         "distilled": torch.tensor([row.distilled for row in rows]),
     }
@@ -327,8 +326,8 @@ def test_kl_term_is_not_masked() -> None:
     assert result.gradients[0][1] == pytest.approx(0.01 * (1 - math.e) / 4, rel=1e-4)
 
 
-def test_the_masked_tokens_of_the_recorded_row_are_handed_over() -> None:
-    """Positions in the response: -9 and -5.5 are below ln 0.0067 = -5.006; the observation's -9 is no token of ours."""
+def test_the_masked_tokens_are_handed_over() -> None:
+    """The index of the second row's first token is 100; only -9 and -5.5 are below ln 0.0067, and one is no reply's."""
     rows = [
         Row(new=[-9.0, -9.0], old=[-1.0, -1.0], advantage=1.0, off_policy=True, prompt=4),
         Row(
@@ -337,14 +336,12 @@ def test_the_masked_tokens_of_the_recorded_row_are_handed_over() -> None:
             advantage=1.0,
             off_policy=True,
             mask=[1, 1, 0, 1, 1],
-            recorded=True,
         ),
     ]
-    assert run(rows).masked_at == [1, 4]
+    assert run(rows).masked_at == [0, 1, 101, 104]
     assert run(rows, delta=0).masked_at == []
-    assert run(rows[:1]).masked_at == []
     rows[1].off_policy = False
-    assert run(rows).masked_at == []
+    assert run(rows).masked_at == [0, 1]
 
 
 def test_rows_on_which_vllm_and_the_trainer_disagree_have_no_gradient() -> None:
@@ -449,7 +446,7 @@ def test_forward_kl_is_verls_and_that_of_the_other_tokens() -> None:
     nested = [torch.nested.nested_tensor_from_jagged(each, offsets) for each in (log_probs, ids)]
     config: Any = SimpleNamespace(distillation_loss=SimpleNamespace(log_prob_min_clamp=None))
     verls, ours = student.clone().requires_grad_(), student.clone().requires_grad_()
-    theirs = compute_forward_kl_topk(verls.unsqueeze(0), *nested, config, "thd")  # pyright: ignore[reportArgumentType]
+    theirs = compute_forward_kl_topk(verls.unsqueeze(0), *nested, config, "thd")  # pyright: ignore[reportArgumentType, reportCallIssue]
     known = ours.log_softmax(-1).gather(-1, ids)
     rest = [1 - each.exp().sum(-1) for each in (log_probs, known)]
     mine = top_kl(known, log_probs, reverse=False) - rest[0] * (rest[0] / rest[1]).log()

@@ -56,7 +56,7 @@ tensors = {
     "old_log_probs": torch.full((rows, reply), -4.6) + 0.3 * torch.randn(rows, reply),
     "advantages": (advantage * share).unsqueeze(1) * mask, "off_policy": off_policy, "memory": off_policy,
     "distilled": torch.zeros(rows, dtype=torch.bool),
-    "recorded": torch.zeros(rows, dtype=torch.bool), "row": torch.arange(rows),
+    "first_index": torch.arange(rows) * reply, "row": torch.arange(rows),
 }
 names = {"data_id_list": np.array(groups), "rollout_id_list": np.array(rollouts)}
 batch = DataProto.from_dict(tensors=tensors, non_tensors=names)

@@ -1,11 +1,13 @@
-"""The file of the last steps' rollouts, and `empo2 show`, which reads it."""
+"""The files of a run's rollouts, and `empo2 show`, which reads them."""
 
 import json
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from agentlightning.schemas import RolloutState
 
@@ -14,8 +16,17 @@ from empo2.recipe.cli.verbs import run
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.protocol import ERROR_EVENT, Mode
-from empo2.recipe.rollout_log import LoggedRollout, read_dropped, read_played, read_rollouts, write_rollouts
-from empo2.recipe.trainer.shown_rollouts import logged_rollouts
+from empo2.recipe.rollout_log import (
+    SCHEMA,
+    CallRow,
+    LoggedRollout,
+    read_calls,
+    read_dropped,
+    read_rollouts,
+    rollout_files,
+    write_rollouts,
+)
+from empo2.recipe.trainer.shown_rollouts import call_rows
 from empo2.recipe.trainer.step_results import StepResults
 
 from .rollout_events import recorded, refused, request, rollout_of
@@ -24,74 +35,140 @@ OFF_POLICY = Mode.of(memory=True, off_policy=True)
 ERROR = {"type": "KeyError", "message": "'x'", "where": "quiz.py:3 in run", "output": "Traceback ...\nKeyError: 'x'"}
 
 
-def logged(name: str, step: int, **changes: Any) -> LoggedRollout:
-    values: dict[str, Any] = {"phase": "training", "mode": "memory, off-policy", "return_": 7.0, "turns": 2}
-    return LoggedRollout(id=name, step=step, **values | changes)
+def logged(name: str, step: int, **changes: Any) -> CallRow:
+    values: dict[str, Any] = {"phase": "training", "mode": "memory, off-policy", "return": 7.0, "call": 0}
+    return {"rollout": name, "step": step} | values | changes
 
 
-def failed(name: str, step: int, message: str) -> LoggedRollout:
+def failed(name: str, step: int, message: str) -> CallRow:
     cause, example = "KeyError at quiz.py:3 in run", f"KeyError: {message} (quiz.py:3 in run)"
-    return logged(name, step, return_=None, dropped="failed_by_agent", cause=cause, example=example)
+    return logged(name, step, dropped="failed_by_agent", cause=cause, example=example, call=None)
 
 
-def test_the_last_ten_steps_are_kept_and_all_causes_counted(tmp_path: Path) -> None:
-    file = tmp_path / "rollouts.sqlite"
-    write_rollouts(file, [])
-    assert not file.exists() and read_dropped(file) == []
+def test_what_is_kept_and_why_rollouts_were_dropped(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    assert read_dropped(folder) == []
     for step in range(13):
-        write_rollouts(file, [logged(f"v{step}", step, phase="validation"), logged(f"a{step}", step, advantage=0.5)])
-        write_rollouts(file, [failed(f"b{step}", step, f"'door {step}'"), failed(f"c{step}", step, "'x'")])
-        write_rollouts(file, [logged(f"d{step}", step, dropped="no_reward")] if step > 10 else [])
-    kept = read_rollouts(file)
-    assert sorted({each.step for each in kept}) == [3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
-    assert [each.id for each in kept if each.step == 11] == ["v11", "a11", "b11", "c11", "d11"]
-    assert [each.id for each in read_rollouts(file, "a1")] == ["a10", "a11", "a12"]
-    assert [each.id for each in read_rollouts(file, step=5)] == ["v5", "a5", "b5", "c5"]
-    a = read_rollouts(file, "a5")[0]
-    assert (a.phase, a.mode, a.return_, a.advantage, a.turns, a.dropped) == (
-        "training",
-        "memory, off-policy",
-        7.0,
-        0.5,
-        2,
-        None,
-    )
-    errors, silent = read_dropped(file)
-    assert (errors.count, errors.first, errors.last, errors.rollout) == (26, 0, 12, "c12")
-    assert errors.example == "KeyError: 'door 0' (quiz.py:3 in run)"
-    assert (silent.reason, silent.count, silent.first, silent.last) == ("no_reward", 2, 11, 12)
-    assert [each.count for each in read_dropped(file, 4)] == [2]
+        second = logged(f"a{step}", step, call=1, tip_ids=[4, 5])
+        write_rollouts(folder, [logged(f"v{step}", step, phase="validation")], 3)
+        write_rollouts(folder, [logged(f"a{step}", step, advantage=0.5, tip_ids=[4]), second], 3)
+        write_rollouts(folder, [failed(f"b{step}", step, f"'door {step}'"), failed(f"c{step}", step, "'x'")], 3)
+    write_rollouts(folder, [logged("d12", 12, dropped="no_reward", phase="validation")], 3)
+    assert [file.name for file in rollout_files(folder, 12)] == [
+        "000012-training-01.parquet",
+        "000012-training-02.parquet",  # another attempt at the step
+        "000012-validation-01.parquet",
+        "000012-validation-02.parquet",
+    ]
+    assert [each.id for each in read_rollouts(folder)][:8] == ["a10", "b10", "c10", "v10", "a11", "b11", "c11", "v11"]
+    assert [each.id for each in read_rollouts(folder, "a1")] == ["a10", "a11", "a12"]
+    assert [each.id for each in read_rollouts(folder, "a1", last=2)] == ["a11", "a12"]
+    assert [each.id for each in read_rollouts(folder, step=11)] == ["a11", "b11", "c11", "v11"]
+    assert read_rollouts(folder, "a11") == [
+        LoggedRollout("a11", 11, "training", "memory, off-policy", 7.0, 0.5, None, turns=2, tips=2)
+    ]
+    assert read_rollouts(folder, "b11")[0].turns == 0
+    errors, silent = read_dropped(folder)
+    assert (errors.count, errors.first, errors.last, errors.rollout) == (6, 10, 12, "c12")
+    assert errors.example == "KeyError: 'door 10' (quiz.py:3 in run)"
+    assert (silent.reason, silent.count, silent.first, silent.last) == ("no_reward", 1, 12, 12)
+    assert [each.count for each in read_dropped(folder, 11)] == [2]
     assert errors.told(Path("runs/a")) == (
-        "26 of steps 0 to 12, failed by agent: KeyError: 'door 0' (quiz.py:3 in run); empo2 show runs/a c12"
+        "6 of steps 10 to 12, failed by agent: KeyError: 'door 10' (quiz.py:3 in run); empo2 show runs/a c12"
     )
-    assert silent.told(Path("runs/a")) == "2 of steps 11 to 12, no reward; empo2 show runs/a d12"
+    assert silent.told(Path("runs/a")) == "1 of step 12, no reward; empo2 show runs/a d12"
 
 
-def test_the_file_does_not_grow_without_end(tmp_path: Path) -> None:
-    file, random = tmp_path / "rollouts.sqlite", np.random.default_rng(0)
-    sizes = []
-    for step in range(30):
-        write_rollouts(file, [logged(f"{step}-{n}", step, played={"x": random.bytes(3000).hex()}) for n in range(8)])
-        sizes.append(file.stat().st_size)
-    assert sizes[29] <= 1.1 * sizes[12]
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "rollouts"
+    write_rollouts(folder, [logged("a", 1)], 1)
+
+    def full(table: Any, file: Path, **_: Any) -> None:
+        file.write_bytes(b"PAR1 the beginning")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(OSError, match="No space"):
+        write_rollouts(folder, [logged("b", 2)], 1)
+    assert [file.name for file in folder.iterdir()] == [
+        "000001-training-01.parquet"
+    ]  # no older step is given up for it
+    (folder / "000002-training-01.tmp").write_bytes(b"PAR1 of a process that was killed")
+    assert [each.id for each in read_rollouts(folder)] == ["a"]
+
+
+def test_files_that_are_not_there_or_damaged(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    with pytest.raises(Empo2Error, match=r"rollouts: there is no such folder; training writes it"):
+        read_rollouts(folder)
+    folder.mkdir()
+    assert read_rollouts(folder) == []
+    (folder / "000001-training-01.parquet").write_text("not Parquet")
+    for read in (read_rollouts, read_dropped, lambda folder: read_calls(folder, "a")):
+        with pytest.raises(Empo2Error, match=r"cannot be read: .*000001-training-01.parquet"):
+            read(folder)
+
+
+def rows_of(rollouts: list[Any], results: StepResults | None = None, memory: Path = Path("none")) -> list[CallRow]:
+    return call_rows(rollouts, results or StepResults(), 3, "training", {"trained": 1.0}, memory)
 
 
 def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "hush-hush-hush")
-    file = tmp_path / "rollouts.sqlite"
-    text = "the door says hush-hush-hush"
-    write_rollouts(file, [logged("a", 1, dropped="no_reward", example=text, cause=text, played={"said": [text]})])
-    assert read_played(file, "a") == {"said": ["the door says (secret, left out)"]}
-    assert "hush" not in str(read_dropped(file))
+    text = 'the door says "hush-hush-hush"'
+    events = [request([1], [2], messages=[{"role": "user", "content": text}], text=text), refused(400, text)]
+    error = {"event_type": ERROR_EVENT, "data": ERROR | {"message": text, "output": text}}
+    bad = rollout_of("a", [*events, error], input={"api_key": "sk-1234", "said": text}, error_message=text)
+    results = StepResults()
+    results.drop(bad, "no_reward")
+    write_rollouts(tmp_path / "rollouts", rows_of([bad], results), "all")
+    (file,) = rollout_files(tmp_path / "rollouts")
+    said = str(pq.read_table(file).to_pylist())
+    assert said.count("the door says") == 2 * 4 + 3 and "hush" not in said and "sk-1234" not in said
 
 
-def test_a_file_that_is_not_there_or_is_no_database(tmp_path: Path) -> None:
-    file = tmp_path / "rollouts.sqlite"
-    with pytest.raises(Empo2Error, match=r"rollouts.sqlite: there is no such file; training writes it"):
-        read_rollouts(file)
-    file.write_text("not a database, but long enough to have a header of its own" * 10)
-    with pytest.raises(Empo2Error, match=r"rollouts.sqlite: cannot be read"):
-        read_rollouts(file)
+def test_any_tool_reads_tokens_messages_and_tips(tmp_path: Path) -> None:
+    """A chat that goes on, one whose reply was tokenized differently, and a prompt written anew."""
+    with closing(MemoryStore(tmp_path / "memory.sqlite", embedder="all-MiniLM-L6-v2", dimension=384)) as store:
+        step = Step("A dark room.", np.eye(384, dtype=np.float32)[0], "look")
+        store.add_episode("s", "before", tip="Take the lamp.", score=7, success=True, steps=[step])
+    prompts = [[1, 2], [1, 2, 10, 11, 3], [1, 2, 10, 11, 3, 13, 4], [9]]
+    replies = [[10, 11], [12], [14], []]
+    events = []
+    for prompt, reply in zip(prompts, replies, strict=True):
+        tip_ids = [1, 99] if len(prompt) == 2 else []  # 99 has been dropped since
+        events += [request(prompt, reply, version=4), recorded(prompt, tip_ids=tip_ids, visits=2, intrinsic_reward=0.5)]
+    quiet = rollout_of("quiet", [], OFF_POLICY, final_reward=None, running_at=None)
+    rows = rows_of([rollout_of("trained", events, OFF_POLICY), quiet], memory=tmp_path / "memory.sqlite")
+    write_rollouts(tmp_path / "rollouts", rows, "all")
+    (file,) = rollout_files(tmp_path / "rollouts")
+    pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
+    hub = datasets.load_dataset("parquet", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
+    for rows in (pq.read_table(file).to_pylist(), hub.to_list()):
+        assert [*rows[0]] == SCHEMA.names
+        assert [row["call"] for row in rows] == [0, 1, 2, 3, None]
+        assert [row["prompt_ids"] for row in rows] == [[1, 2], [3], [13, 4], [9], None]
+        before: list[int] = []
+        for row, prompt in zip(rows, prompts, strict=False):  # as docs/runs.md says
+            before = before[: row["prompt_tokens"] - len(row["prompt_ids"])] + row["prompt_ids"]
+            assert before == prompt
+            before += row["response_ids"]
+        assert (rows[0]["tip_ids"], rows[0]["tips"], rows[1]["tips"]) == ([1, 99], ["Take the lamp.", None], [])
+        assert [row["log_probs"] for row in rows[:2]] == [[-0.5, -0.5], [-0.5]]
+        assert [(row["intrinsic"], row["visits"], row["version"]) for row in rows[:1]] == [(0.5, 2, 4)]
+        assert (rows[0]["scope"], rows[0]["begun"], rows[0]["seconds"]) == ("s", 0.5, 0.5)
+    frame = pandas.read_parquet(tmp_path / "rollouts")
+    assert frame.groupby("rollout")["return"].first().dropna().to_dict() == {"trained": 50.0}
+    assert frame.groupby("rollout")["response_ids"].apply(lambda ids: ids.dropna().map(len).sum()).to_dict() == {
+        "quiet": 0,
+        "trained": 4,
+    }
+
+
+def test_the_columns_stand_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text().partition("### The columns")[2]
+    rows = [row.split("|") for row in page.splitlines() if row.startswith("| `")]
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row[1])] == SCHEMA.names
 
 
 # What is logged
@@ -110,29 +187,31 @@ def test_why_rollouts_were_dropped() -> None:
     for each, reason in zip(played, ("failed_by_agent", "failed_by_system", "alone_in_group"), strict=False):
         results.drop(each, reason)
     assert "for example: KeyError: 'x' (quiz.py:3 in run)" in results.why_none()
-    logged = {each.id: each for each in logged_rollouts(played, results, 3, "training", {"trained": 1.0})}
-    assert {name: (each.dropped, each.cause, each.example) for name, each in logged.items()} == {
-        "agent": ("failed_by_agent", "KeyError at quiz.py:3 in run", "KeyError: 'x' (quiz.py:3 in run)"),
-        "late": ("failed_by_system", "local subprocess timed out", "local subprocess timed out"),
-        "alone": ("alone_in_group", "", ""),
-        "trained": (None, "", ""),
+    rows = {row["rollout"]: row for row in rows_of(played, results)}
+    assert {name: (row["dropped"], row["cause"], row["example"], row["advantage"]) for name, row in rows.items()} == {
+        "agent": ("failed_by_agent", "KeyError at quiz.py:3 in run", "KeyError: 'x' (quiz.py:3 in run)", None),
+        "late": ("failed_by_system", "local subprocess timed out", "local subprocess timed out", None),
+        "alone": ("alone_in_group", "", "", None),
+        "trained": (None, None, None, 1.0),
     }
-    assert logged["agent"].played["error"] == ERROR
+    assert [rows["agent"][name] for name in ("error", "output")] == [
+        "KeyError: 'x' (quiz.py:3 in run)",
+        ERROR["output"],
+    ]
 
 
 def test_what_is_kept_of_a_rollout_is_bounded() -> None:
     """An image of 5 MB; and a chat that is written anew at every turn."""
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:" + "x" * 5_000_000}}]}
 
-    def shown(events: list[Any]) -> LoggedRollout:
-        (logged,) = logged_rollouts([rollout_of("r", events)], StepResults(), 1, "validation", {})
-        return logged
+    def shown(events: list[Any]) -> list[Any]:
+        return [row["messages"] for row in rows_of([rollout_of("r", events)])]
 
-    assert len(json.dumps(shown([request([1], [7], messages=[image])]).played)) < 25_000
+    assert len(json.dumps(shown([request([1], [7], messages=[image])]))) < 25_000
     anew = [request([n], [7], messages=[{"role": "user", "content": f"{n} " + "y" * 15_000}]) for n in range(200)]
-    logged = shown(anew)
-    assert logged.turns == 200 and len(json.dumps(logged.played)) < 500_000
-    assert logged.played["calls"][-1]["messages"] == [{"role": "", "content": "(15037 characters are not kept)"}]
+    messages = shown(anew)
+    assert len(messages) == 200 and len(json.dumps(messages)) < 500_000
+    assert messages[-1] == [{"role": "", "content": "(15037 characters are not kept)"}]
 
 
 # empo2 show
@@ -158,8 +237,9 @@ def folder(tmp_path: Path) -> Path:
     bad = rollout_of("abd222", [request([1], [2]), error], OFF_POLICY, error_message="exited", **failed)
     results = StepResults()
     results.drop(bad, "failed_by_agent")
-    made = list(logged_rollouts([good, bad], results, 3, "training", {"abc111": 0.812}))
-    write_rollouts(tmp_path / "rollouts.sqlite", made)
+    rows = call_rows([good, bad], results, 3, "training", {"abc111": 0.812}, tmp_path / "none")
+    rows[0]["masked"] = [False, True, True]
+    write_rollouts(tmp_path / "rollouts", rows, "all")
     spans = [["read", "A dark room.", 4], ["trained", "lo", 1], ["masked", "ok", 1]]
     (tmp_path / "episodes.jsonl").write_text(json.dumps({"step": 3, "rollout": "abc111", "spans": spans}) + "\n")
     key = np.eye(384, dtype=np.float32)[0]
@@ -198,7 +278,7 @@ def test_an_episode(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "played    3 turns in 2.5 s, 1 tips shown",
         "tip       written from it: Look before you go.",
         "",
-        "turn 1  40 + 3 tokens  0.5 s  tips 4  visits 3",
+        "turn 1  40 + 3 tokens  0.5 s  tips 4  2 masked  visits 3",
         "  system",
         "    You play.",
         "  user",
@@ -230,7 +310,7 @@ def test_an_episode_whose_agent_failed(folder: Path, capsys: pytest.CaptureFixtu
     assert lines[2:4] == ["return    none reported", "dropped   failed by agent: KeyError: 'x' (quiz.py:3 in run)"]
     assert lines[-3:] == ["the agent ended with", "    Traceback ...", "    KeyError: 'x'"]
     for asked, said in (
-        ("zzz", f"no rollout 'zzz' of the last steps; `empo2 show {folder}` lists them"),
+        ("zzz", f"no rollout 'zzz' is kept; `empo2 show {folder}` lists the last ones"),
         ("ab", "2 rollouts begin with 'ab', such as abc111, abd222; give more of the id"),
     ):
         assert run(["show", str(folder), asked]) == (1, f"empo2: error: {folder}: {said}")

@@ -12,6 +12,7 @@ from empo2.memory import MemoryStore, Step
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.run_directory import last_set_aside, open_run_directory, write_settings
+from empo2.recipe.rollout_log import read_rollouts, write_rollouts
 from empo2.recipe.run_folder import last_checkpoint, mark_complete, remove_old_checkpoints
 
 
@@ -36,6 +37,9 @@ def begun(tmp_path: Path, steps: int) -> Path:
     (run / "metrics.jsonl").write_text("".join(lines) + '{"step": 9, "trai')
     for name in ("trainer.log", "memory.sqlite", "memory.sqlite-wal", "tasks.json"):
         (run / name).write_text(f"{name} of the first time")
+    for step in range(steps + 1):
+        for phase in ("training", "validation") if step else ("validation",):
+            write_rollouts(run / "rollouts", [{"rollout": f"{phase[0]}{step}", "step": step, "phase": phase}], "all")
     for step in range(1, steps):
         checkpoint(run / "checkpoints", step)
     checkpoint(run / "checkpoints", steps, complete=False)
@@ -60,7 +64,10 @@ def test_a_run_goes_on_from_its_last_complete_checkpoint(tmp_path: Path) -> None
     )
     assert (opened, resumed) == (run, run / "checkpoints" / "global_step_2")
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]
-    assert {path.name for path in run.iterdir()} == {"checkpoints", "config.yaml", "metrics.jsonl", "set-aside-1"}
+    names = {"checkpoints", "config.yaml", "metrics.jsonl", "rollouts", "set-aside-1"}
+    assert {path.name for path in run.iterdir()} == names
+    assert [each.id for each in read_rollouts(run / "rollouts")] == ["v0", "t1", "v1", "t2"]  # v2 is played again
+    assert [each.id for each in read_rollouts(run / "set-aside-1" / "rollouts")] == ["v2", "t3", "v3"]
     assert yaml.safe_load((run / "config.yaml").read_text())["run"]["steps"] == 7
     aside = run / "set-aside-1"
     assert (aside / "trainer.log").read_text() == "trainer.log of the first time"
@@ -74,6 +81,7 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
     assert open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu") == (run, None)
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [0]
     assert not (run / "memory.sqlite").exists()
+    assert read_rollouts(run / "rollouts") == []
 
 
 @pytest.mark.parametrize("left", ["settings and a log", "nothing"])

@@ -13,7 +13,7 @@ from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.rollout_log import read_rollouts, write_rollouts
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
-from empo2.recipe.trainer.shown_rollouts import logged_rollouts
+from empo2.recipe.trainer.shown_rollouts import call_rows
 
 from ..processes import mark
 from .harness import AGENT_KEY, KEY, MODEL, GatewayUnderTest
@@ -56,11 +56,12 @@ async def test_what_was_played_can_be_read(
         manager.client.close()
         asked.close()
     advantages = dict.fromkeys(manager.results.kept, 0.5)
-    file = tmp_path / "rollouts.sqlite"
-    write_rollouts(file, list(logged_rollouts(manager.played, manager.results, 4, "training", advantages)))
+    folder = tmp_path / "rollouts"
+    memory = gateway.folder / "memory.sqlite"
+    write_rollouts(folder, call_rows(manager.played, manager.results, 4, "training", advantages, memory), "all")
     capsys.readouterr()
 
-    found = sorted(read_rollouts(file), key=lambda each: each.dropped or "")  # they are in the order of their ends
+    found = sorted(read_rollouts(folder), key=lambda each: each.dropped or "")  # they are in the order of their ends
     good, bad = found[:2], found[2:]
     assert {(each.mode, each.turns, each.tips, each.dropped) for each in good} == {("memory, on-policy", 3, 1, None)}
     assert [(each.dropped, each.turns, each.return_) for each in bad] == [("failed_by_agent", 1, None)] * 2

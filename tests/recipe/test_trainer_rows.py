@@ -23,7 +23,7 @@ from verl import DataProto
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.protocol import Mode
-from empo2.recipe.rollout_log import read_rollouts
+from empo2.recipe.rollout_log import read_calls, read_rollouts, write_rollouts
 from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating
 from empo2.recipe.trainer.compat.agentlightning import (
     GIVEN_ADVANTAGES,
@@ -31,7 +31,8 @@ from empo2.recipe.trainer.compat.agentlightning import (
     use_given_advantages,
 )
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
-from empo2.recipe.trainer.rows import distill, set_advantages
+from empo2.recipe.trainer.rows import add_masks, distill, set_advantages
+from empo2.recipe.trainer.shown_rollouts import call_rows
 from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, StepResults
 from empo2.recipe.trainer.trainer import Empo2Trainer
 
@@ -94,7 +95,8 @@ def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
     batch.batch["returns"] = batch.batch[GIVEN_ADVANTAGES]  # as before an update
 
     row = recorded_row(batch, results)
-    record = episode_record(3, batch, row, results, [1], Words())
+    masked = torch.arange(RESPONSE) == 1
+    record = episode_record(3, batch, row, results, masked, Words())
     rest = "".join(f"{token} " for token in range(2, size))
     assert record["spans"] == [
         ["read", "100 101 102 ", 3],
@@ -113,22 +115,24 @@ def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
     assert [span[0] for span in record["spans"]] == ["read", "trained"]
 
     on_policy = results_of(returns)
-    record = episode_record(3, batch, recorded_row(batch, on_policy), on_policy, None, Words())
+    record = episode_record(3, batch, recorded_row(batch, on_policy), on_policy, masked & False, Words())
     assert (record["mode"], record["mask_known"]) == ("no memory", True)
 
 
 def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of the recorded row the update hands over which tokens it masked; of a row that it left out nothing is known."""
+    """The update hands over which tokens it masked; of a row that it left out nothing is known."""
     trainer = trainer_of(in_groups(8), monkeypatch, mode=OFF_POLICY)
+    trainer.config.empo2 = {"run_directory": str(tmp_path)}
     batch, _ = trainer._rollout(DataProto(), is_train=True)
     batch = normalised(batch)
     trainer.tokenizer = Words()
+    trainer.config.empo2 = None
     trainer._update_actor(batch)  # in a script of the user's own, without a run's folder
     trainer.config.empo2 = {"run_directory": str(tmp_path)}
     for trainer.global_steps in (7, 8):
         trainer._update_actor(batch)
     real = trainer.trained.batch["token_weight"] > 0  # a filler is a copy of the first row
-    assert trainer.trained.batch["recorded"][real].sum() == 1
+    assert sorted(trainer.trained.batch["first_index"][real].tolist()) == [*range(0, 8 * RESPONSE, RESPONSE)]
     trainer.config.actor_rollout_ref.actor.use_kl_loss = False
     batch.batch["advantages"][:] = 0.0  # all rows but the first one of an update are left out
     batch.batch["returns"][0] = 0.0  # so that another row is recorded
@@ -137,18 +141,32 @@ def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert [record["step"] for record in records] == [7, 8, 8]
     assert [span[0] for span in records[0]["spans"]] == ["read", "masked", "trained"] and records[0]["advantage"] != 0
     assert [record["mask_known"] for record in records] == [True, True, False]
+    trainer._write_rollouts()
+    calls = [read_calls(tmp_path / "rollouts", rollout)[0] for rollout in in_groups(8)]
+    assert all(call["trained"] and all(call["trained"]) for call in calls)
+    assert [call["masked"] and call["masked"][0] for call in calls] == [True, *[None] * 7]  # the last update left 7 out
 
 
-def test_each_step_leaves_its_rollouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With what became of them: trained, dropped, or without any that can be used."""
+def test_each_step_leaves_its_rollouts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what became of them: trained, dropped, or without any that can be used; also where the update fails."""
     returns = {"g-0": 1.0, "g-1": 3.0}
     trainer = trainer_of(returns, monkeypatch, mode=ON_POLICY)
     trainer.config.empo2 = {"run_directory": str(tmp_path)}
     trainer._manager.played = [*played(returns), *played({"h-2": 2.0})]
     trainer._results.drop(trainer._manager.played[2], "alone_in_group")
-    trainer._rollout(DataProto(), is_train=True)
-    assert trainer._manager.played == []
-    found = {each.id: each for each in read_rollouts(tmp_path / "rollouts.sqlite")}
+
+    def step(self: Any, *_: Any) -> None:
+        self._rollout(DataProto(), is_train=True)
+        assert self._manager.played == []
+        raise RuntimeError("CUDA out of memory")  # of an update
+
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", step)
+    with pytest.raises(RuntimeError, match="CUDA"):
+        trainer._train_step({}, False)
+    folder = tmp_path / "rollouts"
+    found = {each.id: each for each in read_rollouts(folder)}
     assert [(each.step, each.dropped, each.return_) for each in found.values()] == [
         (7, None, 1.0),
         (7, None, 3.0),
@@ -165,12 +183,47 @@ def test_each_step_leaves_its_rollouts(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", unusable)
     with pytest.raises(NoUsableRollouts):
         trainer._train_step({}, False)
-    (last,) = read_rollouts(tmp_path / "rollouts.sqlite", step=8)
+    (last,) = read_rollouts(folder, step=8)
     assert (last.id, last.dropped) == ("h-0", "alone_in_group")
 
     trainer._manager.played = played({"i-0": 4.0})
-    (tmp_path / "rollouts.sqlite").write_text("no database" * 100)
-    trainer._log_rollouts("validation", {})  # the run goes on
+    folder.rename(tmp_path / "before")
+    folder.write_text("no folder")
+    trainer._note_rollouts("validation", {})
+    trainer._write_rollouts()  # the run goes on
+    said = capsys.readouterr().out
+    assert "empo2: note: step 8: WARNING: its rollouts are not kept: " in said
+
+
+def test_masks_are_kept_by_call(tmp_path: Path) -> None:
+    """Two rows of a rollout, the first of two turns; the row's end cuts the second; a row that was left out."""
+    turns = [
+        ([1, 2], [10, 11, 12]),
+        ([1, 2, 10, 11, 12, 3], [13, 14, 15, 16, 17]),  # one of these lies beyond the row's eight tokens
+        ([7], [18, 19]),
+        ([8], []),  # refused
+    ]
+    events = [
+        event for ids, reply in turns for event in (request(ids, reply), recorded(ids, tip_free_prompt_token_ids=ids))
+    ]
+    episodes = [rollout_of(name, events, OFF_POLICY, final_reward=float(name[1])) for name in ("g1", "g2")]
+    prepared, results = train_on(episodes)
+    batch, _ = adapted(prepared, PROMPT, RESPONSE)
+    assert batch.non_tensor_batch["rollout_id_list"].tolist() == ["g1", "g1", "g2", "g2"]
+    rows = call_rows(episodes, results, 1, "training", {}, tmp_path / "none")
+    masked = torch.zeros(4, RESPONSE, dtype=torch.bool)
+    masked[0, [0, 3, 5]] = True  # 3 is an observation
+    masked[1, 1] = True
+    add_masks(rows, results.kept, batch, masked, torch.tensor([True, True, False, True]))
+    write_rollouts(tmp_path / "rollouts", rows, "all")
+    yes, no = True, False
+    assert [(call["trained"], call["masked"]) for call in read_calls(tmp_path / "rollouts", "g1")] == [
+        ([yes, yes, yes], [yes, no, no]),
+        ([yes, yes, yes, yes, no], [no, yes, no, no, no]),
+        ([yes, yes], [no, yes]),
+        ([], None),
+    ]
+    assert [call["masked"] for call in read_calls(tmp_path / "rollouts", "g2")] == [None, None, [no, no], None]
 
 
 def test_off_policy_episode_is_one_row() -> None:
@@ -311,7 +364,7 @@ def trainer_of(
     trainer.config = configuration()
     trainer._group_size = count_mini_batches_in_rows(trainer.config)
     trainer._settings = load_settings("gpu", ["algorithm.updates_per_step=2"])
-    trainer.global_steps, trainer.is_async = 7, False
+    trainer.global_steps, trainer.is_async, trainer._unwritten = 7, False, []
     trainer.resource_pool_manager = type("Pool", (), {"get_n_gpus": lambda self: gpus})()
     rollouts = played(returns, mode)
     prepared, results = train_on(rollouts)

@@ -138,7 +138,7 @@ def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: li
         for name, values in (("log_probs", leaves), ("entropy", entropies))
     }
     loss, metrics = hybrid_loss(config, output, data, mask_threshold=DELTA)
-    assert metrics.pop("masked_at") == []
+    assert len(metrics.pop("masked_at")) == metrics["masked_tokens"].aggregate()
     loss.backward()
     update.loss += loss.item() / ranks  # FSDP's mean over the ranks
     for name, metric in metrics.items():
