@@ -19,6 +19,7 @@ from empo2.recipe.redaction import MASK, masked_names, redacted
 DEFAULTS = Path(__file__).with_name("config.yaml")
 SCIENCEWORLD = Path(__file__).parents[1] / "agents/scienceworld/config.yaml"
 ALL_TASKS = "all-tasks"
+_TRACES = "/v1/traces"
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -222,6 +223,7 @@ class Gateway(_Section):
     other_server: Annotated[str, Field(pattern=r"^https?://")] | None
     cumulative_tokens: bool
     max_request: Annotated[float, Field(gt=0)]
+    traces: Annotated[str, Field(pattern=r"^https?://")] | None
 
 
 class Hardware(_Section):
@@ -492,6 +494,25 @@ def warnings_of(settings: Settings) -> list[str]:
             f"model.max_episode_tokens={model.max_episode_tokens}; what lies beyond is not trained"
         )
     return warnings
+
+
+def traces_endpoint(settings: Settings) -> str | None:
+    """Return the URL that spans are sent to: of ``gateway.traces``, else of OpenTelemetry's own variables.
+
+    Raises:
+        ConfigError: these ask for another protocol than OTLP over HTTP.
+    """
+    own, environment = settings.gateway.traces, os.environ
+    base = own or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    endpoint = f"{base.rstrip('/').removesuffix(_TRACES)}{_TRACES}" if base else None
+    endpoint = endpoint if own else environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or endpoint
+    switched_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if not endpoint or (not own and (switched_off or environment.get("OTEL_TRACES_EXPORTER") == "none")):
+        return None
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if (protocol := environment.get(name)) not in (None, "", "http/protobuf"):
+            raise ConfigError(f"{name}={protocol}: must be http/protobuf, with the collector's port for it, often 4318")
+    return endpoint
 
 
 def imported(name: str, key: str) -> Any:

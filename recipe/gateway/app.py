@@ -27,11 +27,13 @@ from empo2.recipe.gateway.serve.models import model_routes
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.gateway.tokens.tokenizer import tokenizer_of
+from empo2.recipe.gateway.traces import traces_of
 
 log = structlog.get_logger()
 
 _CALL_SECONDS = 300  # as agent-lightning's own client
 _CLOSE_SECONDS = 5
+_TRACES_SECONDS = 2  # to send what is left of the spans
 _SWEEP_SECONDS = 60
 _LIFETIME_SECONDS = 86_400  # a trainer that was killed leaves its rollouts behind
 
@@ -60,25 +62,32 @@ def make_gateway(
 
     Raises:
         OSError: the model's tokenizer cannot be read.
-        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported; ``critic.path`` no critic.
+        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported; ``critic.path`` no critic; as
+            `traces_of`.
     """
     proxy = upstream.proxy_settings(settings.model, model_path)
     external = settings.model.server is not None
-    others = httpx.AsyncClient(transport=transport or _network(), timeout=_CALL_SECONDS)
+    tokenizer = tokenizer_of(model_path, external=external)
+    traces = traces_of(settings, folder.resolve().name, tokenizer.special_tokens)
+    hooks: Any = traces.hooks
+    others = httpx.AsyncClient(transport=transport or _network(), timeout=_CALL_SECONDS, event_hooks=hooks)
     if transport is None:
         transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else _network()
-    client = httpx.AsyncClient(transport=transport, timeout=_CALL_SECONDS)
+    client = httpx.AsyncClient(transport=transport, timeout=_CALL_SECONDS, event_hooks=hooks)
     services = Services(
         settings=settings,
         memory=memory,
         servers=upstream.ModelServers(proxy, client),
-        tokenizer=tokenizer_of(model_path, external=external),
+        tokenizer=tokenizer,
         metrics=StepMetrics(),
         state=StateReader(settings.memory),
+        traces=traces,
     )
     paper = baselines.asked_for(settings, "critic.path")
     reranking = paper.Reranking(transport, services) if paper else None
-    agents_client = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS) if reranking else client
+    agents_client = client
+    if reranking:
+        agents_client = httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS, event_hooks=hooks)
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
     app = upstream.agent_lightning_app(proxy, keys.admin, agents_client, trained=serving is None)
@@ -103,6 +112,7 @@ def make_gateway(
                 await reflector.wait(_CLOSE_SECONDS)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(services.memory.close(), _CLOSE_SECONDS)
+                await traces.close(_TRACES_SECONDS)
 
     app.router.lifespan_context = lifespan
     return app
