@@ -30,6 +30,7 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     Raises:
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
+    from empo2.recipe.config import traces_endpoint
     from empo2.recipe.trainer.gateway_client import GatewayClient
     from empo2.recipe.trainer.verl_config import (
         check_async,
@@ -37,6 +38,7 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
         check_tip_tokens,
         read_settings,
         take_prompt_ids,
+        take_traces,
     )
 
     settings = read_settings(config)
@@ -44,6 +46,8 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     check_tasks(settings, config, train_dataset, val_dataset)
     if settings.gateway.cumulative_tokens:
         take_prompt_ids(config)
+    if endpoint := traces_endpoint(settings):
+        take_traces(config, endpoint)
     ours = config.get("empo2") or {}
     url, key = config.agentlightning.agl_base_url, config.agentlightning.agl_key
     with contextlib.closing(GatewayClient(url, key)) as gateway:

@@ -19,6 +19,8 @@ from empo2.recipe.redaction import MASK, masked_names, redacted
 DEFAULTS = Path(__file__).with_name("config.yaml")
 SCIENCEWORLD = Path(__file__).parents[1] / "agents/scienceworld/config.yaml"
 ALL_TASKS = "all-tasks"
+TRACES_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _TRACES = "/v1/traces"
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -502,17 +504,17 @@ def traces_endpoint(settings: Settings) -> str | None:
     Raises:
         ConfigError: these ask for another protocol than OTLP over HTTP.
     """
-    own, environment = settings.gateway.traces, os.environ
-    base = own or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    endpoint = f"{base.rstrip('/').removesuffix(_TRACES)}{_TRACES}" if base else None
-    endpoint = endpoint if own else environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or endpoint
-    switched_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if not endpoint or (not own and (switched_off or environment.get("OTEL_TRACES_EXPORTER") == "none")):
+    own, (whole, base) = settings.gateway.traces, map(os.environ.get, TRACES_VARIABLES)
+    switched_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if own is None and (switched_off or os.environ.get("OTEL_TRACES_EXPORTER") == "none" or not (whole or base)):
         return None
-    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        if (protocol := environment.get(name)) not in (None, "", "http/protobuf"):
-            raise ConfigError(f"{name}={protocol}: must be http/protobuf, with the collector's port for it, often 4318")
-    return endpoint
+    for name in (TRACES_PROTOCOL, "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if os.environ.get(name, "") not in ("", "http/protobuf"):
+            raise ConfigError(
+                f"{name}={os.environ[name]}: must be http/protobuf; give the collector's port for it, often 4318"
+            )
+    given = own or whole or base or ""
+    return given if not own and whole else f"{given.rstrip('/').removesuffix(_TRACES)}{_TRACES}"
 
 
 def imported(name: str, key: str) -> Any:

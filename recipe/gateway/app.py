@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from empo2.memory import MemoryService
 from empo2.recipe import baselines, protocol
-from empo2.recipe.config import Settings
+from empo2.recipe.config import Settings, traces_endpoint
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
@@ -27,7 +27,7 @@ from empo2.recipe.gateway.serve.models import model_routes
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.gateway.tokens.tokenizer import tokenizer_of
-from empo2.recipe.gateway.traces import traces_of
+from empo2.recipe.gateway.traces import Traces
 
 log = structlog.get_logger()
 
@@ -63,12 +63,12 @@ def make_gateway(
     Raises:
         OSError: the model's tokenizer cannot be read.
         ConfigError: ``gateway.trained_calls`` names a function that cannot be imported; ``critic.path`` no critic; as
-            `traces_of`.
+            `traces_endpoint`.
     """
     proxy = upstream.proxy_settings(settings.model, model_path)
     external = settings.model.server is not None
     tokenizer = tokenizer_of(model_path, external=external)
-    traces = traces_of(settings, folder.resolve().name, tokenizer.special_tokens)
+    traces = _traces(settings, folder.resolve().name, tokenizer.special_tokens)
     hooks: Any = traces.hooks
     others = httpx.AsyncClient(transport=transport or _network(), timeout=_CALL_SECONDS, event_hooks=hooks)
     if transport is None:
@@ -121,6 +121,14 @@ def make_gateway(
 def _network() -> httpx.AsyncBaseTransport:
     """Return a transport without a limit: agents and reflections would wait for a pool's connections."""
     return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+
+
+def _traces(settings: Settings, run: str, special_tokens: Sequence[str]) -> Traces:
+    if (endpoint := traces_endpoint(settings)) is None:
+        return Traces()
+    from empo2.recipe.gateway.otel_traces import OtelTraces  # half a second, for which others need not wait
+
+    return OtelTraces(endpoint, settings, run, special_tokens)
 
 
 async def _sweep(services: Services, episodes: Episodes) -> None:

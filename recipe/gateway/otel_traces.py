@@ -118,7 +118,8 @@ class OtelTraces(Traces):
 
     Args:
         endpoint: URL that takes OTLP, ``.../v1/traces``.
-        run, special_tokens: as for `traces_of`.
+        run: name of the run, in every span's resource.
+        special_tokens: removed from texts.
     """
 
     def __init__(self, endpoint: str, settings: Settings, run: str, special_tokens: Sequence[str]) -> None:
@@ -187,8 +188,8 @@ class OtelTraces(Traces):
         self._ids.planned = trace_of(rollout_id)
         with self._open(name, self._joined.get(rollout_id), values, since=since) as span:
             self._ids.planned = None
-            if type(reward) in (int, float) and math.isfinite(reward):  # pyright: ignore[reportArgumentType]
-                span.set({names.RETURN: reward})
+            if isinstance(reward, int | float) and math.isfinite(reward):
+                span.set({names.RETURN: float(reward)})
                 span.otel.add_event(
                     names.EVALUATION, {names.EVALUATION_NAME: "reward", names.EVALUATION_SCORE: float(reward)}
                 )
@@ -290,7 +291,7 @@ class _Ids(RandomIdGenerator):
 
 
 class _Texts:
-    """Cleans texts as tips and logs are cleaned, of special tokens and of secrets, and writes the conventions' forms."""
+    """Cleans texts as tips and logs are cleaned, of special tokens and of secrets; writes the conventions' forms."""
 
     def __init__(self, special_tokens: Sequence[str]) -> None:
         def clean(text: str) -> str:

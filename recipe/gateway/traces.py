@@ -1,11 +1,10 @@
-"""Spans of what the gateway does. Those here record nothing; with ``gateway.traces``, otel_traces.py takes their place."""
+"""Spans of what the gateway does. Those here record nothing; with ``gateway.traces``, those of otel_traces.py do."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from empo2.recipe.config import Settings, traces_endpoint
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.request import Body, Request
 from empo2.recipe.protocol import UpdateResult
@@ -79,20 +78,3 @@ class Traces:
 
     async def close(self, seconds: float) -> None:
         """Send what is left, for at most so many seconds."""
-
-
-def traces_of(settings: Settings, run: str, special_tokens: Sequence[str]) -> Traces:
-    """Return what makes the gateway's spans.
-
-    Args:
-        run: name of the run, in every span's resource.
-        special_tokens: removed from texts.
-
-    Raises:
-        ConfigError: as `traces_endpoint`.
-    """
-    if (endpoint := traces_endpoint(settings)) is None:
-        return Traces()
-    from empo2.recipe.gateway.otel_traces import OtelTraces  # half a second, which others need not wait for
-
-    return OtelTraces(endpoint, settings, run, special_tokens)

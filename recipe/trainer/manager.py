@@ -67,6 +67,7 @@ class TagRequests(RolloutHooks):
 
     def __init__(self, hooks: RolloutHooks | None, settings: Settings, step: int, group_size: int) -> None:
         self._hooks = hooks or RolloutHooks()
+        self._step = step
         self._tags = draw_tags(settings.algorithm, step, group_size)
         self._with_memory = itertools.cycle((False, settings.run.validate_with_memory))
         self._scope_fields = settings.memory.scope
@@ -81,7 +82,7 @@ class TagRequests(RolloutHooks):
         else:
             return request
         scope = scope_of(task, self._scope_fields)
-        tag = RolloutTag(**mode.model_dump(), scope=scope, pair=pair, read_only=not request.is_train)
+        tag = RolloutTag(**mode.model_dump(), scope=scope, pair=pair, read_only=not request.is_train, step=self._step)
         metadata = request.metadata if isinstance(request.metadata, dict) else dict(request.metadata or {})
         return request.model_copy(update={"metadata": {**metadata, TAG: tag.model_dump(exclude_none=True)}})
 

@@ -50,15 +50,15 @@ def hybrid_loss(
         config: verl's ``ActorConfig``.
         model_output: ``log_probs`` (and ``entropy``), nested over the rows' tokens.
         data: the micro-batch. Beside verl's own keys it has ``off_policy``, [rows], bool, ``token_weight``, [rows],
-            1/(M·T), by which the advantages are already multiplied (updates.py), and ``recorded``, [rows], bool, True
-            for at most one row of the step (row_text.py).
+            1/(M·T), by which the advantages are already multiplied (updates.py), and ``row``, [rows], its number in
+            the step's batch.
         dp_group: unused; part of verl's call.
         mask_threshold: δ, a probability.
         gap_limit: nats. On-policy rows whose mean log-prob is further from vLLM's have no clipped term.
 
     Returns:
         The scalar loss, and metrics: sums over tokens, which ``tracking.name_sums`` turns into fractions, and
-        ``masked_at``, the positions of the recorded row's masked tokens in its response.
+        ``masked_at``, of each masked token the number of its row and its position in the response, one after another.
     """
     log_prob = no_padding_2_padding(model_output["log_probs"], data)
     device = log_prob.device
@@ -103,5 +103,6 @@ def hybrid_loss(
         "disagreeing_rows": float((~agreeing).sum()),
         "log_ppl_gap": float(log_ppl_gap[rows].abs().sum()),
     }
-    masked_at = (tokens & ~trusted)[data["recorded"].to(device)].nonzero()[:, 1].tolist()
+    rows, positions = (tokens & ~trusted).nonzero(as_tuple=True)
+    masked_at = torch.stack([data["row"].to(device)[rows], positions], dim=1).flatten().tolist()
     return loss, {**Metric.from_dict(sums, AggregationType.SUM), "masked_at": masked_at}

@@ -1,12 +1,13 @@
 """Put EMPO²'s advantages and mode flags on agent-lightning's training rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from verl import DataProto
 
+from empo2.recipe.protocol import UpdateResult
 from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
-from empo2.recipe.trainer.step_results import RolloutResult
+from empo2.recipe.trainer.step_results import RolloutResult, StepResults
 
 
 def set_advantages(batch: DataProto, results: Mapping[str, RolloutResult], advantages: Mapping[str, float]) -> None:
@@ -27,3 +28,32 @@ def groups_without_gradient(batch: DataProto) -> float:
     groups = batch.non_tensor_batch["data_id_list"]
     learning = groups[batch.batch[GIVEN_ADVANTAGES].any(-1).numpy()]
     return 1 - len(set(learning)) / len(set(groups))
+
+
+def update_results(batch: DataProto, results: StepResults, masked: Mapping[int, Sequence[int]]) -> list[UpdateResult]:
+    """Return what became of each rollout of a step.
+
+    Args:
+        batch: before the update, with its advantages (``use_given_advantages``).
+        masked: of each row that was updated, the positions of its masked tokens.
+    """
+    ids, mask = batch.non_tensor_batch["rollout_id_list"], batch.batch["response_mask"]
+    told = [
+        UpdateResult(rollout_id=rollout, dropped=dropped.reason, **dropped.mode.model_dump())
+        for rollout, dropped in results.dropped.items()
+    ]
+    for rollout, result in results.kept.items():
+        rows = (ids == rollout).nonzero()[0].tolist()
+        updated = [len(masked[row]) for row in rows if row in masked]
+        advantage = float((batch.batch["returns"] * mask)[rows].sum() / mask[rows].sum().clamp_min(1))
+        mode = result.mode.model_dump()
+        told.append(
+            UpdateResult(
+                rollout_id=rollout,
+                return_=result.return_,
+                advantage=advantage,
+                masked_tokens=sum(updated) if updated else None,
+                **mode,
+            )
+        )
+    return told

@@ -36,7 +36,7 @@ from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import hybrid_loss
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
-from empo2.recipe.trainer.rows import groups_without_gradient, set_advantages
+from empo2.recipe.trainer.rows import groups_without_gradient, set_advantages, update_results
 from empo2.recipe.trainer.shown_rollouts import logged_rollouts
 from empo2.recipe.trainer.step_results import StepResults, staleness
 from empo2.recipe.trainer.tracking import name_sums, step_line, training_metrics, validation_metrics
@@ -234,7 +234,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
     def _update_actor(self, batch: DataProto) -> DataProto:
         actor = self.config.actor_rollout_ref.actor
         recorded = recorded_row(batch, self._results.kept)
-        batch.batch["recorded"] = torch.arange(len(batch)) == recorded
+        batch.batch["row"] = torch.arange(len(batch))
         planned, rows = planned_batch(
             batch,
             updates=self._settings.algorithm.updates_per_step,
@@ -246,15 +246,19 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         output = super()._update_actor(planned)
         actor.ppo_mini_batch_size = 1  # as `count_mini_batches_in_rows` set it, for the next step
         metrics = output.meta_info["metrics"]
-        masked_at = metrics.pop("actor/masked_at")
+        flat = metrics.pop("actor/masked_at")
+        updated = planned.batch["row"][planned.batch["token_weight"] > 0].tolist()
+        masked: dict[int, list[int]] = {row: [] for row in updated}
+        for row, position in zip(flat[::2], flat[1::2], strict=True):
+            masked[row].append(position)
+        self._gateway.updated(self.global_steps, update_results(batch, self._results, masked))
         if (directory := self._run_directory) is not None:
-            updated = bool(planned.batch["recorded"][planned.batch["token_weight"] > 0].any())
             record = episode_record(
                 self.global_steps,
                 batch,
                 recorded,
                 self._results.kept,
-                masked_at if updated else None,
+                masked.get(recorded),
                 self.tokenizer,
             )
             with (directory / EPISODES_FILE).open("a") as file:

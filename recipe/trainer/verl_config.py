@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.config import TRACES_PROTOCOL, Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import PROMPT_IDS, scope_of
 from empo2.recipe.redaction import redacted
@@ -214,6 +214,16 @@ def take_prompt_ids(config: DictConfig) -> None:
     name = "actor_rollout_ref.rollout.engine_kwargs.vllm.middleware"
     if not OmegaConf.select(config, name):
         OmegaConf.update(config, name, PROMPT_IDS, force_add=True)
+
+
+def take_traces(config: DictConfig, endpoint: str) -> None:
+    """Let vLLM send spans to the collector, children of the gateway's, and say which tokens of a prompt were cached."""
+    vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    for name, value in {"otlp_traces_endpoint": endpoint, "enable_prompt_tokens_details": True}.items():
+        OmegaConf.update(config, f"{vllm}.{name}", value, force_add=True)
+    # vLLM's own default is gRPC.
+    environment = f"ray_kwargs.ray_init.runtime_env.env_vars.{TRACES_PROTOCOL}"
+    OmegaConf.update(config, environment, "http/protobuf", force_add=True)
 
 
 def check_tip_tokens(config: DictConfig, episode_tokens: int | None) -> None:

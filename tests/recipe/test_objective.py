@@ -38,7 +38,6 @@ class Row:
     prompt: int = 2
     ref: list[float] | None = None
     weight: float = 0.0  # 1/(M T), of the KL term: the advantages hold it already
-    recorded: bool = False
 
     @property
     def tokens(self) -> np.ndarray:
@@ -88,7 +87,7 @@ def tensors_of(rows: list[Row], width: int, length: int) -> dict[str, torch.Tens
         "position_ids": (attention.cumsum(-1) - 1).clamp_min(0),
         "off_policy": torch.tensor([row.off_policy for row in rows]),
         "token_weight": torch.tensor([row.weight for row in rows]),
-        "recorded": torch.tensor([row.recorded for row in rows]),
+        "row": torch.arange(len(rows)),
     }
 
 
@@ -294,24 +293,22 @@ def test_kl_term_is_not_masked() -> None:
     assert result.gradients[0][1] == pytest.approx(0.01 * (1 - math.e) / 4, rel=1e-4)
 
 
-def test_the_masked_tokens_of_the_recorded_row_are_handed_over() -> None:
-    """Positions in the response: -9 and -5.5 are below ln 0.0067 = -5.006; the observation's -9 is no token of ours."""
+def test_the_masked_tokens_are_handed_over() -> None:
+    """Row and position in the response: -9 and -5.5 are below ln 0.0067 = -5.006; the observation's -9 is not ours."""
     rows = [
-        Row(new=[-9.0, -9.0], old=[-1.0, -1.0], advantage=1.0, off_policy=True, prompt=4),
+        Row(new=[-1.0, -9.0], old=[-1.0, -1.0], advantage=1.0, off_policy=True, prompt=4),
         Row(
             new=[-1.0, -9.0, -9.0, -5.0, -5.5],
             old=[-1.0] * 5,
             advantage=1.0,
             off_policy=True,
             mask=[1, 1, 0, 1, 1],
-            recorded=True,
         ),
     ]
-    assert run(rows).masked_at == [1, 4]
+    assert run(rows).masked_at == [0, 1, 1, 1, 1, 4]
     assert run(rows, delta=0).masked_at == []
-    assert run(rows[:1]).masked_at == []
     rows[1].off_policy = False
-    assert run(rows).masked_at == []
+    assert run(rows).masked_at == [0, 1]
 
 
 def test_rows_on_which_vllm_and_the_trainer_disagree_have_no_gradient() -> None:

@@ -55,7 +55,7 @@ tensors = {
     "position_ids": (attention.cumsum(1) - 1).clamp(min=0), "response_mask": mask,
     "old_log_probs": torch.full((rows, reply), -4.6) + 0.3 * torch.randn(rows, reply),
     "advantages": (advantage * share).unsqueeze(1) * mask, "off_policy": off_policy,
-    "recorded": torch.zeros(rows, dtype=torch.bool), "row": torch.arange(rows),
+    "row": torch.arange(rows),
 }
 names = {"data_id_list": np.array(groups), "rollout_id_list": np.array(rollouts)}
 batch = DataProto.from_dict(tensors=tensors, non_tensors=names)
