@@ -48,6 +48,7 @@ log = structlog.get_logger()
 
 _W3C = TraceContextTextMapPropagator()
 _QUEUE_SPANS = 2048  # that wait for the collector; more are lost
+_BATCH_SPANS = 64  # of a request: while more are encoded, calls would wait
 _JOINED = 10_000  # rollouts whose agents have traces of their own
 _TASK_CHARACTERS = 1000
 _NAME = "empo2"
@@ -383,7 +384,7 @@ class _Queue(BatchSpanProcessor):
     """Holds the spans that wait, for the thread that sends them."""
 
     def __init__(self, sender: _Sender) -> None:
-        super().__init__(sender, max_queue_size=_QUEUE_SPANS)
+        super().__init__(sender, max_queue_size=_QUEUE_SPANS, max_export_batch_size=_BATCH_SPANS)
         self._sender = sender
 
     def on_end(self, span: ReadableSpan) -> None:

@@ -72,6 +72,7 @@ class Seen:
     prompt_ids: list[int] = field(default_factory=list)
     reply_ids: list[int] = field(default_factory=list)
     gone: bool = False  # the client hung up before it had its answer
+    traceparent: str | None = None
 
     @property
     def prompt(self) -> str:
@@ -122,7 +123,7 @@ class ModelServer:
         except ClientDisconnect:
             return Response(status_code=499)
         body = json.loads(raw)
-        seen = Seen(f"/{path}", raw, body)
+        seen = Seen(f"/{path}", raw, body, traceparent=request.headers.get("traceparent"))
         self.seen.append(seen)
         fault = self.fault(seen.path, body)
         seconds = 600 if fault == "hang" else self.delay(seen.path, body)

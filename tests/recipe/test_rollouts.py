@@ -500,7 +500,7 @@ def test_tags_reach_the_server(server: str, store: dict[str, Any], step: int) ->
         group = number // 4  # one tag for all rollouts that are compared with each other
         task = {"task": TASKS["task"][group], "variation": TASKS["variation"][group]}
         scope = scope_of(task, ["task", "variation"])
-        assert rollout.metadata.empo2 == {**modes[group].model_dump(), "scope": scope, "read_only": False}
+        assert rollout.metadata.empo2 == {**modes[group].model_dump(), "scope": scope, "read_only": False, "step": 7}
         assert rollout.input == task  # the agent sees nothing of it
 
 
@@ -543,7 +543,7 @@ def test_users_hooks_are_still_called(server: str, store: dict[str, Any]) -> Non
     for rollout in store.values():
         assert rollout.input["from"] == "hook"
         assert rollout.metadata.mine == 1
-        assert set(rollout.metadata.empo2) == {"rollout_mode", "update_mode", "scope", "read_only"}
+        assert set(rollout.metadata.empo2) == {"rollout_mode", "update_mode", "scope", "read_only", "step"}
 
 
 def test_each_validation_task_is_played_without_and_with_memory(server: str, store: dict[str, Any]) -> None:
@@ -553,7 +553,7 @@ def test_each_validation_task_is_played_without_and_with_memory(server: str, sto
     assert not any(hasattr(rollout.metadata, "empo2") for rollout in rollouts[::2])
     for rollout in rollouts[1::2]:
         scope = scope_of(rollout.input, ["task", "variation"])
-        assert rollout.metadata.empo2 == {**ON_POLICY.model_dump(), "scope": scope, "read_only": True}
+        assert rollout.metadata.empo2 == {**ON_POLICY.model_dump(), "scope": scope, "read_only": True, "step": 7}
     for name, is_train, count in (("empo2", False, 3), ("grpo", False, 3), ("grpo", True, 12)):
         store.clear()
         create(server, is_train=is_train, validate_with_memory=name == "grpo", name=name, memory_probability=1.0)
