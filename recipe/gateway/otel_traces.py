@@ -78,8 +78,9 @@ class _Recorded(Span):
             self.set({name: texts.told(value) for name, value in values.items()})
 
     def asked(self, body: Body) -> None:
-        self.otel.update_name(f"{self._operation} {body.get('model')}")
-        self.set({names.REQUEST_MODEL: str(body.get("model"))})
+        if isinstance(model := body.get("model"), str):
+            self.otel.update_name(f"{self._operation} {model}")
+            self.set({names.REQUEST_MODEL: model})
         self.set({name: body[key] for key, name in names.REQUEST.items() if isinstance(body.get(key), int | float)})
         with contextlib.suppress(*_MALFORMED):
             if self._texts:
