@@ -9,6 +9,8 @@ CPU. One run measures these ways in turn for each number of agents, with their s
   empo2, untagged  `empo2 gateway`, rollouts without a tag: memory off
   empo2            10,000 tips in memory; every fourth rollout sees tips, the others only count novelty
   empo2, known     the same episodes again: all states are still known, so nothing is embedded
+  traced           another `empo2 gateway`, which sends spans (`gateway.traces`)
+  traced, known    likewise
 
   added            time of a call at the agent minus the model server's fixed time
   loop, CPU        CPU time of the gateway's event loop, and of the whole process, per call
@@ -52,6 +54,7 @@ from empo2.recipe.gateway.network import Network
 TIPS = 10_000
 GOAL_AGENTS = 64
 NO_GATEWAY, AGL_SERVER, UNTAGGED, TAGGED, KNOWN = "no gateway", "agl-server", "empo2, untagged", "empo2", "empo2, known"
+TRACED, TRACED_KNOWN = "traced", "traced, known"
 _CALL_SECONDS = 300
 # A token is about 5 bytes of a chat as JSON. Every id has 6 characters, so a prompt's ids are a slice of this.
 _PROMPT_IDS = b",".join(b"%d" % (10_000 + i % 30_000) for i in range(30_000))
@@ -153,9 +156,10 @@ def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
     memory = folder / "memory.sqlite"
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # keeps torch out of this process
         pool.submit(fill_memory, memory, options.tips).result()
-    agl_folder, empo2_folder = folder / "agl", folder / "empo2"
-    agl_folder.mkdir()
-    empo2_folder.mkdir()
+    agl_folder, empo2_folder, traced_folder = folder / "agl", folder / "empo2", folder / "traced"
+    for each in (agl_folder, empo2_folder, traced_folder):
+        each.mkdir()
+    shutil.copy(memory, traced_folder)
     shutil.move(memory, empo2_folder)
     say("the processes start")
     model_url, agl_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
@@ -172,9 +176,12 @@ def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
         with (
             server(agl_command, f"{agl_url}/healthz", agl_folder / "log") as agl_pid,
             empo2_gateway(empo2_folder, empo2_folder / memory.name, *settings, module=module) as (url, pid),
+            empo2_gateway(
+                traced_folder, traced_folder / memory.name, f"gateway.traces={model_url}", *settings, module=module
+            ) as (traced_url, traced_pid),
         ):
             name = httpx.get(f"{url}/empo2/state", headers=HEADERS).json()["model"]
-            for gateway, served in (agl_url, "smollm2"), (url, name):
+            for gateway, served in (agl_url, "smollm2"), (url, name), (traced_url, name):
                 register = [{"model": served, "endpoint": f"{model_url}/v1"}]
                 httpx.post(f"{gateway}/api/models", json=register, headers=HEADERS).raise_for_status()
             yield [
@@ -183,6 +190,8 @@ def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
                 Way(UNTAGGED, url, name, pid),
                 Way(TAGGED, url, name, pid, tagged=True),
                 Way(KNOWN, url, name, pid, tagged=True),
+                Way(TRACED, traced_url, name, traced_pid, tagged=True),
+                Way(TRACED_KNOWN, traced_url, name, traced_pid, tagged=True),
             ]
     finally:
         model.terminate()
@@ -219,8 +228,8 @@ async def play(client: httpx.AsyncClient, way: Way, agents: int, count: int, del
         played.settled = time.perf_counter() - ended
         drained = await client.post(f"{way.url}/empo2/drain", json={"timeout": _CALL_SECONDS})
         played.metrics = drained.raise_for_status().json()
-        if played.metrics["empo2/reflections_failed"]:
-            raise RuntimeError(f"reflections failed, so this is no measurement: {played.metrics}")
+        if played.metrics["empo2/reflections_failed"] or played.metrics.get("empo2/spans_lost"):
+            raise RuntimeError(f"reflections failed or spans were lost, so this is no measurement: {played.metrics}")
         for rollout in rollouts:
             found = await client.get(f"{way.url}/api/rollouts/{rollout}/events", params={"event_type": "empo2_call"})
             counted = [event["data"].get("visits") for event in found.raise_for_status().json()]
@@ -322,7 +331,10 @@ def serve_told(milliseconds: float, cores: int) -> None:
 
 
 def serve_model(port: int, delays: list[float]) -> None:
-    """Run a cheap model server: `/tokenize` answers at once, a chat completion after a time, which is its id."""
+    """Run a cheap model server: `/tokenize` answers at once, a chat completion after a time, which is its id.
+
+    It takes spans, too, and forgets them.
+    """
     import uvicorn
 
     generator = random.Random(0)
@@ -343,7 +355,9 @@ def serve_model(port: int, delays: list[float]) -> None:
             size += len(message.get("body", b""))
             more = message.get("more_body", False)
         prompt_ids = _PROMPT_IDS[: 6 * (size // 5) - 1]
-        if scope["path"] == "/tokenize":
+        if scope["path"] == "/v1/traces":
+            body = b""
+        elif scope["path"] == "/tokenize":
             body = b'{"tokens": [%b]}' % prompt_ids
         else:
             delay = generator.uniform(delays[0], delays[-1])
@@ -389,6 +403,7 @@ def _goals(rows: dict[str, Played] | None) -> list[Goal]:
         f"{beside}: p99 at most 20 ms",
         f"embedding (with tips, new less known), {GOAL_AGENTS} agents: p50 at most 15 ms",
         f"calls per second at least 0.98 of agl-server's, {GOAL_AGENTS} agents",
+        f"added by traces (known, all calls), {GOAL_AGENTS} agents: p99 at most 1 ms",
     )
     if rows is None:
         return [Goal(text, None, False) for text in texts]
@@ -398,11 +413,14 @@ def _goals(rows: dict[str, Played] | None) -> list[Goal]:
     )
     p50, p99 = known - plain
     embedding, rate = new[0] - known[0], rows[TAGGED].calls / rows[AGL_SERVER].calls
+    off, on = (np.percentile(rows[way].without_tips + rows[way].with_tips, (50, 99)) for way in (KNOWN, TRACED_KNOWN))
+    traces = on - off
     return [
         Goal(texts[0], f"{p50:.1f} ms", p50 <= 5),
         Goal(texts[1], f"{p99:.1f} ms", p99 <= 20),
         Goal(texts[2], f"{embedding:.1f} ms", embedding <= 15),
         Goal(texts[3], f"{rate:.3f}", rate >= 0.98),
+        Goal(texts[4], f"{traces[1]:.2f} ms (p50 {traces[0]:.2f})", traces[1] <= 1),
     ]
 
 

@@ -30,6 +30,7 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     Raises:
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
+    from empo2.recipe.config import traces_endpoint
     from empo2.recipe.trainer.gateway_client import GatewayClient
     from empo2.recipe.trainer.verl_config import (
         check_async,
@@ -37,12 +38,15 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
         check_tip_tokens,
         name_middleware,
         read_settings,
+        take_traces,
     )
 
     settings = read_settings(config)
     check_async(settings, config)
     check_tasks(settings, config, train_dataset, val_dataset)
     name_middleware(config, settings)
+    if endpoint := traces_endpoint(settings):
+        take_traces(config, endpoint)
     ours = config.get("empo2") or {}
     url, key = config.agentlightning.agl_base_url, config.agentlightning.agl_key
     with contextlib.closing(GatewayClient(url, key)) as gateway:

@@ -20,6 +20,9 @@ from empo2.recipe.redaction import MASK, masked_names, redacted
 DEFAULTS = Path(__file__).with_name("config.yaml")
 SCIENCEWORLD = Path(__file__).parents[1] / "agents/scienceworld/config.yaml"
 ALL_TASKS = "all-tasks"
+TRACES_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+_TRACES = "/v1/traces"
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -245,6 +248,7 @@ class Gateway(_Section):
     other_server: Annotated[str, Field(pattern=r"^https?://")] | None
     cumulative_tokens: bool
     max_request: Annotated[float, Field(gt=0)]
+    traces: Annotated[str, Field(pattern=r"^https?://")] | None
 
 
 class Hardware(_Section):
@@ -536,6 +540,25 @@ def warnings_of(settings: Settings) -> list[str]:
             f"model.max_episode_tokens={model.max_episode_tokens}; what lies beyond is not trained"
         )
     return warnings
+
+
+def traces_endpoint(settings: Settings) -> str | None:
+    """Return the URL that spans are sent to: of ``gateway.traces``, else of OpenTelemetry's own variables.
+
+    Raises:
+        ConfigError: these ask for another protocol than OTLP over HTTP.
+    """
+    own, (whole, base) = settings.gateway.traces, map(os.environ.get, TRACES_VARIABLES)
+    switched_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if own is None and (switched_off or os.environ.get("OTEL_TRACES_EXPORTER") == "none" or not (whole or base)):
+        return None
+    for name in (TRACES_PROTOCOL, "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if os.environ.get(name, "") not in ("", "http/protobuf"):
+            raise ConfigError(
+                f"{name}={os.environ[name]}: must be http/protobuf; give the collector's port for it, often 4318"
+            )
+    given = own or whole or base or ""
+    return given if not own and whole else f"{given.rstrip('/').removesuffix(_TRACES)}{_TRACES}"
 
 
 def imported(name: str, key: str) -> Any:

@@ -3,8 +3,10 @@
 Both sides import this module, and neither imports the other.
 """
 
+import hashlib
 import hmac
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -30,7 +32,7 @@ MODEL_KEY = "EMPO2_MODEL_KEY"  # variable of a vLLM server
 
 ROUTES = "/empo2"
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
-PAUSE, RESUME = f"{ROUTES}/pause", f"{ROUTES}/resume"
+PAUSE, RESUME, UPDATED = f"{ROUTES}/pause", f"{ROUTES}/resume", f"{ROUTES}/updated"
 SETTLE = f"{ROUTES}/settle"  # as `settle_route`, of all rollouts
 SETTLE_SECONDS = 30.0  # after which it answers all the same
 
@@ -56,6 +58,22 @@ def model_key(admin: str) -> str:
 def settle_route(rollout_id: str) -> str:
     """Return the route that answers once all calls of a rollout have their events, see `Unsettled`."""
     return f"{ROUTES}/rollouts/{rollout_id}/settle"
+
+
+def trace_of(rollout_id: str) -> tuple[int, int]:
+    """Return the ids of a rollout's trace and of its own span in it (W3C Trace Context).
+
+    agent-lightning's ids are random UUIDs, and then the trace has the rollout's id.
+    """
+    digest = hashlib.blake2b(rollout_id.encode(), digest_size=24).digest()
+    is_uuid = re.fullmatch("(?!0{32})[0-9a-f]{32}", rollout_id)
+    return int(rollout_id, 16) if is_uuid else int.from_bytes(digest[:16]), int.from_bytes(digest[16:])
+
+
+def traceparent(rollout_id: str) -> str:
+    """Return the W3C ``traceparent`` that makes spans children of a rollout's own span."""
+    trace, span = trace_of(rollout_id)
+    return f"00-{trace:032x}-{span:016x}-01"
 
 
 class _Message(BaseModel):
@@ -103,12 +121,14 @@ class RolloutTag(Mode):
         pair: name of its paired group, some of whose rollouts see tips and some do not; None in every other group.
         read_only: True in validation: the rollout sees tips and leaves nothing in the memory.
         teaches: True if the likeliest tokens are recorded beside each sampled one, for `CallEvent`.
+        step: the training step that it was issued in; None outside of training.
     """
 
     scope: str
     pair: str | None = None
     read_only: bool = False
     teaches: bool = False
+    step: int | None = None
 
     @property
     def mode(self) -> Mode:
@@ -276,6 +296,30 @@ class PauseState(_Message):
 
     at_pause: int
     under_way: int
+
+
+class UpdateResult(Mode):
+    """What an update made of one rollout, whose mode it has; told for its trace.
+
+    Attributes:
+        return_: as in training; None if the rollout has none.
+        advantage: mean over its trained tokens; None if it was not trained on.
+        masked_tokens: of them; None where the update left it out, since its group has no gradient.
+        dropped: why it was not trained on; None if it was.
+    """
+
+    rollout_id: str
+    return_: float | None = None
+    advantage: float | None = None
+    masked_tokens: int | None = None
+    dropped: str | None = None
+
+
+class UpdatedRequest(_Message):
+    """Body of ``POST /empo2/updated``: the rollouts of a step, after its update."""
+
+    step: int
+    results: list[UpdateResult]
 
 
 class FileRequest(_Message):

@@ -4,10 +4,14 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.forkserver import ensure_running, read_signed
 from typing import Any
+
+from empo2.recipe.config import TRACES_VARIABLES
+from empo2.recipe.protocol import traceparent
 
 AGENT_CLASS = "EMPO2_AGENT_CLASS"  # what the fork server imports, ``module:Class``
 
@@ -25,8 +29,12 @@ def start_fork_server(agent_class: str) -> None:
 async def start_agent(*command: str, env: dict[str, str], **_: Any) -> "WarmAgent":
     """Start an agent as a fork; takes what agent-lightning gives to ``asyncio.create_subprocess_exec``.
 
-    The agent has its own session, ``env`` alone as its environment, and this process's output.
+    The agent has its own session, ``env`` alone as its environment, and this process's output. Where traces are on, it
+    finds the parent of its spans in TRACEPARENT.
     """
+    rollout = re.search(r"/proxy/rollout/([^/]+)/", env.get("AGL_OPENAI_BASE_URL", ""))
+    if rollout and any(os.environ.get(name) for name in TRACES_VARIABLES):
+        env = {**env, "TRACEPARENT": traceparent(rollout[1])}
     process = _AgentProcess(command[-1], env)
     await asyncio.to_thread(process.start)  # the first one waits until the class is imported
     return WarmAgent(process)

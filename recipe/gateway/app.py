@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fastapi import FastAPI
 
 from empo2.memory import MemoryService
 from empo2.recipe import baselines, protocol
-from empo2.recipe.config import Settings
+from empo2.recipe.config import Settings, traces_endpoint
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
@@ -28,11 +29,13 @@ from empo2.recipe.gateway.serve.models import model_routes
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.gateway.tokens.tokenizer import tokenizer_of
+from empo2.recipe.gateway.traces import Traces
 
 log = structlog.get_logger()
 
 _CALL_SECONDS = 300  # as agent-lightning's own client
 _CLOSE_SECONDS = 5
+_TRACES_SECONDS = 2  # to send what is left of the spans
 _SWEEP_SECONDS = 60
 _LIFETIME_SECONDS = 86_400  # a trainer that was killed leaves its rollouts behind
 
@@ -61,30 +64,33 @@ def make_gateway(
 
     Raises:
         OSError: the model's tokenizer cannot be read.
-        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported; ``critic.path`` no critic.
+        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported; ``critic.path`` no critic; as
+            `traces_endpoint`.
     """
     proxy = upstream.proxy_settings(settings.model, model_path)
     external = settings.model.server is not None
-    others = httpx.AsyncClient(transport=transport or Network(), timeout=_CALL_SECONDS)
+    tokenizer = tokenizer_of(model_path, external=external)
+    traces = _traces(settings, folder.resolve().name, tokenizer.special_tokens)
+    client_of: Any = partial(httpx.AsyncClient, timeout=_CALL_SECONDS, event_hooks=traces.hooks)
+    others = client_of(transport=transport or Network())
     headers = {}  # of requests to the model servers
     if transport is None and not external and (key := protocol.model_key(keys.admin)):
         headers["Authorization"] = f"Bearer {key}"
     if transport is None:
         transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else Network()
-    client = httpx.AsyncClient(transport=transport, timeout=_CALL_SECONDS, headers=headers)
+    client = client_of(transport=transport, headers=headers)
     services = Services(
         settings=settings,
         memory=memory,
         servers=upstream.ModelServers(proxy, client),
-        tokenizer=tokenizer_of(model_path, external=external),
+        tokenizer=tokenizer,
         metrics=StepMetrics(),
         state=StateReader(settings.memory),
+        traces=traces,
     )
     paper = baselines.asked_for(settings, "critic.path")
     reranking = paper.Reranking(transport, services) if paper else None
-    agents_client = (
-        httpx.AsyncClient(transport=reranking, timeout=_CALL_SECONDS, headers=headers) if reranking else client
-    )
+    agents_client = client_of(transport=reranking, headers=headers) if reranking else client
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
     app = upstream.agent_lightning_app(proxy, keys.admin, agents_client, trained=serving is None)
@@ -109,9 +115,18 @@ def make_gateway(
                 await reflector.wait(_CLOSE_SECONDS)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(services.memory.close(), _CLOSE_SECONDS)
+                await traces.close(_TRACES_SECONDS)
 
     app.router.lifespan_context = lifespan
     return app
+
+
+def _traces(settings: Settings, run: str, special_tokens: Sequence[str]) -> Traces:
+    if (endpoint := traces_endpoint(settings)) is None:
+        return Traces()
+    from empo2.recipe.gateway.otel_traces import OtelTraces  # half a second, for which others need not wait
+
+    return OtelTraces(endpoint, settings, run, special_tokens)
 
 
 async def _sweep(services: Services, episodes: Episodes) -> None:

@@ -19,6 +19,7 @@ from empo2.recipe.gateway.stages.gate import Gated
 from empo2.recipe.gateway.stages.memory import MemoryCalls
 from empo2.recipe.gateway.stages.rollout_ends import RolloutEnds
 from empo2.recipe.gateway.stages.template import TemplateArguments
+from empo2.recipe.gateway.stages.traced import AsSent, Traced
 from empo2.recipe.gateway.stages.untrained import UntrainedCalls
 from empo2.recipe.protocol import Keys, Serving
 
@@ -45,14 +46,16 @@ def stages(
     return [
         *([DirectCalls()] if serving else []),  # /v1/... belongs to the one rollout of agents that have none
         KeyCheck(keys),  # who asks?
+        Traced(services),  # a span is opened
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         UntrainedCalls(services, others),  # is it the policy's to learn from?
         Dialects(max_bytes, services.servers),  # streams, /responses and /messages become chat completions
         *([watch] if watch else []),  # `empo2 init` looks
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
         Gated(services.gate),  # waits while the weights change
-        RolloutEnds(episodes, reflector),  # a rollout that ends is reflected on
+        RolloutEnds(services, episodes, reflector),  # a rollout that ends is reflected on
         MemoryCalls(services, episodes, chats),  # tips go in, the call is recorded
+        AsSent(services),  # the span gets what is sent and answered
     ]
 
 

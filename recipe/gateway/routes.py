@@ -59,7 +59,7 @@ def empo2_routes(
                 await memory.commit_visits()
         except (*_MEMORY_ERRORS, TimeoutError) as error:
             services.memory_failed(error)
-        return services.metrics.drain() | {"empo2/memory_size": memory.size}
+        return services.metrics.drain() | services.traces.metrics() | {"empo2/memory_size": memory.size}
 
     @router.post(protocol.PAUSE)
     async def pause(request: protocol.PauseRequest) -> protocol.PauseState:
@@ -69,6 +69,11 @@ def empo2_routes(
     @router.post(protocol.RESUME)
     async def resume() -> dict[str, str]:
         services.gate.open()
+        return {"status": "ok"}
+
+    @router.post(protocol.UPDATED)
+    async def updated(request: protocol.UpdatedRequest) -> dict[str, str]:
+        services.traces.updated(request.step, request.results)
         return {"status": "ok"}
 
     @router.post(protocol.SNAPSHOT)

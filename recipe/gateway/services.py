@@ -14,6 +14,7 @@ from empo2.recipe.gateway.stages.gate import PolicyGate
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.gateway.tips.text import shown_tip
 from empo2.recipe.gateway.tokens.tokenizer import TipTokenizer
+from empo2.recipe.gateway.traces import Traces
 from empo2.recipe.gateway.upstream import ModelServers
 
 log = structlog.get_logger()
@@ -33,6 +34,7 @@ class Services:
     tokenizer: TipTokenizer
     metrics: StepMetrics
     state: StateReader
+    traces: Traces
     gate: PolicyGate = field(default_factory=PolicyGate)
     shown: Callable[[str], str] = field(init=False)
 

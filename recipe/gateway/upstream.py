@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID as DEFAULT_ATTEMPT_ID
 from agentlightning.schemas import TERMINAL_STATES as TERMINAL_STATES
+from agentlightning.schemas import Rollout as Rollout
 from agentlightning.schemas import RolloutCreate
 from agentlightning.schemas import RolloutState as RolloutState
 from agentlightning.server.app import create_app
@@ -102,6 +103,11 @@ def exists(rollout_id: str) -> bool:
     return rollout_id in _rollouts
 
 
+def rollout_of(rollout_id: str) -> Rollout | None:
+    """Return a rollout as it is now; it is replaced, not changed."""
+    return _rollouts.get(rollout_id)
+
+
 def metadata_of(rollout_id: str) -> Any:
     """Return a rollout's metadata; None if there is no such rollout."""
     rollout = _rollouts.get(rollout_id)
@@ -130,10 +136,15 @@ def attempt_of(rollout_id: str) -> str:
     return (rollout.status.last_attempt_id if rollout else None) or DEFAULT_ATTEMPT_ID
 
 
+def events_of(rollout_id: str) -> list[dict[str, Any]]:
+    """Return the events of the attempt that counts, in their order, as they were posted."""
+    events = _events.get(rollout_id, {}).get(attempt_of(rollout_id), [])
+    return [{"event_type": event.event_type, "data": event.data} for event in events]
+
+
 def rewards_of(rollout_id: str) -> list[Any]:
     """Return the values of the reward events of the attempt that counts, in their order."""
-    events = _events.get(rollout_id, {}).get(attempt_of(rollout_id), [])
-    return [event.data.get("value") for event in events if event.event_type == "reward"]
+    return [event["data"].get("value") for event in events_of(rollout_id) if event["event_type"] == "reward"]
 
 
 def answered_calls(rollout_id: str, attempt_id: str) -> int:
@@ -212,6 +223,11 @@ class ModelServers:
         headers = {name: value for name, value in headers.items() if name != "content-type"}
         request = self._client.build_request("POST", base + path, json={**body, "model": model}, headers=headers)
         return await self._client.send(request, stream=True)
+
+    def version(self, rollout_id: str) -> int | None:
+        """Return the version of the policy on a rollout's server; None if there is no server."""
+        with suppress(NoServersError):
+            return self._router.select_server(self._router.model_name, rollout_id).version
 
     def _address(self, rollout_id: str) -> tuple[str, str]:
         server = self._router.select_server(self._router.model_name, rollout_id)

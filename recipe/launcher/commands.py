@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from empo2.recipe.config import Settings
+from empo2.recipe.config import TRACES_VARIABLES, Settings, traces_endpoint
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.protocol import Keys
@@ -114,10 +114,14 @@ def start_gateway(
 def start_controller(processes: Processes, settings: Settings, url: str, keys: Keys) -> None:
     """Start the controller of the gateway at ``url``.
 
-    Its environment becomes that of the agents, which never see the admin key. Its rollouts are kept by the gateway: if
+    Its environment becomes that of the agents, which never see the admin key; it has the collector's address, where
+    ``gateway.traces`` gives one. Its rollouts are kept by the gateway: if
     it ends, those that it was playing fail, and the others are played.
     """
-    processes.start("controller", controller_command(settings, url), secrets={KEY: keys.agent}, restartable=True)
+    environment = {KEY: keys.agent}
+    if endpoint := traces_endpoint(settings):
+        environment[TRACES_VARIABLES[0]] = endpoint
+    processes.start("controller", controller_command(settings, url), secrets=environment, restartable=True)
 
 
 def wait_for(url: str, check: Callable[[], object]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from empo2.recipe.config import Settings, warnings_of
+from empo2.recipe.config import Settings, traces_endpoint, warnings_of
 from empo2.recipe.errors import ConfigError, Empo2Error, ProcessError
 from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
@@ -82,6 +82,7 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
         raise ConfigError(f"agent.concurrency=0: the controllers of other hosts need the agents' key; give it as {KEY}")
     agent = check_agent(settings)
     choice_of(settings.gateway.trained_calls)  # refuses what cannot be imported
+    traces_endpoint(settings)  # refuses another protocol
     tasks = load_tasks(settings)
     StateReader(settings.memory)  # refuses a function that cannot be imported
     model = model_of(settings)

@@ -51,6 +51,7 @@ _LOSSES = {
     "memory_late": "calls sent without tips (raise memory.embedder_threads or memory.embedding_deadline)",
     "disagreeing_rows": "rows without gradient (algorithm.log_prob_gap_limit: vLLM and trainer disagree)",
     "reflections_failed": "tips not written (see gateway.log; reflection.timeout)",
+    "spans_lost": "spans lost (see gateway.log; gateway.traces)",
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.config import TRACES_PROTOCOL, Settings, load_settings, traces_endpoint
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.commands import (
     environment_without,
@@ -179,20 +179,25 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
             "tensor-parallel-size": hardware.tensor_parallel,
             "data-parallel-size": hardware.gpus_per_node // hardware.tensor_parallel,
         }
+    flags = ["--enforce-eager"]
+    if endpoint := traces_endpoint(settings):
+        options["otlp-traces-endpoint"] = endpoint
+        flags.append("--enable-prompt-tokens-details")  # which of them were cached
     tools = ["--tool-call-parser", parser, "--enable-auto-tool-choice"] if parser else []
     names = ["--served-model-name", name, model] if name is not None else []
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *names, *tools, "--enforce-eager"]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *names, *tools, *flags]
 
 
 def _vllm_environment(settings: Settings) -> dict[str, str]:
+    protocol = {TRACES_PROTOCOL: "http/protobuf"} if traces_endpoint(settings) else {}
     if settings.hardware.device == "gpu":
-        return {}
+        return protocol
     os.environ["EMPO2_DEVICE"] = "cpu"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.hardware.kv_cache))
     from empo2.recipe.trainer.ray_environment import VARIABLES
 
-    return VARIABLES
+    return VARIABLES | protocol
 
 
 def _start_vllm(settings: Settings, model: str, processes: Processes, name: str | None = None, *, key: str = "") -> str:

@@ -16,12 +16,15 @@ from empo2.recipe.protocol import (
     SETTLE,
     SNAPSHOT,
     STATE,
+    UPDATED,
     DrainRequest,
     FileRequest,
     GatewayState,
     PauseRequest,
     PauseState,
     Unsettled,
+    UpdatedRequest,
+    UpdateResult,
     settle_route,
 )
 from empo2.recipe.waiting import first_answer
@@ -136,6 +139,11 @@ class GatewayClient:
         response = self._http.post(DRAIN, json=DrainRequest(timeout=seconds).model_dump(), timeout=seconds + _SECONDS)
         response.raise_for_status()
         return response.json()
+
+    def updated(self, step: int, results: list[UpdateResult]) -> None:
+        """Tell what an update made of its rollouts, for their traces."""
+        request = UpdatedRequest(step=step, results=results)
+        self._http.post(UPDATED, json=request.model_dump(exclude_none=True)).raise_for_status()
 
     def snapshot(self, file: Path) -> None:
         """Write the memory to ``file``.

@@ -67,6 +67,7 @@ class TagRequests(RolloutHooks):
 
     def __init__(self, hooks: RolloutHooks | None, settings: Settings, step: int, group_size: int) -> None:
         self._hooks = hooks or RolloutHooks()
+        self._step = step
         self._tags = draw_tags(settings.algorithm, step, group_size)
         self._with_memory = itertools.cycle((False, settings.run.validate_with_memory))
         self._scope_fields = settings.memory.scope
@@ -82,8 +83,8 @@ class TagRequests(RolloutHooks):
         else:
             return request
         scope = scope_of(task, self._scope_fields)
-        teaches = mode.off_policy and self._distills
-        tag = RolloutTag(**mode.model_dump(), scope=scope, pair=pair, read_only=not request.is_train, teaches=teaches)
+        more = {"read_only": not request.is_train, "teaches": mode.off_policy and self._distills, "step": self._step}
+        tag = RolloutTag(**mode.model_dump(), scope=scope, pair=pair, **more)
         metadata = request.metadata if isinstance(request.metadata, dict) else dict(request.metadata or {})
         return request.model_copy(update={"metadata": {**metadata, TAG: tag.model_dump(exclude_none=True)}})
 

@@ -8,10 +8,10 @@ import torch
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
 from verl import DataProto
 
-from empo2.recipe.protocol import TOP_TOKENS
+from empo2.recipe.protocol import TOP_TOKENS, UpdateResult
 from empo2.recipe.rollout_log import CallRow
 from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
-from empo2.recipe.trainer.step_results import RolloutResult, trained_rows
+from empo2.recipe.trainer.step_results import RolloutResult, StepResults, trained_rows
 
 
 def set_advantages(batch: DataProto, results: Mapping[str, RolloutResult], advantages: Mapping[str, float]) -> None:
@@ -112,3 +112,32 @@ def add_masks(
             own, flags = np.split(flags, [len(call["trained"])])  # the rest of a reply lies beyond the row's end
             call["trained"][: len(own)] = True
             call["masked"] = np.pad(own, (0, len(call["trained"]) - len(own))) if known[row] else None
+
+
+def update_results(
+    batch: DataProto, results: StepResults, masked: torch.Tensor, updated: torch.Tensor
+) -> list[UpdateResult]:
+    """Return what became of each rollout of a step.
+
+    Args:
+        batch: before the update, with its advantages (``use_given_advantages``).
+        masked: [rows, tokens], bool.
+        updated: [rows], bool; False for rows that the update left out.
+    """
+    ids, mask = batch.non_tensor_batch["rollout_id_list"], batch.batch["response_mask"]
+    told = [
+        UpdateResult(rollout_id=rollout, dropped=dropped.reason, **dropped.mode.model_dump())
+        for rollout, dropped in results.dropped.items()
+    ]
+    for rollout, result in results.kept.items():
+        rows = torch.from_numpy(ids == rollout)
+        told.append(
+            UpdateResult(
+                rollout_id=rollout,
+                return_=result.return_,
+                advantage=float((batch.batch["returns"] * mask)[rows].sum() / mask[rows].sum().clamp_min(1)),
+                masked_tokens=int(masked[rows].sum()) if updated[rows].any() else None,
+                **result.mode.model_dump(),
+            )
+        )
+    return told

@@ -42,7 +42,7 @@ from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import by_kind, hybrid_loss
 from empo2.recipe.trainer.row_text import episode_record, recorded_row
-from empo2.recipe.trainer.rows import add_masks, distill, groups_without_gradient, set_advantages
+from empo2.recipe.trainer.rows import add_masks, distill, groups_without_gradient, set_advantages, update_results
 from empo2.recipe.trainer.shown_rollouts import call_rows
 from empo2.recipe.trainer.step_results import StepResults, staleness
 from empo2.recipe.trainer.tracking import name_sums, step_line, training_metrics, validation_metrics
@@ -273,8 +273,10 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         metrics = output.meta_info["metrics"]
         masked = torch.zeros(rows, width, dtype=torch.bool)
         masked.view(-1)[torch.tensor(metrics.pop("actor/masked_at"), dtype=torch.long)] = True
-        known = ~batch.batch["off_policy"]
-        known[planned.batch["first_index"][planned.batch["token_weight"] > 0] // width] = True  # not left out
+        updated = torch.zeros(rows, dtype=torch.bool)  # the others were left out: their groups have no gradient
+        updated[planned.batch["first_index"][planned.batch["token_weight"] > 0] // width] = True
+        known = updated | ~batch.batch["off_policy"]
+        self._gateway.updated(self.global_steps, update_results(batch, self._results, masked, updated))
         if (directory := self._run_directory) is not None:
             results = self._results.kept
             add_masks(self._unwritten, results, batch, masked, known)

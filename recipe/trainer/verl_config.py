@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.config import Algorithm, Settings, load_settings
+from empo2.recipe.config import TRACES_PROTOCOL, Algorithm, Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.network import LOOPBACK
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS, scope_of
@@ -238,6 +238,16 @@ def name_middleware(config: DictConfig, settings: Settings) -> None:
     if (other := OmegaConf.select(config, name)) not in (None, *ours):
         raise ConfigError(f"{name}={other!r}: the place is taken by the check of the servers' key; take it out")
     OmegaConf.update(config, name, ours[settings.gateway.cumulative_tokens], force_add=True)
+
+
+def take_traces(config: DictConfig, endpoint: str) -> None:
+    """Let vLLM send spans to the collector, children of the gateway's, and say which tokens of a prompt were cached."""
+    vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    for name, value in {"otlp_traces_endpoint": endpoint, "enable_prompt_tokens_details": True}.items():
+        OmegaConf.update(config, f"{vllm}.{name}", value, force_add=True)
+    # vLLM's own default is gRPC.
+    environment = f"ray_kwargs.ray_init.runtime_env.env_vars.{TRACES_PROTOCOL}"
+    OmegaConf.update(config, environment, "http/protobuf", force_add=True)
 
 
 def check_tip_tokens(config: DictConfig, episode_tokens: int | None) -> None:

@@ -73,6 +73,7 @@ class Seen:
     reply_ids: list[int] = field(default_factory=list)
     key: str = ""
     gone: bool = False  # the client hung up before it had its answer
+    traceparent: str | None = None
 
     @property
     def prompt(self) -> str:
@@ -123,7 +124,8 @@ class ModelServer:
         except ClientDisconnect:
             return Response(status_code=499)
         body = json.loads(raw)
-        seen = Seen(f"/{path}", raw, body, key=request.headers.get("authorization", ""))
+        key, traceparent = request.headers.get("authorization", ""), request.headers.get("traceparent")
+        seen = Seen(f"/{path}", raw, body, key=key, traceparent=traceparent)
         self.seen.append(seen)
         fault = self.fault(seen.path, body)
         seconds = 600 if fault == "hang" else self.delay(seen.path, body)

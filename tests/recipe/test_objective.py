@@ -329,7 +329,7 @@ def test_kl_term_is_not_masked() -> None:
 def test_the_masked_tokens_are_handed_over() -> None:
     """The index of the second row's first token is 100; only -9 and -5.5 are below ln 0.0067, and one is no reply's."""
     rows = [
-        Row(new=[-9.0, -9.0], old=[-1.0, -1.0], advantage=1.0, off_policy=True, prompt=4),
+        Row(new=[-1.0, -9.0], old=[-1.0, -1.0], advantage=1.0, off_policy=True, prompt=4),
         Row(
             new=[-1.0, -9.0, -9.0, -5.0, -5.5],
             old=[-1.0] * 5,

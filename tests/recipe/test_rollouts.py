@@ -505,6 +505,7 @@ def test_tags_reach_the_server(server: str, store: dict[str, Any], step: int) ->
             "scope": scope,
             "read_only": False,
             "teaches": False,
+            "step": 7,
         }
         assert rollout.input == task  # the agent sees nothing of it
 
@@ -548,7 +549,7 @@ def test_users_hooks_are_still_called(server: str, store: dict[str, Any]) -> Non
     for rollout in store.values():
         assert rollout.input["from"] == "hook"
         assert rollout.metadata.mine == 1
-        assert set(rollout.metadata.empo2) == {"rollout_mode", "update_mode", "scope", "read_only", "teaches"}
+        assert set(rollout.metadata.empo2) == {"rollout_mode", "update_mode", "scope", "read_only", "teaches", "step"}
 
 
 def test_each_validation_task_is_played_without_and_with_memory(server: str, store: dict[str, Any]) -> None:
@@ -558,7 +559,8 @@ def test_each_validation_task_is_played_without_and_with_memory(server: str, sto
     assert not any(hasattr(rollout.metadata, "empo2") for rollout in rollouts[::2])
     for rollout in rollouts[1::2]:
         scope = scope_of(rollout.input, ["task", "variation"])
-        assert rollout.metadata.empo2 == {**ON_POLICY.model_dump(), "scope": scope, "read_only": True, "teaches": False}
+        expected = {**ON_POLICY.model_dump(), "scope": scope, "read_only": True, "teaches": False, "step": 7}
+        assert rollout.metadata.empo2 == expected
     for name, is_train, count in (("empo2", False, 3), ("grpo", False, 3), ("grpo", True, 12)):
         store.clear()
         create(server, is_train=is_train, validate_with_memory=name == "grpo", name=name, memory_probability=1.0)

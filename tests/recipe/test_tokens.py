@@ -1,5 +1,6 @@
 """Chats that continue from sampled ids: prompts against ids put together by hand, and the cases that stay text."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.serving import vllm_command, vllm_server
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS
-from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware
+from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware, take_traces
 
 from .harness import BLOCK, GatewayUnderTest, assistant, running_gateway, user
 from .model_server import MODEL, Body, tokenizer
+from .otlp_receiver import OtlpReceiver
 
 END = tokenizer().convert_tokens_to_ids("<|im_end|>")
 ON = "gateway.cumulative_tokens=true"
@@ -217,6 +219,7 @@ def test_vllm_is_started_so_that_it_takes_ids(tmp_path: Path):
 
 
 def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
+    """With prompt ids, and with spans where traces are on."""
     settings, ids = load_settings("cpu"), load_settings("cpu", ["gateway.cumulative_tokens=true"])
     config = build_verl_config(settings, model_path=MODEL, run_directory=tmp_path, gateway_url="", gateway_key="")
     options = config.actor_rollout_ref.rollout.engine_kwargs.vllm
@@ -225,6 +228,9 @@ def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
     assert options == {**before, "middleware": PROMPT_IDS}
     name_middleware(config, settings)
     assert options == {**before, "middleware": KEY_CHECK}
+    take_traces(config, "http://c/v1/traces")
+    assert (options.otlp_traces_endpoint, options.enable_prompt_tokens_details) == ("http://c/v1/traces", True)
+    assert config.ray_kwargs.ray_init.runtime_env.env_vars.OTEL_EXPORTER_OTLP_TRACES_PROTOCOL == "http/protobuf"
     options.middleware = "my.own"
     with pytest.raises(ConfigError, match=r"engine_kwargs.vllm.middleware='my.own': .* take it out"):
         name_middleware(config, settings)
@@ -244,15 +250,21 @@ class Vllm:
 
 @pytest.mark.stack
 @pytest.mark.timeout(590)
-async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(quiet: None, empty_stores: None, tmp_path: Path):
-    """Calls that vLLM forces are written as JSON, and rendered in the template's form: each drifts. Then free text."""
+async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(
+    quiet: None, empty_stores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Calls that vLLM forces are written as JSON, and rendered in the template's form: each drifts. Then free text.
+
+    vLLM's own spans are children of the gateway's.
+    """
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     direction = {"type": "string", "enum": ["north", "south"]}
     schema = {"type": "object", "properties": {"direction": direction}, "required": ["direction"]}
     act = {"type": "function", "function": {"name": "act", "parameters": {**schema, "additionalProperties": False}}}
     expected: list[list[int]] = []
-    with vllm_server(MODEL, ON) as url:
+    with OtlpReceiver().serve() as receiver, vllm_server(MODEL, ON, f"gateway.traces={receiver.url}") as url:
         server: Any = Vllm(url)
-        async with running_gateway(tmp_path, ON, model=server) as gateway:
+        async with running_gateway(tmp_path, ON, f"gateway.traces={receiver.url}", model=server) as gateway:
             gateway.client.timeout = httpx.Timeout(300)
             rollout = await gateway.create("no-memory")
             messages: list[Body] = [SYSTEM, user("a room")]
@@ -279,6 +291,14 @@ async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(quiet: None, emp
                 ]
                 new = turn(f"<tool_response>\n{text}\n</tool_response>" if calls else text)
             metrics = await gateway.drain()
+            spans = await asyncio.to_thread(receiver.of, rollout, 14)
+    calls = [span for span in spans if span.name == "chat any"]
+    served = {span.parent: span.attributes for span in spans if span.name == "llm_request"}
+    assert len(calls) == 7
+    for call in calls:
+        assert served[call.id]["gen_ai.usage.prompt_tokens"] == call.attributes["gen_ai.usage.input_tokens"]
+    # A prompt continues the one before it, of which vLLM has whole blocks of 16 tokens or more in its cache.
+    assert max(call.attributes.get("gen_ai.usage.cache_read.input_tokens", 0) for call in calls) > 0
     assert metrics["empo2/text_calls"] == 0
     assert metrics["empo2/continued_calls"] == 6
     assert metrics["empo2/token_drift"] >= 3 / 6

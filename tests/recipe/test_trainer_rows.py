@@ -137,6 +137,14 @@ def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     batch.batch["advantages"][:] = 0.0  # all rows but the first one of an update are left out
     batch.batch["returns"][0] = 0.0  # so that another row is recorded
     trainer._update_actor(batch)
+    # The gateway is told of all rollouts, whose traces get it; of the eight rows two were updated in the end.
+    (step, first), *_, (_, last) = trainer.told
+    assert step == 7 and {each.rollout_id for each in first} == set(batch.non_tensor_batch["rollout_id_list"])
+    assert sorted(each.masked_tokens for each in first) == [0] * 7 + [1]
+    sums = (batch.batch["returns"] * batch.batch["response_mask"]).sum(-1) / batch.batch["response_mask"].sum(-1)
+    advantages = dict(zip(batch.non_tensor_batch["rollout_id_list"], sums.tolist(), strict=True))
+    assert {each.rollout_id: each.advantage for each in last} == pytest.approx(advantages)
+    assert [each.masked_tokens for each in last].count(None) == 7 and all(each.off_policy for each in last)
     records = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [7, 8, 8]
     assert [span[0] for span in records[0]["spans"]] == ["read", "masked", "trained"] and records[0]["advantage"] != 0
@@ -369,6 +377,8 @@ def trainer_of(
     rollouts = played(returns, mode)
     prepared, results = train_on(rollouts)
     trainer._manager = SimpleNamespace(results=results, metrics={"empo2/calls": 3}, played=rollouts)
+    trainer.told = []
+    trainer._gateway = SimpleNamespace(updated=lambda step, results: trainer.told.append((step, results)))
     trainer.sums = {
         "trained_tokens": [10.0, 30.0],
         "pg_clipfrac": [1.0, 3.0],
@@ -379,7 +389,7 @@ def trainer_of(
         "compared_rows": [4, 9],
         "disagreeing_rows": [1, 2],
         "log_ppl_gap": [1.0, 7.0],
-        "masked_at": [0],
+        "masked_at": [0, 0],
     }
 
     def rollout(self: Any, gen_batch: DataProto, is_train: bool) -> tuple[DataProto, dict[str, Any]]:

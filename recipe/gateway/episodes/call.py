@@ -10,6 +10,7 @@ from functools import cache
 import structlog
 
 from empo2.memory import Novelty
+from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.episode import Episode, Turn
 from empo2.recipe.gateway.logs import described
@@ -69,6 +70,8 @@ class ModelCall:
         request = found.request
         self._has_tips = request is not None and bool(request.carried)
         self._tip_ids = [tip.id for tip in request.newest.tips] if request else []
+        self._span = services.traces.current()
+        self._span.set({names.TIPS_SHOWN: len(self._tip_ids), names.TIP_IDS: self._tip_ids})
         self._with_tips = with_tips
         self._tokens = tokens
         sent = with_tips if episode.tag.read_only else sampling.neutral(with_tips)
@@ -116,6 +119,7 @@ class ModelCall:
         episode.turns.append(turn)
         task = asyncio.create_task(self._record(turn, prompt_ids, *tops))
         episode.pending.add(task)
+        self._span.wait_for(task)
         task.add_done_callback(episode.pending.discard)
 
     async def _record(
@@ -124,6 +128,8 @@ class ModelCall:
         episode = self._episode
         async with episode.recording:
             novelty = await self._visit(turn)
+            if novelty:
+                self._span.set({names.NOVELTY: novelty.reward, names.VISITS: novelty.visits})
             event = CallEvent(
                 prompt_token_ids=prompt_ids,
                 tip_free_prompt_token_ids=await self._tip_free_ids() if self._tip_free else prompt_ids,

@@ -7,11 +7,13 @@ import structlog
 
 from empo2.memory import Step
 from empo2.recipe.config import Reflection
+from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.text import refusal, shown_tip, tip_of
+from empo2.recipe.gateway.traces import Span
 from empo2.recipe.messages import Message, reply_of, spoken, text_of
 
 log = structlog.get_logger()
@@ -73,12 +75,13 @@ class Reflector:
     async def _conclude(self, episode: Episode, score: float) -> None:
         async with self._services.gate:  # the memory does not change either while the weights do
             await self._credit.finished(episode, score)
-            await self._reflect(episode, score, score >= self._services.settings.algorithm.success_return)
+            success = score >= self._services.settings.algorithm.success_return
+            if not success or self._services.settings.reflection.of == "all":
+                with self._services.traces.memory(names.CREATE, episode) as span:
+                    await self._reflect(episode, score, success, span)
 
-    async def _reflect(self, episode: Episode, score: float, success: bool) -> None:
+    async def _reflect(self, episode: Episode, score: float, success: bool, span: Span) -> None:
         counts, settings = self._services.metrics.counts, self._services.settings.reflection
-        if success and settings.of == "failures":
-            return
         try:
             await episode.settle()  # which takes as long as the embedder
             async with asyncio.timeout(settings.timeout):
@@ -91,7 +94,10 @@ class Reflector:
             if reason:
                 counts["tips_refused"] += 1
                 counts[f"tips_refused/{reason}"] += 1
+                span.set({names.REFUSED: reason})
                 return
+            span.set({names.RECORD_COUNT: 1})
+            span.tell({names.RECORDS: [tip]})
             steps = [
                 Step(turn.state, turn.embedding, spoken(turn.reply))
                 for turn in episode.turns
@@ -100,9 +106,12 @@ class Reflector:
             if await self._services.memory.add_episode(
                 episode.tag.scope, episode.rollout_id, tip, score, success, steps
             ):
-                counts["tips_written"] += 1  # else it is known, word for word
+                counts["tips_written"] += 1
+            else:
+                span.set({names.REFUSED: "known"})  # word for word
         except (Exception, asyncio.CancelledError) as error:
             log.error("no tip", rollout_id=episode.rollout_id, error=described(error))
+            span.fail(type(error).__name__)
             counts["reflections_failed"] += 1
 
     def _transcript(self, episode: Episode, score: float, success: bool) -> str:

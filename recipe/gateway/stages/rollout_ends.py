@@ -6,22 +6,30 @@ from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.request import Next, Request
+from empo2.recipe.gateway.services import Services
 
 
 class RolloutEnds:
     """Start the reflection on a rollout that has ended; forget one that was deleted."""
 
-    def __init__(self, episodes: Episodes, reflector: Reflector) -> None:
+    def __init__(self, services: Services, episodes: Episodes, reflector: Reflector) -> None:
+        self._traces = services.traces
         self._episodes = episodes
         self._reflector = reflector
 
     async def __call__(self, request: Request, forward: Next) -> Response:
+        before = upstream.rollout_of(request.rollout_id) if request.kind == "rollout" else None
+        since = before.status.updated_at if before and before.status.state not in upstream.TERMINAL_STATES else None
+        if since is not None and request.method == "DELETE":
+            self._traces.rollout_ended(request.rollout_id, since)
         answer = await forward(request)
         if request.kind == "rollout":
             rollout_id, state = request.rollout_id, upstream.state_of(request.rollout_id)
             if request.method == "PATCH" and answer.status_code == 200 and state in upstream.TERMINAL_STATES:
                 # Before the answer leaves: the trainer may read and delete the rollout a moment later.
                 episode = self._episodes.conclude(rollout_id)
+                if since is not None:
+                    self._traces.rollout_ended(rollout_id, since, episode)
                 if episode is not None:
                     succeeded = state == upstream.RolloutState.SUCCEEDED
                     self._reflector.finished(episode, succeeded=succeeded, rewards=upstream.rewards_of(rollout_id))

@@ -10,6 +10,7 @@ import httpx
 from starlette.responses import Response, StreamingResponse
 
 from empo2.recipe.config import CallRule, imported
+from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway.request import Next, Request, refusal
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.upstream import NoServersError
@@ -58,6 +59,9 @@ class UntrainedCalls:
             return await self._answer(request)
 
     async def _answer(self, request: Request) -> Response:
+        span = self._services.traces.current()
+        span.asked(request.body)
+        span.set({names.TRAINED: False})
         headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
         headers["accept-encoding"] = "identity"
         try:

@@ -9,11 +9,13 @@ import numpy as np
 
 from empo2.memory import Tip
 from empo2.recipe import baselines
+from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.injection import Block, ChatRequest, PromptRequest, TippedRequest
 from empo2.recipe.gateway.tips.text import TIPS_HEADING, render_tips, tip_line
+from empo2.recipe.gateway.traces import Span
 
 _SEARCH_SECONDS = 1.0  # that a call waits; 100,000 entries take 0.01
 
@@ -46,7 +48,15 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
         return TipSearch(state)
     embedding = None
     if request.takes_tips and not (episode.searches and services.settings.memory.searched == "first-turn"):
-        block, embedding = await _search(services, episode, state, request)
+        carried = [tip.text for block in request.carried for tip in block.tips]
+        room = services.settings.memory.episode_tokens - _tokens(request) - _line_tokens(services, TIPS_HEADING) - 1
+        block = Block()
+        if room > 0:
+            with services.traces.memory(names.SEARCH, episode) as span:
+                span.tell({names.QUERY: state})
+                block, embedding = await _search(services, episode, state, carried, room, span)
+                span.set({names.TIPS_SHOWN: len(block.tips), names.TIP_IDS: [tip.id for tip in block.tips]})
+                span.tell({names.RECORDS: [services.shown(tip.text) for tip in block.tips]})
         request.put(block)
         if request.newest is block:
             episode.shown.update(tip.id for tip in block.tips)
@@ -56,14 +66,10 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
 
 
 async def _search(
-    services: Services, episode: Episode, state: str, request: TippedRequest
+    services: Services, episode: Episode, state: str, carried: Sequence[str], room: int, span: Span
 ) -> tuple[Block, np.ndarray | None]:
-    """Find tips that the request does not carry yet, within the remaining budget; also return the embedding."""
+    """Find tips beside those that the request carries, within ``room`` tokens; also return the embedding."""
     memory, metrics = services.memory, services.metrics
-    carried = [tip.text for block in request.carried for tip in block.tips]
-    room = services.settings.memory.episode_tokens - _tokens(request) - _line_tokens(services, TIPS_HEADING) - 1
-    if room <= 0:
-        return Block(), None
     metrics.counts["searches"] += 1
     episode.searches += 1
     settings, embedding = services.settings.memory, None
@@ -74,13 +80,16 @@ async def _search(
         metrics.embedding_seconds += time.perf_counter() - started
         async with asyncio.timeout(_SEARCH_SECONDS):
             tips = await memory.search(episode.tag.scope, embedding, exclude=carried)
+        span.set({names.RECORD_COUNT: len(tips)})
         if judge := baselines.asked_for(services.settings, "memory.judged"):
             tips = await judge.relevant_tips(services, episode.rollout_id, state, tips)
     except TimeoutError:
         metrics.counts["memory_late"] += 1
+        span.fail("timeout")
         return Block(), embedding
     except Exception as error:
         services.memory_failed(error)
+        span.fail(type(error).__name__)
         return Block(), embedding
     block = _block(services, tips, room)
     hit = bool(carried or block.tips)

@@ -1,0 +1,115 @@
+"""A collector of OpenTelemetry's spans, as the OTLP specification has it over HTTP."""
+
+import gzip
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+SECONDS = 60
+
+
+@dataclass(frozen=True)
+class SeenSpan:
+    """A span as it came; ids in hexadecimal, times in nanoseconds; events by name, the ids of linked spans."""
+
+    name: str
+    trace: str
+    id: str
+    parent: str
+    kind: int
+    start: int
+    end: int
+    failed: bool
+    message: str
+    attributes: dict[str, Any]
+    events: dict[str, dict[str, Any]]
+    links: list[str]
+    resource: dict[str, Any]
+
+
+@dataclass
+class OtlpReceiver:
+    """Attributes: `fault`, a status to answer with, "hang" for none before the end; `requests`, their headers."""
+
+    fault: int | Literal["hang"] | None = None
+    spans: list[SeenSpan] = field(default_factory=list)
+    requests: list[dict[str, str]] = field(default_factory=list)
+    url: str = ""
+
+    def of(self, trace: str, count: int) -> list[SeenSpan]:
+        """The spans of a trace in the order of their starts, when there are so many."""
+        end = time.monotonic() + SECONDS
+        while len(found := [span for span in self.spans if span.trace == trace]) < count and time.monotonic() < end:
+            time.sleep(0.02)
+        assert len(found) == count, [span.name for span in found]
+        return sorted(found, key=lambda span: span.start)
+
+    @contextmanager
+    def serve(self) -> Iterator["OtlpReceiver"]:
+        receiver, over = self, threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                content = self.rfile.read(int(self.headers["content-length"]))
+                receiver.requests.append(dict(self.headers))
+                if receiver.fault == "hang":
+                    over.wait(SECONDS)
+                    return
+                if receiver.fault is None:
+                    assert self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf"
+                    receiver.spans += _spans(
+                        gzip.decompress(content) if "content-encoding" in self.headers else content
+                    )
+                self.send_response(receiver.fault or 200)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        self.url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield self
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def _spans(content: bytes) -> Iterator[SeenSpan]:
+    request = ExportTraceServiceRequest.FromString(content)
+    for resource in request.resource_spans:
+        for span in (span for scope in resource.scope_spans for span in scope.spans):
+            yield SeenSpan(
+                name=span.name,
+                trace=span.trace_id.hex(),
+                id=span.span_id.hex(),
+                parent=span.parent_span_id.hex(),
+                kind=span.kind,
+                start=span.start_time_unix_nano,
+                end=span.end_time_unix_nano,
+                failed=span.status.code == 2,
+                message=span.status.message,
+                attributes=_attributes(span.attributes),
+                events={event.name: _attributes(event.attributes) for event in span.events},
+                links=[link.span_id.hex() for link in span.links],
+                resource=_attributes(resource.resource.attributes),
+            )
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return [_value(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
