@@ -149,8 +149,8 @@ def _ask_nodes(gpus: int, model: str, file: Path, network: str | None) -> dict[s
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def ask(node: str, address: str) -> Any:
-        place = NodeAffinitySchedulingStrategy(node, soft=False)
-        task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(facts_of)
+        place: Any = NodeAffinitySchedulingStrategy(node, soft=False)
+        task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(facts_of)
         return task.remote(model, file, network, address)
 
     asked = {address: ask(node, address) for node, address, total in _nodes() if total >= gpus}

@@ -190,7 +190,7 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else {"role": "assistant", **reply}
     text = message.pop("written", None) or message.get("content") or json.dumps(message.get("tool_calls"))
     written = [*tokenizer()(text, add_special_tokens=False)["input_ids"], tokenizer().eos_token_id]
-    ids = message.pop("sampled", written)
+    ids: list[int] = message.pop("sampled", written)
     finish = "stop" if len(ids) <= limit else "length"
     ids = ids[:limit]
     if finish == "length":
@@ -204,7 +204,8 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
     }
     answer: Body = {"id": "cmpl-1", "created": 0, "model": body["model"], "choices": [choice]}
     if chat:
-        listed = [_log_prob(body, *each) for each in zip(ids, tokens, log_probs, strict=True)]
+        of_tokens: Any = zip(ids, tokens, log_probs, strict=True)
+        listed = [_log_prob(body, token, text, log_prob) for token, text, log_prob in of_tokens]
         choice |= {"message": {"tool_calls": [], "refusal": None, **message}, "logprobs": {"content": listed}}
         answer |= {"object": "chat.completion", "prompt_token_ids": prompt_ids}
     else:

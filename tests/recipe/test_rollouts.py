@@ -22,7 +22,7 @@ from empo2.recipe.protocol import Mode, scope_of
 from empo2.recipe.trainer.advantages import compared_scores
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes, draw_tags
-from empo2.recipe.trainer.shown_rollouts import logged_rollouts
+from empo2.recipe.trainer.shown_rollouts import call_rows
 from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, StepResults
 from empo2.recipe.trainer.tracking import step_line, training_metrics, validation_metrics
 
@@ -219,10 +219,11 @@ def test_a_rollout_left_alone_by_overlong_ones_is_not_overlong() -> None:
         "step 7: training on 2 rollouts in 2 rows; dropped 3 overlong, 1 alone in group; WARNING: 3 rows dropped, "
         "their prompt exceeds model.max_prompt_tokens"
     )
-    shown = logged_rollouts(made.played, made.results, 7, "training", {"other 60.0": -1.0, "other 80.0": 1.0})
-    told = {each.id: (each.dropped, each.example) for each in shown}
+    advantages = {"other 60.0": -1.0, "other 80.0": 1.0}
+    rows = call_rows(made.played, made.results, 7, "training", advantages, Path("none"))
+    told = {row["rollout"]: (row["dropped"], row["example"]) for row in rows}
     assert told["long 1"] == ("overlong", "its prompt exceeds model.max_prompt_tokens=6")
-    assert (told["fourth"], told["other 60.0"]) == (("alone_in_group", ""), (None, ""))
+    assert (told["fourth"], told["other 60.0"]) == (("alone_in_group", ""), (None, None))
 
 
 SPLIT_AND_CUT = {"empo2/unmerged_rollouts": 0, "empo2/cut_rows": 0, "empo2/reply_tokens_lost": 0}
