@@ -279,27 +279,23 @@ def _events(response: Body) -> Iterator[str]:
 
 def _item_events(index: int, item: Body) -> Iterator[Body]:
     where = {"output_index": index, "item_id": item["id"]}
+    empty = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    begun = {**item, "status": "in_progress", **empty}
+    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
     match item["type"]:
         case "message":
-            yield _added(index, {**item, "status": "in_progress", "content": []})
             part, at = item["content"][0], {**where, "content_index": 0}
             yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
             yield {"type": "response.output_text.delta", **at, "delta": part["text"], "logprobs": []}
             yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
             yield {"type": "response.content_part.done", **at, "part": part}
         case "reasoning":
-            yield _added(index, {**item, "status": "in_progress", "content": []})
             text, at = item["content"][0]["text"], {**where, "content_index": 0}
             yield {"type": "response.reasoning_text.delta", **at, "delta": text}
             yield {"type": "response.reasoning_text.done", **at, "text": text}
         case _:
-            yield _added(index, {**item, "status": "in_progress", "arguments": ""})
             written = item["arguments"]
             yield {"type": "response.function_call_arguments.delta", **where, "delta": written}
             done = {"arguments": written, "name": item["name"]}
             yield {"type": "response.function_call_arguments.done", **where, **done}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
-
-
-def _added(index: int, item: Body) -> Body:
-    return {"type": "response.output_item.added", "output_index": index, "item": item}
