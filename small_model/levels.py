@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 
-from empo2.agents.houses.environment import walk
+from empo2.agents.houses.environment import disguise_of, walk
 from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, PANELS, Game, Level
 from empo2.agents.houses.house import TAKE, House
 from empo2.agents.textworld_express.environment import Environment
@@ -92,12 +92,12 @@ def houses(game: Game, seeds: Iterable[int], level: str) -> Iterator[tuple[int, 
                     yield seed, house
 
 
-def first(seeds: Iterable[int], level: str, count: int) -> list[House]:
+def first(seeds: Iterable[int], level: str, count: int, disguise: int = 0) -> list[House]:
     """Return the first `count` houses of CoinCollector of this level. Raises ValueError where the seeds have fewer."""
-    found = [house for _, house in islice(houses(COIN_COLLECTOR, seeds, level), count)]
+    found = list(islice(houses(COIN_COLLECTOR, seeds, level), count))
     if len(found) < count:
         raise ValueError(f"{level}: {len(found)} houses among {seeds}, {count} are wanted")
-    return found
+    return [disguise_of(house, seed, disguise).house(house) if disguise else house for seed, house in found]
 
 
 def of_panel(world: Environment, game: Game, level: str) -> list[House]:
