@@ -26,7 +26,7 @@ from learning_statistics import Curve, curve, first_reach, mean_curve, over_bloc
 
 KEPT = ("step", "training/", "val/", "empo2/", "actor/", "rollout_corr/", "timing_s/step")
 ALONE, WITH_NOTES, DELETED, UNSEEN = "train, no notes", "train, notes", "memory off", "unseen, no notes"
-NOTES_CURVE, UNSEEN_CURVE = "val/train/memory_success_rate", "val/unseen/success_rate"
+NOTES_CURVE, UNSEEN_CURVE = "val/train/memory_success_rate", "val/success_rate"
 FLAT = "empo2/groups_without_gradient"
 SEEN = {
     "groups without a gradient": (FLAT, "{:.0%}"),

@@ -314,9 +314,12 @@ def test_the_report_is_made_from_what_there_is(tmp_path: Path):
     for name, ends in adapted.items():
         parts = {f"seed 0, trial {n}, tasks": {"7": [end, 8], "12": [end, 8]} for n, end in enumerate(ends)}
         (results / f"{name}.json").write_text(json.dumps({"parts": parts}))
+    unseen = {"1": {"unseen, no notes": {"3": [1, 2], "4": [1, 2]}}}
+    keep_run(results, "grpo-64-1", [{report.UNSEEN_CURVE: 0.0}, {report.UNSEEN_CURVE: 0.5}], validations=unseen)
     report.write_report(PLAN, results, docs)
     text = page.read_text()
     assert "- claim: 4 of 18" in text
+    assert "*GRPO, 64 houses: 50 % (50 to 50), from 0 % at the start.*" in text
     # (8 + 4 + 6 + 2) / 32 = 62 %. A draw of a seed and of two of its houses has 16, 12, 8 or 4 of 16 with 1/8, 3/8, 3/8
     # and 1/8; so two seeds have 32 of 32 with 1/64, less than 0.025, and 28 or more with 7/64.
     (arm,) = [line for line in text.splitlines() if line.startswith("| EMPO² (best form) | 2 | 2e-05 |")]
