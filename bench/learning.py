@@ -127,12 +127,16 @@ def make_training(job: Training, runs: Path, clock: Clock) -> None:
             train(phase, runs, lambda text, phase=phase: _show(phase, runs, clock, text))
     run, model = runs / job.name, model_of(job.name, runs)
     if job.stage in ("claim", "described"):
-        probes = RESULTS / f"{job.name}.probe.jsonl"
-        subprocess.run([sys.executable, PROBE, run, "--output", probes], check=True)
+        probed(run, RESULTS / f"{job.name}.probe.jsonl")
     shutil.rmtree(model, ignore_errors=True)  # of an export that was interrupted
     _command("export", run, "--output", model)
     keep_training(job, runs)
     shutil.rmtree(run / CHECKPOINTS)
+
+
+def probed(run: Path, output: Path) -> None:
+    """Write what the probe finds of a run's start and of its checkpoints."""
+    subprocess.run([sys.executable, PROBE, run, "--output", output], check=True)
 
 
 def _show(phase: Trial, runs: Path, clock: Clock, text: str) -> None:
@@ -191,7 +195,7 @@ def make_evaluation(plan: dict[str, Any], job: Evaluation, runs: Path) -> None:
     stage, folder, panel = plan["stages"][job.stage], runs / job.name, runs / f"{job.name}.panel.json"
     runs.mkdir(parents=True, exist_ok=True)
     rows = rows_of(job, stage)
-    _write(panel, json.dumps({"description": job.name, "group": [], "config": {}, "common": {}, "rows": rows}))
+    write_panel(panel, rows)
     warm = ["--profile", "cpu", "--config", ROOT / "agents/houses/coin.yaml"]
     model = [NOTES, *warm] if job.model == WARM else [model_of(job.model, runs)]
     options = ["--panel", panel, "--output", folder]
@@ -207,6 +211,10 @@ def make_evaluation(plan: dict[str, Any], job: Evaluation, runs: Path) -> None:
         counts = parts.setdefault(result.part, {})
         count(counts, rows[result.index]["seed"], result.return_)
     _write(file_of(job, RESULTS), json.dumps({"stage": job.stage, "parts": parts}))
+
+
+def write_panel(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    _write(file, json.dumps({"description": file.stem, "group": [], "config": {}, "common": {}, "rows": rows}))
 
 
 def rows_of(job: Evaluation, stage: dict[str, Any]) -> list[dict[str, Any]]:

@@ -30,6 +30,11 @@ from empo2.agents.textworld_express.environment import Environment  # noqa: E402
 from empo2.memory import MemoryStore  # noqa: E402
 from empo2.memory.browse import stored_tips  # noqa: E402
 from empo2.memory.file import reading  # noqa: E402
+from empo2.recipe.config import load_settings  # noqa: E402
+from empo2.recipe.evaluation.panels import load_panel  # noqa: E402
+from empo2.recipe.launcher.plan import Trial  # noqa: E402
+from empo2.recipe.launcher.sweep import clock_of  # noqa: E402
+from empo2.recipe.launcher.tasks import check_rows  # noqa: E402
 from empo2.recipe.rollout_log import LoggedRollout, write_rollouts  # noqa: E402
 
 from .memory.stores import add, play  # noqa: E402
@@ -181,6 +186,52 @@ def test_the_houses_of_a_run_are_those_that_its_player_sees():
     with Environment() as world:
         plain = walk(world, COIN_COLLECTOR, COIN_COLLECTOR.levels["hard"], seed)
     assert house == disguise_of(plain, seed, 3).house(plain) != plain
+
+
+def test_a_run_is_trained_phase_by_phase_and_what_explains_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    runs, results, done = tmp_path / "runs", tmp_path / "results", []
+
+    def train(trial: Trial, folder: Path, show: Any) -> None:
+        done.append(trial.settings.run.steps)
+        run = folder / trial.name
+        (run / "checkpoints/global_step_12").mkdir(parents=True, exist_ok=True)
+        with (run / "metrics.jsonl").open("a") as metrics, clock_of(trial, folder).open("a") as times:
+            for step in range(trial.settings.run.steps - 11, trial.settings.run.steps + 1):
+                metrics.write(json.dumps({"step": step, plans.SCORE: 0.5, "perf/mfu": 1.0}) + "\n")
+                times.write(json.dumps({"step": step, "cpu_seconds": 10 * step}) + "\n")
+        task = {"seed": 7, "panel": "train"}
+        rollout = LoggedRollout("a", trial.settings.run.steps, "validation", "no memory", 100.0, played={"task": task})
+        write_rollouts(run / "rollouts.sqlite", [rollout])
+        show("step")
+
+    commands = []
+    monkeypatch.setattr(learning, "RESULTS", results)
+    monkeypatch.setattr(learning, "train", train)
+    monkeypatch.setattr(learning, "_command", lambda *words: commands.append(words[0]))
+    monkeypatch.setattr(learning, "probed", lambda run, output: commands.append(output.name))
+    monkeypatch.setattr(learning, "jobs", lambda plan, runs: plans.later(plan, CHOICE, runs)[:1])
+    for _ in range(2):
+        learning.make(PLAN, lambda job: True, runs, learning.Clock(None))
+    assert done == [36, 48] and commands == ["grpo-1.probe.jsonl", "export"]
+    kept = plans.read_rows(results / "grpo-1.jsonl")
+    assert [row["step"] for row in kept] == [*range(25, 49)]
+    assert kept[-1] == {"step": 48, plans.SCORE: 0.5, "cpu_seconds": 480}
+    facts = json.loads((results / "grpo-1.json").read_text())
+    assert facts["validations"] == {"48": {"train, no notes": {"7": [1, 1]}}} and "notes" not in facts
+    assert (facts["stage"], facts["rate"], len(facts["commit"])) == ("claim", 2e-5, 40)
+    assert not (runs / "grpo-1/checkpoints").exists()
+
+
+def test_houses_of_evaluations_are_tasks_that_the_agent_plays(tmp_path: Path):
+    settings = load_settings("cpu", file=BENCH.parent / "agents/houses/coin.yaml")
+    for kind, stage in (("write", "adaptation"), ("deleted", "deleted")):
+        rows = learning.rows_of(plans.Evaluation(stage, kind, "empo2-2", 2), PLAN["stages"][stage])
+        file = tmp_path / f"{kind}.json"
+        learning.write_panel(file, rows)
+        panel = load_panel(str(file))
+        check_rows(settings, panel.name, panel.rows)
+        assert len(panel.rows) == {"write": 16, "deleted": 8}[kind]
+        assert {row["disguise"] for row in panel.rows} == {{"write": 1, "deleted": 3}[kind]}
 
 
 def test_work_ends_before_its_time(monkeypatch: pytest.MonkeyPatch):
