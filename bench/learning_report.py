@@ -34,7 +34,9 @@ SEEN = {
     "off-policy episodes": ("empo2/off_policy_fraction", "{:.0%}"),
     "masked tokens": ("empo2/masked_token_fraction", "{:.2%}"),
     "clipped tokens": ("actor/pg_clipfrac", "{:.2%}"),
-    "entropy": ("actor/entropy", "{:.3f}"),
+    "clipped off-policy tokens": ("empo2/off_policy/clipped", "{:.2%}"),
+    "entropy without notes": ("empo2/without_tips/entropy", "{:.3f}"),
+    "entropy with notes": ("empo2/with_tips/entropy", "{:.3f}"),
     "KL of an update": ("actor/ppo_kl", "{:.4f}"),
     "notes shown an episode": ("empo2/tips_per_episode", "{:.1f}"),
 }

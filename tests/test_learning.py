@@ -224,14 +224,13 @@ def test_a_run_is_trained_phase_by_phase_and_what_explains_it_is_kept(tmp_path: 
 
 def test_houses_of_evaluations_are_tasks_that_the_agent_plays(tmp_path: Path):
     settings = load_settings("cpu", file=BENCH.parent / "agents/houses/coin.yaml")
-    for kind, stage in (("write", "adaptation"), ("deleted", "deleted")):
-        rows = learning.rows_of(plans.Evaluation(stage, kind, "empo2-2", 2), PLAN["stages"][stage])
-        file = tmp_path / f"{kind}.json"
-        learning.write_panel(file, rows)
-        panel = load_panel(str(file))
+    new = plans.Evaluation("adaptation", "write", "empo2-2", 2)
+    trained = plans.Evaluation("deleted", "deleted", "empo2-2", 2)
+    for job, count, disguise in ((new, 16, 1), (trained, 8, 3)):
+        learning.write_panel(tmp_path / "panel.json", learning.rows_of(job, PLAN["stages"][job.stage]))
+        panel = load_panel(str(tmp_path / "panel.json"))
         check_rows(settings, panel.name, panel.rows)
-        assert len(panel.rows) == {"write": 16, "deleted": 8}[kind]
-        assert {row["disguise"] for row in panel.rows} == {{"write": 1, "deleted": 3}[kind]}
+        assert [row["disguise"] for row in panel.rows] == [disguise] * count
 
 
 def test_work_ends_before_its_time(monkeypatch: pytest.MonkeyPatch):
