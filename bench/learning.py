@@ -39,6 +39,7 @@ from learning_plan import (
     development,
     file_of,
     later,
+    provisional,
     read_plan,
 )
 from learning_report import KEPT, write_report
@@ -297,7 +298,12 @@ def main() -> None:
     if arguments.verb == "report":
         write_report(plan, RESULTS, ROOT / "docs")
     elif arguments.verb == "list":
-        for job in filter(wanted, jobs(plan, arguments.runs)):
+        try:
+            choice = chosen(plan, RESULTS)
+        except SystemExit as error:
+            print(error)
+            choice = provisional(plan)
+        for job in filter(wanted, (*development(plan, arguments.runs), *later(plan, choice, arguments.runs))):
             print(f"{job.stage:16}{job.name:40}{'kept' if file_of(job, RESULTS).exists() else 'to be made'}")
     else:
         try:

@@ -103,9 +103,17 @@ def chosen(plan: Mapping[str, Any], results: Path) -> dict[str, tuple[str, float
             elif (reached := score(read_rows(file), scored)) > found.get(arm, (-1.0, 0.0))[0]:
                 found[arm] = reached, rate
     if missing:
-        raise SystemExit(f"the rates are not chosen yet: {', '.join(missing)} to be trained")
+        raise SystemExit(
+            f"rates and form are not chosen yet: of development {', '.join(missing[:3])} ... are to be made"
+        )
     best = max(plan["forms"], key=lambda form: found[form][0])
     return {arm: (arm, rate) for arm, (_, rate) in found.items()} | {BEST: (best, found[best][1])}
+
+
+def provisional(plan: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
+    """Return a choice with which to list all jobs before development has been made; its rates are not the last word."""
+    rate = plan["rates"][0]
+    return {arm: (arm, rate) for arm in plan["arms"]} | {BEST: (plan["forms"][-1], rate)}
 
 
 def later(plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], runs: Path) -> list[Job]:

@@ -19,6 +19,7 @@ from learning_plan import (
     development_name,
     file_of,
     later,
+    provisional,
     read_rows,
     score,
 )
@@ -126,8 +127,8 @@ def missing(kept: Kept) -> str:
     plan = kept.plan
     try:
         choice = chosen(plan, kept.results)
-    except SystemExit:  # which arms there are does not depend on it, but for a form that is described and the best
-        choice = {arm: (arm, plan["rates"][0]) for arm in plan["arms"]} | {BEST: (plan["forms"][-1], plan["rates"][0])}
+    except SystemExit:
+        choice = provisional(plan)
     there: dict[str, list[bool]] = {}
     for job in (*development(plan, Path()), *later(plan, choice, Path())):
         there.setdefault(job.stage, []).append(file_of(job, kept.results).is_file())
