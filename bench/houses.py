@@ -7,6 +7,7 @@ has not been in, it enters the one that comes first in a fixed order of all name
 more coins in houses that it was not fitted on than the explorer does tells what those houses have in common.
 """
 
+import argparse
 import random
 from collections.abc import Callable, Sequence
 from itertools import permutations
@@ -119,6 +120,7 @@ def explored(house: House) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")

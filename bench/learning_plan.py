@@ -103,9 +103,7 @@ def chosen(plan: Mapping[str, Any], results: Path) -> dict[str, tuple[str, float
             elif (reached := score(read_rows(file), scored)) > found.get(arm, (-1.0, 0.0))[0]:
                 found[arm] = reached, rate
     if missing:
-        raise SystemExit(
-            f"rates and form are not chosen yet: of development {', '.join(missing[:3])} ... are to be made"
-        )
+        raise SystemExit(f"rates and form are not chosen yet: development lacks {', '.join(missing[:3])} ...")
     best = max(plan["forms"], key=lambda form: found[form][0])
     return {arm: (arm, rate) for arm, (_, rate) in found.items()} | {BEST: (best, found[best][1])}
 

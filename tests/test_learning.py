@@ -105,7 +105,7 @@ def keep_run(results: Path, name: str, metrics: list[dict[str, float]], **facts:
 
 
 def test_rates_and_form_are_chosen_by_the_scores_of_development(tmp_path: Path):
-    with pytest.raises(SystemExit, match="of development dev-grpo-1e-5-0, dev-grpo-2e-5-0"):
+    with pytest.raises(SystemExit, match="development lacks dev-grpo-1e-5-0, dev-grpo-2e-5-0"):
         plans.chosen(PLAN, tmp_path)
     for arm, rate in itertools.product(PLAN["arms"], PLAN["rates"]):
         last = {("grpo", 4e-5): 0.3, ("paired", 1e-5): 0.6, ("paper", 2e-5): 0.5}.get((arm, rate), 0.2)
