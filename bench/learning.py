@@ -66,6 +66,7 @@ from empo2.recipe.run_folder import (
 
 PROBE = Path(__file__).with_name("probe.py")
 EMPO2 = (sys.executable, "-m", "empo2.recipe.cli")
+STOP_SECONDS = 30  # until all processes have ended
 DISGUISE = 1  # of the houses of adaptation; their level is not trained on
 
 type Counts = dict[str, list[int]]
@@ -83,7 +84,8 @@ class Clock:
         self._until, self._last = until, datetime.now()
         if until:
             signal.signal(signal.SIGALRM, _out_of_time)
-            signal.setitimer(signal.ITIMER_REAL, max((until - datetime.now()).total_seconds(), 0.001))
+            left = (until - datetime.now()).total_seconds() - STOP_SECONDS
+            signal.setitimer(signal.ITIMER_REAL, max(left, 0.001))
 
     def begins(self) -> None:
         self._last = datetime.now()
@@ -159,8 +161,9 @@ def keep_training(job: Training, runs: Path) -> None:
     seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(clock_of(job.phases[0], runs))}
     lines = []
     for row in read_metrics(run):
-        chosen_ = {key: round(value, 6) for key, value in row.items() if key.startswith(KEPT)}
-        lines.append(json.dumps(chosen_ | {"cpu_seconds": seconds[row["step"]]}) + "\n")
+        values = {key: round(value, 6) for key, value in row.items() if key.startswith(KEPT)}
+        used = max((found for step, found in seconds.items() if step <= row["step"]), default=0)
+        lines.append(json.dumps(values | {"cpu_seconds": used}) + "\n")  # a step that ended a run may have no time
     _write(file_of(job, RESULTS), "".join(lines))  # last: with it a run counts as kept
 
 
