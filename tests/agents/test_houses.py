@@ -306,7 +306,7 @@ def run(play_agent, textworld, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_found_coin_is_posted_as_100(run, server, textworld: Environment):
-    row = coin_collector("easy", train_houses=1)[0][0] | {"disguise": 2}
+    row: dict[str, Any] = coin_collector("easy", train_houses=1)[0][0] | {"disguise": 2}
     house = walk(textworld, COIN_COLLECTOR, COIN_COLLECTOR.levels["easy"], row["seed"], row["disguise"])
     moves = moves_to_the_coin(house)
     replies = [*(f"move {way}" for way in moves), "take coin"]
