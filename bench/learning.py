@@ -1,83 +1,320 @@
-"""Does EMPO² learn where exploration is the bottleneck? Train the arms of bench/learning.yaml, and compare them.
+"""Does EMPO² learn where exploration is the bottleneck? Make the runs of bench/learning.yaml, and compare them.
 
-    .venv/bin/python bench/learning.py run       # train what is not trained yet, one run at a time; hours on two cores
-    .venv/bin/python bench/learning.py report    # the pictures and the tables of docs/learning.md from the results
+    .venv/bin/python bench/learning.py list                 # what is to be made, in its order, and what is kept
+    .venv/bin/python bench/learning.py run --until 07:30    # makes it, one thing at a time; a day on two fast cores
+    .venv/bin/python bench/learning.py report               # the tables and pictures of docs/learning.md
 
-It is the sweep `empo2 sweep bench/learning.yaml --profile cpu --config agents/houses/coin.yaml`, with results
-that are kept in bench/learning/, one or two files for each run; the runs themselves, with weights and memories, are in
-runs/learning/ and can be removed. A run that was interrupted goes on from its last checkpoint.
+What explains a run is kept in bench/learning/: NAME.jsonl has the metrics, a line for each step; NAME.json the houses'
+successes at the last validations and what notes said; NAME.probe.jsonl what bench/probe.py found of its checkpoints.
+The runs themselves, with logs and exported models, are in runs/learning/ and can be removed. What was interrupted goes
+on: a training from its last checkpoint, an evaluation episode by episode.
 """
 
 import argparse
 import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
 import time
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from learning_notes import outcomes_by_notes, training_houses
-from learning_report import KEPT, NOTES, write_report
+from learning_plan import (
+    PLAN,
+    RESULTS,
+    ROOT,
+    WARM,
+    Evaluation,
+    Job,
+    Training,
+    chosen,
+    development,
+    file_of,
+    later,
+    provisional,
+    read_plan,
+)
+from learning_report import KEPT, write_report
 
+from empo2.agents.houses.games import COIN_COLLECTOR
+from empo2.agents.houses.tasks import CoinCollectorEpisode, coin_collector
+from empo2.memory import copy_memory
 from empo2.recipe.errors import ProcessError
-from empo2.recipe.launcher.plan import Trial, read_plan
-from empo2.recipe.launcher.sweep import clock_of, has_ended, reaches_end, train
-from empo2.recipe.run_folder import MEMORY_FILE, read_lines, read_metrics
+from empo2.recipe.evaluation.adaptation import memory_of
+from empo2.recipe.evaluation.episode_results import read_results
+from empo2.recipe.launcher.model_files import NOTES
+from empo2.recipe.launcher.plan import Trial
+from empo2.recipe.launcher.sweep import clock_of, has_ended, train
+from empo2.recipe.protocol import scope_of
+from empo2.recipe.rollout_log import read_played, read_rollouts
+from empo2.recipe.run_folder import (
+    CHECKPOINTS,
+    MEMORY_FILE,
+    METRICS_FILE,
+    ROLLOUTS_FILE,
+    read_lines,
+    read_metrics,
+)
 
-ROOT = Path(__file__).parents[1]
-PLAN = Path(__file__).with_suffix(".yaml")
-RESULTS = Path(__file__).with_suffix("")
-WORLD = ROOT / "agents/houses/coin.yaml"
+PROBE = Path(__file__).with_name("probe.py")
+EMPO2 = (sys.executable, "-m", "empo2.recipe.cli")
+STOP_SECONDS = 30  # until all processes have ended
+DISGUISE = 1  # of the houses of adaptation; their level is not trained on
+
+type Counts = dict[str, list[int]]
+"""By seed of a house: [episodes that succeeded, episodes]."""
 
 
-def trials_in(runs: Path) -> list[Trial]:
-    """Return the trials of the plan, whose runs are in a folder."""
-    return read_plan(PLAN, runs, profile="cpu", config=WORLD)[1]
+class OutOfTimeError(Exception):
+    """The time of `--until` has come, or comes before the next checkpoint."""
 
 
-def result_of(trial: Trial) -> Path:
-    """Return the file that keeps a trial's metrics."""
-    return RESULTS / f"{trial.name}.jsonl"
+class Clock:
+    """Ends the work before a time: between two checkpoints that the next one would come too late, else at that time."""
+
+    def __init__(self, until: datetime | None) -> None:
+        self._until, self._last = until, datetime.now()
+        if until:
+            signal.signal(signal.SIGALRM, _out_of_time)
+            left = (until - datetime.now()).total_seconds() - STOP_SECONDS
+            signal.setitimer(signal.ITIMER_REAL, max(left, 0.001))
+
+    def begins(self) -> None:
+        self._last = datetime.now()
+
+    def checkpoint(self) -> None:
+        """Raise OutOfTimeError if as long as since the last checkpoint, or the beginning, is not left."""
+        now = datetime.now()
+        if self._until and now + (now - self._last) > self._until:
+            raise OutOfTimeError
+        self._last = now
 
 
-def keep(trial: Trial, runs: Path) -> None:
-    """Write what the report reads: metrics, a line for each step, and what notes episodes were shown."""
-    seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(clock_of(trial, runs))}
+def _out_of_time(_number: int, _frame: FrameType | None) -> None:
+    raise OutOfTimeError
+
+
+def time_of(text: str) -> datetime:
+    """Return the next time that a clock shows HH:MM."""
+    now = datetime.now()
+    found = datetime.combine(now.date(), datetime.strptime(text, "%H:%M").time())
+    return found if found > now else found + timedelta(days=1)
+
+
+def jobs(plan: dict[str, Any], runs: Path) -> Iterator[Job]:
+    """Yield all that is to be made; what follows development once that has been made."""
+    yield from development(plan, runs)
+    yield from later(plan, chosen(plan, RESULTS), runs)
+
+
+def model_of(name: str, runs: Path) -> Path:
+    return runs / "models" / name
+
+
+# Trainings
+
+
+def make_training(job: Training, runs: Path, clock: Clock) -> None:
+    """Train through all phases, probe the checkpoints, keep what explains the run, and export its last weights."""
+    for phase in job.phases:
+        if not has_ended(phase, runs):
+            clock.begins()
+            train(phase, runs, lambda text, phase=phase: _show(phase, runs, clock, text))
+    run, model = runs / job.name, model_of(job.name, runs)
+    if job.stage in ("claim", "described"):
+        probed(run, RESULTS / f"{job.name}.probe.jsonl")
+    shutil.rmtree(model, ignore_errors=True)  # of an export that was interrupted
+    _command("export", run, "--output", model)
+    keep_training(job, runs)
+    shutil.rmtree(run / CHECKPOINTS)
+
+
+def probed(run: Path, output: Path) -> None:
+    """Write what the probe finds of a run's start and of its checkpoints."""
+    subprocess.run([sys.executable, PROBE, run, "--output", output], check=True)
+
+
+def _show(phase: Trial, runs: Path, clock: Clock, text: str) -> None:
+    say(phase.name, text)
+    step = read_lines(runs / phase.name / METRICS_FILE)[-1]["step"]
+    if step and step % phase.settings.run.save_every == 0:
+        clock.checkpoint()
+
+
+def keep_training(job: Training, runs: Path) -> None:
+    """Write what the report reads of a run."""
+    run, settings = runs / job.name, job.phases[-1].settings
+    facts = {"stage": job.stage, "arm": job.arm, "like": job.like, "rate": job.rate, "seed": job.seed}
+    facts["commit"] = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    facts["validations"] = validations(run)
+    if job.stage != "mapreader" and settings.algorithm.name == "empo2" and settings.memory.scope != "all-tasks":
+        facts["notes"] = outcomes_by_notes(run / MEMORY_FILE, training_houses(settings.tasks.args))
+    _write(RESULTS / f"{job.name}.json", json.dumps(facts))
+    seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(clock_of(job.phases[0], runs))}
+    lines = []
+    for row in read_metrics(run):
+        values = {key: round(value, 6) for key, value in row.items() if key.startswith(KEPT)}
+        used = max((found for step, found in seconds.items() if step <= row["step"]), default=0)
+        lines.append(json.dumps(values | {"cpu_seconds": used}) + "\n")  # a step that ended a run may have no time
+    _write(file_of(job, RESULTS), "".join(lines))  # last: with it a run counts as kept
+
+
+def validations(run: Path) -> dict[str, dict[str, Counts]]:
+    """Return by step, and by panel with or without notes, how often each house was solved in the run's last steps.
+
+    An episode that failed counts as not solved. What was played before an interruption stands in a folder of its own.
+    """
+    found: dict[str, dict[str, Counts]] = {}
+    for file in [*sorted(run.glob(f"set-aside-*/{ROLLOUTS_FILE}")), run / ROLLOUTS_FILE]:
+        steps: dict[str, dict[str, Counts]] = {}
+        for rollout in read_rollouts(file):
+            if rollout.phase == "validation":
+                task = read_played(file, rollout.id)["task"]
+                part = f"{task.get('panel', 'unseen')}, {'no ' * (rollout.mode == 'no memory')}notes"
+                counts = steps.setdefault(str(rollout.step), {}).setdefault(part, {})
+                count(counts, task["seed"], rollout.return_ if rollout.dropped is None else None)
+        found |= steps
+    return found
+
+
+def count(counts: Counts, seed: int, return_: float | None) -> None:
+    hits = counts.setdefault(str(seed), [0, 0])
+    hits[0] += return_ is not None and return_ >= 100
+    hits[1] += 1
+
+
+# Evaluations
+
+
+def make_evaluation(plan: dict[str, Any], job: Evaluation, runs: Path) -> None:
+    """Play the episodes of an evaluation, and keep how often each house was solved in each of its parts."""
+    stage, folder, panel = plan["stages"][job.stage], runs / job.name, runs / f"{job.name}.panel.json"
+    runs.mkdir(parents=True, exist_ok=True)
+    rows = rows_of(job, stage)
+    write_panel(panel, rows)
+    warm = ["--profile", "cpu", "--config", ROOT / "agents/houses/coin.yaml"]
+    model = [NOTES, *warm] if job.model == WARM else [model_of(job.model, runs)]
+    options = ["--panel", panel, "--output", folder]
+    if job.kind == "deleted":
+        _command("eval", *model, *options, "--memory", "off", "--samples", stage["samples"])
+    else:
+        trials = 1 if job.kind == "other" else stage["trials"] - 1  # after the first, which has no notes
+        options += ["--trials", trials, "--rollouts", stage["rollouts"], "--seeds", 1]
+        options += memory_options(job, runs, [scope_of(row, ["level", "seed"]) for row in rows])
+        _command("adapt", *model, *options, "reflection.form=sentence")
+    parts: dict[str, Counts] = {}
+    for result in read_results(folder):
+        counts = parts.setdefault(result.part, {})
+        count(counts, rows[result.index]["seed"], result.return_)
+    _write(file_of(job, RESULTS), json.dumps({"stage": job.stage, "parts": parts}))
+
+
+def write_panel(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    _write(file, json.dumps({"description": file.stem, "group": [], "config": {}, "common": {}, "rows": rows}))
+
+
+def rows_of(job: Evaluation, stage: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the houses of an evaluation: those that the model was trained on, or new ones of another level."""
+    if job.kind == "deleted":
+        return coin_collector("hard", train_houses=8, unseen_houses=1, block=job.seed)[0]
+    level = stage["level"]
+    common = {"level": level, "disguise": DISGUISE, "actions": "free-text", "choices": 6}
+    common["max_steps"] = COIN_COLLECTOR.levels[level].max_steps
+    return [asdict(CoinCollectorEpisode(seed=seed, **common)) for seed in COIN_COLLECTOR.panel(level)["unseen"][:16]]
+
+
+def memory_options(job: Evaluation, runs: Path, scopes: Sequence[str]) -> list[Any]:
+    """Return the options for the memory of an adaptation; other: all notes of `write`, each house's under the next."""
+    if job.kind == "off":
+        return ["--memory", "off"]
+    if job.kind == "write":
+        return ["--memory", "write", "--empty"]
+    _, written = memory_of(runs / f"{job.model}.write", 0)
+    if written is None:
+        raise SystemExit(f"{job.name}: make {job.model}.write first")
+    target = runs / f"{job.name}.sqlite"
+    refile(written, target, scopes)
+    return ["--memory", "read", "--memory-from", target]
+
+
+def refile(memory: Path, target: Path, scopes: Sequence[str]) -> None:
+    """Write a copy of a memory with the tips of each scope under the next one, those of the last under the first."""
+    copy_memory(memory, target)
+    following = dict(zip(scopes, [*scopes[1:], scopes[0]], strict=True))
+    with closing(sqlite3.connect(target)) as db, db:
+        tips = db.execute("SELECT id, scope FROM tips").fetchall()
+        db.executemany("UPDATE tips SET scope = ? WHERE id = ?", [(following[scope], tip) for tip, scope in tips])
+
+
+# The command
+
+
+def _command(verb: str, *words: Any) -> None:
+    """Run `empo2`. Raises SystemExit when it fails; it is ended when this process is interrupted."""
+    command = [*EMPO2, verb, *map(str, words)]
+    if subprocess.run(command).returncode:
+        raise SystemExit(f"failed: empo2 {' '.join(command[3:])}")
+
+
+def _write(file: Path, text: str) -> None:
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(file)
+
+
+def say(name: str, text: str) -> None:
+    print(f"{time.strftime('%H:%M')}  {name}  {text}", flush=True)
+
+
+def make(plan: dict[str, Any], wanted: Callable[[Job], bool], runs: Path, clock: Clock) -> None:
+    """Make all jobs that are wanted and not kept, in their order."""
     RESULTS.mkdir(exist_ok=True)
-    if trial.settings.algorithm.name != "grpo":
-        houses = training_houses(trial.settings.tasks.args["level"], trial.settings.tasks.args["train_houses"])
-        outcomes = outcomes_by_notes(runs / trial.name / MEMORY_FILE, houses)
-        (RESULTS / f"{trial.name}{NOTES}").write_text(json.dumps(outcomes) + "\n")
-    with result_of(trial).open("w") as out:  # last: with it a run counts as kept
-        for row in read_metrics(runs / trial.name):
-            kept = {key: round(value, 6) for key, value in row.items() if key.startswith(KEPT)}
-            out.write(json.dumps(kept | {"cpu_seconds": seconds[row["step"]]}) + "\n")
-
-
-def say(trial: Trial, text: str) -> None:
-    print(f"{time.strftime('%H:%M')}  {trial.name}  {text}", flush=True)
+    for job in jobs(plan, runs):
+        if wanted(job) and not file_of(job, RESULTS).exists():
+            say(job.name, "begins")
+            if isinstance(job, Training):
+                make_training(job, runs, clock)
+            else:
+                make_evaluation(plan, job, runs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=("run", "report"))
-    parser.add_argument("--only", nargs="+", metavar="ARM-SEED", help="only these runs")
+    parser.add_argument("verb", choices=("list", "run", "report"))
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these, or those of these stages")
+    parser.add_argument("--until", type=time_of, metavar="HH:MM", help="stop before this time, at a checkpoint")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/learning", help="folder of the runs")
     arguments = parser.parse_args()
+    plan, only = read_plan(PLAN), arguments.only
+
+    def wanted(job: Job) -> bool:
+        return not only or bool({job.name, job.stage} & set(only))
+
     if arguments.verb == "report":
-        write_report(PLAN, RESULTS, ROOT / "docs")
-        return
-    trials = trials_in(arguments.runs)
-    names = [trial.name for trial in trials]
-    if unknown := set(arguments.only or ()) - set(names):
-        raise SystemExit(f"--only {' '.join(sorted(unknown))}: not in {PLAN.name}, which has {', '.join(names)}")
-    wanted = [trial for trial in trials if arguments.only is None or trial.name in arguments.only]
-    for trial in wanted:
-        if not reaches_end(result_of(trial), trial):  # the plan may have got more steps since
-            if not has_ended(trial, arguments.runs):
-                try:
-                    train(trial, arguments.runs, partial(say, trial))
-                except ProcessError as error:
-                    raise SystemExit(str(error)) from None
-            keep(trial, arguments.runs)
+        write_report(plan, RESULTS, ROOT / "docs")
+    elif arguments.verb == "list":
+        try:
+            choice = chosen(plan, RESULTS)
+        except SystemExit as error:
+            print(error)
+            choice = provisional(plan)
+        for job in filter(wanted, (*development(plan, arguments.runs), *later(plan, choice, arguments.runs))):
+            print(f"{job.stage:16}{job.name:40}{'kept' if file_of(job, RESULTS).exists() else 'to be made'}")
+    else:
+        try:
+            make(plan, wanted, arguments.runs, Clock(arguments.until))
+        except OutOfTimeError:
+            print(f"stopped before {arguments.until:%H:%M}; the same command goes on")
+        except ProcessError as error:
+            raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

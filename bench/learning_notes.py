@@ -4,12 +4,15 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from empo2.agents.houses.environment import walk
 from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import House
+from empo2.agents.houses.tasks import coin_collector
+from empo2.agents.textworld_express.environment import Environment
 from empo2.memory.browse import plays, stored_tips
 from empo2.memory.file import reading
-from empo2.small_model.houses import walk_all
 from empo2.small_model.notes import COIN, parse
 
 KINDS = ("the coin, true", "the coin, true and false", "the coin, false", "no coin")
@@ -20,10 +23,16 @@ type Outcomes = dict[str, list[int]]
 """By kind of notes: [episodes with the coin found, episodes]."""
 
 
-def training_houses(level: str, count: int) -> dict[int, House]:
-    """Return the first houses of a level's training panel by their seeds; starts Java for a second."""
-    seeds = COIN_COLLECTOR.panel(level)["train"][:count]
-    return dict(zip(seeds, walk_all(seeds, [COIN_COLLECTOR.levels[level].rooms]), strict=True))
+def training_houses(tasks: Mapping[str, Any]) -> dict[int, House]:
+    """Return CoinCollector's training houses by their seeds, as players see them; starts Java for a second.
+
+    Args:
+        tasks: the arguments of the task function.
+    """
+    rows, _ = coin_collector(**tasks)
+    level = COIN_COLLECTOR.levels[tasks["level"]]
+    with Environment() as world:
+        return {row["seed"]: walk(world, COIN_COLLECTOR, level, row["seed"], row["disguise"]) for row in rows}
 
 
 def outcomes_by_notes(memory: Path, houses: Mapping[int, House]) -> Outcomes:

@@ -1,248 +1,438 @@
-"""The pictures and the tables of docs/learning.md, from the results in bench/learning/."""
+"""The tables and the pictures of docs/learning.md, from what bench/learning.py has kept, as far as there is any."""
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
-from learning_notes import KINDS, Outcomes
-
-from empo2.recipe.evaluation.statistics import area, over_seeds
-
-KEPT = (
-    "step",
-    "training/success_rate",
-    "training/return",
-    "training/intrinsic",
-    "val/",
-    "empo2/",
-    "actor/",
-    "timing_s/step",
+from learning_notes import KINDS
+from learning_plan import (
+    ADAPTATIONS,
+    BEST,
+    SCORE,
+    WARM,
+    chosen,
+    development,
+    development_name,
+    file_of,
+    later,
+    provisional,
+    read_rows,
+    score,
 )
-ALONE, WITH_MEMORY, UNSEEN = "val/train/success_rate", "val/train/memory_success_rate", "val/unseen/success_rate"
+from learning_statistics import Curve, curve, first_reach, mean_curve, over_blocks, over_seeds_and_houses, p_of_pairs
+
+KEPT = ("step", "training/", "val/", "empo2/", "actor/", "rollout_corr/", "timing_s/step")
+ALONE, WITH_NOTES, DELETED, UNSEEN = "train, no notes", "train, notes", "memory off", "unseen, no notes"
+NOTES_CURVE, UNSEEN_CURVE = "val/train/memory_success_rate", "val/success_rate"
 FLAT = "empo2/groups_without_gradient"
 SEEN = {
-    "groups without a gradient": FLAT,
-    "episodes with notes": "empo2/memory_fraction",
-    "off-policy episodes": "empo2/off_policy_fraction",
-    "masked tokens": "empo2/masked_token_fraction",
-    "notes written a step": "empo2/tips_written",
-    "notes shown an episode": "empo2/tips_per_episode",
+    "groups without a gradient": (FLAT, "{:.0%}"),
+    "episodes with notes": ("empo2/memory_fraction", "{:.0%}"),
+    "off-policy episodes": ("empo2/off_policy_fraction", "{:.0%}"),
+    "masked tokens": ("empo2/masked_token_fraction", "{:.2%}"),
+    "clipped tokens": ("actor/pg_clipfrac", "{:.2%}"),
+    "clipped off-policy tokens": ("empo2/off_policy/clipped", "{:.2%}"),
+    "entropy without notes": ("empo2/without_tips/entropy", "{:.3f}"),
+    "entropy with notes": ("empo2/with_tips/entropy", "{:.3f}"),
+    "KL of an update": ("actor/ppo_kl", "{:.4f}"),
+    "notes shown an episode": ("empo2/tips_per_episode", "{:.1f}"),
 }
-"""By heading, a metric of a training step."""
-NOTES = ".notes.json"
-"""End of the name of a run's file that says what notes its episodes were shown (`learning_notes.Outcomes`)."""
+"""By heading, a metric of a training step and its form."""
 BEGIN, END = "<!-- made by bench/learning.py report -->", "<!-- end -->"
-
-PICTURES = {"Success of the arms": "learning.png", "By computing time, and every arm": "learning-arms.png"}
-COLORS = ("#8C8C8C", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")
-
-type Curve = tuple[np.ndarray, np.ndarray]
-"""Steps [n] and values [n]."""
-type Runs = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
-"""By arm, the metrics of its runs: a row for each step."""
+PICTURES = {"The arms of the claim": "learning.png", "Why, and where else": "learning-more.png"}
+COLORS = ("#8C8C8C", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#222222")
 
 
-def curve(rows: Sequence[Mapping[str, float]], metric: str, against: str = "step") -> Curve:
-    """Return a metric of one run against its steps, or against another metric."""
-    points = [(row[against], row[metric]) for row in rows if metric in row]
-    return np.array([x for x, _ in points]), np.array([y for _, y in points])
+@dataclass(frozen=True)
+class Run:
+    """What is kept of a training. rows: metrics by step. facts: NAME.json. probes: lines of bench/probe.py."""
+
+    rows: Sequence[Mapping[str, float]]
+    facts: Mapping[str, Any]
+    probes: Sequence[Mapping[str, Any]]
+
+    def houses(self, part: str, scored: int) -> np.ndarray:
+        """Return success by house [houses], in the order of their seeds: the mean of the last `scored` validations."""
+        steps = sorted(self.facts["validations"], key=int)[-scored:]
+        return np.mean([shares(self.facts["validations"][step][part]) for step in steps], axis=0)
 
 
-def first_reach(points: Curve, height: float) -> float:
-    """Return the first measured step at which a curve is at least `height`; nan if it never is."""
-    steps, values = points
-    reached = steps[values >= height]
-    return float(reached[0]) if len(reached) else math.nan
+def shares(counts: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """Return the share of episodes that succeeded in each house [houses], in the order of their seeds."""
+    return np.array([hits / episodes for _, (hits, episodes) in sorted(counts.items(), key=lambda each: int(each[0]))])
 
 
-def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """Return the mean of several runs' curves at the steps that all of them have."""
-    steps = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in curves)))
-    return np.array(steps), np.mean([[v[s.tolist().index(step)] for step in steps] for s, v in curves], axis=0)
+class Kept:
+    """All that is kept, by name."""
+
+    def __init__(self, plan: Mapping[str, Any], results: Path) -> None:
+        self.plan, self.results = plan, results
+
+    def run(self, arm: str, seed: int) -> Run | None:
+        name = f"{arm}-{seed}"
+        file, probes = self.results / f"{name}.jsonl", self.results / f"{name}.probe.jsonl"
+        if not file.is_file():
+            return None
+        facts = json.loads((self.results / f"{name}.json").read_text())
+        return Run(read_rows(file), facts, read_rows(probes) if probes.is_file() else [])
+
+    def runs(self, stage: str, arm: str) -> dict[int, Run]:
+        """Return an arm's runs by seed."""
+        found = {seed: self.run(arm, seed) for seed in self.plan["stages"][stage]["seeds"]}
+        return {seed: run for seed, run in found.items() if run}
+
+    def parts(self, model: str, kind: str) -> dict[str, np.ndarray] | None:
+        """Return success by house [houses] in each part of an evaluation; None if there is none."""
+        file = self.results / f"{model}.{kind}.json"
+        if not file.is_file():
+            return None
+        return {part: shares(counts) for part, counts in json.loads(file.read_text())["parts"].items()}
+
+    def arms(self, *stages: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        """Yield stage, name and values of the stages' arms."""
+        for stage in stages:
+            for arm, values in self.plan["stages"][stage]["arms"].items():
+                yield stage, arm, values
+
+    def by_house(self, stage: str, arm: str, part: str) -> dict[int, np.ndarray]:
+        """Return by seed success by house [houses] in the scored validations, or after the memory was deleted."""
+        if part == DELETED:
+            found = {seed: self.parts(f"{arm}-{seed}", "deleted") for seed in self.plan["stages"]["deleted"]["seeds"]}
+            return {seed: parts[DELETED] for seed, parts in found.items() if parts}
+        scored = self.plan["stages"][stage]["scored"]
+        return {seed: run.houses(part, scored) for seed, run in self.runs(stage, arm).items()}
 
 
-def write_report(plan_file: Path, results: Path, docs: Path) -> None:
-    """Write docs/learning*.png, and the tables into docs/learning.md between the marks.
-
-    Raises:
-        SystemExit: no run is finished.
-    """
-    arms = yaml.safe_load(plan_file.read_text())["arms"]
-    runs = {
-        name: [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-        for name, files in files_by_arm(arms, results, ".jsonl").items()
-    }
-    if not runs:
-        raise SystemExit(f"no result in {results}; make them with: bench/learning.py run")
+def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
+    """Write the tables into docs/learning.md between the marks, and the pictures once the claim has runs."""
+    kept = Kept(plan, results)
     page = docs / "learning.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    pictures = [f"![{text}]({file})" for text, file in PICTURES.items()]
-    shown = {
-        name: [json.loads(file.read_text()) for file in files]
-        for name, files in files_by_arm(runs, results, NOTES).items()
+    made = [missing(kept), table_of_development(kept), table_of_arms(kept), claims(kept), table_of_updates(kept)]
+    made += [table_of_probes(kept), table_of_notes(kept), table_of_adaptation(kept)]
+    if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
+        for (text, file), draw in zip(PICTURES.items(), (draw_claim, draw_more), strict=True):
+            draw(kept, docs / file)
+            made.append(f"![{text}]({file})")
+    page.write_text("\n\n".join((before + BEGIN, *filter(None, made), END + after)))
+
+
+def missing(kept: Kept) -> str:
+    """Return a line for each stage of which something is not kept yet."""
+    plan = kept.plan
+    try:
+        choice = chosen(plan, kept.results)
+    except SystemExit:
+        choice = provisional(plan)
+    there: dict[str, list[bool]] = {}
+    for job in (*development(plan, Path()), *later(plan, choice, Path())):
+        there.setdefault(job.stage, []).append(file_of(job, kept.results).is_file())
+    lines = [f"- {stage}: {sum(found)} of {len(found)}" for stage, found in there.items() if not all(found)]
+    return "What is kept so far; the rest is missing below:\n\n" + "\n".join(lines) if lines else ""
+
+
+def table_of_development(kept: Kept) -> str:
+    """Return the scores on which rates and form are chosen."""
+    plan = kept.plan
+    stage = plan["stages"]["development"]
+    rates, seed = sorted(plan["rates"]), stage["seeds"][0]
+    rows = []
+    for arm, values in plan["arms"].items():
+        runs = [kept.run(development_name(arm, rate), seed) for rate in rates]
+        cells = [f"{100 * score(run.rows, stage['scored'], SCORE):.0f} %" if run else "-" for run in runs]
+        rows.append([values["title"], *cells])
+    if all(cell == "-" for row in rows for cell in row[1:]):
+        return ""
+    told = markdown(["development: success without notes", *(f"{rate:.0e}" for rate in rates)], rows)
+    try:
+        best, rate = chosen(plan, kept.results)[BEST]
+    except SystemExit:
+        return told
+    return f"{told}\n\nThe best form is *{plan['arms'][best]['title']}*, with {rate:.0e}."
+
+
+def table_of_arms(kept: Kept) -> str:
+    """Return success at the end by arm, with intervals over seeds and houses."""
+    rows = []
+    for stage, arm, values in kept.arms("claim", "described", "mapreader"):
+        if found := kept.runs(stage, arm):
+            cells = [interval(kept.by_house(stage, arm, part)) for part in (ALONE, DELETED)]
+            noted = interval(kept.by_house(stage, arm, WITH_NOTES)) if values.get("notes") else "-"
+            minutes = np.mean([run.rows[-1]["cpu_seconds"] for run in found.values()]) / 60
+            rate = f"{next(iter(found.values())).facts['rate']:.0e}"
+            rows.append([values["title"], str(len(found)), rate, noted, *cells, f"{minutes:.0f}"])
+    for stage, arm, values in kept.arms("generalisation"):
+        if found := kept.runs(stage, arm):
+            cell = interval(kept.by_house(stage, arm, UNSEEN), same_houses=True)
+            minutes = np.mean([run.rows[-1]["cpu_seconds"] for run in found.values()]) / 60
+            rate = f"{next(iter(found.values())).facts['rate']:.0e}"
+            rows.append([f"{values['title']}: unseen houses", str(len(found)), rate, "-", cell, "-", f"{minutes:.0f}"])
+    head = ["arm", "seeds", "rate", "with notes", "without notes", "memory deleted", "CPU minutes"]
+    return markdown(head, rows) if rows else ""
+
+
+def claims(kept: Kept) -> str:
+    """Return each claim with what was found, or that it is not measured yet."""
+    found = {"C1": primary, "C2": deleted, "C3": adapted, "C4": followed, "C5": generalised, "C6": reached}
+    lines = [f"- **{name}** {' '.join(text.split())} {found[name](kept) or '*Not measured yet.*'}"
+             for name, text in kept.plan["claims"].items()]  # fmt: skip
+    return "\n".join(lines)
+
+
+def primary(kept: Kept) -> str:
+    pairs = paired(kept.by_house("claim", "empo2", ALONE), kept.by_house("claim", "bonus", ALONE))
+    if not pairs:
+        return ""
+    seeds = [100 * float(each.mean()) for each in pairs.values()]
+    told = f"*Difference {points(pairs)}; seed by seed {', '.join(f'{each:+.0f}' for each in seeds)}"
+    return f"{told}; p = {p_of_pairs(seeds):.4f}, at best {2 / 2 ** len(seeds):.4f} with {len(seeds)} seeds.*"
+
+
+def deleted(kept: Kept) -> str:
+    pairs = paired(kept.by_house("claim", "empo2", DELETED), kept.by_house("described", "on-policy", DELETED))
+    return f"*Difference {points(pairs)}, {len(pairs)} seeds.*" if pairs else ""
+
+
+def adapted(kept: Kept) -> str:
+    own = trials(kept, "empo2", "write")
+    if not own:
+        return ""
+    gain = {seed: each[-1] - each[0] for seed, each in own.items()}
+    told = [f"gain {points(gain, same_houses=True)}"]
+    for kind, name in (("off", "without memory"), ("other", "another house's notes")):
+        control = {seed: each[-1] - each[0] for seed, each in trials(kept, "empo2", kind).items()}
+        if more := paired(gain, control):
+            told.append(f"more than {name} by {points(more, same_houses=True)}")
+    if warm := trials(kept, WARM, "write"):
+        (last,) = (each[-1] for each in warm.values())
+        beside = {seed: each[-1] - last for seed, each in own.items()}
+        told.append(f"in the fourth trial {points(beside, same_houses=True)} against the warm start")
+    return f"*EMPO²: {'; '.join(told)}.*"
+
+
+def followed(kept: Kept) -> str:
+    told = []
+    for stage, arm, values in kept.arms("claim", "described"):
+        runs = kept.runs(stage, arm).values()
+        changes = {number: np.array([_of(lines[-1], "action") - _of(lines[0], "action")])
+                   for number, run in enumerate(runs) if (lines := run.probes)}  # fmt: skip
+        if changes and values.get("notes"):
+            told.append(f"{values['title']} {points(changes)}")
+    return f"*{'; '.join(told)}.*" if told else ""
+
+
+def generalised(kept: Kept) -> str:
+    told = []
+    for arm in ("grpo-64", "empo2-64"):
+        if found := kept.by_house("generalisation", arm, UNSEEN):
+            runs = kept.runs("generalisation", arm).values()
+            start = np.mean([curve(run.rows, UNSEEN_CURVE)[1][0] for run in runs])
+            title = kept.plan["stages"]["generalisation"]["arms"][arm]["title"]
+            told.append(f"{title}: {interval(found, same_houses=True)}, from {100 * start:.0f} % at the start")
+    return f"*{'; '.join(told)}.*" if told else ""
+
+
+def reached(kept: Kept) -> str:
+    bonus, empo2 = (list(kept.runs("claim", arm).values()) for arm in ("bonus", "empo2"))
+    if not bonus or not empo2:
+        return ""
+    level = np.mean([houses.mean() for houses in kept.by_house("claim", "bonus", ALONE).values()])
+    told = []
+    for name, runs in (("EMPO²", empo2), ("GRPO + 1/n", bonus)):
+        step, seconds = (
+            first_reach(mean_curve([curve(run.rows, SCORE, against) for run in runs]), float(level))
+            for against in ("step", "cpu_seconds")
+        )
+        told.append(f"{name} {'never' if math.isnan(step) else f'at step {step:.0f}, {seconds / 60:.0f} CPU minutes'}")
+    return f"*{100 * level:.0f} %: {'; '.join(told)}.*"
+
+
+def table_of_updates(kept: Kept) -> str:
+    """Return what the updates were made from: means over all steps and seeds."""
+    rows = []
+    for stage, arm, values in kept.arms("claim", "described"):
+        lines = [row for run in kept.runs(stage, arm).values() for row in run.rows if FLAT in row]
+        if lines:
+            cells = []
+            for metric, form in SEEN.values():
+                found = [row[metric] for row in lines if metric in row]
+                cells.append(form.format(np.mean(found)) if found else "-")
+            rows.append([values["title"], *cells])
+    return markdown(["means over steps and seeds", *SEEN], rows) if rows else ""
+
+
+def table_of_probes(kept: Kept) -> str:
+    """Return the probability of a true note's actions with and without it, first and last; means over seeds."""
+    heads = [("the note's action, with the note", "with_note", "action"), ("without it", "without_note", "action"),
+             ("its whole way, with the note", "with_note", "way"), ("entropy with the note", "with_note", "entropy"),
+             ("KL to the start", "with_note", "start_kl")]  # fmt: skip
+    rows = []
+    for stage, arm, values in kept.arms("claim", "described"):
+        if found := [run.probes for run in kept.runs(stage, arm).values() if run.probes]:
+            pairs = [[np.mean([_of(lines[at], what, which) for lines in found]) for at in (0, -1)]
+                     for _, which, what in heads]  # fmt: skip
+            rows.append([values["title"], str(len(found)), *(f"{start:.2f}, {end:.2f}" for start, end in pairs)])
+    return (
+        markdown(["probability, at the start and at the end", "seeds", *(head for head, _, _ in heads)], rows)
+        if rows
+        else ""
+    )
+
+
+def _of(line: Mapping[str, Any], what: str, which: str = "with_note") -> float:
+    return float(line[which][what])
+
+
+def table_of_notes(kept: Kept) -> str:
+    """Return how often training episodes found the coin, by what their notes said of it, over all seeds."""
+    rows = []
+    for stage, arm, values in kept.arms("claim", "described"):
+        told = [run.facts["notes"] for run in kept.runs(stage, arm).values() if "notes" in run.facts]
+        counts = [np.sum([notes[kind] for notes in told], axis=0) for kind in KINDS] if told else []
+        if any(episodes for _, episodes in counts):
+            cells = [f"{100 * found / episodes:.0f} % of {episodes}" if episodes else "-" for found, episodes in counts]
+            rows.append([values["title"], *cells])
+    return markdown(["coin found, if notes tell of", *KINDS], rows) if rows else ""
+
+
+def table_of_adaptation(kept: Kept) -> str:
+    """Return success on new houses by trial: with own notes, without memory, and with another house's notes."""
+    stage, rows = kept.plan["stages"]["adaptation"], []
+    titles = {arm: values["title"] for _, arm, values in kept.arms("claim")} | {WARM: "the warm start"}
+    for model in (WARM, *stage["of"]):
+        for kind, name in zip(ADAPTATIONS, ("own notes", "no memory", "another house's notes"), strict=True):
+            if found := trials(kept, model, kind):
+                by_trial = [dict(zip(found, each, strict=True)) for each in zip(*found.values(), strict=True)]
+                cells = [interval(each, same_houses=True) for each in by_trial]
+                cells += ["-"] * (stage["trials"] - len(cells))
+                rows.append([f"{titles[model]}: {name}", str(len(found)), *cells])
+    head = ["adaptation", "models", *(f"trial {number}" for number in range(1, stage["trials"] + 1))]
+    return markdown(head, rows) if rows else ""
+
+
+def trials(kept: Kept, model: str, kind: str) -> dict[int, np.ndarray]:
+    """Return by seed of the model success by trial and house [trials, houses]; the warm start has seed 0."""
+    names = {0: WARM} if model == WARM else {s: f"{model}-{s}" for s in kept.plan["stages"]["adaptation"]["seeds"]}
+    found = {seed: kept.parts(name, kind) for seed, name in names.items()}
+    return {
+        seed: np.array([parts[f"seed 0, trial {trial}, tasks"] for trial in range(len(parts))])
+        for seed, parts in found.items()
+        if parts
     }
-    tables = table(arms, runs), table_of_updates(arms, runs), table_of_notes(arms, shown)
-    made = pictures[0], *tables, pictures[1]
-    page.write_text("\n\n".join((before + BEGIN, *made, END + after)))
-    for draw, file in zip((draw_repeated, draw_arms), PICTURES.values(), strict=True):
-        draw(arms, runs, docs / file)
 
 
-def files_by_arm(arms: Iterable[str], results: Path, ending: str) -> dict[str, list[Path]]:
-    """Return the files of each arm that has any, one for each seed, in the order of the seeds."""
-    found = {name: sorted(results.glob(f"{name}-[0-9]{ending}")) for name in arms}
-    return {name: files for name, files in found.items() if files}
+def paired(a: Mapping[int, np.ndarray], b: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """Return the differences by house of the seeds that both have."""
+    return {seed: a[seed] - b[seed] for seed in a if seed in b}
 
 
-def over_blocks(points: Curve, block: int) -> Curve:
-    """Return the means of a curve over blocks of steps, each at its last step."""
-    steps, values = (part[: len(part) // block * block].reshape(-1, block) for part in points)
-    return steps[:, -1], values.mean(axis=1)
+def interval(by_seed: Mapping[int, np.ndarray], *, same_houses: bool = False) -> str:
+    """Return the mean in percent with its interval over seeds and houses; - where there is none."""
+    if not by_seed:
+        return "-"
+    found = over_seeds_and_houses(np.array(list(by_seed.values())), same_houses=same_houses)
+    return f"{100 * found.mean:.0f} % ({100 * found.low:.0f} to {100 * found.high:.0f})"
 
 
-def table(arms: Mapping[str, Any], runs: Runs) -> str:
-    """Return the comparison as a Markdown table; intervals are of the mean over seeds.
-
-    CPU minutes are those of `repeated` arms.
-    """
-    grpo = [curve(rows, ALONE) for rows in runs.get("grpo", ())]
-    goal = float(np.mean([values[-1] for _, values in grpo])) if grpo else math.nan
-    several = repeated(arms, runs)
-    lines = [
-        "| arm | seeds | success at the end | area under the curve | steps to GRPO's end | unseen houses | "
-        "with memory | distance, largest and at the end | CPU minutes |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, found in runs.items():
-        alone = [curve(rows, ALONE) for rows in found]
-        distances = [distance(rows) for rows in found if any(WITH_MEMORY in row for row in rows)]
-        reach = first_reach(mean_curve(alone), goal)
-        cells = [
-            arms[name]["title"],
-            str(len(found)),
-            percent([values[-1] for _, values in alone]),
-            percent([area(values.tolist(), steps.tolist()) for steps, values in alone]),
-            "-" if math.isnan(reach) else f"{reach:.0f}",
-            percent([curve(rows, UNSEEN)[1][-1] for rows in found]),
-            percent([curve(rows, WITH_MEMORY)[1][-1] for rows in found]) if distances else "-",
-            f"{percent([d.max() for d in distances])}, {percent([d[-1] for d in distances])}" if distances else "-",
-            f"{np.mean([rows[-1]['cpu_seconds'] for rows in found]) / 60:.0f}" if name in several else "-",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def points(by_seed: Mapping[int, np.ndarray], *, same_houses: bool = False) -> str:
+    """Return a mean difference in points with its interval."""
+    found = over_seeds_and_houses(np.array(list(by_seed.values())), same_houses=same_houses)
+    return f"{100 * found.mean:+.0f} points ({100 * found.low:+.0f} to {100 * found.high:+.0f})"
 
 
-def table_of_updates(arms: Mapping[str, Any], runs: Runs) -> str:
-    """Return what the updates were made from as a Markdown table: means over all steps and seeds."""
-    lines = [f"| arm | {' | '.join(SEEN)} |", "|---" * (1 + len(SEEN)) + "|"]
-    for name, found in runs.items():
-        steps = [row for rows in found for row in rows if FLAT in row]
-        cells = []
-        for heading, metric in SEEN.items():
-            mean = np.mean([row.get(metric, 0.0) for row in steps])
-            cells.append(f"{mean:.1f}" if heading.startswith("notes") else f"{100 * mean:.3g} %")
-        lines.append(f"| {arms[name]['title']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
-def table_of_notes(arms: Mapping[str, Any], shown: Mapping[str, Sequence[Outcomes]]) -> str:
-    """Return how often episodes found the coin, by what their notes said of it, as a Markdown table; over all seeds."""
-    lines = [f"| coin found, if notes tell of | {' | '.join(KINDS)} |", "|---" * (1 + len(KINDS)) + "|"]
-    for name, runs in shown.items():
-        cells = []
-        for kind in KINDS:
-            found, episodes = np.sum([run[kind] for run in runs], axis=0)
-            cells.append(f"{100 * found / episodes:.0f} % of {episodes}" if episodes else "-")
-        lines.append(f"| {arms[name]['title']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def distance(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
-    """Return success with memory minus success without, at each validation of a run."""
-    return curve(rows, WITH_MEMORY)[1] - curve(rows, ALONE)[1]
-
-
-def percent(values: Sequence[float]) -> str:
-    """Return the mean in percent, with its interval if there are several values."""
-    found = over_seeds(values)
-    return f"{100 * found.mean:.0f} %" + ("" if math.isnan(found.high) else f" ± {100 * (found.high - found.mean):.0f}")
-
-
-def repeated(arms: Mapping[str, Any], runs: Runs) -> Runs:
-    """Return the runs of the arms that have several seeds in the plan; they were trained on machines alike."""
-    return {name: found for name, found in runs.items() if arms[name]["seeds"] > 1}
-
-
-def draw_repeated(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
-    """Draw the arms that have several seeds: success without notes and with them, and groups that teach nothing."""
-    several = repeated(arms, runs)
-    panels = (
-        Panel("Training houses, without notes", ALONE, several),
-        Panel("The same houses, with notes", WITH_MEMORY, several),
-        Panel("Groups without a gradient, %", FLAT, several, block=8),
-    )
-    _draw(arms, panels, (1, 3), target)
-
-
-def draw_arms(arms: Mapping[str, Any], runs: Runs, target: Path) -> None:
-    """Draw success on unseen houses and by computing time, and all arms' first seeds."""
-    first = {name: found[:1] for name, found in runs.items()}
-    panels = (
-        Panel("Unseen houses, without notes", UNSEEN, runs),
-        Panel("Without notes, by computing time", ALONE, repeated(arms, runs), "cpu_seconds"),
-        Panel("First seed of each arm: without notes", ALONE, first),
-        Panel("First seed of each arm: with notes", WITH_MEMORY, first),
-    )
-    _draw(arms, panels, (2, 2), target)
+# Pictures
 
 
 class Panel(NamedTuple):
-    """Runs' curves of a metric, of which the means over blocks of steps are drawn."""
+    """Curves by title, one for each seed, of which the mean and the range are drawn, in per cent."""
 
     title: str
-    metric: str
-    runs: Runs
-    against: str = "step"
-    block: int = 1
+    below: str
+    beside: str
+    curves: Mapping[str, Sequence[Curve]]
 
 
-def _draw(arms: Mapping[str, Any], panels: Sequence[Panel], shape: tuple[int, int], target: Path) -> None:
-    """Draw means over seeds; bands span the seeds, and an arm with one seed is dotted."""
+def draw_claim(kept: Kept, target: Path) -> None:
+    """Draw the arms of the claim: success without notes and with them, and groups that teach nothing."""
+    percent = "coin found, % of episodes"
+    panels = (
+        Panel("Without notes", "step", percent, _curves(kept, ("claim",), SCORE)),
+        Panel("With notes", "step", percent, _curves(kept, ("claim",), NOTES_CURVE)),
+        Panel("Groups without a gradient", "step", "% of groups", _curves(kept, ("claim",), FLAT, block=8)),
+    )
+    _draw(panels, target)
+
+
+def draw_more(kept: Kept, target: Path) -> None:
+    """Draw whether notes are followed, success on houses never trained on, and success by trial of the adaptation."""
+    titles = {arm: values["title"] for _, arm, values in kept.arms("claim")} | {WARM: "the warm start"}
+    by_trial = {
+        title: [(np.arange(1, 1 + len(each)), each.mean(axis=1)) for each in trials(kept, arm, "write").values()]
+        for arm, title in titles.items()
+    }
+    follows = {
+        values["title"]: [
+            (np.array([line["step"] for line in run.probes]), np.array([_of(line, "action") for line in run.probes]))
+            for run in kept.runs(stage, arm).values()
+            if run.probes
+        ]
+        for stage, arm, values in kept.arms("claim", "described")
+    }
+    unseen = _curves(kept, ("generalisation",), UNSEEN_CURVE)
+    panels = (
+        Panel("A true note's action, with the note", "step", "probability, %", follows),
+        Panel("Unseen houses, without notes", "step", "coin found, % of episodes", unseen),
+        Panel("New houses, frozen weights, own notes", "trial", "coin found, % of episodes", by_trial),
+    )
+    _draw(panels, target)
+
+
+def _curves(kept: Kept, stages: Sequence[str], metric: str, block: int = 1) -> dict[str, list[Curve]]:
+    return {
+        values["title"]: [
+            over_blocks(points, block)
+            for run in kept.runs(stage, arm).values()
+            if len((points := curve(run.rows, metric))[0]) >= block
+        ]
+        for stage, arm, values in kept.arms(*stages)
+    }
+
+
+def _draw(panels: Sequence[Panel], target: Path) -> None:
+    """Draw means over seeds; bands span the seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    colors = dict(zip(arms, COLORS, strict=True))
-    height, width = shape
+    titles = list(dict.fromkeys(title for panel in panels for title in panel.curves))
+    colors = {title: COLORS[number % len(COLORS)] for number, title in enumerate(titles)}
     with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 9}):
-        figure, grid = plt.subplots(
-            height, width, figsize=(4.2 * width, 3.4 * height + 0.4), sharey=True, squeeze=False, layout="constrained"
-        )
-        for axes, panel in zip(grid.flat, panels, strict=True):
-            unit = 60 if panel.against == "cpu_seconds" else 1
-            for name, found in panel.runs.items():
-                curves = [over_blocks(curve(rows, panel.metric, panel.against), panel.block) for rows in found]
-                curves = [points for points in curves if len(points[0])]
-                if len({len(x) for x, _ in curves}) != 1:
-                    continue
-                x, heights = np.mean([x for x, _ in curves], axis=0) / unit, 100 * np.array([y for _, y in curves])
-                style = {"linewidth": 2} if len(curves) > 1 else {"linewidth": 1.2, "linestyle": ":"}
-                label = arms[name]["title"] + (f" ({len(curves)} seeds)" if len(curves) > 1 else "")
-                axes.plot(x, heights.mean(axis=0), color=colors[name], marker=".", label=label, **style)
-                axes.fill_between(x, heights.min(axis=0), heights.max(axis=0), color=colors[name], alpha=0.15)
+        figure, grid = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), layout="constrained")
+        for axes, panel in zip(grid, panels, strict=True):
+            for title, curves in panel.curves.items():
+                if curves:
+                    x, _ = mean_curve(curves)
+                    heights = 100 * np.array([y[: len(x)] for _, y in curves])
+                    axes.plot(x, heights.mean(axis=0), color=colors[title], marker=".", linewidth=2, label=title)
+                    axes.fill_between(x, heights.min(axis=0), heights.max(axis=0), color=colors[title], alpha=0.15)
             axes.set_title(panel.title, loc="left", weight="bold", fontsize=10)
-            axes.set_xlabel("CPU minutes" if panel.against == "cpu_seconds" else "step")
+            axes.set_xlabel(panel.below)
+            axes.set_ylabel(panel.beside)
             axes.spines[["top", "right"]].set_visible(False)
-            axes.set_ylim(-3, 103)
             axes.set_xlim(left=0)
-        for axes in grid[:, 0]:
-            axes.set_ylabel("coin found, % of episodes")
-        figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+            axes.set_ylim(-3, 103)
+        found = {label: line for axes in grid for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3)
         figure.savefig(target, dpi=130)
         plt.close(figure)

@@ -143,10 +143,11 @@ def main() -> None:
     parser.add_argument("--model", default=NOTES)
     parser.add_argument("--level", choices=COIN_COLLECTOR.levels, default="hard")
     parser.add_argument(
-        "--seeds", choices=("dev", "level", "test"), default="dev", help="test: for the model card alone"
+        "--seeds", choices=("dev", "level", "test", "unseen"), default="dev", help="test: for the model card alone"
     )
     parser.add_argument("--houses", type=int, default=40)
-    parser.add_argument("--only-alone", action="store_true", help="how hard the level is, and nothing else")
+    parser.add_argument("--disguise", type=int, default=0, help="number of the houses' disguise; 0: as they are")
+    parser.add_argument("--only", choices=("alone", "true"), help="without notes alone, or beside that one true note")
     parser.add_argument("--output", type=Path, help="all numbers as JSON")
     arguments = parser.parse_args()
 
@@ -155,13 +156,16 @@ def main() -> None:
     checkpoint = resolve_model(arguments.model)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=fast_dtype())
-    houses = first(SEEDS[arguments.seeds], arguments.level, arguments.houses)
+    seeds = SEEDS | {"unseen": COIN_COLLECTOR.panel(arguments.level)["unseen"]}
+    houses = first(seeds[arguments.seeds], arguments.level, arguments.houses, arguments.disguise)
     level, reflection = COIN_COLLECTOR.levels[arguments.level], load_settings("cpu", file=WORLD).reflection
     trial = Trial(model, tokenizer, houses, level.max_steps, reflection)
     trial.alone(repeats=8)
-    if not arguments.only_alone:
+    if arguments.only is None:
         trial.chain(rounds=8)
+    if arguments.only != "alone":
         trial.true(repeats=2)
+    if arguments.only is None:
         trial.strange(repeats=2)
         for count in (1, 4, 8):
             trial.failures(count, repeats=2)

@@ -7,7 +7,7 @@ from itertools import cycle
 
 from empo2.agents.houses.environment import walk
 from empo2.agents.houses.games import COIN_COLLECTOR
-from empo2.agents.houses.house import DIRECTIONS, House, distances
+from empo2.agents.houses.house import Disguise, House, distances
 from empo2.agents.textworld_express.environment import Environment
 
 # Seeds of houses, disjoint from each other and from the panels' (below 100,000).
@@ -42,14 +42,7 @@ def disguised(house: House, generator: random.Random) -> House:
 
     The distance of the coin is drawn by DISTANCES, from those that the house has.
     """
-    rooms = sorted(house.doors)
-    names = dict(zip(rooms, generator.sample(NAMES, len(rooms)), strict=True))
-    turn, mirror = generator.randrange(4), generator.choice((1, -1))
-    compass = {name: DIRECTIONS[(mirror * index + turn) % 4] for index, name in enumerate(DIRECTIONS)}
-    doors = {
-        names[room]: {compass[direction]: names[behind] for direction, behind in exits.items()}
-        for room, exits in house.doors.items()
-    }
+    doors = Disguise.drawn(house, NAMES, generator).house(house).doors
     pairs: dict[int, list[tuple[str, str]]] = {}
     for start in sorted(doors):
         for room, moves in distances(doors, start).items():

@@ -9,9 +9,9 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import accumulate, islice
 
-from empo2.agents.houses.environment import walk
+from empo2.agents.houses.environment import disguise_of, walk
 from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, PANELS, Game, Level
 from empo2.agents.houses.house import TAKE, House
 from empo2.agents.textworld_express.environment import Environment
@@ -22,6 +22,7 @@ from empo2.small_model.rows import play
 PLAYS = 200  # of the scripted explorer, for the chance of a house
 PANEL_SEEDS = range(100_000)
 TRAIN, UNSEEN = 16, 16  # houses of a panel
+MORE = {(COIN_COLLECTOR.name, "hard"): (48, 16)}  # houses that a panel was given later
 EARLIER = (0, 1, 4, 8)  # episodes whose notes are shown, for the table of docs/houses.md
 CHAINS = 20  # of episodes in each house, each with the notes of those before it
 
@@ -91,17 +92,18 @@ def houses(game: Game, seeds: Iterable[int], level: str) -> Iterator[tuple[int, 
                     yield seed, house
 
 
-def first(seeds: Iterable[int], level: str, count: int) -> list[House]:
+def first(seeds: Iterable[int], level: str, count: int, disguise: int = 0) -> list[House]:
     """Return the first `count` houses of CoinCollector of this level. Raises ValueError where the seeds have fewer."""
-    found = [house for _, house in islice(houses(COIN_COLLECTOR, seeds, level), count)]
+    found = list(islice(houses(COIN_COLLECTOR, seeds, level), count))
     if len(found) < count:
         raise ValueError(f"{level}: {len(found)} houses among {seeds}, {count} are wanted")
-    return found
+    return [disguise_of(house, seed, disguise).house(house) if disguise else house for seed, house in found]
 
 
 def of_panel(world: Environment, game: Game, level: str) -> list[House]:
-    """Return all houses of a level's panel."""
-    return [walk(world, game, game.levels[level], seed) for part in game.panel(level).values() for seed in part]
+    """Return the houses of a level's panel, without those that it was given later."""
+    seeds = [*game.panel(level)["train"][:TRAIN], *game.panel(level)["unseen"][:UNSEEN]]
+    return [walk(world, game, game.levels[level], seed) for seed in seeds]
 
 
 def _write(game: Game) -> None:
@@ -109,11 +111,14 @@ def _write(game: Game) -> None:
     used: set[int] = set()  # in MapReader a seed has a house at every distance
     for level in game.levels:
         free = (seed for seed in PANEL_SEEDS if seed not in used)
-        seeds = [seed for seed, _ in islice(houses(game, free, level), TRAIN + UNSEEN)]
-        if len(seeds) < TRAIN + UNSEEN:
-            raise SystemExit(f"{level}: {len(seeds)} houses among {PANEL_SEEDS}, {TRAIN + UNSEEN} are needed")
+        parts = (TRAIN, UNSEEN, *MORE.get((game.name, level), (0, 0)))
+        seeds = [seed for seed, _ in islice(houses(game, free, level), sum(parts))]
+        if len(seeds) < sum(parts):
+            raise SystemExit(f"{level}: {len(seeds)} houses among {PANEL_SEEDS}, {sum(parts)} are needed")
         used |= set(seeds)
-        panels[game.name][level] = {"train": seeds[:TRAIN], "unseen": seeds[TRAIN:]}
+        ends = zip(accumulate(parts), parts, strict=True)
+        train, unseen, more, more_unseen = (seeds[end - count : end] for end, count in ends)
+        panels[game.name][level] = {"train": train + more, "unseen": unseen + more_unseen}
     text = json.dumps(panels, indent=2)
     PANELS.write_text(re.sub(r"\[[^]]*\]", lambda seeds: "".join(seeds[0].split()).replace(",", ", "), text) + "\n")
 

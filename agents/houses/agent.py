@@ -26,7 +26,8 @@ class HouseAgent(TextAgent[HouseEpisode]):
     def play(self, episode: HouseEpisode, server: Server) -> Outcome:
         with Environment() as world:
             environment = HouseEnvironment(world, episode.game)
-            state = environment.reset(episode.game.levels[episode.level], episode.seed, episode.max_steps)
+            level = episode.game.levels[episode.level]
+            state = environment.reset(level, episode.seed, episode.max_steps, episode.disguise)
             return play_chat(TextGame(environment, episode, SYSTEM, state), connect(server))
 
 

@@ -1,6 +1,7 @@
 """A house as data: its rooms, the doors between them, and where the coin lies."""
 
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 DIRECTIONS = ("north", "east", "south", "west")
@@ -25,6 +26,31 @@ class House:
     def distance(self) -> int:
         """Moves from the start to the coin."""
         return distances(self.doors, self.start)[self.coin]
+
+
+@dataclass(frozen=True)
+class Disguise:
+    """Other names for the rooms of a house, each by its own, and other directions: the compass turned or mirrored."""
+
+    names: Mapping[str, str]
+    compass: Mapping[str, str]
+
+    @classmethod
+    def drawn(cls, house: House, names: Sequence[str], generator: random.Random) -> "Disguise":
+        """Draw the rooms' names, no two alike, and one of the eight compasses in which a way back is still opposite."""
+        rooms = sorted(house.doors)
+        called = dict(zip(rooms, generator.sample(names, len(rooms)), strict=True))
+        turn, mirror = generator.randrange(4), generator.choice((1, -1))
+        return cls(called, {name: DIRECTIONS[(mirror * index + turn) % 4] for index, name in enumerate(DIRECTIONS)})
+
+    def exits(self, exits: Mapping[str, str]) -> dict[str, str]:
+        """Return a room's doors as a player is to see them."""
+        return {self.compass[direction]: self.names[behind] for direction, behind in exits.items()}
+
+    def house(self, house: House) -> House:
+        """Return the house as a player is to see it."""
+        doors = {self.names[room]: self.exits(exits) for room, exits in house.doors.items()}
+        return House(self.names[house.start], self.names[house.coin], doors)
 
 
 def distances(doors: Doors, start: str) -> dict[str, int]:

@@ -11,7 +11,7 @@ import pytest
 
 from empo2.agents.houses import agent
 from empo2.agents.houses.agent import CoinCollectorAgent, MapReaderAgent
-from empo2.agents.houses.environment import HouseEnvironment, walk
+from empo2.agents.houses.environment import HouseEnvironment, disguise_of, walk
 from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, Game
 from empo2.agents.houses.house import DIRECTIONS, OPPOSITE, House, room_text
 from empo2.agents.houses.tasks import CoinCollectorEpisode, MapReaderEpisode, coin_collector, map_reader
@@ -105,35 +105,56 @@ def test_a_house_is_what_its_seed_says_and_nothing_else(textworld: Environment):
 
 
 def test_a_walked_house_reads_as_the_game_does(textworld: Environment):
-    """The small model's data and evaluation play `House`, not the game."""
+    """The small model's data and evaluation play `House`, not the game. The first one is not in disguise."""
     for seed in range(5):
-        house, coin = walk(textworld, COIN_COLLECTOR, COIN, seed), HouseEnvironment(textworld, COIN_COLLECTOR)
-        generator, state, room = random.Random(seed), coin.reset(COIN, seed, 60), house.start
+        house, coin = walk(textworld, COIN_COLLECTOR, COIN, seed, seed), HouseEnvironment(textworld, COIN_COLLECTOR)
+        generator, state, room = random.Random(seed), coin.reset(COIN, seed, 60, seed), house.start
         for _ in range(50):
             text = room_text(room, house.doors[room], room == house.coin)
             assert state.observation.removeprefix("That does nothing. ") == text
+            moves = [f"move {direction}" for direction in house.doors[room]]
+            assert state.valid_actions == tuple(sorted(moves + ["take coin"] * (room == house.coin)))
             direction = generator.choice(DIRECTIONS)
             state = coin.step(f"move {direction}")
             assert state.observation.startswith("That does nothing.") == (direction not in house.doors[room])
             room = house.doors[room].get(direction, room)
 
 
+@pytest.mark.parametrize("disguise", [0, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_shortest_way_is_just_long_enough(textworld: Environment, seed: int):
-    house, coin = walk(textworld, COIN_COLLECTOR, COIN, seed), HouseEnvironment(textworld, COIN_COLLECTOR)
+def test_the_shortest_way_is_just_long_enough(textworld: Environment, seed: int, disguise: int):
+    house, coin = walk(textworld, COIN_COLLECTOR, COIN, seed, disguise), HouseEnvironment(textworld, COIN_COLLECTOR)
     moves = moves_to_the_coin(house)
     assert len(moves) == house.distance
-    coin.reset(COIN, seed, house.distance + 1)
+    coin.reset(COIN, seed, house.distance + 1, disguise)
     there = [*(f"move {way}" for way in moves), "take coin"]
     assert [coin.step(action).score for action in there] == [0] * house.distance + [100]
 
-    house, game = walk(textworld, MAP_READER, MAP, seed), HouseEnvironment(textworld, MAP_READER)
+    house, game = walk(textworld, MAP_READER, MAP, seed, disguise), HouseEnvironment(textworld, MAP_READER)
     moves = moves_to_the_coin(house)
-    game.reset(MAP, seed, 2 * house.distance + 1)
+    game.reset(MAP, seed, 2 * house.distance + 1, disguise)
+    assert game.task_description.endswith(f" to the {house.start}.")
     back = [f"move {OPPOSITE[way]}" for way in reversed(moves)]
     actions = [*(f"move {way}" for way in moves), "take coin", *back]
     scores = [0] * house.distance + [50] * house.distance + [100]
     assert [game.step(action).score for action in actions] == scores
+
+
+def test_a_disguise_is_other_names_and_a_compass_in_which_doors_still_lead_back(textworld: Environment):
+    plain = walk(textworld, COIN_COLLECTOR, COIN, 7)
+    drawn = [disguise_of(plain, 7, number) for number in range(1, 41)]
+    assert drawn == [disguise_of(plain, 7, number) for number in range(1, 41)]
+    assert all(sorted(each.names) == sorted(each.names.values()) == sorted(plain.doors) for each in drawn)
+    assert len({str(each.names) for each in drawn}) == 40
+    turns = {tuple(each.compass[direction] for direction in DIRECTIONS) for each in drawn}
+    assert len(turns) == 8 and all(OPPOSITE[north] == south for north, _, south, _ in turns)
+    assert {each.names[plain.start] for each in drawn} == set(plain.doors)
+    for each in drawn:
+        house = each.house(plain)
+        assert house.distance == plain.distance and len(house.doors) == len(plain.doors)
+        for room, exits in house.doors.items():
+            assert all(house.doors[behind][OPPOSITE[direction]] == room for direction, behind in exits.items())
+    assert drawn[0] != disguise_of(plain, 8, 1)
 
 
 def test_a_house_without_rooms_so_far_apart_is_named(textworld: Environment):
@@ -196,8 +217,10 @@ def test_a_panels_houses_are_of_their_level_and_the_table_of_the_page_is_measure
 ):
     """| CoinCollector | hard | ... | 2.3 % | 6.4 % | 10.2 % | 18.1 % |"""
     limits, walked = game.levels[level], of_panel(textworld, game, level)
-    assert len({repr(house) for house in walked}) == 32
-    assert all(len(house.doors) == limits.rooms and fits(game, house, limits) for house in walked)
+    seeds = [seed for part in game.panel(level).values() for seed in part]
+    houses = [walk(textworld, game, limits, seed) for seed in seeds]
+    assert len({repr(house) for house in houses}) == len(seeds) and len(walked) == 32
+    assert all(len(house.doors) == limits.rooms and fits(game, house, limits) for house in houses)
     (line,) = re.findall(rf"^\| {game.title} \| {level} \|.*$", (ROOT / "docs/houses.md").read_text(), re.MULTILINE)
     written = [float(share) for share in re.findall(r"([\d.]+) %", line)]
     assert len(written) == len(EARLIER)
@@ -207,7 +230,7 @@ def test_a_panels_houses_are_of_their_level_and_the_table_of_the_page_is_measure
 @each_game
 def test_no_house_is_used_for_two_purposes(game: Game):
     seeds = [seed for level in game.levels for part in game.panel(level).values() for seed in part]
-    assert len(set(seeds)) == len(seeds) == 32 * len(game.levels)
+    assert len(set(seeds)) == len(seeds) == 32 * len(game.levels) + 64 * (game is COIN_COLLECTOR)
     made = {*small_model.MAKE_SEEDS, *small_model.DEV_SEEDS}
     measured = {*small_model.LEVEL_SEEDS, *small_model.TEST_SEEDS}
     assert made.isdisjoint(measured)
@@ -220,14 +243,25 @@ def test_rows_are_the_first_houses_of_a_panel(game: Game, level: str):
     train, unseen = LOADS[game](level=level, train_houses=2, unseen_houses=3)
     seeds = game.panel(level)
     assert [row["seed"] for row in train + unseen] == seeds["train"][:2] + seeds["unseen"][:3]
-    rest = {"level": level, "max_steps": game.levels[level].max_steps, "actions": "free-text", "choices": 6}
+    rest = {"level": level, "disguise": 0, "actions": "free-text", "choices": 6}
+    rest["max_steps"] = game.levels[level].max_steps
     assert train[0] == {"seed": seeds["train"][0], **rest}
     assert {row["max_steps"] for row in LOADS[game](level=level, max_steps=20)[0]} == {20}
+
+
+def test_no_house_is_in_two_blocks_and_each_block_has_a_disguise():
+    blocks = [coin_collector("hard", 8, 2, block=block) for block in range(9)]
+    rows = [row for train, unseen in blocks for row in train + unseen]
+    assert len({row["seed"] for row in rows}) == len(rows) == 90
+    assert [{row["disguise"] for row in train + unseen} for train, unseen in blocks] == [{n} for n in range(1, 10)]
+    assert [len(rows) for rows in coin_collector("hard", 64, 32)] == [64, 32]
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
+        ({"level": "easy", "block": 3}, "block 3: level 'easy' has blocks 0 to 2"),
+        ({"level": "easy", "block": 0}, "train_houses 16: a block of level 'easy' has 8"),
         ({"level": "hrad"}, "level 'hrad' is unknown; nearest: hard"),
         ({"level": "hard", "unseen_houses": 10_000}, "unseen_houses 10000: level 'hard' has "),
     ],
@@ -272,14 +306,16 @@ def run(play_agent, textworld, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_found_coin_is_posted_as_100(run, server, textworld: Environment):
-    row = coin_collector("easy", train_houses=1)[0][0]
-    moves = moves_to_the_coin(walk(textworld, COIN_COLLECTOR, COIN_COLLECTOR.levels["easy"], row["seed"]))
+    row: dict[str, Any] = coin_collector("easy", train_houses=1)[0][0] | {"disguise": 2}
+    house = walk(textworld, COIN_COLLECTOR, COIN_COLLECTOR.levels["easy"], row["seed"], row["disguise"])
+    moves = moves_to_the_coin(house)
     replies = [*(f"move {way}" for way in moves), "take coin"]
     reward = run(CoinCollectorAgent, CoinCollectorEpisode(**row), replies)
     assert (reward["value"], reward["success"]) == (100, True)
     system, first = server.chats[0]["messages"]
     assert system["content"] == "Reply with one action: move north, move east, move south, move west or take coin."
-    assert first["content"].startswith("Find the coin and take it.\n\nYou are in the kitchen. ")
+    assert first["content"].startswith(f"Find the coin and take it.\n\nYou are in the {house.start}. ")
+    assert house.start != "kitchen"
 
 
 THERE_AND_BACK = ["move south", "move south", "take coin", "move north", "move north"]

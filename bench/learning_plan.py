@@ -1,0 +1,169 @@
+"""bench/learning.yaml as what is to be done: trainings in their order, and evaluations of what was trained."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from empo2.recipe.config import lay_over, load_settings
+from empo2.recipe.launcher.plan import Trial
+
+ROOT = Path(__file__).parents[1]
+PLAN = Path(__file__).with_name("learning.yaml")
+RESULTS = Path(__file__).with_name("learning")
+SCORE = "val/train/success_rate"
+BEST = "best"
+WARM = "warm-start"
+ADAPTATIONS = ("write", "off", "other")  # own notes; none; those of another house
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run: an arm of a stage with a seed.
+
+    like, rate: the arm of development whose settings it has, and the learning rate.
+    phases: the settings until each phase's last step; all of one run.
+    """
+
+    stage: str
+    arm: str
+    like: str
+    rate: float
+    phases: tuple[Trial, ...]
+
+    @property
+    def name(self) -> str:
+        return self.phases[0].name
+
+    @property
+    def seed(self) -> int:
+        return self.phases[0].seed
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Episodes of a model with frozen weights. kind: of ADAPTATIONS, or deleted. model: a training's name, or WARM."""
+
+    stage: str
+    kind: Literal["write", "off", "other", "deleted"]
+    model: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}.{self.kind}"
+
+
+type Job = Training | Evaluation
+
+
+def file_of(job: Job, results: Path) -> Path:
+    """Return the file that is written when a job is done."""
+    return results / f"{job.name}{'.jsonl' if isinstance(job, Training) else '.json'}"
+
+
+def read_plan(file: Path = PLAN) -> dict[str, Any]:
+    return yaml.safe_load(file.read_text())
+
+
+def development(plan: Mapping[str, Any], runs: Path) -> list[Training]:
+    """Return the runs on which rates and form are chosen: all arms with the first rate, then with the next one."""
+    stage = plan["stages"]["development"]
+    pairs = [(arm, rate) for rate in plan["rates"] for arm in plan["arms"]]
+    return [_training(plan, "development", development_name(arm, rate), {"like": arm}, rate, seed, runs)
+            for seed in stage["seeds"] for arm, rate in pairs]  # fmt: skip
+
+
+def development_name(arm: str, rate: float) -> str:
+    return f"dev-{arm}-{rate:.0e}".replace("e-0", "e-")
+
+
+def score(rows: Sequence[Mapping[str, float]], scored: int, metric: str = SCORE) -> float:
+    """Return the mean of a metric's last `scored` values in a run."""
+    return float(np.mean([row[metric] for row in rows if metric in row][-scored:]))
+
+
+def chosen(plan: Mapping[str, Any], results: Path) -> dict[str, tuple[str, float]]:
+    """Return by arm, `best` among them, the arm whose settings it has and its rate, by the scores in development.
+
+    Of equal scores the smaller rate wins, and the form that comes first. Raises SystemExit while runs are missing.
+    """
+    scored, seed = plan["stages"]["development"]["scored"], plan["stages"]["development"]["seeds"][0]
+    found: dict[str, tuple[float, float]] = {}
+    missing = []
+    for arm in plan["arms"]:
+        for rate in sorted(plan["rates"]):
+            file = results / f"{development_name(arm, rate)}-{seed}.jsonl"
+            if not file.is_file():
+                missing.append(file.stem)
+            elif (reached := score(read_rows(file), scored)) > found.get(arm, (-1.0, 0.0))[0]:
+                found[arm] = reached, rate
+    if missing:
+        raise SystemExit(f"rates and form are not chosen yet: development lacks {', '.join(missing[:3])} ...")
+    best = max(plan["forms"], key=lambda form: found[form][0])
+    return {arm: (arm, rate) for arm, (_, rate) in found.items()} | {BEST: (best, found[best][1])}
+
+
+def provisional(plan: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
+    """Return a choice with which to list all jobs before development has been made; its rates are not the last word."""
+    rate = plan["rates"][0]
+    return {arm: (arm, rate) for arm in plan["arms"]} | {BEST: (plan["forms"][-1], rate)}
+
+
+def later(plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], runs: Path) -> list[Job]:
+    """Return what follows development in its order: the claim; then the other stages, seed by seed."""
+    names = [name for name in plan["stages"] if name != "development"]
+    jobs: list[tuple[int, int, Job]] = []
+    for stage in names:
+        for seed in plan["stages"][stage]["seeds"]:
+            jobs += [(stage != "claim", seed, job) for job in _jobs(plan, stage, seed, choice, runs)]
+    return [job for _, _, job in sorted(jobs, key=lambda place: place[:2])]
+
+
+def _jobs(
+    plan: Mapping[str, Any], name: str, seed: int, choice: Mapping[str, tuple[str, float]], runs: Path
+) -> Iterator[Job]:
+    stage, best = plan["stages"][name], choice[BEST][0]
+    for arm, values in stage.get("arms", {}).items():
+        like, rate = choice[values["like"]]
+        if not repeats(plan, name, arm, best):
+            yield _training(plan, name, arm, values | {"like": like}, rate, seed, runs)
+    models = [f"{arm}-{seed}" for arm in stage.get("of", ()) if not repeats(plan, "described", arm, best)]
+    if name == "deleted":
+        yield from (Evaluation(name, "deleted", model, seed) for model in models)
+    if name == "adaptation":
+        for model in [WARM] * (seed == stage["seeds"][0]) + models:
+            yield from (Evaluation(name, kind, model, seed) for kind in ADAPTATIONS)
+
+
+def repeats(plan: Mapping[str, Any], stage: str, arm: str, best: str) -> bool:
+    """Return whether a described arm is the best form itself, whose runs the claim has."""
+    return stage == "described" and arm == best and arm in plan["forms"]
+
+
+def _training(
+    plan: Mapping[str, Any], stage: str, arm: str, values: Mapping[str, Any], rate: float, seed: int, runs: Path
+) -> Training:
+    values_of_stage = plan["stages"][stage]
+    like = plan["arms"][values["like"]]
+    layer: dict[str, Any] = {"tasks": {"args": {"block": seed}}}
+    for over in (plan["settings"], like["settings"], values_of_stage["settings"], values.get("settings", {})):
+        layer = lay_over(layer, over)
+    name = f"{arm}-{seed}"
+    run = {"name": name, "directory": str(runs), "resume": "auto", "validate_with_memory": values.get("notes", False)}
+    layer = lay_over(layer, {"run": run, "algorithm": {"learning_rate": rate, "seed": seed}})
+    world = ROOT / f"agents/houses/{values_of_stage.get('world', 'coin')}.yaml"
+    title = values.get("title", f"{like['title']}, {rate:.0e}")
+    phases = [
+        Trial(arm, title, seed, load_settings("cpu", file=world, layer=lay_over(layer, {"run": phase})))
+        for phase in values_of_stage["phases"]
+    ]
+    return Training(stage, arm, values["like"], rate, tuple(phases))
+
+
+def read_rows(file: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
