@@ -106,7 +106,7 @@ def write_rollouts(folder: Path, rows: Sequence[CallRow], keep: int | Literal["a
     folder.mkdir(exist_ok=True)
     number = 1 + sum(1 for _ in folder.glob(f"{step:06}-{phase}-*.parquet"))  # a validation may have several batches
     file = folder / f"{step:06}-{phase}-{number:02}.parquet"
-    temporary = file.with_suffix(".tmp")
+    temporary = folder / f".{file.name}.tmp"  # readers of a folder skip hidden files
     texts = [{name: _as_json(row.get(name)) for name in _JSON} for row in rows]
     table = pa.Table.from_pylist([row | text for row, text in zip(rows, texts, strict=True)], SCHEMA)
     try:

@@ -2,6 +2,7 @@
 # ruff: noqa: RUF001 (the signs of the pages)
 
 import io
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from unittest import mock
 
 import pytest
 import yaml
+from IPython.core.inputtransformer2 import TransformerManager
 
 from empo2.recipe.cli import main
 from empo2.recipe.config import Settings, load_settings
@@ -23,7 +25,35 @@ from empo2.recipe.protocol import scope_of
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
+
+
+class Notebook:
+    """A notebook as a page: what its cells say, and their commands as blocks."""
+
+    def __init__(self, file: Path) -> None:
+        self.name, self.parent = file.name, file.parent
+        self.cells = json.loads(file.read_text())["cells"]
+
+    def read_text(self) -> str:
+        texts = []
+        for cell in self.cells:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code":
+                commands = (
+                    source if source.startswith("%%bash") else "\n".join(re.findall(r"^!(.*)", source, re.MULTILINE))
+                )
+                source = f"```bash\n{commands}\n```"
+            texts.append(source)
+        return "\n\n".join(texts)
+
+
+type Page = Path | Notebook
+PAGES: list[Page] = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    Notebook(NOTEBOOK),
+]
 FOLDERS = ("recipe", "memory", "agents", "bench", "docs", "examples", "tests", "requirements", r"\.ci", r"\.github")
 # Folders in which a reader runs a command that names files.
 PLACES = (ROOT, ROOT / "examples" / "quiz")
@@ -33,18 +63,18 @@ NO_SETTINGS = re.compile(r".*\.(yaml|sqlite|log|py|json)|agent\.run")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def blocks(page: Path, *languages: str) -> list[str]:
+def blocks(page: Page, *languages: str) -> list[str]:
     """The fenced blocks of these languages, without the indentation of a list that they stand in."""
     found = re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE)
     return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, name, text in found if name in languages]
 
 
-def code_spans(page: Path) -> list[str]:
+def code_spans(page: Page) -> list[str]:
     prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"`([^`]+)`", prose)
 
 
-def commands(page: Path, *programs: str) -> list[list[str]]:
+def commands(page: Page, *programs: str) -> list[list[str]]:
     """The words after the program's name of each command, in shell blocks and in code spans of the prose."""
     lines = [line for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
     found = []
@@ -90,13 +120,13 @@ def unknown_words(program: tuple[str, ...], words: list[str]) -> list[str]:
 
 
 @each_page
-def test_commands_of_empo2_have_the_verbs_and_options_that_are_used(page: Path) -> None:
+def test_commands_of_empo2_have_the_verbs_and_options_that_are_used(page: Page) -> None:
     for words in commands(page, "empo2"):
         assert unknown_words(("empo2",), words) == [], f"empo2 {shlex.join(words)}"
 
 
 @each_page
-def test_modules_and_scripts_that_are_run_exist_and_take_the_options_that_are_used(page: Path) -> None:
+def test_modules_and_scripts_that_are_run_exist_and_take_the_options_that_are_used(page: Page) -> None:
     for module, *words in commands(page, "python -m"):
         if module.startswith("empo2"):
             program = (sys.executable, "-m", module)
@@ -109,7 +139,7 @@ def test_modules_and_scripts_that_are_run_exist_and_take_the_options_that_are_us
 
 
 @each_page
-def test_targets_of_make_exist(page: Path) -> None:
+def test_targets_of_make_exist(page: Page) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     variables = set(re.findall(r"^([a-z]+) \?=", makefile, re.MULTILINE))
@@ -120,7 +150,7 @@ def test_targets_of_make_exist(page: Path) -> None:
 
 
 @each_page
-def test_settings_and_panels_of_commands_are_accepted(page: Path) -> None:
+def test_settings_and_panels_of_commands_are_accepted(page: Page) -> None:
     """As far as they can be checked without a model."""
     panels_of: dict[str, list[str]] = {
         "train": [],
@@ -191,7 +221,7 @@ def test_costs_follow_from_settings_and_panels() -> None:
 
 
 @each_page
-def test_settings_that_the_text_names_exist(page: Path) -> None:
+def test_settings_that_the_text_names_exist(page: Page) -> None:
     values = load_settings("cpu").to_dict()
     for word in (word for span in code_spans(page) for word in span.split()):
         key, equals, _ = word.partition("=")
@@ -204,19 +234,19 @@ def test_settings_that_the_text_names_exist(page: Path) -> None:
             assert name.partition(".")[0] in values[section], f"`{word}`"
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page: Page) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @each_page
-def test_links_and_paths_lead_to_something(page: Path) -> None:
+def test_links_and_paths_lead_to_something(page: Page) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" not in link:
             path, _, anchor = link.partition("#")
             target = page.parent / path if path else page
-            assert target.exists(), f"[...]({link})"
+            assert not isinstance(target, Path) or target.exists(), f"[...]({link})"
             assert not anchor or anchor in anchors(target), f"[...]({link})"
     for span in code_spans(page):
         path = span.partition("::")[0]
@@ -225,7 +255,7 @@ def test_links_and_paths_lead_to_something(page: Path) -> None:
 
 
 @each_page
-def test_settings_in_yaml_blocks_are_accepted(page: Path) -> None:
+def test_settings_in_yaml_blocks_are_accepted(page: Page) -> None:
     for block in blocks(page, "yaml"):
         content = yaml.safe_load(block)
         if isinstance(content, dict) and content.keys() <= {*Settings.model_fields, "class"}:
@@ -247,10 +277,26 @@ def test_the_guide_shows_the_whole_example(example: str) -> None:
 
 
 @each_page
-def test_python_blocks_stand_in_an_example(page: Path) -> None:
+def test_python_blocks_stand_in_an_example(page: Page) -> None:
     examples = "\n".join(file.read_text() for file in (ROOT / "examples").rglob("*.py"))
     for block in blocks(page, "python"):
         assert block in examples, block
+
+
+def test_the_notebook_has_the_outputs_of_one_run() -> None:
+    """From the top to its end, small, and what `empo2 init` says is what the guide says."""
+    cells = [cell for cell in Notebook(NOTEBOOK).cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    python = TransformerManager()
+    for cell in cells:
+        compile(python.transform_cell("".join(cell["source"])), NOTEBOOK.name, "exec")
+        assert cell["outputs"] and not [each for each in cell["outputs"] if each["output_type"] == "error"]
+        for image in (each["data"].get("image/png", "") for each in cell["outputs"] if "data" in each):
+            assert len(image) * 3 / 4 <= 60_000
+        said = "".join("".join(output.get("text", "")) for output in cell["outputs"])
+        assert "empo2 init" not in "".join(cell["source"]) or said in blocks(ROOT / "docs" / "retrofit.md", "")
+    assert NOTEBOOK.stat().st_size < 150_000
+    assert not re.search(r"(?<![\w.])/(home|root|tmp)/", NOTEBOOK.read_text())  # a path of someone's machine
 
 
 def test_the_guide_says_what_init_writes_and_prints(

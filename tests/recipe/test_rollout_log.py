@@ -93,8 +93,8 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert [file.name for file in folder.iterdir()] == [
         "000001-training-01.parquet"
     ]  # no older step is given up for it
-    (folder / "000002-training-01.tmp").write_bytes(b"PAR1 of a process that was killed")
-    assert [each.id for each in read_rollouts(folder)] == ["a"]
+    (folder / ".000002-training-01.parquet.tmp").write_bytes(b"PAR1 of a process that was killed")
+    assert [each.id for each in read_rollouts(folder)] == ["a"] == pq.read_table(folder)["rollout"].to_pylist()
 
 
 def test_files_that_are_not_there_or_damaged(tmp_path: Path) -> None:

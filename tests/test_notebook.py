@@ -1,0 +1,41 @@
+"""examples/first_run.ipynb, run as a user runs it."""
+
+from pathlib import Path
+
+import nbformat
+import pyarrow.parquet as pq
+import pytest
+from nbclient import NotebookClient
+
+from empo2.recipe.rollout_log import rollout_files
+
+from .stack import metrics_of
+
+# Minutes by itself. CI runs it after `make test`; `make test-all` does, too.
+pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_the_notebook_trains_and_shows_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    notebook = nbformat.read(EXAMPLES / "first_run.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(EXAMPLES)}}
+    client = NotebookClient(notebook, timeout=3000, coalesce_streams=True, record_timing=False, resources=resources)
+    client.execute()
+    nbformat.write(notebook, tmp_path / "first_run.ipynb")  # to be committed, without this machine's paths
+    (run,) = tmp_path.glob("*/runs/quiz")
+    assert [line["step"] for line in metrics_of(run)][-1] == 2
+    files = rollout_files(run / "rollouts")
+    assert [file.stem[3:-3] for file in files] == [
+        "000-validation",
+        "001-training",
+        "001-validation",
+        "002-training",
+        "002-validation",
+    ]
+    trained = [row for row in pq.read_table(files[3]).to_pylist() if any(row["trained"] or ())]
+    assert {row["mode"] for row in trained} == {"memory, off-policy"} and any(row["tips"] for row in trained)
+    said = "".join(each.get("text", "") for cell in notebook.cells for each in cell.get("outputs", ()))
+    for words in ("can be trained", "step 2/2", " MB in ", "turn 1", "Notes from earlier episodes"):
+        assert words in said, words
