@@ -227,6 +227,7 @@ def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
     assert options == {**before, "middleware": PROMPT_IDS}
     take_traces(config, "http://c/v1/traces")
     assert (options.otlp_traces_endpoint, options.enable_prompt_tokens_details) == ("http://c/v1/traces", True)
+    assert config.actor_rollout_ref.rollout.disable_log_stats is False
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.OTEL_EXPORTER_OTLP_TRACES_PROTOCOL == "http/protobuf"
     options.middleware = "my.own"
     take_prompt_ids(config)
