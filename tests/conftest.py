@@ -49,6 +49,8 @@ SLOW = (
     "recipe/test_script.py::test_one_changed_import_is_enough",
     "recipe/test_serving.py::test_the_command_serves_until_ctrl_c",
     "recipe/test_sweep.py::test_a_failed_run_does_not_stop_the_sweep_and_goes_on_later",
+    "recipe/test_traces.py::test_a_collector_that_does_not_take_spans_costs_spans_alone",
+    "recipe/test_traces.py::test_spans_of_a_langgraph_agent_and_ours_are_one_tree",
     "small_model/test_batch.py",
     "test_command_line.py",
     "test_docs.py",

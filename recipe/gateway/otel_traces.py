@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -36,6 +37,7 @@ from empo2.recipe.failures import cause_of_failure, reported_error
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.episode import Episode
+from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body, Request
 from empo2.recipe.gateway.serve.direct_calls import SERVED
 from empo2.recipe.gateway.tips.text import clean_tip
@@ -48,7 +50,8 @@ log = structlog.get_logger()
 
 _W3C = TraceContextTextMapPropagator()
 _QUEUE_SPANS = 2048  # that wait for the collector; more are lost
-_BATCH_SPANS = 64  # of a request: while more are encoded, calls would wait
+_BATCH_SPANS = 64  # of a request
+_SWITCH_SECONDS = 0.0005  # that the thread which sends may hold Python while calls wait; Python's own is ten times that
 _JOINED = 10_000  # rollouts whose agents have traces of their own
 _TASK_CHARACTERS = 1000
 _NAME = "empo2"
@@ -128,6 +131,7 @@ class OtelTraces(Traces):
         self._provider_name = "openai" if settings.model.server else "vllm"
         captured = os.environ.get(names.CAPTURE, "").lower()  # "event_only" is for logs, which are not sent
         self._texts = _Texts(special_tokens) if captured in ("true", "span_only", "span_and_event") else None
+        sys.setswitchinterval(_SWITCH_SECONDS)
         self._sender, self._ids = _Sender(endpoint), _Ids()
         self._queue = _Queue(self._sender)
         service = {} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: _NAME}
@@ -173,6 +177,12 @@ class OtelTraces(Traces):
             yield span
 
     def rollout_ended(self, rollout_id: str, since: float, episode: Episode | None = None) -> None:
+        try:  # of a task and events that may hold anything
+            self._rollout_ended(rollout_id, since, episode)
+        except Exception as error:
+            log.warning("a rollout has no span", rollout_id=rollout_id, error=described(error))
+
+    def _rollout_ended(self, rollout_id: str, since: float, episode: Episode | None) -> None:
         if (rollout := upstream.rollout_of(rollout_id)) is None:
             return
         events, local = upstream.events_of(rollout_id), rollout.config.local
@@ -187,9 +197,8 @@ class OtelTraces(Traces):
             values |= {names.TIPS_SHOWN: len(episode.shown), names.TIP_IDS: sorted(episode.shown)}
         name = f"{names.AGENT} {values[names.AGENT_NAME] or ''}".strip()
         reward = next(reversed(upstream.rewards_of(rollout_id)), None)
-        self._ids.planned = trace_of(rollout_id)
-        with self._open(name, self._joined.get(rollout_id), values, since=since) as span:
-            self._ids.planned = None
+        planned = trace_of(rollout_id)
+        with self._open(name, self._joined.get(rollout_id), values, since=since, planned=planned) as span:
             if isinstance(reward, int | float) and math.isfinite(reward):
                 span.set({names.RETURN: float(reward)})
                 span.otel.add_event(
@@ -258,11 +267,17 @@ class OtelTraces(Traces):
         kind: otel.SpanKind = otel.SpanKind.INTERNAL,
         links: Sequence[otel.Link] = (),
         since: float | None = None,
+        planned: tuple[int, int] | None = None,
     ) -> Iterator[_Recorded]:
-        """Open a span as the current one; an exception fails it."""
+        """Open a span as the current one; an exception fails it.
+
+        Args:
+            planned: the ids of the trace, if there is no parent, and of the span; None for random ones.
+        """
         context = otel.set_span_in_context(otel.NonRecordingSpan(parent), Context()) if parent else Context()
         given = {name: value for name, value in values.items() if value is not None}
         start = None if since is None else int(since * 1e9)
+        self._ids.planned = planned
         started = self._tracer.start_span(name, context, kind, given, links, start)
         span = _Recorded(started, values[names.OPERATION], self._texts)
         token = self._current.set(span)

@@ -245,6 +245,8 @@ def take_traces(config: DictConfig, endpoint: str) -> None:
     vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
     for name, value in {"otlp_traces_endpoint": endpoint, "enable_prompt_tokens_details": True}.items():
         OmegaConf.update(config, f"{vllm}.{name}", value, force_add=True)
+    # Without statistics, as verl starts it, vLLM 0.20 fails every request that it has a span for.
+    config.actor_rollout_ref.rollout.disable_log_stats = False
     # vLLM's own default is gRPC.
     environment = f"ray_kwargs.ray_init.runtime_env.env_vars.{TRACES_PROTOCOL}"
     OmegaConf.update(config, environment, "http/protobuf", force_add=True)

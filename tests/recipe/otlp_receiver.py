@@ -69,7 +69,7 @@ class OtlpReceiver:
                 self.send_response(receiver.fault or 200)
                 self.end_headers()
 
-            def log_message(self, format: str, *_: Any) -> None: ...
+            def log_message(self, format: str, *args: Any) -> None: ...
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True

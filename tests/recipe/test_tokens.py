@@ -230,6 +230,7 @@ def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
     assert options == {**before, "middleware": KEY_CHECK}
     take_traces(config, "http://c/v1/traces")
     assert (options.otlp_traces_endpoint, options.enable_prompt_tokens_details) == ("http://c/v1/traces", True)
+    assert config.actor_rollout_ref.rollout.disable_log_stats is False
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.OTEL_EXPORTER_OTLP_TRACES_PROTOCOL == "http/protobuf"
     options.middleware = "my.own"
     with pytest.raises(ConfigError, match=r"engine_kwargs.vllm.middleware='my.own': .* take it out"):
