@@ -314,6 +314,13 @@ def test_distillation_refuses_what_it_cannot_work_with(override: str, words: str
     composed("gpu", override)
 
 
+def test_nothing_is_offloaded_without_a_gpu() -> None:
+    """FSDP2 would pin the memory, which asks for one: the reference's too, that a KL term needs."""
+    config = composed("cpu", "algorithm.kl_coefficient=0.01").actor_rollout_ref
+    offloaded = [config[part].fsdp_config.param_offload for part in ("actor", "ref")]
+    assert config.actor.use_kl_loss and offloaded == [False, False]
+
+
 def test_distillation_goes_with_paired_groups_and_asynchronous_rollouts() -> None:
     size = "verl.agentlightning.async_rollout.async_train_batch_size=32"
     given = ["algorithm.off_policy_loss=distillation", "algorithm.baseline=paired", "algorithm.mode_per=group"]
