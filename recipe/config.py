@@ -435,9 +435,9 @@ def _check_together(settings: Settings) -> None:
             f"hardware.nodes={hardware.nodes}: are of a Ray cluster; on one of them, give hardware.ray_address=auto "
             "(docs/cluster.md)"
         )
-    gpus = hardware.nodes * hardware.gpus_per_node
-    if gpus % hardware.tensor_parallel:
-        raise ConfigError(f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {gpus} GPUs")
+    gpus, each = hardware.nodes * hardware.gpus_per_node, hardware.gpus_per_node
+    if each % hardware.tensor_parallel:
+        raise ConfigError(f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {each} GPUs of a node")
     if algorithm.updates_per_step > algorithm.tasks_per_step:
         raise ConfigError(
             f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed tasks_per_step="
