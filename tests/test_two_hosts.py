@@ -116,6 +116,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
             died = time.monotonic()
             seen.code = launcher.wait(timeout=300)
             seen.seconds = time.monotonic() - died
+            print(f"the run ended {seen.seconds:.0f} s after the host")
         seen.output = (folder / "train.log").read_text()
         time.sleep(10)
         seen.left_on_a = [_title(each) for each in a.processes()]

@@ -155,12 +155,12 @@ def _ask_nodes(gpus: int, model: str, file: Path, network: str | None) -> dict[s
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def ask(node: str, address: str) -> Any:
-        place = NodeAffinitySchedulingStrategy(node, soft=False)
-        task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(facts_of)
-        return task.remote(model, file, network, address)
-
-    asked = {address: ask(node, address) for node, address, total in _nodes() if total >= gpus}
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(facts_of)
+    asked = {}
+    for node, address, total in _nodes():
+        if total >= gpus:
+            place = NodeAffinitySchedulingStrategy(node, soft=False)
+            asked[address] = task.options(scheduling_strategy=place).remote(model, file, network, address)
     ray.wait([*asked.values()], num_returns=len(asked), timeout=_TASK_SECONDS)
     answers: dict[str, tuple[Facts, Gpus] | str] = {}
     for address, reference in asked.items():
