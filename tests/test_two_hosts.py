@@ -174,7 +174,7 @@ def test_it_trains_on_both_hosts_and_shows_tips(seen: Seen) -> None:
     assert list(steps) == list(range(1, STEPS + 1))
     assert steps[2]["empo2/tips_injected_per_call"] > 0
     for step in steps.values():  # both servers sampled, with the weights that both ranks have trained
-        assert step["rollout_corr/log_ppl_abs_diff"] < 0.01
+        assert step["rollout_corr/log_ppl_abs_diff"] < 0.05
     actor = seen.run / "checkpoints" / "global_step_2" / "actor"
     assert {file.name for file in actor.glob("model_*.pt")} == {f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1)}
 
