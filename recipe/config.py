@@ -453,9 +453,9 @@ def _check_together(settings: Settings) -> None:
             f"hardware.nodes={hardware.nodes}: are of a Ray cluster; on one of them, give hardware.ray_address=auto "
             "(docs/cluster.md)"
         )
-    gpus = hardware.nodes * hardware.gpus_per_node
-    if gpus % hardware.tensor_parallel:
-        raise ConfigError(f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {gpus} GPUs")
+    gpus, each = hardware.nodes * hardware.gpus_per_node, hardware.gpus_per_node
+    if each % hardware.tensor_parallel:
+        raise ConfigError(f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {each} GPUs of a node")
     loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
     if algorithm.distills and algorithm.name == "grpo":
         raise ConfigError(f"{loss}: algorithm.name='grpo' shows no tips; set name to empo2 or this to ratio")

@@ -16,16 +16,19 @@ import ray
 
 _SECONDS = 3
 _REMOTE = Path(ray.__file__).parent / "core" / "generated"
+_OBJECTS = [f"/ray.rpc.ObjectManagerService/{name}" for name in ("Push", "Pull", "FreeObjects")]  # not in that folder
 
 
 def http(host: str, port: int) -> str:
+    answer = b""
     try:
         with socket.create_connection((host, port), _SECONDS) as connection:
             connection.settimeout(_SECONDS)
             connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            answer = connection.recv(200)
+            while len(answer) < 300 and (more := connection.recv(300)):
+                answer += more
     except TimeoutError:
-        return "silent"
+        return repr(answer) if answer else "silent"
     except ConnectionRefusedError:
         return "refused"
     except OSError:
@@ -53,7 +56,7 @@ def remote_calls(host: str, port: int) -> str | None:
 def methods() -> list[str]:
     """Those that Ray's servers may have, with one first that none has."""
     texts = [file.read_text() for file in _REMOTE.glob("*_grpc.py")]
-    return ["/none", *sorted({method for text in texts for method in re.findall(r"'(/ray[\w./]+)'", text)})]
+    return ["/none", *_OBJECTS, *sorted({method for text in texts for method in re.findall(r"'(/ray[\w./]+)'", text)})]
 
 
 def answer(address: str) -> str:

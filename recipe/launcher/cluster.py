@@ -113,12 +113,18 @@ def _new_file(folder: Path) -> Iterator[Path]:
         raise ConfigError(f"run.directory={str(folder)!r}: cannot be written: {error.strerror}") from None
 
 
-def _nodes() -> list[tuple[str, str, int]]:
-    """Return id, address and number of GPUs of each node."""
+def _nodes() -> Iterator[tuple[str, str, int]]:
+    """Yield id, address and number of GPUs of each node; -1 for one that is gone, which Ray notices in a minute."""
     import ray
 
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    return [(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in alive]
+    for node in ray.nodes():
+        if node["Alive"]:
+            gpus = int(node["Resources"].get("GPU", 0))
+            try:
+                socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _ANSWER_SECONDS).close()
+            except OSError:
+                gpus = -1
+            yield node["NodeID"], node["NodeManagerAddress"], gpus
 
 
 def _wait(nodes: int, gpus: int, say: Callable[[str], object], deadline: float) -> Finding:
@@ -127,13 +133,14 @@ def _wait(nodes: int, gpus: int, say: Callable[[str], object], deadline: float) 
 
     last = ""
     while True:
-        available, ready, each = state.available_resources_per_node(), 0, []
+        available, ready, each, gone = state.available_resources_per_node(), 0, [], False
         for node, address, total in _nodes():
             free = int(available.get(node, {}).get("GPU", 0))
-            ready += free // gpus
-            each.append(f"{address} {free}/{total}")
+            ready += free // gpus if total > 0 else 0
+            each.append(f"{address} {free}/{total}" if total >= 0 else f"{address} gone")
+            gone |= total < 0
         said = f"{min(ready, nodes)} of {nodes} with {gpus} free GPU{'s'[: gpus != 1]} (free/all: {', '.join(each)})"
-        if ready >= nodes:
+        if ready >= nodes and not gone:  # Ray would place workers on it
             return Finding("nodes", said)
         if time.monotonic() > deadline:
             return Finding("nodes", said, "add nodes by ray start --address=..., or lower hardware.nodes")
@@ -148,12 +155,12 @@ def _ask_nodes(gpus: int, model: str, file: Path, network: str | None) -> dict[s
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def ask(node: str, address: str) -> Any:
-        place: Any = NodeAffinitySchedulingStrategy(node, soft=False)
-        task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(facts_of)
-        return task.remote(model, file, network, address)
-
-    asked = {address: ask(node, address) for node, address, total in _nodes() if total >= gpus}
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(facts_of)
+    asked = {}
+    for node, address, total in _nodes():
+        if total >= gpus:
+            place = NodeAffinitySchedulingStrategy(node, soft=False)
+            asked[address] = task.options(scheduling_strategy=place).remote(model, file, network, address)
     ray.wait([*asked.values()], num_returns=len(asked), timeout=_TASK_SECONDS)
     answers: dict[str, tuple[Facts, Gpus] | str] = {}
     for address, reference in asked.items():

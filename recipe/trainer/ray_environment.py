@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.marked_lines import say_note
-from empo2.recipe.network import address_in
+from empo2.recipe.network import LOOPBACK, address_in
 
 _CHARACTERS = 300  # of an error's message
 
@@ -82,7 +82,9 @@ def use_network() -> None:
     import ray
 
     if ray.is_initialized():
-        address, interface = address_in(os.environ.get(NETWORK) or ray.util.get_node_ip_address())
+        # verl sets this variable for its vLLM servers; each keeps to one node, and agents reach it by HTTP.
+        alone = LOOPBACK if "NCCL_CUMEM_ENABLE" in os.environ else None
+        address, interface = address_in(alone or os.environ.get(NETWORK) or ray.util.get_node_ip_address())
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)
         os.environ.setdefault("VLLM_HOST_IP", address)
@@ -100,12 +102,14 @@ def start_ray(config: DictConfig, network: str | None = None) -> None:
     Raises:
         Empo2Error: it failed both times.
     """
+    options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    if options.get("address") == "local":  # Ray takes 127.0.0.1 for the host's address on the network otherwise
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     import ray
 
     if ray.is_initialized():
         return
     use_token()
-    options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     runtime_env = dict(options.pop("runtime_env", None) or {})
     # Not agent-lightning's worker_process_setup_hook: idle workers would import verl for nothing. The loss is
     # registered by the module that the loss function lies in (objective.py).

@@ -103,26 +103,26 @@ def test_a_cluster_that_runs_is_joined_and_told_nothing(monkeypatch: pytest.Monk
     assert ray_options("hardware.nodes=2") == {"address": "head:6379"}
 
 
-NODES = [
-    {"NodeID": str(number), "NodeManagerAddress": f"10.0.0.{number}", "Alive": True, "Resources": {"GPU": 8.0}}
-    for number in (1, 2, 3)
-]
-
-
 def test_nodes_are_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One node comes late, and one has GPUs that others use."""
-    looks: list[int] = []
-    monkeypatch.setattr(ray, "nodes", lambda: looks.append(1) or NODES[: 1 + len(looks) // 3])
-    free = {"1": {"GPU": 8.0}, "2": {"GPU": 8.0}, "3": {"CPU": 4.0}}
-    monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: free)
-    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0)
-    said: list[str] = []
-    found = cluster._wait(2, 8, said.append, sys.maxsize)
-    assert not found.fix and "2 of 2 with 8 free GPUs" in found.said
-    assert said == ["waiting for nodes: 1 of 2 with 8 free GPUs (free/all: 10.0.0.1 8/8)"]
-    monkeypatch.setattr(ray, "nodes", lambda: NODES)
-    found = cluster._wait(3, 8, said.append, 0)
-    assert "2 of 3 with 8 free GPUs (free/all: 10.0.0.1 8/8, 10.0.0.2 8/8, 10.0.0.3 0/8)" in found.said and found.fix
+    """One node comes late, one has GPUs that others use, and one has gone without Ray's notice."""
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        answers = {"Alive": True, "Resources": {"GPU": 8.0}, "NodeManagerPort": raylet.getsockname()[1]}
+        nodes = [answers | {"NodeID": str(each), "NodeManagerAddress": f"127.0.0.{each}"} for each in (1, 1, 1)]
+        looks: list[int] = []
+        monkeypatch.setattr(ray, "nodes", lambda: looks.append(1) or nodes[: 1 + len(looks) // 2])
+        free = {"1": {"GPU": 8.0}}
+        monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: free)
+        monkeypatch.setattr(cluster, "_POLL_SECONDS", 0)
+        said: list[str] = []
+        found = cluster._wait(2, 8, said.append, sys.maxsize)
+        assert not found.fix and "2 of 2 with 8 free GPUs" in found.said
+        assert said == ["waiting for nodes: 1 of 2 with 8 free GPUs (free/all: 127.0.0.1 8/8)"]
+        used = {**nodes[0], "NodeID": "2", "NodeManagerAddress": "127.0.0.1"}
+        monkeypatch.setattr(ray, "nodes", lambda: [nodes[0], used])
+        found = cluster._wait(2, 8, said.append, 0)
+        assert "1 of 2 with 8 free GPUs (free/all: 127.0.0.1 8/8, 127.0.0.1 0/8)" in found.said and found.fix
+    found = cluster._wait(1, 8, said.append, 0)
+    assert "0 of 1 with 8 free GPUs (free/all: 127.0.0.1 gone, 127.0.0.1 gone)" in found.said and found.fix
 
 
 def test_what_differs_on_a_node_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
