@@ -3,6 +3,8 @@
 Both sides import this module, and neither imports the other.
 """
 
+import hashlib
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,12 +37,17 @@ class Keys:
     """The gateway's keys; both empty where it asks for none.
 
     Attributes:
-        agent: presented by agents and by the controller, for model calls, events, and the states of rollouts.
+        agent: presented by the controller, for the list and the states of rollouts; and by agents that have no key of
+            their own, for model calls and events.
         admin: presented by the trainer and the operator; opens every route.
     """
 
     agent: str = ""
     admin: str = ""
+
+    def of_rollout(self, rollout_id: str) -> str:
+        """Return the key of one rollout's agent: HMAC-SHA256 of its id under ``agent``; "" if there is no ``agent``."""
+        return self.agent and hmac.new(self.agent.encode(), rollout_id.encode(), hashlib.sha256).hexdigest()
 
 
 def settle_route(rollout_id: str) -> str:

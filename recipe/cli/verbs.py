@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from empo2.recipe import __version__, baselines
-from empo2.recipe.cli import adapt, check, eval, export, init, memory, serve, show, sweep
+from empo2.recipe.cli import adapt, check, controller, eval, export, init, memory, serve, show, sweep
 from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.options import HELP
@@ -45,6 +45,7 @@ baselines.add_verbs(app, "empo2")
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=HELP)(gateway)
+app.command(epilog=controller.EXAMPLES)(controller.controller)
 app.command()(report)
 app.command(epilog=show.EXAMPLES)(show.show)
 app.command()(demo)

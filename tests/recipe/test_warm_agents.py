@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hmac
 import os
 import signal
 import subprocess
@@ -12,11 +13,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from agentlightning.controller import local_reconciler
+from agentlightning.controller import k8s_reconciler, local_reconciler
 from agentlightning.schemas import Rollout
 from omegaconf import OmegaConf
 
-from empo2.recipe.controller.__main__ import start_agents_with
+from empo2.recipe.controller.run import give_own_keys, start_agents_with, with_own_key
 from empo2.recipe.controller.warm_agents import WarmAgent, start_agent, start_fork_server
 
 from ..processes import mark, until
@@ -200,7 +201,7 @@ async def test_another_class_starts_alone(warm) -> None:
 
 
 async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when ``LocalReconciler._spawn_for`` changes how it starts a process."""
+    """Each with its rollout's key. Fails when ``LocalReconciler._spawn_for`` changes how it starts a process."""
     started, failed = [], []
 
     async def start(*command: str, **options: object) -> None:
@@ -210,19 +211,40 @@ async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: 
     async def patch_status(rollout_id: str, json: dict) -> None:
         failed.append(json["status"]["error_message"])
 
+    class Reconciler(local_reconciler.LocalReconciler):
+        pass
+
     monkeypatch.setattr(local_reconciler, "asyncio", asyncio)
     start_agents_with(start)
+    give_own_keys(Reconciler)
     config = {"runner_type": "local", "agl_server": {"url": "http://gateway", "key": "k"}}
     config["local_runner"] = {"maximum_size": 1, "poll_interval": 1}
     api = SimpleNamespace(patch=patch_status)
-    reconciler = local_reconciler.LocalReconciler(api, OmegaConf.create(config))  # pyright: ignore[reportArgumentType]
+    reconciler = Reconciler(api, OmegaConf.create(config))  # pyright: ignore[reportArgumentType]
     local = {"agent_class": AGENTS, "env_map": {"MY_DOOR": "input.door"}}
     rollout = {"rollout_id": "r", "input": {"door": 3}, "config": {"local": local}}
     status = {"state": "queuing", "created_at": 0, "updated_at": 0}
     assert not await reconciler._spawn_for(Rollout.model_validate({**rollout, "status": status}))
+    assert reconciler._config.agl_server.key == "k"
     assert failed == ["local subprocess spawn failed: not started"]
     ((command, options),) = started
     assert list(command) == worker_command(AGENTS)
     environment = options.pop("env")
-    assert (environment["AGL_KEY"], environment["MY_DOOR"]) == ("k", "3")
+    assert (environment["AGL_KEY"], environment["MY_DOOR"]) == (hmac.new(b"k", b"r", "sha256").hexdigest(), "3")
     assert options == {"stdin": subprocess.DEVNULL, "stdout": None, "stderr": None, "start_new_session": True}
+
+
+def test_a_kubernetes_job_has_the_key_of_its_rollout() -> None:
+    """By the function with which agent-lightning's reconciler makes a Job, of the template of examples/cluster."""
+    template = (Path(__file__).parents[2] / "examples/cluster/agent-job.yaml").read_text()
+    status = {"state": "queuing", "created_at": 0, "updated_at": 0}
+    config: dict[str, dict[str, object]] = {"agl_server": {"url": "http://gateway", "key": "k"}}
+    config["k8s_runner"] = {"namespace": "agents", "ttl_after_finished": 60}
+    for id in ("r", "s"):
+        rollout = {"rollout_id": id, "input": {"question": "2 + 2", "answer": "4"}, "status": status}
+        rollout["config"] = {"k8s": {"job_template": template}}
+        job = with_own_key(k8s_reconciler.build_job_spec)(Rollout.model_validate(rollout), OmegaConf.create(config))
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        variables = {each["name"]: each.get("value") for each in container["env"]}
+        assert variables["AGL_KEY"] == hmac.new(b"k", id.encode(), "sha256").hexdigest()
+        assert f"/rollout/{id}/attempt/" in variables["AGL_OPENAI_BASE_URL"]
