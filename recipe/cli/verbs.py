@@ -11,7 +11,7 @@ from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.options import HELP
 from empo2.recipe.cli.report import report
 from empo2.recipe.cli.train import train
-from empo2.recipe.errors import Empo2Error
+from empo2.recipe.errors import Empo2Error, Preempted
 
 # Help is plain text: rich would read the brackets of tasks.args.names='[find-animal]' as markup.
 app = typer.Typer(
@@ -60,6 +60,8 @@ def run(arguments: list[str] | None = None) -> tuple[int, str]:
     """Run a command; return its exit code and what to say about a failure."""
     try:
         return _command.main(arguments, prog_name="empo2", standalone_mode=False) or 0, ""
+    except Preempted as end:
+        return end.exit_code, f"empo2: {end}"
     except Empo2Error as error:
         return error.exit_code, f"empo2: error: {error}"
     except typer.TyperException as error:  # wrong options

@@ -10,7 +10,9 @@ from empo2.recipe.trainer.compat import verl as _compat  # noqa: F401  a script 
 from agentlightning.verl.dataset import LoadedDataset
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from empo2.recipe import preemption
 from empo2.recipe.config import Settings
+from empo2.recipe.errors import Preempted
 from empo2.recipe.marked_lines import say_loading
 from empo2.recipe.trainer.compat.agentlightning import (
     import_vllm_meanwhile,
@@ -44,7 +46,10 @@ def train(
     say_loading("policy")
     trainer.init_workers()
     say_loading("")
+    steps = trainer.total_training_steps
     trainer.fit()
+    if trainer.total_training_steps < steps:
+        raise Preempted(f"{preemption.came()} ended the training after step {trainer.total_training_steps}, saved")
 
 
 def _make_trainer(
