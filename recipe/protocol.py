@@ -179,12 +179,18 @@ class AgentError(_Message):
         return f"{self.type}: {self.message}" + (f" ({self.where})" if self.where else "")
 
 
+type Controllers = Literal["silent", "refused", "ask"]
+
+
 class StepProgress(_Message):
     """How far the rollouts of a step, or of a validation, have come.
 
     Attributes:
         rollouts: that there are; 0 while the trainer plays none.
         ended: how many of them have ended.
+        queued: how many of them no controller has started.
+        controllers: whether one asks for rollouts, or was refused, since its key is wrong.
+        problem: what a controller says of a rollout that has not ended; "" for nothing.
         validation: True if those that have not ended are validation rollouts.
         calls: to the model.
         tips: that were written.
@@ -192,6 +198,9 @@ class StepProgress(_Message):
 
     rollouts: int = 0
     ended: int = 0
+    queued: int = 0
+    controllers: Controllers = "silent"
+    problem: str = ""
     validation: bool = False
     calls: int = 0
     tips: int = 0

@@ -62,6 +62,9 @@ def run_on_kubernetes(url: str, key: str, namespace: str) -> None:
     """Start each rollout's agent as a Kubernetes Job, from the template that its rollout carries."""
     from agentlightning.controller import k8s_reconciler
 
+    from empo2.recipe.controller.kubernetes import TellingReconciler
+
+    k8s_reconciler.K8sReconciler = TellingReconciler
     k8s_reconciler.build_job_spec = with_own_key(k8s_reconciler.build_job_spec)
     _run(url, key, {"runner_type": "k8s", "k8s_runner": {"namespace": namespace}})
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID as DEFAULT_ATTEMPT_ID
 from agentlightning.schemas import TERMINAL_STATES as TERMINAL_STATES
-from agentlightning.schemas import RolloutCreate
+from agentlightning.schemas import Rollout, RolloutCreate
 from agentlightning.schemas import RolloutState as RolloutState
 from agentlightning.server.app import create_app
 from agentlightning.server.proxy import NoServersError as NoServersError
@@ -118,9 +118,9 @@ def rollouts_ended() -> int:
     return len(_terminal_order)
 
 
-def open_rollouts() -> list[bool]:
-    """Return, of each rollout that has not ended, whether it is for training."""
-    return [each.is_train for each in _rollouts.values() if each.status.state not in TERMINAL_STATES]
+def open_rollouts() -> list[Rollout]:
+    """Return the rollouts that have not ended."""
+    return [each for each in _rollouts.values() if each.status.state not in TERMINAL_STATES]
 
 
 def attempt_of(rollout_id: str) -> str:

@@ -21,6 +21,7 @@ from empo2.recipe.protocol import (
     GatewayState,
     PauseRequest,
     PauseState,
+    StepProgress,
     Unsettled,
     settle_route,
 )
@@ -86,6 +87,10 @@ class GatewayClient:
                     "the same"
                 )
         return state
+
+    def progress(self) -> StepProgress:
+        """Return how far the rollouts of the step have come."""
+        return GatewayState.model_validate(self._http.get(STATE).raise_for_status().json()).progress
 
     def _check_listens(self, error: httpx.TransportError) -> None:
         if not isinstance(error, httpx.TimeoutException):  # a gateway that starts takes connections, and is silent

@@ -106,6 +106,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             max_prompt_tokens=self._max_prompt_tokens,
             version=self._version,
             pauses=self.is_async,
+            controller_log=self._run_directory and self._run_directory / "controller.log",
         )
         self._manager = manager = super()._make_rollout_manager(make)
         return manager

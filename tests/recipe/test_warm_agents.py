@@ -6,17 +6,19 @@ import hmac
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import psutil
 import pytest
 from agentlightning.controller import k8s_reconciler, local_reconciler
 from agentlightning.schemas import Rollout
 from omegaconf import OmegaConf
 
+from empo2.recipe.controller.kubernetes import TellingReconciler
 from empo2.recipe.controller.run import give_own_keys, start_agents_with, with_own_key
 from empo2.recipe.controller.warm_agents import WarmAgent, start_agent, start_fork_server
 
@@ -248,3 +250,50 @@ def test_a_kubernetes_job_has_the_key_of_its_rollout() -> None:
         variables = {each["name"]: each.get("value") for each in container["env"]}
         assert variables["AGL_KEY"] == hmac.new(b"k", id.encode(), "sha256").hexdigest()
         assert f"/rollout/{id}/attempt/" in variables["AGL_OPENAI_BASE_URL"]
+
+
+async def test_why_a_pod_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By agent-lightning's reconciler before a stand-in of Kubernetes: a missing image, no node with room."""
+    pulling = {"reason": "ImagePullBackOff", "message": "not found"}
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+    pods = {
+        "job-a": {"containerStatuses": [{"state": {"waiting": pulling}}]},
+        "job-b": {"conditions": [full]},
+        "job-c": {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]},
+        "of-others": {"conditions": [full]},
+    }
+
+    async def listed(**asked: object) -> AsyncIterator[object]:
+        assert asked["namespace"] == "ours"
+        for job, status in pods.items():
+            yield SimpleNamespace(raw={"metadata": {"labels": {"batch.kubernetes.io/job-name": job}}, "status": status})
+
+    async def nothing(*_: object) -> None: ...
+
+    said: dict[str, str | None] = dict.fromkeys("abc")
+    patches: list[str] = []
+
+    async def get(path: str, params: httpx.QueryParams) -> httpx.Response:
+        status = {"state": "running", "created_at": 0, "updated_at": 0}
+        found = [
+            {"rollout_id": id, "input": {}, "config": {}}
+            | {"status": {**status, "k8s_job_name": f"job-{id}", "error_message": message}}
+            for id, message in said.items()
+        ]
+        return httpx.Response(200, json=found, request=httpx.Request("GET", "http://gateway"))
+
+    async def patch(path: str, json: dict) -> httpx.Response:
+        patches.append(path)
+        said[path[-1]] = json["status"].pop("error_message")
+        assert json == {"status": {}}
+        return httpx.Response(200, request=httpx.Request("PATCH", "http://gateway"))
+
+    monkeypatch.setattr(k8s_reconciler.K8sReconciler, "_reconcile_once", nothing)
+    monkeypatch.setattr("empo2.recipe.controller.kubernetes.Pod", SimpleNamespace(async_list=listed))
+    config = OmegaConf.create({"k8s_runner": {"namespace": "ours"}})
+    reconciler = TellingReconciler(SimpleNamespace(get=get, patch=patch), config)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(reconciler, "_get_k8s_api", nothing)
+    for _ in range(2):
+        await reconciler._reconcile_once()
+    assert said == {"a": "ImagePullBackOff: not found", "b": "Unschedulable: 0/3 nodes are available", "c": None}
+    assert len(patches) == 2

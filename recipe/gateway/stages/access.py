@@ -12,6 +12,7 @@ from dataclasses import replace
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse, Response
 
+from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.request import Next, Request
 from empo2.recipe.protocol import Keys
 
@@ -19,10 +20,17 @@ from empo2.recipe.protocol import Keys
 class KeyCheck:
     """Answer 401 to a key that is unknown or another rollout's, and 403 to an agent's on a route of the trainer's."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, metrics: StepMetrics) -> None:
         self._keys = keys
+        self._metrics = metrics
 
     async def __call__(self, request: Request, forward: Next) -> Response:
+        answer = await self._answer(request, forward)
+        if (request.method, request.kind) == ("GET", "rollouts"):
+            self._metrics.controllers = "refused" if answer.status_code == 401 else "ask"
+        return answer
+
+    async def _answer(self, request: Request, forward: Next) -> Response:
         if request.path == "/healthz" or not self._keys.admin:
             return await forward(request)
         presented = _presented(request)
