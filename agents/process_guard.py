@@ -2,8 +2,9 @@
 
 This is a separate script, started with ``guarded(command)``. The owner holds the other end of its standard input; when
 that closes, the owner has ended or wants the command to end. The guard then sends the command SIGTERM, as on a signal
-to itself, and kills the rest of the tree after a grace time. Start it in its own session, so that signals to the
-owner's process group do not reach it. Exit code: the command's; 128 + n after signal n; 126 when it cannot be run.
+to itself, and kills the rest of the tree after a grace time. SIGUSR1 is passed on. Start it in its own session, so that
+signals to the owner's process group do not reach it. Exit code: the command's; 128 + n after signal n; 126 when it
+cannot be run.
 Linux only.
 """
 
@@ -98,8 +99,10 @@ def _run(command: list[str], grace: float, scratch: str) -> int:
         if not ready:
             code = -signal.SIGKILL
             break
-        told = signals in ready and not {*os.read(signals, 4096)}.isdisjoint(_TOLD_TO_STOP)
-        if deadline is None and (told or owner in ready):
+        came = {*os.read(signals, 4096)} if signals in ready else set()
+        if signal.SIGUSR1 in came:
+            os.kill(process.pid, signal.SIGUSR1)
+        if deadline is None and (not came.isdisjoint(_TOLD_TO_STOP) or owner in ready):
             watched, deadline = [signals], time.monotonic() + grace
             os.kill(process.pid, signal.SIGTERM)
     end_descendants()
@@ -113,7 +116,7 @@ def _signals_as_a_file() -> int:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, *_TOLD_TO_STOP):
+    for number in (signal.SIGCHLD, signal.SIGUSR1, *_TOLD_TO_STOP):
         signal.signal(number, lambda *_: None)
     return reading
 

@@ -201,7 +201,7 @@ def cpu_time(root: int) -> Counter[str]:
 def kind_of(command: str) -> str | None:
     """Return the kind of process that a command line is; None for that of its parent."""
     for kind, pattern in (
-        ("agents", "empo2.recipe.controller"),
+        ("agents", r"empo2\.recipe\.cli controller"),
         ("vLLM", r"vLLM|VLLM|multiprocessing\.(forkserver|spawn)|multiprocessing\.resource_tracker"),
         ("gateway", r"empo2\.recipe\.cli gateway"),
         ("trainer", r"empo2\.recipe\.cli train|ray::WorkerDict"),

@@ -1,5 +1,7 @@
 """The exceptions of this package: each message is one line that names the key, the value and the fix."""
 
+import signal
+
 
 class Empo2Error(Exception):
     """Base class; the command line prints its message and exits with ``exit_code``."""
@@ -15,6 +17,12 @@ class ConfigError(Empo2Error):
 
 class ProcessError(Empo2Error):
     """A process of the run ended when it should not have."""
+
+
+class Preempted(Empo2Error):
+    """A training was told to end early, and has saved a checkpoint if it had done a step."""
+
+    exit_code = 128 + signal.SIGTERM
 
 
 class GatewayError(Empo2Error):

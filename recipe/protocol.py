@@ -42,12 +42,17 @@ class Keys:
     """The gateway's keys; both empty where it asks for none.
 
     Attributes:
-        agent: presented by agents and by the controller, for model calls, events, and the states of rollouts.
+        agent: presented by the controller, for the list and the states of rollouts; and by agents that have no key of
+            their own, for model calls and events.
         admin: presented by the trainer and the operator; opens every route.
     """
 
     agent: str = ""
     admin: str = ""
+
+    def of_rollout(self, rollout_id: str) -> str:
+        """Return the key of one rollout's agent: HMAC-SHA256 of its id under ``agent``; "" if there is no ``agent``."""
+        return self.agent and hmac.new(self.agent.encode(), rollout_id.encode(), hashlib.sha256).hexdigest()
 
 
 def model_key(admin: str) -> str:
@@ -208,12 +213,18 @@ class AgentError(_Message):
         return f"{self.type}: {self.message}" + (f" ({self.where})" if self.where else "")
 
 
+type Controllers = Literal["silent", "refused", "ask"]
+
+
 class StepProgress(_Message):
     """How far the rollouts of a step, or of a validation, have come.
 
     Attributes:
         rollouts: that there are; 0 while the trainer plays none.
         ended: how many of them have ended.
+        queued: how many of them no controller has started.
+        controllers: whether one asks for rollouts, or was refused, since its key is wrong.
+        problem: what a controller says of a rollout that has not ended; "" for nothing.
         validation: True if those that have not ended are validation rollouts.
         calls: to the model.
         tips: that were written.
@@ -221,6 +232,9 @@ class StepProgress(_Message):
 
     rollouts: int = 0
     ended: int = 0
+    queued: int = 0
+    controllers: Controllers = "silent"
+    problem: str = ""
     validation: bool = False
     calls: int = 0
     tips: int = 0

@@ -62,8 +62,8 @@ class GuessingAgent:
 
 
 def paces() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Eight tasks of `PacedAgent`; the first two are slow."""
-    rows = [{"name": f"task {number}", "pace": "slow" if number < 2 else "fast"} for number in range(8)]
+    """Ten tasks of `PacedAgent`; the first two are slow."""
+    rows = [{"name": f"task {number}", "pace": "slow" if number < 2 else "fast"} for number in range(10)]
     return rows, rows[-1:]
 
 

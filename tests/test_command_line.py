@@ -113,7 +113,27 @@ def test_trainer_alone_without_a_gateway(cli: Cli) -> None:
     assert f"no gateway answers at {url}" in errors.splitlines()[-1]
 
 
+def test_the_controller_starts_by_itself_with_a_key_that_agents_do_not_inherit(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    for name in ("check_gateway", "run_on_this_machine", "run_on_kubernetes"):
+        monkeypatch.setattr(f"empo2.recipe.controller.run.{name}", lambda *given: started.append(given))
+    for options, concurrency in ((["--profile", "cpu", "agent.concurrency=3"], 3), (["--kubernetes", "ours"], None)):
+        monkeypatch.setenv("EMPO2_KEY", "k")
+        assert cli("controller", "--gateway", "http://gw:1/", *options)[0] == 0
+        assert "EMPO2_KEY" not in os.environ
+        agent = "empo2.agents.scienceworld.agent:ScienceWorldAgent"
+        wanted = ("http://gw:1", "k", agent, concurrency) if concurrency else ("http://gw:1", "k", "ours")
+        assert started == [("http://gw:1", "k"), wanted]
+        started.clear()
+    code, _, errors = cli("controller", "--gateway", "http://gw:1")
+    assert (code, started) == (2, []) and "agent.class=None" in errors
+
+
 def test_help_teaches(cli: Cli) -> None:
+    code, said, _ = cli("controller", "--help")
+    assert code == 0 and "EMPO2_KEY=... empo2 controller --gateway http://" in said and "--kubernetes" in said
     for command in ("train", "gateway"):
         code, said, _ = cli(command, "--help")
         assert code == 0

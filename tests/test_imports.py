@@ -14,7 +14,7 @@ ROOMS = ("agents", "memory", "recipe")
 # Rooms of recipe/, from the ground up: a module imports from its own room and from floors below it.
 FLOORS = (
     {"protocol", "messages", "baselines", "config", "errors", "failures", "interruption", "marked_lines", "network"}
-    | {"redaction", "rollout_log", "run_folder", "scopes", "waiting"},
+    | {"preemption", "redaction", "rollout_log", "run_folder", "scopes", "waiting"},
     {"gateway", "trainer", "controller"},
     {"launcher", "retrofit", "evaluation"},
     {"cli"},

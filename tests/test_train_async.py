@@ -1,6 +1,8 @@
-"""The whole stack, real: rollouts that outlive the step in which they were issued."""
+"""The whole stack, real: rollouts that outlive their step; a run that SIGTERM ends in a step, and resumes."""
 
 import json
+import signal
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from empo2.recipe.launcher.model_files import resolve_model
 
-from .stack import MODEL, empo2, metrics_of, weights_of
+from .processes import until
+from .stack import CLI, MODEL, empo2, environment, metrics_of, weights_of
 
 # Minutes by itself. CI runs it after `make test`; `make test-all` does, too.
 pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
@@ -39,6 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "verl.data.shuffle=false",
         "memory.scope=all-tasks",
         f"algorithm.seed={SEED}",
+        "algorithm.off_policy_old_log_probs=tip-free",
         "algorithm.mode_per=group",
         "algorithm.return_tolerance=0",
         "algorithm.learning_rate=3e-4",  # so that the versions can be told apart
@@ -48,7 +52,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"verl.agentlightning.async_rollout.async_train_batch_size={AT_ONCE}",
         f"verl.agentlightning.hooks={Path(__file__).with_name('stack_hooks.py')}",
     ]
-    empo2(directory, "train", "--profile", "cpu", *arguments, RECORDED=str(directory / "recorded"))
+    command = ["train", "--profile", "cpu", "run.resume=auto", *arguments]
+    recorded = str(directory / "recorded")
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*CLI, *command], cwd=directory, env=environment(RECORDED=recorded), **pipes) as first:
+        until(lambda: first.poll() is not None or (run / "metrics.jsonl").exists(), 3000)
+        first.send_signal(signal.SIGTERM)  # the second step has begun
+        said = first.communicate()
+    assert first.returncode == 128 + signal.SIGTERM, said
+    assert "SIGTERM: the step is finished and a checkpoint saved; a second signal ends at once" in said[0]
+    assert "step 2/3" in said[0] and "step 3/3" not in said[0]
+    resumes = "empo2: SIGTERM ended the run; the same command with run.name=test run.resume=auto continues after step 2"
+    assert said[1].splitlines()[-1] == resumes
+    resumed = empo2(directory, *command, RECORDED=recorded).stdout
+    assert "resume after step 2, with the memory of that step" in resumed and "step 3/3" in resumed
     return run
 
 
@@ -73,7 +90,7 @@ def test_every_step_trains_whole_groups_and_counts_what_is_stale(run: Path) -> N
 
 
 def test_no_rollout_and_no_group_mixes_modes(run: Path) -> None:
-    """Eight groups were issued, of eight tasks."""
+    """Ten groups were issued, of ten tasks: six in the first two steps, four after the resume."""
     modes = defaultdict(set)
     for line in recorded(run):
         modes[line["task"]].add((line["tag"]["rollout_mode"], line["tag"]["update_mode"]))

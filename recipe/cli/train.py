@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from empo2.recipe import preemption
 from empo2.recipe.cli.options import SettingsOptions, with_options
 
 
@@ -41,5 +42,6 @@ def train(
         show_runs([run], run, console)
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        preemption.expect(*([preemption.WARNING] if run_directory else preemption.WARNINGS))
         folder = run_directory or open_run_directory(settings, options.profile)[0]
         train_only(settings, gateway, given_keys().admin, folder)

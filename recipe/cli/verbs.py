@@ -5,13 +5,13 @@ from typing import Annotated
 import typer
 
 from empo2.recipe import __version__, baselines
-from empo2.recipe.cli import adapt, check, eval, export, init, memory, serve, show, sweep
+from empo2.recipe.cli import adapt, check, controller, eval, export, init, memory, serve, show, sweep
 from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.options import HELP
 from empo2.recipe.cli.report import report
 from empo2.recipe.cli.train import train
-from empo2.recipe.errors import Empo2Error
+from empo2.recipe.errors import Empo2Error, Preempted
 
 # Help is plain text: rich would read the brackets of tasks.args.names='[find-animal]' as markup.
 app = typer.Typer(
@@ -45,6 +45,7 @@ baselines.add_verbs(app, "empo2")
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=HELP)(gateway)
+app.command(epilog=controller.EXAMPLES)(controller.controller)
 app.command()(report)
 app.command(epilog=show.EXAMPLES)(show.show)
 app.command()(demo)
@@ -59,6 +60,8 @@ def run(arguments: list[str] | None = None) -> tuple[int, str]:
     """Run a command; return its exit code and what to say about a failure."""
     try:
         return _command.main(arguments, prog_name="empo2", standalone_mode=False) or 0, ""
+    except Preempted as end:
+        return end.exit_code, f"empo2: {end}"
     except Empo2Error as error:
         return error.exit_code, f"empo2: error: {error}"
     except typer.TyperException as error:  # wrong options

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from empo2.recipe.gateway import upstream
-from empo2.recipe.protocol import StepProgress
+from empo2.recipe.protocol import Controllers, StepProgress
 
 
 @dataclass
@@ -17,11 +17,13 @@ class StepMetrics:
         ended_before: rollouts that had ended when the step began.
         memory_seconds: spent on calls before they were sent.
         embedding_seconds: the part of it spent waiting for embeddings.
+        controllers: what became of the last request for the list of rollouts.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     memory_seconds: float = 0.0
     embedding_seconds: float = 0.0
+    controllers: Controllers = "silent"
     ended_before: int = field(default_factory=upstream.rollouts_ended)
 
     def progress(self) -> StepProgress:
@@ -30,7 +32,10 @@ class StepMetrics:
         return StepProgress(
             rollouts=ended + len(open_),
             ended=ended,
-            validation=any(not is_train for is_train in open_),
+            queued=sum(each.status.state is upstream.RolloutState.QUEUING for each in open_),
+            controllers=self.controllers,
+            problem=next((each.status.error_message for each in open_ if each.status.error_message), ""),
+            validation=any(not each.is_train for each in open_),
             calls=self.counts["requests"],
             tips=self.counts["tips_written"],
         )

@@ -45,7 +45,7 @@ def stages(
     chats = DirectChats(serving.tag) if serving and serving.tag else None
     return [
         *([DirectCalls()] if serving else []),  # /v1/... belongs to the one rollout of agents that have none
-        KeyCheck(keys),  # who asks?
+        KeyCheck(keys, services.metrics),  # who asks?
         Traced(services),  # a span is opened
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         UntrainedCalls(services, others),  # is it the policy's to learn from?

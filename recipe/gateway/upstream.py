@@ -125,9 +125,9 @@ def rollouts_ended() -> int:
     return len(_terminal_order)
 
 
-def open_rollouts() -> list[bool]:
-    """Return, of each rollout that has not ended, whether it is for training."""
-    return [each.is_train for each in _rollouts.values() if each.status.state not in TERMINAL_STATES]
+def open_rollouts() -> list[Rollout]:
+    """Return the rollouts that have not ended."""
+    return [each for each in _rollouts.values() if each.status.state not in TERMINAL_STATES]
 
 
 def attempt_of(rollout_id: str) -> str:

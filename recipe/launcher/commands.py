@@ -75,21 +75,8 @@ def gateway_command(directory: Path, settings: int, listener: int) -> list[str]:
 
 def controller_command(settings: Settings, url: str) -> list[str]:
     """Return the command line of the controller of the gateway at ``url``."""
-    return [
-        sys.executable,
-        "-m",
-        "empo2.recipe.controller",
-        settings.agent.name,
-        "runner_type=local",
-        f"agl_server.url={url}",
-        "agl_server.key=${oc.env:EMPO2_KEY}",  # not on the command line, which every user of the machine can read
-        f"local_runner.maximum_size={settings.agent.concurrency}",
-        "local_runner.poll_interval=0.2",
-        "hydra.output_subdir=null",
-        "hydra.run.dir=.",
-        "hydra/job_logging=none",
-        "hydra/hydra_logging=none",
-    ]
+    agent = [f"agent.class={settings.agent.name}", f"agent.concurrency={settings.agent.concurrency}"]
+    return [sys.executable, "-m", "empo2.recipe.cli", "controller", "--gateway", url, *agent]
 
 
 def start_gateway(
@@ -114,7 +101,7 @@ def start_gateway(
 def start_controller(processes: Processes, settings: Settings, url: str, keys: Keys) -> None:
     """Start the controller of the gateway at ``url``.
 
-    Its environment becomes that of the agents, which never see the admin key; it has the collector's address, where
+    Its environment, without the key, becomes that of the agents; it has the collector's address, where
     ``gateway.traces`` gives one. Its rollouts are kept by the gateway: if
     it ends, those that it was playing fail, and the others are played.
     """

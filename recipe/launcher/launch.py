@@ -13,7 +13,7 @@ import httpx
 from rich.console import Console
 
 from empo2.recipe.config import Settings, traces_endpoint, warnings_of
-from empo2.recipe.errors import ConfigError, Empo2Error, ProcessError
+from empo2.recipe.errors import ConfigError, Empo2Error, Preempted, ProcessError
 from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.launcher.cluster import require_cluster
@@ -122,9 +122,8 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
                 shown.loading(STAGES[0])
                 trainer = _trainer(directory, file, url)
                 token = {name: os.environ[name] for name in _RAY_TOKEN if name in os.environ}
-                processes.start(
-                    "trainer", trainer, secrets={ADMIN_KEY: keys.admin, **token}, inherit=(file,), may_end=True
-                )
+                secrets = {ADMIN_KEY: keys.admin, **token}
+                processes.start("trainer", trainer, secrets=secrets, inherit=(file,), may_end=True, saves=True)
                 start_gateway(processes, directory, file, listener, keys)
                 wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
                 if settings.agent.concurrency:
@@ -132,6 +131,9 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
                 headers = {"Authorization": f"Bearer {keys.admin}"}
                 with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS) as client:
                     watch.until_done(client, processes, shown)
+        except Preempted as end:
+            _say_rollouts(directory, console)
+            raise Preempted(f"{end}; {how_to_resume(directory).removeprefix('resume').strip()}") from None
         except (ProcessError, KeyboardInterrupt):
             _say_rollouts(directory, console)
             console.print(how_to_resume(directory), soft_wrap=True, highlight=False, markup=False)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from empo2.agents.process_guard import adopt_orphans, end_descendants, guarded
-from empo2.recipe import interruption
-from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe import interruption, preemption
+from empo2.recipe.errors import ConfigError, Preempted, ProcessError
 from empo2.recipe.failures import first_error
 
 _STOP_SECONDS = 20
@@ -46,16 +46,16 @@ def bind(host: str, port: int) -> socket.socket:
 def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes"]:
     """Yield an empty set of processes, and stop all that were started when the block is left.
 
-    Only ``Processes.check`` raises for Ctrl-C, SIGTERM and SIGHUP, so that they cannot interrupt the stopping.
+    Only ``Processes.check`` raises for Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP, so that they cannot interrupt the stopping.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came before, and a library dropped it.
     """
     processes = Processes(directory, environment)
-    numbers = [signal.SIGINT, signal.SIGTERM]
+    handlers = {signal.SIGINT: processes.interrupt} | dict.fromkeys(preemption.WARNINGS, processes.warn)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-        numbers.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, processes.interrupt) for number in numbers}
+        handlers[signal.SIGHUP] = processes.interrupt
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         interruption.check()
         with ending_descendants():  # also children of a guard that is killed
@@ -80,13 +80,19 @@ def ending_descendants() -> Iterator[None]:
 
 @dataclass
 class Processes:
-    """The processes of one run, each with a log in ``directory`` and a guard that ends its descendants."""
+    """The processes of one run, each with a log in ``directory`` and a guard that ends its descendants.
+
+    Attributes:
+        warned: the signal after which a process saves and ends; None if none came.
+    """
 
     directory: Path
     environment: dict[str, str]
+    warned: str | None = None
     _interrupted: bool = False
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _may_end: set[str] = field(default_factory=set)
+    _saving: set[str] = field(default_factory=set)
     _restartable: dict[str, tuple[Callable[[], None], float]] = field(default_factory=dict)  # its start, and when
 
     def start(
@@ -98,6 +104,7 @@ class Processes:
         inherit: tuple[int, ...] = (),
         restartable: bool = False,
         may_end: bool = False,
+        saves: bool = False,
     ) -> None:
         """Start a command.
 
@@ -106,9 +113,12 @@ class Processes:
             inherit: file descriptors for the command.
             restartable: ``check`` may start the command again if it ends.
             may_end: it is no error if the command ends with exit code 0.
+            saves: at SIGUSR1 it saves and ends, as a training does.
         """
         if may_end:
             self._may_end.add(name)
+        if saves:
+            self._saving.add(name)
         if restartable:
             again = partial(self.start, name, command, secrets=secrets, inherit=inherit, restartable=True)
             self._restartable[name] = again, time.monotonic()
@@ -140,7 +150,8 @@ class Processes:
             One line for each process that was started again.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP.
+            KeyboardInterrupt: after Ctrl-C or SIGHUP; after SIGTERM or SIGUSR1 if nothing saves, or the second one.
+            Preempted: what saves has ended after the first one.
             ProcessError: a process ended; the message has the first error in its log, or the end of it.
         """
         if self._interrupted:
@@ -150,6 +161,8 @@ class Processes:
             code = guard.poll()
             if code is None or (code == 0 and name in self._may_end):
                 continue
+            if self.warned and name in self._saving and _signal(code) in (signal.SIGINT, *preemption.WARNINGS):
+                raise Preempted(f"{self.warned} ended the run")
             start_again, started = self._restartable.get(name, (None, math.inf))
             if start_again is None or time.monotonic() - started < _STEADY_SECONDS:
                 raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log', code)}")
@@ -163,9 +176,20 @@ class Processes:
         """Make the next ``check`` raise KeyboardInterrupt (signal handler)."""
         self._interrupted = True
 
+    def warn(self, number: int, _: Any) -> None:
+        """Let what saves do so, and the run end then; if nothing does, or at the second signal, interrupt (handler)."""
+        if self.warned or not self._saving:
+            self.interrupt()
+            return
+        self.warned = signal.Signals(number).name
+        for name in self._saving & self._guards.keys():
+            self._guards[name].send_signal(preemption.WARNING)
+
     def stop(self) -> None:
         """End all processes and their descendants: send SIGTERM, then SIGKILL after the grace time."""
-        for guard in self._guards.values():
+        for name, guard in self._guards.items():
+            if name in self._saving:  # SIGTERM is then the second warning
+                guard.send_signal(preemption.WARNING)
             assert guard.stdin
             guard.stdin.close()
         deadline = time.monotonic() + _STOP_SECONDS + _KILL_SECONDS

@@ -95,7 +95,7 @@ def train(trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAI
     before = max((line["cpu_seconds"] for line in read_lines(clock)), default=0.0)
     new = NewLines(folder / trial.name / METRICS_FILE)
     with in_memory(trial.settings) as file, running(folder, environment_without()) as processes:
-        processes.start(trial.name, command(file), inherit=(file,), may_end=True)
+        processes.start(trial.name, command(file), inherit=(file,), may_end=True, saves=True)
         counter = CpuSeconds(processes.pid(trial.name))
         while True:
             done, seconds = processes.done(trial.name), counter.look()

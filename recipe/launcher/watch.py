@@ -39,6 +39,7 @@ class Watch:
         self._rollouts = directory / ROLLOUTS
         self._causes: set[tuple[str, str]] = set()
         self._asked = -math.inf
+        self._warned = False
 
     def until_done(self, client: httpx.Client, processes: Processes, shown: RunProgress) -> None:
         """Return when the trainer is done.
@@ -49,10 +50,12 @@ class Watch:
         done = False
         while not done:
             done = processes.done("trainer")
-            self.look(processes, shown)
-            for metrics in self._metrics.rows():
-                shown.step(metrics)
-                self._say_new_causes(metrics, shown)
+            try:
+                self.look(processes, shown)
+            finally:
+                for metrics in self._metrics.rows():
+                    shown.step(metrics)
+                    self._say_new_causes(metrics, shown)
             if shown.stage == "" and time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
                 with contextlib.suppress(httpx.HTTPError):
@@ -66,6 +69,9 @@ class Watch:
         Raises:
             Empo2Error, KeyboardInterrupt: as `Processes.check` and `Workers.check`.
         """
+        if processes.warned and not self._warned:
+            self._warned = True
+            shown.say(f"{processes.warned}: the step is finished and a checkpoint saved; a second signal ends at once")
         for restarted in processes.check():
             shown.say(f"{restarted}; the rollouts that it was playing have failed")
         self._workers.check()

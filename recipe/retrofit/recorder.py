@@ -139,7 +139,7 @@ def record(
             rollout = client.post("/api/rollouts", json=[{"input": task}]).raise_for_status().json()[0]["rollout_id"]
             attempt = f"rollout/{rollout}/attempt/{DEFAULT_ATTEMPT_ID}"
             addresses = {
-                "AGL_KEY": keys.agent,
+                "AGL_KEY": keys.of_rollout(rollout),
                 "AGL_OPENAI_BASE_URL": f"{url}/proxy/{attempt}/mode/train/openai/v1",
                 "AGL_EVENT_URL": f"{url}/api/{attempt.replace('rollout/', 'rollouts/', 1)}/events",
             }

@@ -11,7 +11,9 @@ from agentlightning.verl.dataset import LoadedDataset
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayActorError
 
+from empo2.recipe import preemption
 from empo2.recipe.config import Settings
+from empo2.recipe.errors import Preempted
 from empo2.recipe.marked_lines import say_loading
 from empo2.recipe.protocol import model_key
 from empo2.recipe.trainer.compat.agentlightning import (
@@ -52,12 +54,15 @@ def train(
     trainer.init_workers()
     say_loading("")
     watching = NodeWatch().end_process_with_them() if settings.hardware.cluster is not None else None
+    steps = trainer.total_training_steps
     try:
         trainer.fit()
     except RayActorError:
         if watching is not None:  # which host it was is known in seconds
             watching.join(_NAMED_SECONDS)
         raise
+    if trainer.total_training_steps < steps:
+        raise Preempted(f"{preemption.came()} ended the training after step {trainer.total_training_steps}, saved")
 
 
 def _make_trainer(

@@ -22,6 +22,7 @@ from empo2.recipe.protocol import (
     GatewayState,
     PauseRequest,
     PauseState,
+    StepProgress,
     Unsettled,
     UpdatedRequest,
     UpdateResult,
@@ -38,10 +39,9 @@ class GatewayClient:
     """A connection to an EMPO² gateway, opened at first use."""
 
     def __init__(self, url: str, key: str, transport: httpx.BaseTransport | None = None) -> None:
-        self._url = url.rstrip("/")
-        self._http = httpx.Client(
-            base_url=self._url, headers={"Authorization": f"Bearer {key}"}, timeout=_SECONDS, transport=transport
-        )
+        self._url, self._key = url.rstrip("/"), key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}  # "Bearer " is not a valid one
+        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=_SECONDS, transport=transport)
 
     def close(self) -> None:
         self._http.close()
@@ -75,7 +75,10 @@ class GatewayClient:
 
         response = first_answer(lambda: self._http.get(STATE, timeout=_ANSWER_SECONDS), self._check_listens)
         if response.status_code in (401, 403):
-            raise Empo2Error(f"the gateway at {self._url} refuses the key; give both sides the same EMPO2_ADMIN_KEY")
+            given = (
+                "is not set" if not self._key else "is an agent's key" if response.status_code == 403 else "is wrong"
+            )
+            raise Empo2Error(f"EMPO2_ADMIN_KEY {given}: give the gateway at {self._url} and its trainer the same one")
         if response.status_code != 200:
             raise Empo2Error(f"{self._url} is not an EMPO² gateway; start `empo2 gateway` in the place of agl-server")
         state = GatewayState.model_validate(response.json())
@@ -87,6 +90,10 @@ class GatewayClient:
                     "the same"
                 )
         return state
+
+    def progress(self) -> StepProgress:
+        """Return how far the rollouts of the step have come."""
+        return GatewayState.model_validate(self._http.get(STATE).raise_for_status().json()).progress
 
     def _check_listens(self, error: httpx.TransportError) -> None:
         if not isinstance(error, httpx.TimeoutException):  # a gateway that starts takes connections, and is silent

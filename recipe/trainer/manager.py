@@ -4,6 +4,7 @@ import itertools
 import math
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -20,10 +21,15 @@ from agentlightning.verl.agl_rollout_manager import (
 
 from empo2.recipe.config import Algorithm, Settings
 from empo2.recipe.errors import NoUsableRollouts
-from empo2.recipe.protocol import TAG, Mode, RolloutTag, scope_of
+from empo2.recipe.failures import first_error
+from empo2.recipe.marked_lines import say_note
+from empo2.recipe.protocol import TAG, Mode, RolloutTag, StepProgress, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.rollout_calls import rollout_times
 from empo2.recipe.trainer.step_results import StepResults, Unusable
+
+_NONE_PLAYS_SECONDS = 120  # a controller asks every few seconds, and an agent may need a minute to start
+_LOG_CHARACTERS = 100_000
 
 
 def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
@@ -56,6 +62,31 @@ def draw_tags(algorithm: Algorithm, step: int, group_size: int) -> Iterator[tupl
         pair = uuid.uuid4().hex if paired else None
         for number in range(group_size):
             yield Mode.of(memory=False) if paired and number % 2 == 0 else mode, pair
+
+
+def why_none_plays(progress: StepProgress, controller_log: Path | None) -> str:
+    """Return that no agent has called the model, and why, as far as it is known; "" if one has, or a rollout has ended.
+
+    Args:
+        controller_log: of a controller on this machine.
+    """
+    if progress.calls or progress.ended:
+        return ""
+    said = f"no agent has called the model for {_NONE_PLAYS_SECONDS} s, {progress.queued} of {progress.rollouts} "
+    said += "rollouts wait for a controller: "
+    log = controller_log.read_text(errors="replace") if controller_log and controller_log.exists() else ""
+    if problem := progress.problem or first_error(log[-_LOG_CHARACTERS:]):
+        return said + problem
+    return (
+        said
+        + {
+            "silent": "none asks the gateway for them; start `empo2 controller --gateway URL`",
+            "refused": "the gateway refuses its key; its EMPO2_KEY must be the gateway's",
+            "ask": f"it starts none; see {controller_log or 'its log'}"
+            if progress.queued
+            else f"agents that were started are silent; see {controller_log or 'their logs'}",
+        }[progress.controllers]
+    )
 
 
 class TagRequests(RolloutHooks):
@@ -105,6 +136,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         max_prompt_tokens: most tokens of a training row's prompt.
         version: number of updates that the weights of the model servers have had.
         pauses: whether rollouts may still run when those that were waited for have ended.
+        controller_log: of a controller on this machine, by which the user is told why no rollout starts.
         hooks: the user's own.
         others: agent-lightning's further arguments.
 
@@ -126,6 +158,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         max_prompt_tokens: float = math.inf,
         version: int = 0,
         pauses: bool = False,
+        controller_log: Path | None = None,
         hooks: RolloutHooks | None = None,
         **others: Any,
     ) -> None:
@@ -139,6 +172,8 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self._max_prompt_tokens = max_prompt_tokens
         self._version = version
         self._pauses = pauses
+        self._controller_log = controller_log
+        self._tell_at = perf_counter() + _NONE_PLAYS_SECONDS
         self.carried_over: list[EnqueuedRollout] = []
         self.results = StepResults()
         self.played: list[CompletedRollout] = []
@@ -160,6 +195,13 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self.client.post_with_retry("/api/models", json=[model.model_dump(mode="json") for model in registered])
         self._gateway.resume()
         return registered
+
+    def _get_rollout(self, rollout_id: str) -> Rollout:
+        if perf_counter() > self._tell_at:  # agent-lightning's loops ask this of each rollout, again and again
+            self._tell_at = math.inf
+            if said := why_none_plays(self._gateway.progress(), self._controller_log):
+                say_note(said)
+        return super()._get_rollout(rollout_id)
 
     def _run_succeeded_hook(self, rollout: Rollout) -> None:
         if self._has_user_hooks:  # agent-lightning would read all events of a rollout for it

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
-from empo2.recipe import baselines
+from empo2.recipe import baselines, preemption
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.marked_lines import say_note
@@ -27,6 +27,7 @@ from empo2.recipe.run_folder import (
     MEMORY_FILE,
     ROLLOUTS,
     checkpoint_folder,
+    is_complete,
     mark_complete,
     remove_old_checkpoints,
 )
@@ -115,6 +116,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             max_prompt_tokens=self._max_prompt_tokens,
             version=self._version,
             pauses=self.is_async,
+            controller_log=self._run_directory and self._run_directory / "controller.log",
         )
         self._manager = manager = super()._make_rollout_manager(make)
         return manager
@@ -203,6 +205,14 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
     def _train_step(
         self, timing_raw: dict[str, float], curr_step_profile: bool
     ) -> tuple[dict[str, Any], DataProto] | None:
+        if preemption.came():  # since the last step
+            self.global_steps -= 1
+            self._end_with_this_step()
+            directory = Path(self.config.trainer.default_local_dir).absolute()
+            if not is_complete(checkpoint_folder(directory, self.global_steps)):
+                self._save_checkpoint()
+            return None
+        preemption.save_first()
         attempt, lost = 1, 0
         while True:
             try:
@@ -218,6 +228,8 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             finally:  # an update that fails leaves what was played
                 self._write_rollouts()
         assert result is not None, "no row is dropped (count_mini_batches_in_rows)"
+        if preemption.came():
+            self._end_with_this_step()
         if self.is_async and self.global_steps >= self.total_training_steps:
             self._manager.drop_carried_over()  # the last validation has the model servers for itself
         metrics, batch = result
@@ -230,6 +242,11 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             if rows.any():
                 metrics[f"empo2/{kind}/entropy"] = float((surprise * mask)[rows].sum() / mask[rows].sum())
         return metrics, batch
+
+    def _end_with_this_step(self) -> None:
+        """Let `fit` save a checkpoint, write down the metrics and return, without a validation."""
+        self.total_training_steps = self.global_steps
+        self.config.trainer.test_freq, self.config.trainer.save_freq = -1, 1
 
     def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:
         """Return log π_old: vLLM's log-probs on the prompts as sent, tips included, without a second forward pass.

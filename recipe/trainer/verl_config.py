@@ -197,11 +197,6 @@ def check_async(settings: Settings, config: DictConfig) -> None:
             "algorithm.mode_per='step': with agentlightning.async_rollout.enabled groups that were issued in different "
             "steps are trained together, so a step has no mode of its own; set it to group"
         )
-    if algorithm.name == "empo2" and algorithm.off_policy_old_log_probs == "tip-free":
-        raise ConfigError(
-            "algorithm.off_policy_old_log_probs='tip-free': with agentlightning.async_rollout.enabled the weights that "
-            "sampled a rollout may be gone when it is trained, and cannot be asked; set it to with-tips"
-        )
 
 
 def check_tasks(

@@ -37,6 +37,7 @@ gateway_app.tokenizer_of = cache(gateway_app.tokenizer_of)  # to read it takes l
 
 KEY = "the-key"  # of trainer and operator
 AGENT_KEY = "the-agents-key"
+key_of = Keys(AGENT_KEY).of_rollout  # what the controller gives to a rollout's agent
 STORES: tuple[Any, ...] = (_rollouts, _events, _models, _terminal_order)
 SECONDS = 120  # that a busy machine may take for what takes milliseconds
 PATIENT = [f"reflection.timeout={SECONDS}", f"memory.embedding_deadline={1000 * SECONDS}"]
@@ -147,7 +148,7 @@ class GatewayUnderTest:
     def variables(self, rollout: str) -> dict[str, str]:
         """What the controller tells a rollout's agent of its addresses and key."""
         events = f"{self.client.base_url}/api/rollouts/{rollout}/attempt/0/events"
-        return {"AGL_OPENAI_BASE_URL": self.address(rollout), "AGL_EVENT_URL": events, "AGL_KEY": AGENT_KEY}
+        return {"AGL_OPENAI_BASE_URL": self.address(rollout), "AGL_EVENT_URL": events, "AGL_KEY": key_of(rollout)}
 
     def as_agent(self) -> httpx.AsyncClient:
         """A client that has the agents' key."""

@@ -12,16 +12,17 @@ import pytest
 from agentlightning.server.store import _rollouts
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.protocol import Mode
+from empo2.recipe.protocol import Mode, StepProgress
 from empo2.recipe.trainer.gateway_client import GatewayClient
-from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes
+from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes, why_none_plays
 from empo2.recipe.trainer.step_results import RolloutResult, staleness
 
-from .harness import CHAT, KEY, ROOMS, GatewayUnderTest, running_gateway, until
+from .harness import AGENT_KEY, CHAT, KEY, ROOMS, GatewayUnderTest, running_gateway, until
 from .model_server import MODEL
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
+TASK = {"name": ["a task"]}
 NO_MEMORY, OFF_POLICY = Mode.of(memory=False), Mode.of(memory=True, off_policy=True)
 _A_WHILE = 0.3  # seconds, in which a call that does not wait is answered
 
@@ -123,6 +124,60 @@ def manager(gateway: GatewayUnderTest, seed: int, *, step: int) -> Iterator[Empo
         )
         with made.client:
             yield made
+
+
+async def test_a_run_says_why_no_agent_plays_and_goes_on_waiting(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The trainer waits for two rollouts; the controllers are: none, one with a wrong key, one that starts none."""
+    monkeypatch.setattr("empo2.recipe.trainer.manager._NONE_PLAYS_SECONDS", 0.5)
+    waiting = "empo2: note: no agent has called the model for 0.5 s, 2 of 2 rollouts wait for a controller: "
+    said: list[str] = []
+
+    def notes() -> list[str]:
+        return [line for line in capsys.readouterr().out.splitlines() if "note" in line]
+
+    async def told() -> str:
+        said.clear()
+        await until(lambda: said.extend(notes()) or said)
+        return said[0].removeprefix(waiting)
+
+    async def asks(key: str) -> None:
+        await gateway.client.get("/api/rollouts?state_in=queuing", headers={"Authorization": f"Bearer {key}"})
+
+    async def played(log: Path | None = None) -> str:
+        await resume(gateway)
+        with manager(gateway, 0, step=1) as made:
+            made._controller_log = log
+            playing = asyncio.create_task(asyncio.to_thread(made.enqueue_and_wait_until_completed, TASK, is_train=True))
+            answer = await told()
+            await asyncio.sleep(_A_WHILE)
+            assert not playing.done() and not notes()  # it is said once
+            for rollout in list(_rollouts):
+                await gateway.patch(rollout, "running")
+                await gateway.call(rollout, ROOMS[0])
+                await gateway.finish(rollout)
+            await playing
+            return answer
+
+    assert await played() == "none asks the gateway for them; start `empo2 controller --gateway URL`"
+    await asks("wrong")
+    assert await played() == "the gateway refuses its key; its EMPO2_KEY must be the gateway's"
+    await asks(AGENT_KEY)
+    assert await played() == "it starts none; see its log"
+    log = tmp_path / "controller.log"
+    log.write_text('x\nTraceback (most recent call last):\n  File "a.py", line 1, in b\nOSError: no more processes\n')
+    assert await played(log) == "OSError: no more processes"
+
+
+async def test_agents_that_play_or_have_failed_need_no_explanation(gateway: GatewayUnderTest) -> None:
+    assert why_none_plays(StepProgress(rollouts=2, ended=1), None) == ""
+    assert why_none_plays(StepProgress(rollouts=2, calls=1), None) == ""
+    rollout = await gateway.create()
+    await gateway.client.patch(f"/api/rollouts/{rollout}", json={"status": {"error_message": "ErrImagePull: gone"}})
+    state = (await gateway.client.get("/empo2/state")).json()["progress"]
+    said = why_none_plays(StepProgress.model_validate(state), None)
+    assert said.endswith("0 of 1 rollouts wait for a controller: ErrImagePull: gone")
 
 
 async def test_a_group_that_outlives_its_step(gateway: GatewayUnderTest) -> None:

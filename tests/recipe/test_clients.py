@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..needs import need
-from .harness import AGENT_KEY, GatewayUnderTest, calling, is_reflection, sent_again_with_tips
+from .harness import GatewayUnderTest, calling, is_reflection, key_of, sent_again_with_tips
 from .model_server import Body, tokenizer
 
 pytestmark = [pytest.mark.rare, pytest.mark.timeout(900), pytest.mark.usefixtures("quiet", "empty_stores")]
@@ -44,9 +44,9 @@ async def run(gateway: GatewayUnderTest, program: str, way: str, rollout: str) -
     environment = {
         **{name: os.environ[name] for name in names if name in os.environ},
         "OPENAI_BASE_URL": address,
-        "OPENAI_API_KEY": AGENT_KEY,
+        "OPENAI_API_KEY": key_of(rollout),
         "ANTHROPIC_BASE_URL": address.removesuffix("/v1"),
-        "ANTHROPIC_API_KEY": AGENT_KEY,
+        "ANTHROPIC_API_KEY": key_of(rollout),
     }
     command = ["node"] if program.endswith(".mjs") else [sys.executable]
     process = await asyncio.create_subprocess_exec(

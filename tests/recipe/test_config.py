@@ -189,14 +189,6 @@ ASYNC = "verl.agentlightning.async_rollout.enabled=true"
         ([], "async_train_batch_size=None"),
         (["verl.agentlightning.async_rollout.async_train_batch_size=16"], "async_train_batch_size=16"),
         (["verl.agentlightning.async_rollout.async_train_batch_size=17"], "algorithm.mode_per='step'"),
-        (
-            [
-                "verl.agentlightning.async_rollout.async_train_batch_size=17",
-                "algorithm.mode_per=group",
-                "algorithm.off_policy_old_log_probs=tip-free",
-            ],
-            "algorithm.off_policy_old_log_probs='tip-free'",
-        ),
     ],
 )
 def test_asynchronous_rollouts_refuse_what_they_cannot_be_right_with(overrides: list[str], words: str) -> None:

@@ -12,7 +12,7 @@ from empo2.recipe.launcher.commands import controller_command
 from empo2.recipe.launcher.processes import Processes
 
 from ..processes import mark
-from .harness import KEY, GatewayUnderTest, until
+from .harness import AGENT_KEY, GatewayUnderTest, until
 
 __all__ = ["mark"]
 
@@ -34,7 +34,7 @@ async def test_what_a_killed_controller_had_not_begun_is_played(
         return (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]["status"]["state"]
 
     try:
-        processes.start("controller", command, secrets={"EMPO2_KEY": KEY}, restartable=True)
+        processes.start("controller", command, secrets={"EMPO2_KEY": AGENT_KEY}, restartable=True)
         await until(gateway.model.requests, 60)  # the first agent has had its answer and hangs
         (controller,) = psutil.Process(processes.pid("controller")).children()  # of its guard
         controller.kill()

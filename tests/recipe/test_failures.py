@@ -13,7 +13,7 @@ from empo2.recipe.controller.warm_agents import start_agent, start_fork_server
 from empo2.recipe.failures import error_of, first_error, reported_error
 from empo2.recipe.protocol import AgentError
 
-from .harness import AGENT_KEY, GatewayUnderTest, worker_command
+from .harness import GatewayUnderTest, worker_command
 
 
 def raised(folder: Path, code: str) -> BaseException:
@@ -138,7 +138,11 @@ async def told_of(gateway: GatewayUnderTest) -> list[str]:
     ("code", "exit_code", "told"),
     [
         ("import sys; sys.exit('no money left')", 1, ["SystemExit: no money left (my_agent.py:3 in run)"]),
-        (f"raise OSError('key is {AGENT_KEY}')", 1, ["OSError: key is (secret, left out) (my_agent.py:3 in run)"]),
+        (
+            "import os; raise OSError('key is ' + os.environ['AGL_KEY'])",
+            1,
+            ["OSError: key is (secret, left out) (my_agent.py:3 in run)"],
+        ),
         ("raise SystemExit", 0, []),
     ],
 )

@@ -450,6 +450,7 @@ async def test_progress_of_a_step(gateway: GatewayUnderTest):
         return (await gateway.state())["progress"]
 
     nothing = {"rollouts": 0, "ended": 0, "validation": False, "calls": 0, "tips": 0}
+    nothing |= {"queued": 0, "controllers": "silent", "problem": ""}
     assert await progress() == nothing
     tagged, untagged, open_ = [await gateway.create(mode) for mode in ("memory", None, "memory")]
     await gateway.play(tagged, ROOMS)
@@ -460,13 +461,13 @@ async def test_progress_of_a_step(gateway: GatewayUnderTest):
     await until(lambda: is_reflection(gateway.last().body))
     while not (await progress())["tips"]:
         await asyncio.sleep(0.01)
-    assert await progress() == {"rollouts": 3, "ended": 2, "validation": False, "calls": 4, "tips": 1}
+    assert await progress() == {**nothing, "rollouts": 3, "ended": 2, "calls": 4, "tips": 1}
     await gateway.patch(open_, "failed")
     await gateway.drain()
     assert await progress() == nothing
     created = await gateway.client.post("/api/rollouts", json=[{"input": {}, "is_train": False}])
     assert created.status_code == 201
-    assert await progress() == nothing | {"rollouts": 1, "validation": True}
+    assert await progress() == nothing | {"rollouts": 1, "queued": 1, "validation": True}
 
 
 async def test_drain_waits_for_reflections_and_cancels_late_ones(gateway: GatewayUnderTest):

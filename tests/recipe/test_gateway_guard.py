@@ -1,6 +1,7 @@
 """Nothing that one agent sends holds up the others, opens what is not its own, or stops the trainer."""
 
 import asyncio
+import hmac
 import json
 import logging
 import os
@@ -18,15 +19,20 @@ import httpx
 import pytest
 import structlog
 from agentlightning.server.store import _rollouts
+from starlette.applications import Starlette
 
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.cli import main
+from empo2.recipe.controller.run import check_gateway
+from empo2.recipe.errors import Empo2Error
 from empo2.recipe.gateway import app, routes
 from empo2.recipe.gateway.logs import configure_logs
 from empo2.recipe.gateway.tips import search
+from empo2.recipe.protocol import Keys
+from empo2.recipe.trainer.gateway_client import GatewayClient
 
 from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, running_gateway, turns
-from .model_server import MODEL, ModelServer
+from .model_server import MODEL, ModelServer, serving
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -194,6 +200,45 @@ async def test_the_agents_key_opens_what_agents_and_the_controller_need(gateway:
         assert other.status_code == 200
     assert not (gateway.folder / "planted.sqlite").exists()
     assert (await gateway.client.get("/empo2/state")).status_code == 200
+
+
+async def test_a_rollouts_key_opens_what_is_about_the_rollout_and_nothing_else(gateway: GatewayUnderTest):
+    mine, other = await gateway.create("memory"), await gateway.create("memory")
+    bearer = {"Authorization": f"Bearer {hmac.new(AGENT_KEY.encode(), mine.encode(), 'sha256').hexdigest()}"}
+    for method, route, body in OF_AGENTS + OF_THE_TRAINER:
+        answer = await gateway.client.request(method, route.format(other), json=body, headers=bearer)
+        if "{}" not in route or (method, route, body) in OF_AGENTS:  # of nobody, or of the other
+            assert answer.status_code == 401, (method, route)
+    for method, route, body in OF_THE_TRAINER:
+        if "{}" in route and not route.startswith("/empo2"):
+            answer = await gateway.client.request(method, route.format(mine), json=body, headers=bearer)
+            assert answer.status_code == 403, (method, route)
+    assert await gateway.events(other, "reward") == await gateway.events(mine, "reward") == []
+    for headers in (bearer, {"Authorization": "", "x-api-key": bearer["Authorization"].removeprefix("Bearer ")}):
+        for method, route, body in OF_AGENTS:
+            if "{}" in route and (method, headers) != ("PATCH", bearer):  # a rollout ends once
+                answer = await gateway.client.request(method, route.format(mine), json=body, headers=headers)
+                assert answer.status_code == 200, (method, route, answer.text)
+    assert len(await gateway.events(mine, "reward")) == 2
+    assert (await gateway.client.get(f"/api/rollouts/{other}")).json()["rollout"]["status"]["state"] == "running"
+    assert Keys(admin="a").of_rollout(mine) == ""  # an empty key opens nothing
+
+
+async def test_parts_of_a_run_name_the_key_that_is_missing_or_wrong(gateway: GatewayUnderTest):
+    url = str(gateway.client.base_url).rstrip("/")
+    for key, why in (("", "is not set"), ("wrong", "is wrong"), (AGENT_KEY, "is an agent's key")):
+        said = f"^EMPO2_ADMIN_KEY {why}: give the gateway at {url} and its trainer the same one$"
+        client = GatewayClient(url, key)
+        with pytest.raises(Empo2Error, match=said), closing(client):
+            await asyncio.to_thread(client.check, {})
+    for key in ("", "wrong", KEY):  # no rollout's key is made from the admin key
+        with pytest.raises(Empo2Error, match=f"^the gateway at {url} refuses the key; EMPO2_KEY must be the gateway's"):
+            await asyncio.to_thread(check_gateway, url, key)
+    await asyncio.to_thread(check_gateway, url, AGENT_KEY)
+    with serving(Starlette()) as elsewhere, pytest.raises(Empo2Error, match=f"^{elsewhere} is not an EMPO² gateway"):
+        await asyncio.to_thread(check_gateway, elsewhere, AGENT_KEY)
+    with pytest.raises(Empo2Error, match=r"^no gateway answers at http://127.0.0.1:1 \("):
+        check_gateway("http://127.0.0.1:1", AGENT_KEY)
 
 
 # Files

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.errors import ConfigError, ProcessError
+from empo2.recipe.errors import ConfigError, Preempted, ProcessError
 from empo2.recipe.launcher.launch import launch
 from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.launcher.progress import NewLines, RunProgress, step_summary
@@ -124,6 +124,52 @@ def test_nothing_outlives_the_launcher(tmp_path: Path, mark: str, number: int) -
         until(lambda: not marked(mark), 10)
 
 
+SAVES = """
+import os, signal, time
+from pathlib import Path
+run, number, times = Path(RUN), NUMBER, TIMES
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+os.kill(LAUNCHER, number)
+signal.sigwait({signal.SIGUSR1})
+if times > 1:
+    os.kill(LAUNCHER, number)
+    time.sleep(1000)
+if CODE < 0:
+    os.kill(os.getpid(), -CODE)
+checkpoint = run / "checkpoints" / "global_step_1"
+checkpoint.mkdir(parents=True)
+(checkpoint / "complete").touch()
+with open(run / "metrics.jsonl", "a") as file:
+    file.write('{"step": 1, "val/return": 1}\\n')
+raise SystemExit(CODE)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(("code", "times"), [(143, 1), (130, 1), (-9, 1), (1, 1), (0, 2)])
+def test_a_warned_run_saves_and_ends_and_a_second_warning_ends_it_at_once(
+    tmp_path: Path, launched: Callable[..., list[str]], number: signal.Signals, code: int, times: int
+) -> None:
+    run = tmp_path / "runs" / "a"
+    trainer = SAVES.replace("RUN", repr(str(run))).replace("LAUNCHER", str(os.getpid()))
+    trainer = trainer.replace("NUMBER", str(int(number))).replace("TIMES", str(times)).replace("CODE", str(code))
+    if times == 2:
+        with pytest.raises(KeyboardInterrupt):
+            launched(trainer=trainer)
+        return
+    saved = f"{number.name} ended the run; the same command with run.name=a run.resume=auto continues after step 1"
+    fails = {
+        143: f"^{saved}$",
+        130: f"^{saved}$",
+        1: "trainer ended with exit code 1",
+        -9: "trainer was ended by SIGKILL",
+    }
+    said = launched(trainer=trainer, fails=fails[code])
+    warned = said.index(f"{number.name}: the step is finished and a checkpoint saved; a second signal ends at once")
+    if code != -9:
+        assert said[warned + 1] == "step 1/6  validation 1.00"
+
+
 def test_a_run_under_nohup_survives_its_terminal(tmp_path: Path, mark: str) -> None:
     with launcher(tmp_path, mark, "nohup") as process:
         process.send_signal(signal.SIGHUP)
@@ -199,7 +245,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> Call
         chosen = [f"run.directory={tmp_path / 'runs'}", "run.name=a", f"tasks.source={QUESTIONS}"]
         settings = load_settings("cpu", [*chosen, "agent.class=stack_agent:GuessingAgent", *overrides])
         output = io.StringIO()
-        with pytest.raises(ProcessError, match=fails) if fails else contextlib.nullcontext():
+        with pytest.raises((ProcessError, Preempted), match=fails) if fails else contextlib.nullcontext():
             launch(settings, "cpu", Console(file=output, width=200))
         return output.getvalue().splitlines()
 

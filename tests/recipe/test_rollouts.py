@@ -424,8 +424,10 @@ def test_a_gateway_that_starts_is_waited_for_as_long_as_it_listens() -> None:
 
 
 def test_handshake_with_something_else() -> None:
-    with pytest.raises(Empo2Error, match="refuses the key"):
+    with pytest.raises(Empo2Error, match="EMPO2_ADMIN_KEY is wrong: give the gateway at http://gw and its trainer"):
         gateway({}, status=401).check({})
+    with pytest.raises(Empo2Error, match="EMPO2_ADMIN_KEY is an agent's key"):
+        gateway({}, status=403).check({})
     with pytest.raises(Empo2Error, match="is not an EMPO² gateway"):
         gateway({}, status=404).check({})
 

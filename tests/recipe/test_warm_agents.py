@@ -2,21 +2,24 @@
 
 import asyncio
 import contextlib
+import hmac
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import psutil
 import pytest
-from agentlightning.controller import local_reconciler
+from agentlightning.controller import k8s_reconciler, local_reconciler
 from agentlightning.schemas import Rollout
 from omegaconf import OmegaConf
 
-from empo2.recipe.controller.__main__ import start_agents_with
+from empo2.recipe.controller.kubernetes import TellingReconciler
+from empo2.recipe.controller.run import give_own_keys, start_agents_with, with_own_key
 from empo2.recipe.controller.warm_agents import WarmAgent, start_agent, start_fork_server
 
 from ..processes import mark, until
@@ -200,7 +203,7 @@ async def test_another_class_starts_alone(warm) -> None:
 
 
 async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when ``LocalReconciler._spawn_for`` changes how it starts a process."""
+    """Each with its rollout's key. Fails when ``LocalReconciler._spawn_for`` changes how it starts a process."""
     started, failed = [], []
 
     async def start(*command: str, **options: object) -> None:
@@ -210,19 +213,87 @@ async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: 
     async def patch_status(rollout_id: str, json: dict) -> None:
         failed.append(json["status"]["error_message"])
 
+    class Reconciler(local_reconciler.LocalReconciler):
+        pass
+
     monkeypatch.setattr(local_reconciler, "asyncio", asyncio)
     start_agents_with(start)
+    give_own_keys(Reconciler)
     config = {"runner_type": "local", "agl_server": {"url": "http://gateway", "key": "k"}}
     config["local_runner"] = {"maximum_size": 1, "poll_interval": 1}
     api = SimpleNamespace(patch=patch_status)
-    reconciler = local_reconciler.LocalReconciler(api, OmegaConf.create(config))  # pyright: ignore[reportArgumentType]
+    reconciler = Reconciler(api, OmegaConf.create(config))  # pyright: ignore[reportArgumentType]
     local = {"agent_class": AGENTS, "env_map": {"MY_DOOR": "input.door"}}
     rollout = {"rollout_id": "r", "input": {"door": 3}, "config": {"local": local}}
     status = {"state": "queuing", "created_at": 0, "updated_at": 0}
     assert not await reconciler._spawn_for(Rollout.model_validate({**rollout, "status": status}))
+    assert reconciler._config.agl_server.key == "k"
     assert failed == ["local subprocess spawn failed: not started"]
     ((command, options),) = started
     assert list(command) == worker_command(AGENTS)
     environment = options.pop("env")
-    assert (environment["AGL_KEY"], environment["MY_DOOR"]) == ("k", "3")
+    assert (environment["AGL_KEY"], environment["MY_DOOR"]) == (hmac.new(b"k", b"r", "sha256").hexdigest(), "3")
     assert options == {"stdin": subprocess.DEVNULL, "stdout": None, "stderr": None, "start_new_session": True}
+
+
+def test_a_kubernetes_job_has_the_key_of_its_rollout() -> None:
+    """By the function with which agent-lightning's reconciler makes a Job, of the template of examples/cluster."""
+    template = (Path(__file__).parents[2] / "examples/cluster/agent-job.yaml").read_text()
+    status = {"state": "queuing", "created_at": 0, "updated_at": 0}
+    config: dict[str, dict[str, object]] = {"agl_server": {"url": "http://gateway", "key": "k"}}
+    config["k8s_runner"] = {"namespace": "agents", "ttl_after_finished": 60}
+    for id in ("r", "s"):
+        rollout = {"rollout_id": id, "input": {"question": "2 + 2", "answer": "4"}, "status": status}
+        rollout["config"] = {"k8s": {"job_template": template}}
+        job = with_own_key(k8s_reconciler.build_job_spec)(Rollout.model_validate(rollout), OmegaConf.create(config))
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        variables = {each["name"]: each.get("value") for each in container["env"]}
+        assert variables["AGL_KEY"] == hmac.new(b"k", id.encode(), "sha256").hexdigest()
+        assert f"/rollout/{id}/attempt/" in variables["AGL_OPENAI_BASE_URL"]
+
+
+async def test_why_a_pod_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By agent-lightning's reconciler before a stand-in of Kubernetes: a missing image, no node with room."""
+    pulling = {"reason": "ImagePullBackOff", "message": "not found"}
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+    pods = {
+        "job-a": {"containerStatuses": [{"state": {"waiting": pulling}}]},
+        "job-b": {"conditions": [full]},
+        "job-c": {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]},
+        "of-others": {"conditions": [full]},
+    }
+
+    async def listed(**asked: object) -> AsyncIterator[object]:
+        assert asked["namespace"] == "ours"
+        for job, status in pods.items():
+            yield SimpleNamespace(raw={"metadata": {"labels": {"batch.kubernetes.io/job-name": job}}, "status": status})
+
+    async def nothing(*_: object) -> None: ...
+
+    said: dict[str, str | None] = dict.fromkeys("abc")
+    patches: list[str] = []
+
+    async def get(path: str, params: httpx.QueryParams) -> httpx.Response:
+        status = {"state": "running", "created_at": 0, "updated_at": 0}
+        found = [
+            {"rollout_id": id, "input": {}, "config": {}}
+            | {"status": {**status, "k8s_job_name": f"job-{id}", "error_message": message}}
+            for id, message in said.items()
+        ]
+        return httpx.Response(200, json=found, request=httpx.Request("GET", "http://gateway"))
+
+    async def patch(path: str, json: dict) -> httpx.Response:
+        patches.append(path)
+        said[path[-1]] = json["status"].pop("error_message")
+        assert json == {"status": {}}
+        return httpx.Response(200, request=httpx.Request("PATCH", "http://gateway"))
+
+    monkeypatch.setattr(k8s_reconciler.K8sReconciler, "_reconcile_once", nothing)
+    monkeypatch.setattr("empo2.recipe.controller.kubernetes.Pod", SimpleNamespace(async_list=listed))
+    config = OmegaConf.create({"k8s_runner": {"namespace": "ours"}})
+    reconciler = TellingReconciler(SimpleNamespace(get=get, patch=patch), config)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(reconciler, "_get_k8s_api", nothing)
+    for _ in range(2):
+        await reconciler._reconcile_once()
+    assert said == {"a": "ImagePullBackOff: not found", "b": "Unschedulable: 0/3 nodes are available", "c": None}
+    assert len(patches) == 2

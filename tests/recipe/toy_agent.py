@@ -13,6 +13,7 @@ class ToyAgent:
     """Knows an OpenAI-compatible URL, an event URL and its task. ``TOY_TROUBLE`` lets it go wrong."""
 
     async def run(self) -> None:
+        assert not any(name.startswith("EMPO2_") and name.endswith("KEY") for name in os.environ)
         door, trouble = int(os.environ["TOY_DOOR"]), os.environ["TOY_TROUBLE"]
         headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
         async with httpx.AsyncClient(headers=headers, timeout=60) as client:

@@ -1,7 +1,8 @@
-"""Check the key of every request: agents and the controller have one, the trainer and the operator another.
+"""Check the key of every request: agents have their rollout's, the controller the agents', the trainer the admin key.
 
 agent-lightning has one key, and its controller gives it to the agents. Here its app knows only the admin key; a request
-with the agents' key reaches it, under the admin key, where agents or the controller have business, and nowhere else.
+with the agents' key reaches it, under the admin key, where agents or the controller have business, and nowhere else. A
+rollout's key (`Keys.of_rollout`) opens the part of this that is about the rollout.
 """
 
 import secrets
@@ -11,23 +12,32 @@ from dataclasses import replace
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse, Response
 
+from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.request import Next, Request
 from empo2.recipe.protocol import Keys
 
 
 class KeyCheck:
-    """Answer 401 to an unknown key, and 403 to the agents' key on a route of the trainer's."""
+    """Answer 401 to a key that is unknown or another rollout's, and 403 to an agent's on a route of the trainer's."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, metrics: StepMetrics) -> None:
         self._keys = keys
+        self._metrics = metrics
 
     async def __call__(self, request: Request, forward: Next) -> Response:
+        answer = await self._answer(request, forward)
+        if (request.method, request.kind) == ("GET", "rollouts"):
+            self._metrics.controllers = "refused" if answer.status_code == 401 else "ask"
+        return answer
+
+    async def _answer(self, request: Request, forward: Next) -> Response:
         if request.path == "/healthz" or not self._keys.admin:
             return await forward(request)
         presented = _presented(request)
         if _holds(presented, self._keys.admin):
             return await forward(request)
-        if not _holds(presented, self._keys.agent):
+        own = self._keys.of_rollout(request.rollout_id) if request.rollout_id else ""
+        if not (_holds(presented, own) or _holds(presented, self._keys.agent)):
             return JSONResponse({"detail": "Invalid or missing API key"}, 401)  # as agent-lightning answers
         if not _is_for_agents(request):
             problem = f"{request.method} {request.path} needs the admin key (EMPO2_ADMIN_KEY)"
@@ -38,7 +48,7 @@ class KeyCheck:
 
 
 def _is_for_agents(request: Request) -> bool:
-    """Return True for what an agent does, or the controller, which hands its key to the agents."""
+    """Return True for what an agent or the controller does."""
     match request.method, request.kind:
         case ("POST", "call") | ("POST", "attempt events") | ("GET", "rollouts") | ("PATCH", "rollout"):
             return True

@@ -1,0 +1,49 @@
+"""``empo2 controller``."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from empo2.recipe import interruption
+from empo2.recipe.cli.options import SettingsOptions, with_options
+
+EXAMPLES = """\b
+examples:
+  EMPO2_KEY=... empo2 controller --gateway http://10.0.0.5:8080 --config empo2.yaml agent.concurrency=64
+  EMPO2_KEY=... empo2 controller --gateway http://gateway:8080 --kubernetes agents
+
+Of the settings, key=value, it reads agent.class, which it imports once to fork each agent from, and agent.concurrency;
+what an agent is told of its task comes with the rollout. Each agent gets a key that opens its own rollout only.
+"""
+
+
+@with_options
+def controller(
+    options: SettingsOptions,
+    gateway: Annotated[
+        str, typer.Option(metavar="URL", help="The gateway's address; its key is the variable EMPO2_KEY.")
+    ],
+    kubernetes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMESPACE",
+            help="Start agents as Jobs of this namespace, from verl.agentlightning.k8s.job_template_path of the run.",
+        ),
+    ] = None,
+) -> None:
+    """Start the controller alone, which starts the agents of a gateway: on this machine, or on Kubernetes."""
+    from empo2.recipe.controller.run import check_gateway, run_on_kubernetes, run_on_this_machine
+    from empo2.recipe.launcher.commands import KEY
+
+    settings = options.settings()
+    url, key = gateway.rstrip("/"), os.environ.pop(KEY, "")  # agents inherit the environment
+    if kubernetes is None:
+        agent = settings.agent.name  # or says that there is none
+        check_gateway(url, key)
+        interruption.check()
+        run_on_this_machine(url, key, agent, settings.agent.concurrency)
+    else:
+        check_gateway(url, key)
+        interruption.check()
+        run_on_kubernetes(url, key, kubernetes)

@@ -1,0 +1,105 @@
+"""agent-lightning's controller (1.0.2) with warm agents, each of which gets the key of its own rollout only."""
+
+import asyncio
+import importlib.resources
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+from agentlightning.controller import local_reconciler
+from agentlightning.controller.__main__ import _run_controller
+from agentlightning.schemas import Rollout
+from omegaconf import DictConfig, OmegaConf
+
+from empo2.recipe.controller.warm_agents import start_agent, start_fork_server
+from empo2.recipe.errors import Empo2Error
+from empo2.recipe.protocol import Keys
+from empo2.recipe.waiting import first_answer
+
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 1  # of one request to a gateway that may be starting
+_NO_ROLLOUT = "none"
+
+
+def check_gateway(url: str, key: str) -> None:
+    """Return once a gateway that knows the key answers; one that is starting is waited for.
+
+    Raises:
+        Empo2Error: nothing listens at ``url``, what answers is no gateway, or ``key`` is not its agents' key.
+    """
+
+    def check_listens(error: httpx.TransportError) -> None:
+        if not isinstance(error, httpx.TimeoutException):
+            raise Empo2Error(f"no gateway answers at {url} ({error}); start one with `empo2 gateway`")
+
+    # The admin key opens every route, but no rollout's key is made from it.
+    headers = {"x-api-key": Keys(agent=key).of_rollout(_NO_ROLLOUT)}
+    with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS) as client:
+        asked = {"event_type": "reward"}
+        answer = first_answer(lambda: client.get(f"/api/rollouts/{_NO_ROLLOUT}/events", params=asked), check_listens)
+    if answer.status_code == 401:
+        raise Empo2Error(f"the gateway at {url} refuses the key; EMPO2_KEY must be the gateway's own EMPO2_KEY")
+    if answer.status_code != 404 or "Rollout" not in answer.text:
+        raise Empo2Error(f"{url} is not an EMPO² gateway; give the address of `empo2 gateway`")
+
+
+def run_on_this_machine(url: str, key: str, agent_class: str, concurrency: int) -> None:
+    """Start each rollout's agent as a process, forked if it is of this class, until SIGTERM or SIGINT.
+
+    Args:
+        key: the gateway's agents' key; not in the environment, which agents inherit.
+        concurrency: agents at once.
+    """
+    start_fork_server(agent_class)
+    start_agents_with(start_agent)
+    give_own_keys(local_reconciler.LocalReconciler)
+    local = {"maximum_size": concurrency, "poll_interval": _POLL_SECONDS}
+    _run(url, key, {"runner_type": "local", "local_runner": local})
+
+
+def run_on_kubernetes(url: str, key: str, namespace: str) -> None:
+    """Start each rollout's agent as a Kubernetes Job, from the template that its rollout carries."""
+    from agentlightning.controller import k8s_reconciler
+
+    from empo2.recipe.controller.kubernetes import TellingReconciler
+
+    k8s_reconciler.K8sReconciler = TellingReconciler
+    k8s_reconciler.build_job_spec = with_own_key(k8s_reconciler.build_job_spec)
+    _run(url, key, {"runner_type": "k8s", "k8s_runner": {"namespace": namespace}})
+
+
+def start_agents_with(start: object) -> None:
+    """Make ``LocalReconciler._spawn_for`` call ``start`` in the place of ``asyncio.create_subprocess_exec``."""
+    names = {**vars(asyncio), "create_subprocess_exec": start}
+    local_reconciler.asyncio = SimpleNamespace(**names)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def give_own_keys(reconciler: type[local_reconciler.LocalReconciler]) -> None:
+    """Make ``_spawn_for``, which reads the key from the controller's settings, give each agent its rollout's key."""
+    spawn = reconciler._spawn_for
+
+    async def spawn_with_own_key(self: Any, rollout: Rollout) -> bool:
+        shared, self._config = self._config, _of_rollout(rollout, self._config)
+        try:
+            return await spawn(self, rollout)  # one rollout after another
+        finally:
+            self._config = shared
+
+    reconciler._spawn_for = spawn_with_own_key
+
+
+def with_own_key(build: Callable[[Rollout, DictConfig], Any]) -> Callable[[Rollout, DictConfig], Any]:
+    """Return ``build_job_spec`` such that a Job's containers get the key of their rollout."""
+    return lambda rollout, config: build(rollout, _of_rollout(rollout, config))
+
+
+def _of_rollout(rollout: Rollout, config: DictConfig) -> Any:
+    key = Keys(agent=config.agl_server.key).of_rollout(rollout.rollout_id)
+    return OmegaConf.merge(config, {"agl_server": {"key": key}})
+
+
+def _run(url: str, key: str, settings: dict[str, Any]) -> None:
+    defaults = OmegaConf.create((importlib.resources.files("agentlightning.config") / "controller.yaml").read_text())
+    config = OmegaConf.merge(defaults, {"agl_server": {"url": url, "key": key}}, settings)
+    asyncio.run(_run_controller(config))  # pyright: ignore[reportArgumentType]
