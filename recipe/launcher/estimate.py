@@ -16,11 +16,14 @@ CONTEXT = 1 * GIB  # CUDA context and NCCL's buffers of the trainer's process
 ASLEEP = 2 * GIB  # what vLLM keeps while it sleeps: CUDA context, graphs, NCCL
 BUCKET = 2 * GIB  # verl's rollout.update_weights_bucket_megabytes
 CHUNK = 1024  # positions whose logits are float32 at once: trainer/log_probs.py
-JVM = int(0.35 * 1e9)  # of one agent in Java: agents/text_game/java.py
-# Of a process on the CPU: RSS after the imports, by psutil on two cores. torch 0.45, verl's worker 0.78, vLLM's engine
-# 0.80, the gateway with the embedder after its first batch 0.85, Ray's processes some 0.8 GiB.
-IMPORTS, GATEWAY, SMALL = 0.9 * GIB, 0.85 * GIB, 0.1 * GIB
-RAY = 1.0 * GIB
+# Measured on two cores as proportional set sizes. Of an agent: a Java process of ScienceWorld has 350 MB at its limit
+# of heap, one of TextWorld-Express 50; the agent is a fork of a process that has imported its class, or a command.
+JVMS = {"empo2.agents.scienceworld.": 0.35e9, "empo2.agents.textworld_express.": 50e6, "empo2.agents.houses.": 50e6}
+FORK, COMMAND = 25e6, 0.1e9
+# Of a process on the CPU with its imports: verl's worker 0.8, vLLM's engine 0.8, the gateway with the embedder 0.7,
+# Ray's processes together 0.35 GiB.
+IMPORTS, GATEWAY, SMALL = 0.9 * GIB, 0.75 * GIB, 0.1 * GIB
+RAY = 0.4 * GIB
 UTILIZATION = 0.35  # of the card's peak, in the update and when prompts are read
 IMBALANCE = 1.5  # longest to mean rank with one row a rank; 1.53 simulated on rows of 2,000 to 12,000 tokens
 # An episode of ScienceWorld: docs/experiments.md, "What things cost".
@@ -302,11 +305,18 @@ def checkpoints(settings: Settings, shape: Shape) -> float:
     return each * settings.run.keep_checkpoints if settings.run.save_every else 0
 
 
-def agents_memory(settings: Settings, java: bool) -> float:
-    return settings.agent.concurrency * (JVM + SMALL if java else SMALL)
+def java_of(settings: Settings) -> float:
+    """Return the bytes of the Java process of an agent; 0 if its world needs none."""
+    name = settings.agent.class_ or ""
+    return next((size for world, size in JVMS.items() if name.startswith(world)), 0.0)
 
 
-def cpu_memory(settings: Settings, shape: Shape, *, java: bool, width: int) -> Terms:
+def agents_memory(settings: Settings) -> float:
+    own = COMMAND if (settings.agent.class_ or "").startswith("empo2.agents.command.") else FORK
+    return settings.agent.concurrency * (own + java_of(settings))
+
+
+def cpu_memory(settings: Settings, shape: Shape, *, width: int) -> Terms:
     """Return the bytes of main memory by process, for ``hardware.device=cpu``, at the longest row.
 
     Args:
@@ -326,5 +336,5 @@ def cpu_memory(settings: Settings, shape: Shape, *, java: bool, width: int) -> T
         "gateway with embedder": GATEWAY,
         "Ray": RAY,
         "launcher, controller": 2 * SMALL,
-        "agents": agents_memory(settings, java),
+        "agents": agents_memory(settings),
     }

@@ -24,7 +24,6 @@ LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.cur
 DRIVER = 580  # CUDA 13.0, for which the pinned torch is built
 _SHARED_BYTES = 2e9  # Ray's object store
 _TOO_LARGE = 1.1  # a run is refused whose estimate exceeds a card by more than 10 %
-_JAVA_WORLDS = ("empo2.agents.scienceworld.", "empo2.agents.textworld_express.", "empo2.agents.houses.")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "9p", "afs"}
 _LOCAL_FUSE = {"fuse.overlayfs", "fuse.fuse-overlayfs"}  # of containers without root
 
@@ -166,7 +165,7 @@ def _memory(settings: Settings, shape: Shape | None) -> Finding:
     if shape is not None and settings.hardware.device == "cpu":
         parts = {"the stack": sum(cpu_memory(settings, shape).values())}
     else:
-        parts = {f"{settings.agent.concurrency} agents": estimate.agents_memory(settings, needs_java(settings))}
+        parts = {f"{settings.agent.concurrency} agents": estimate.agents_memory(settings)}
         if shape is not None and (moved := estimate.offloaded(settings, shape)):
             parts["offloaded weights and optimizer"] = moved
     free, wanted = _free_memory(), sum(parts.values())
@@ -178,7 +177,7 @@ def _memory(settings: Settings, shape: Shape | None) -> Finding:
 
 def cpu_memory(settings: Settings, shape: Shape) -> estimate.Terms:
     width = 2 if fast_dtype() == "bfloat16" else 4
-    return estimate.cpu_memory(settings, shape, java=needs_java(settings), width=width)
+    return estimate.cpu_memory(settings, shape, width=width)
 
 
 def _free_memory() -> float:
@@ -187,10 +186,6 @@ def _free_memory() -> float:
     if LIMIT.is_file() and (limit := LIMIT.read_text().strip()) != "max":
         free = min(free, int(limit) - int(USED.read_text()))
     return free
-
-
-def needs_java(settings: Settings) -> bool:
-    return (settings.agent.class_ or "").startswith(_JAVA_WORLDS)
 
 
 def existing_folder(folder: Path) -> Path:
@@ -230,7 +225,7 @@ def _port(settings: Settings) -> Finding | None:
 
 
 def _java(settings: Settings) -> Finding | None:
-    if not needs_java(settings):
+    if not estimate.java_of(settings):
         return None
     from empo2.agents.text_game.java import java_executable
 

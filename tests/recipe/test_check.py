@@ -135,7 +135,7 @@ def test_main_memory_and_disk() -> None:
     assert estimate.offloaded(load_settings("gpu", ["algorithm.kl_coefficient=0.01"]), SEVEN) == 16 * P
     assert estimate.checkpoints(settings, SEVEN) == 2 * 14 * P
     small, cpu = SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"], load_settings("cpu")
-    terms = estimate.cpu_memory(cpu, small, java=True, width=2)
+    terms = estimate.cpu_memory(cpu, small, width=2)
     logits = 2048 * 49_152 * 4 + 1024 * 49_152 * 12
     activations = 3072 * 30 * (5 * 1536 + 14 * 576) * 2
     assert terms["trainer's workers"] == 0.9 * GIB + 16 * 134_515_008 + logits + activations
