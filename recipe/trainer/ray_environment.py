@@ -100,12 +100,14 @@ def start_ray(config: DictConfig) -> None:
         Empo2Error: it failed both times.
     """
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    if options.get("address") == "local":  # Ray takes 127.0.0.1 for the host's address on the network otherwise
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     import ray
+    from ray._private import ray_constants
 
     if ray.is_initialized():
         return
+    if options.get("address") == "local":  # else Ray puts the host's address on the network in the place of 127.0.0.1
+        os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for the processes that it starts
+        ray_constants.ENABLE_RAY_CLUSTER = False
     use_token()
     joined = options.get("address") not in (None, "local")
     network = OmegaConf.select(config, "empo2.hardware.network") if joined else None
