@@ -73,7 +73,7 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
         from empo2.recipe.trainer.ray_environment import start_ray
 
         say_loading("Ray")
-        start_ray(config, settings.hardware.network)
+        start_ray(config)
         say_loading("verl")
         from empo2.recipe.trainer.entrypoint import train
 

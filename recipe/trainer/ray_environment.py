@@ -90,33 +90,34 @@ def use_network() -> None:
         os.environ.setdefault("VLLM_HOST_IP", address)
 
 
-def start_ray(config: DictConfig, network: str | None = None) -> None:
+def start_ray(config: DictConfig) -> None:
     """Start or join Ray as configured in ``config.ray_kwargs.ray_init``, unless this process has already done so.
 
     Ray starts before verl is imported, since both take seconds and can overlap. On a busy machine its start may run out
     of time; it is tried twice. A Ray that is started has a token of its own.
 
-    Args:
-        network: ``hardware.network``.
-
     Raises:
         Empo2Error: it failed both times.
     """
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    if options.get("address") == "local":  # Ray takes 127.0.0.1 for the host's address on the network otherwise
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     import ray
+    from ray._private import ray_constants
 
     if ray.is_initialized():
         return
+    if options.get("address") == "local":  # else Ray puts the host's address on the network in the place of 127.0.0.1
+        os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for the processes that it starts
+        ray_constants.ENABLE_RAY_CLUSTER = False
     use_token()
+    joined = options.get("address") not in (None, "local")
+    network = OmegaConf.select(config, "empo2.hardware.network") if joined else None
     runtime_env = dict(options.pop("runtime_env", None) or {})
     # Not agent-lightning's worker_process_setup_hook: idle workers would import verl for nothing. The loss is
     # registered by the module that the loss function lies in (objective.py).
     runtime_env["env_vars"] = {
         **{name: value for name, value in _VERL_VARIABLES.items() if name not in os.environ},
         **VARIABLES,
-        **({NETWORK: network} if network and options.get("address") != "local" else {}),
+        **({NETWORK: network} if network else {}),
         **runtime_env.get("env_vars", {}),
     }
     if options.get("address") in (None, "local"):

@@ -1,10 +1,15 @@
 """Ray's start, which may run out of time on a busy machine."""
 
+import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray._private.ray_constants
 import ray._raylet  # noqa: F401  which the Ray below has not
 from omegaconf import OmegaConf
 
@@ -55,3 +60,45 @@ def test_wrong_options_are_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="no such option"):
         start_ray(CONFIG)
     assert asked == ["init"]
+
+
+RAY = """
+import json, os, psutil, ray, sys
+from empo2.recipe.config import load_settings
+from empo2.recipe.trainer.ray_environment import start_ray
+from empo2.recipe.trainer.verl_config import build_verl_config
+from pathlib import Path
+
+settings = load_settings("cpu")
+start_ray(build_verl_config(settings, model_path="m", run_directory=Path(), gateway_url="", gateway_key=""))
+
+@ray.remote(num_gpus=1)
+class Worker:
+    def names(self):
+        from empo2.recipe.trainer.ray_environment import use_network
+        use_network()
+        return [os.environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP")]
+
+worker = Worker.remote()
+names = ray.get(worker.names.remote())
+tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
+sockets = [each for process in tree for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+addresses = [[each.laddr.ip, each.laddr.port] for each in sockets]
+sys.path.insert(0, sys.argv[1])
+from stranger import answer
+answers = {port: answer(f"127.0.0.1:{port}") for _, port in addresses}
+print(json.dumps([names, addresses, answers]))
+"""
+
+
+@pytest.mark.stack
+def test_a_ray_of_ones_own_listens_on_loopback_and_asks_for_its_token() -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", RAY, str(Path(__file__).parents[1])]
+    done = subprocess.run(command, env=kept, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names, addresses, answers = json.loads(done.stdout.splitlines()[-1])
+    assert names == ["lo", "lo", "127.0.0.1"]
+    assert len(addresses) > 5 and {host.removeprefix("::ffff:") for host, _ in addresses} <= {"127.0.0.1", "::1"}
+    assert [answer for answer in answers.values() if answer == "401"]
+    assert not [answer for answer in answers.values() if answer != "401" and "text/plain; version=0.0.4" not in answer]
