@@ -45,12 +45,11 @@ class Job:
         slurm = {"SLURM_JOB_ID": str(id), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2"}
         paths = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(self.calls), "EMPO2_TEST_MARK": mark}
         command = ["bash", str(CLUSTER / "train.sbatch"), "my.yaml", "mine", "run.steps=3"]
-        self.process = subprocess.Popen(
-            command, cwd=folder, env={**os.environ, **slurm, **paths}, stderr=subprocess.PIPE
-        )
-        until(
-            lambda: {"ray", "empo2"} <= {line.partition(" ")[0] for line in self.lines()} and len(self.of("ray")) == 2
-        )
+        self.errors = folder / "errors"
+        with self.errors.open("w") as errors:
+            environment = {**os.environ, **slurm, **paths}
+            self.process = subprocess.Popen(command, cwd=folder, env=environment, stderr=errors)
+        until(lambda: (len(self.of("ray")), len(self.of("empo2"))) == (2, 1))
 
     def lines(self) -> list[str]:
         return self.calls.read_text().splitlines() if self.calls.exists() else []
