@@ -500,7 +500,7 @@ def test_tags_reach_the_server(server: str, store: dict[str, Any], step: int) ->
         group = number // 4  # one tag for all rollouts that are compared with each other
         task = {"task": TASKS["task"][group], "variation": TASKS["variation"][group]}
         scope = scope_of(task, ["task", "variation"])
-        assert rollout.metadata.empo2 == {**modes[group].model_dump(), "scope": scope, "read_only": False, "step": 7}
+        assert rollout.metadata.empo2 == {**modes[group].model_dump(), "scope": scope, "read_only": False, "step": step}
         assert rollout.input == task  # the agent sees nothing of it
 
 
