@@ -508,7 +508,7 @@ def test_tags_reach_the_server(server: str, store: dict[str, Any], step: int) ->
             "scope": scope,
             "read_only": False,
             "teaches": False,
-            "step": 7,
+            "step": step,
         }
         assert rollout.input == task  # the agent sees nothing of it
 
