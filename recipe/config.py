@@ -21,7 +21,7 @@ DEFAULTS = Path(__file__).with_name("config.yaml")
 SCIENCEWORLD = Path(__file__).parents[1] / "agents/scienceworld/config.yaml"
 ALL_TASKS = "all-tasks"
 TRACES_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+VLLM_TRACES = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_SERVICE_NAME": "vllm"}  # it would take gRPC
 _TRACES = "/v1/traces"
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -552,7 +552,7 @@ def traces_endpoint(settings: Settings) -> str | None:
     switched_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if own is None and (switched_off or os.environ.get("OTEL_TRACES_EXPORTER") == "none" or not (whole or base)):
         return None
-    for name in (TRACES_PROTOCOL, "OTEL_EXPORTER_OTLP_PROTOCOL"):
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         if os.environ.get(name, "") not in ("", "http/protobuf"):
             raise ConfigError(
                 f"{name}={os.environ[name]}: must be http/protobuf; give the collector's port for it, often 4318"

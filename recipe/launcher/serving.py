@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.config import TRACES_PROTOCOL, Settings, load_settings, traces_endpoint
+from empo2.recipe.config import VLLM_TRACES, Settings, load_settings, traces_endpoint
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.commands import (
     environment_without,
@@ -190,19 +190,23 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
 
 
 def _vllm_environment(settings: Settings) -> dict[str, str]:
-    protocol = {TRACES_PROTOCOL: "http/protobuf"} if traces_endpoint(settings) else {}
     if settings.hardware.device == "gpu":
-        return protocol
+        return {}
     os.environ["EMPO2_DEVICE"] = "cpu"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.hardware.kv_cache))
     from empo2.recipe.trainer.ray_environment import VARIABLES
 
-    return VARIABLES | protocol
+    return VARIABLES
 
 
 def _start_vllm(settings: Settings, model: str, processes: Processes, name: str | None = None, *, key: str = "") -> str:
     """Start vLLM on a free port; return its address."""
     with bind("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
+<<<<<<< HEAD
     processes.start("vllm", vllm_command(settings, model, port, name), secrets={MODEL_KEY: key})
+=======
+    environment = VLLM_TRACES if traces_endpoint(settings) else {}
+    processes.start("vllm", vllm_command(settings, model, port, name), secrets=environment)
+>>>>>>> wt-traces
     return f"http://127.0.0.1:{port}/v1"

@@ -9,7 +9,11 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.memory.cpu import fast_dtype
+<<<<<<< HEAD
 from empo2.recipe.config import TRACES_PROTOCOL, Algorithm, Settings, load_settings
+=======
+from empo2.recipe.config import VLLM_TRACES, Settings, load_settings
+>>>>>>> wt-traces
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.network import LOOPBACK
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS, scope_of
@@ -242,9 +246,8 @@ def take_traces(config: DictConfig, endpoint: str) -> None:
         OmegaConf.update(config, f"{vllm}.{name}", value, force_add=True)
     # Without statistics, as verl starts it, vLLM 0.20 fails every request that it has a span for.
     config.actor_rollout_ref.rollout.disable_log_stats = False
-    # vLLM's own default is gRPC.
-    environment = f"ray_kwargs.ray_init.runtime_env.env_vars.{TRACES_PROTOCOL}"
-    OmegaConf.update(config, environment, "http/protobuf", force_add=True)
+    for name, value in VLLM_TRACES.items():
+        OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{name}", value, force_add=True)
 
 
 def check_tip_tokens(config: DictConfig, episode_tokens: int | None) -> None:

@@ -338,10 +338,10 @@ def test_the_masked_tokens_are_handed_over() -> None:
             mask=[1, 1, 0, 1, 1],
         ),
     ]
-    assert run(rows).masked_at == [0, 1, 101, 104]
+    assert run(rows).masked_at == [1, 101, 104]
     assert run(rows, delta=0).masked_at == []
     rows[1].off_policy = False
-    assert run(rows).masked_at == [0, 1]
+    assert run(rows).masked_at == [1]
 
 
 def test_rows_on_which_vllm_and_the_trainer_disagree_have_no_gradient() -> None:

@@ -1,6 +1,5 @@
 """Chats that continue from sampled ids: prompts against ids put together by hand, and the cases that stay text."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,13 +9,17 @@ from typing import Any
 import httpx
 import pytest
 
+<<<<<<< HEAD
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
+=======
+from empo2.recipe.config import VLLM_TRACES, load_settings
+>>>>>>> wt-traces
 from empo2.recipe.launcher.serving import vllm_command, vllm_server
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS
 from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware, take_traces
 
-from .harness import BLOCK, GatewayUnderTest, assistant, running_gateway, user
+from .harness import BLOCK, GatewayUnderTest, assistant, running_gateway, until, user
 from .model_server import MODEL, Body, tokenizer
 from .otlp_receiver import OtlpReceiver
 
@@ -231,7 +234,7 @@ def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
     take_traces(config, "http://c/v1/traces")
     assert (options.otlp_traces_endpoint, options.enable_prompt_tokens_details) == ("http://c/v1/traces", True)
     assert config.actor_rollout_ref.rollout.disable_log_stats is False
-    assert config.ray_kwargs.ray_init.runtime_env.env_vars.OTEL_EXPORTER_OTLP_TRACES_PROTOCOL == "http/protobuf"
+    assert config.ray_kwargs.ray_init.runtime_env.env_vars == VLLM_TRACES
     options.middleware = "my.own"
     with pytest.raises(ConfigError, match=r"engine_kwargs.vllm.middleware='my.own': .* take it out"):
         name_middleware(config, settings)
@@ -292,9 +295,9 @@ async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(
                 ]
                 new = turn(f"<tool_response>\n{text}\n</tool_response>" if calls else text)
             metrics = await gateway.drain()
-            spans = await asyncio.to_thread(receiver.of, rollout, 14)
-    calls = [span for span in spans if span.name == "chat any"]
-    served = {span.parent: span.attributes for span in spans if span.name == "llm_request"}
+            await until(lambda: sum(span.name in ("chat any", "llm_request") for span in receiver.spans) == 14)
+    calls = [span for span in receiver.spans if span.name == "chat any"]
+    served = {span.parent: span.attributes for span in receiver.spans if span.name == "llm_request"}
     assert len(calls) == 7
     for call in calls:
         assert served[call.id]["gen_ai.usage.prompt_tokens"] == call.attributes["gen_ai.usage.input_tokens"]
