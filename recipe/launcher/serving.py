@@ -203,10 +203,6 @@ def _start_vllm(settings: Settings, model: str, processes: Processes, name: str 
     """Start vLLM on a free port; return its address."""
     with bind("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
-<<<<<<< HEAD
-    processes.start("vllm", vllm_command(settings, model, port, name), secrets={MODEL_KEY: key})
-=======
-    environment = VLLM_TRACES if traces_endpoint(settings) else {}
-    processes.start("vllm", vllm_command(settings, model, port, name), secrets=environment)
->>>>>>> wt-traces
+    secrets = {MODEL_KEY: key} | (VLLM_TRACES if traces_endpoint(settings) else {})
+    processes.start("vllm", vllm_command(settings, model, port, name), secrets=secrets)
     return f"http://127.0.0.1:{port}/v1"

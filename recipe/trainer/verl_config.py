@@ -9,11 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.memory.cpu import fast_dtype
-<<<<<<< HEAD
-from empo2.recipe.config import TRACES_PROTOCOL, Algorithm, Settings, load_settings
-=======
-from empo2.recipe.config import VLLM_TRACES, Settings, load_settings
->>>>>>> wt-traces
+from empo2.recipe.config import VLLM_TRACES, Algorithm, Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.network import LOOPBACK
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS, scope_of

@@ -9,12 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-<<<<<<< HEAD
-from empo2.recipe.config import load_settings
-from empo2.recipe.errors import ConfigError
-=======
 from empo2.recipe.config import VLLM_TRACES, load_settings
->>>>>>> wt-traces
+from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.serving import vllm_command, vllm_server
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS
 from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware, take_traces
