@@ -517,3 +517,19 @@ def test_distilled_rows_have_a_kl_in_the_place_of_the_clipped_term(reverse: bool
     metrics = {name: result.metrics[name].aggregate() for name in ("distilled_tokens", "distillation_kl")}
     assert metrics == pytest.approx({"distilled_tokens": 3, "distillation_kl": total}, rel=1e-5)
     assert result.metrics["masked_tokens"].aggregate() == 0 and result.masked_at == []
+
+
+def test_what_stale_off_policy_rows_teach_with_either_old_log_probs() -> None:
+    """One state with four actions; the step starts from p, and versions s sampled with tips, at advantage 1.
+
+    With the log-probs of p, tip-free, the logits move by the expectation of A ∇ log p(a), s - p: towards what was done
+    with tips, whatever version that was. With their own log-probs an unclipped constant advantage teaches nothing.
+    """
+    p = np.array([0.4, 0.3, 0.2, 0.1])
+    for s in (np.array([0.45, 0.27, 0.19, 0.09]), np.array([0.36, 0.34, 0.19, 0.11])):
+        for old, want in ((p, s - p), (s, np.zeros(4))):
+            rows = [Row([math.log(p[a])], [math.log(old[a])], advantage=s[a], off_policy=True) for a in range(4)]
+            by_log_prob = np.concatenate(run(rows).gradients)  # of the loss, so negative
+            np.testing.assert_allclose(-by_log_prob @ (np.eye(4) - p), want, atol=1e-6)
+    unlikely = Row([math.log(DELTA) - 0.1], [math.log(DELTA) - 0.1], advantage=1.0, off_policy=True)
+    assert run([unlikely]).gradients[0] == [0]  # the mask is what notices staleness
