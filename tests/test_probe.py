@@ -41,7 +41,12 @@ def tokenizer() -> Any:
 
 def tiny(seed: int) -> Any:
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     return LlamaForCausalLM(LlamaConfig(vocab_size=49152, initializer_range=0.4, **sizes)).eval()
 
 
@@ -62,7 +67,8 @@ def in_numpy(models: Sequence[Any], walks: Sequence[probe.Walk]) -> dict[str, fl
             actions.append(action)
             way *= action
         ways.append(way)
-    return {"action": np.mean(actions), "way": np.mean(ways), "entropy": np.mean(entropies), "start_kl": np.mean(kls)}
+    values = {"action": actions, "way": ways, "entropy": entropies, "start_kl": kls}
+    return {name: float(np.mean(each)) for name, each in values.items()}
 
 
 def test_prompts_are_those_of_agent_and_gateway(tokenizer: Any) -> None:
