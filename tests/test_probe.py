@@ -67,8 +67,8 @@ def in_numpy(models: Sequence[Any], walks: Sequence[probe.Walk]) -> dict[str, fl
             actions.append(action)
             way *= action
         ways.append(way)
-    sums = {"action": actions, "way": ways, "entropy": entropies, "start_kl": kls}
-    return {name: float(np.mean(values)) for name, values in sums.items()}
+    values = {"action": actions, "way": ways, "entropy": entropies, "start_kl": kls}
+    return {name: float(np.mean(each)) for name, each in values.items()}
 
 
 def test_prompts_are_those_of_agent_and_gateway(tokenizer: Any) -> None:

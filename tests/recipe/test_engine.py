@@ -34,23 +34,27 @@ initialize_global_process_group_ray()
 from safetensors.torch import save_file
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE
+from verl.workers.config import (
+    FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, PolicyLossConfig,
+)
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.trainer import log_probs as ours_of_logits
 from empo2.recipe.trainer.compat.trained_logits import TrainedLogitsEngine
+from empo2.recipe.trainer.objective import hybrid_loss
 from empo2.recipe.trainer.verl_config import cpu_options
 
 plain, folder, checkpoint, tokenizer = sys.argv[1:]
 sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
 
 
-def batch_of(prompts, responses, attention, mask, micro_batch, packed=False, teacher=None, **options):
+def batch_of(prompts, responses, attention, mask, micro_batch, packed=False, others=None, **options):
     rows = {"input_ids": torch.cat([prompts, responses], 1), "attention_mask": attention, "response_mask": mask,
             "position_ids": (attention.cumsum(1) - 1).clamp(min=0), "prompts": prompts, "responses": responses}
-    rows |= {} if teacher is None else {"teacher_tokens": teacher}
+    rows |= others or {}
     data = left_right_2_no_padding(DataProto.from_dict({k: v.clone() for k, v in rows.items()}).to_tensordict())
     tu.assign_non_tensor(data, use_remove_padding=packed, use_fused_kernels=False, use_dynamic_bsz=False,
                          micro_batch_size_per_gpu=micro_batch, max_response_length=8, **options)
@@ -93,8 +97,10 @@ def loss(model_output, data, dp_group=None):
     return ((log_prob * log_prob.sin() + 0.3 * entropy) * tokens).sum(), {}
 
 
-def run(engine_class, micro_batch, packed=False, teacher=None, loss=loss, **optimizer):
-    fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+
+
+def run(engine_class, micro_batch, packed=False, others=None, loss=loss, **optimizer):
     optimizer = dict(lr=0.1, total_training_steps=1, **optimizer)
     engine = make(engine_class, plain, {"load_tokenizer": False}, optimizer, mixed_precision=fp32)
     logits = []
@@ -102,7 +108,7 @@ def run(engine_class, micro_batch, packed=False, teacher=None, loss=loss, **opti
     seen.clear()
     with engine.train_mode(disable_auto_offload=True):
         engine.optimizer_zero_grad()
-        options = dict(packed=packed, teacher=teacher, temperature=0.7, calculate_entropy=True)
+        options = dict(packed=packed, others=others, temperature=0.7, calculate_entropy=True)
         data = batch_of(prompts, responses, attention, mask, micro_batch, **options)
         engine.forward_backward_batch(data, loss)
         gradients = [p.grad.full_tensor().flatten().clone() for p in engine.module.parameters()]
@@ -148,13 +154,46 @@ def taught(micro_batch, packed):
         sums[row, :size] = kept.detach().sum(-1)
     theirs = torch.cat([p.grad.flatten() for p in model.parameters()])
     ours_of_logits.CHUNK = 4
-    ours = run(TrainedLogitsEngine, micro_batch, packed, teacher, taught_loss)
+    ours = run(TrainedLogitsEngine, micro_batch, packed, {"teacher_tokens": teacher}, taught_loss)
     ours_of_logits.CHUNK = 1024
     return {
         "differences": [float((a - b).abs().max()) for a, b in zip((theirs, sums), ours[:2])],
         "sizes": [float(a.abs().max()) for a in (theirs, sums)],
         "logits": sum(ours[3]),
     }
+
+
+def distilled(**options):
+    log_probs, ids = (0.5 * torch.randn(4, 8, 97)).log_softmax(-1).topk(20)
+    tokens, rows = mask.sum(1), torch.ones(4, dtype=torch.bool)
+    others = {
+        "teacher_tokens": ids.int(), "teacher_log_probs": log_probs, "distilled": mask.any(1), "off_policy": rows,
+        "memory": rows, "recorded": ~rows, "token_weight": 1 / (3 * tokens.clamp_min(1)), "advantages": 0.0 * mask,
+        "old_log_probs": -2.0 * mask,
+    }
+    config = FSDPActorConfig(
+        strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, ppo_mini_batch_size=1, clip_ratio_low=0.2,
+        clip_ratio_high=0.3, clip_ratio_c=10.0, policy_loss=PolicyLossConfig(loss_mode=PER_ROLLOUT_MEAN_LOSS_MODE),
+    )
+    engine = make(
+        TrainedLogitsEngine, plain, {"load_tokenizer": False}, dict(lr=0.02, total_training_steps=40),
+        mixed_precision=fp32,
+    )
+    kls = []
+
+    def loss(model_output, data, dp_group=None):
+        loss, metrics = hybrid_loss(config, model_output, data, mask_threshold=0.0, distillation=1.0, **options)
+        kls[-1] += metrics["distillation_kl"].aggregate() / int(tokens.sum())
+        return loss, {}
+
+    for _ in range(30):
+        kls.append(0.0)
+        with engine.train_mode(disable_auto_offload=True):
+            engine.optimizer_zero_grad()
+            data = batch_of(prompts, responses, attention, mask, 2, others=others, temperature=1.0, dp_size=1)
+            engine.forward_backward_batch(data, loss)
+            engine.optimizer_step()
+    return [kls[0], kls[-1]]
 
 
 frozen = gc.get_freeze_count()
@@ -169,6 +208,7 @@ answers |= {
     "update": float((ours[4] - fused[4]).abs().max()),
     "gradient": float((ours[0] - fused[0]).abs().max()),
     "rows": [compare(1), compare(2), compare(2, packed=True)],
+    "distilled": [distilled(), distilled(reverse=True)],
     "taught": [taught(1, False), taught(2, False), taught(2, True)],
 }
 
@@ -296,6 +336,12 @@ def test_the_log_probs_of_a_teachers_tokens(results: Any) -> None:
         assert all(size > 1e-2 for size in result["sizes"])
         assert max(result["differences"]) < 1e-4
         assert result["logits"] == kept
+
+
+def test_a_policy_is_distilled(results: Any) -> None:
+    """Through engine and loss: on the trained positions the student becomes the teacher."""
+    for before, after in results["distilled"]:
+        assert before > 0.05 and after < before / 5, results["distilled"]
 
 
 def test_the_fused_optimizer_makes_the_same_update(results: Any) -> None:
