@@ -22,10 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow.dataset as dataset
 from learning_notes import outcomes_by_notes, training_houses
 from learning_plan import (
     PLAN,
@@ -54,12 +56,12 @@ from empo2.recipe.launcher.model_files import NOTES
 from empo2.recipe.launcher.plan import Trial
 from empo2.recipe.launcher.sweep import clock_of, has_ended, train
 from empo2.recipe.protocol import scope_of
-from empo2.recipe.rollout_log import read_played, read_rollouts
+from empo2.recipe.rollout_log import SCHEMA, rollout_files
 from empo2.recipe.run_folder import (
     CHECKPOINTS,
     MEMORY_FILE,
     METRICS_FILE,
-    ROLLOUTS_FILE,
+    ROLLOUTS,
     read_lines,
     read_metrics,
 )
@@ -173,16 +175,24 @@ def validations(run: Path) -> dict[str, dict[str, Counts]]:
     An episode that failed counts as not solved. What was played before an interruption stands in a folder of its own.
     """
     found: dict[str, dict[str, Counts]] = {}
-    for file in [*sorted(run.glob(f"set-aside-*/{ROLLOUTS_FILE}")), run / ROLLOUTS_FILE]:
+    for folder in [*sorted(run.glob(f"set-aside-*/{ROLLOUTS}")), run / ROLLOUTS]:
         steps: dict[str, dict[str, Counts]] = {}
-        for rollout in read_rollouts(file):
-            if rollout.phase == "validation":
-                task = read_played(file, rollout.id)["task"]
-                part = f"{task.get('panel', 'unseen')}, {'no ' * (rollout.mode == 'no memory')}notes"
-                counts = steps.setdefault(str(rollout.step), {}).setdefault(part, {})
-                count(counts, task["seed"], rollout.return_ if rollout.dropped is None else None)
+        for rollout in _validated(folder):
+            task = json.loads(rollout["task"])
+            part = f"{task.get('panel', 'unseen')}, {'no ' * (rollout['mode'] == 'no memory')}notes"
+            counts = steps.setdefault(str(rollout["step"]), {}).setdefault(part, {})
+            count(counts, task["seed"], rollout["return"] if rollout["dropped"] is None else None)
         found |= steps
     return found
+
+
+def _validated(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each validation rollout that a run has kept."""
+    columns = ["rollout", "step", "mode", "return", "dropped", "task"]
+    kept = dataset.dataset([str(file) for file in rollout_files(folder)], SCHEMA, format="parquet")
+    rows = kept.to_table(columns=columns, filter=dataset.field("phase") == "validation").to_pylist()
+    for _, calls in groupby(rows, key=lambda row: row["rollout"]):
+        yield next(calls)
 
 
 def count(counts: Counts, seed: int, return_: float | None) -> None:

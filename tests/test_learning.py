@@ -35,7 +35,7 @@ from empo2.recipe.evaluation.panels import load_panel  # noqa: E402
 from empo2.recipe.launcher.plan import Trial  # noqa: E402
 from empo2.recipe.launcher.sweep import clock_of  # noqa: E402
 from empo2.recipe.launcher.tasks import check_rows  # noqa: E402
-from empo2.recipe.rollout_log import LoggedRollout, write_rollouts  # noqa: E402
+from empo2.recipe.rollout_log import CallRow, write_rollouts  # noqa: E402
 
 from .memory.stores import add, play  # noqa: E402
 
@@ -119,20 +119,27 @@ def test_rates_and_form_are_chosen_by_the_scores_of_development(tmp_path: Path):
 # What is kept
 
 
+def played(
+    rollout: str, step: int, mode: str, task: dict[str, Any], return_: float | None, dropped: str | None = None
+) -> list[CallRow]:
+    """A validation rollout of two calls."""
+    same = {"rollout": rollout, "step": step, "phase": "validation", "mode": mode, "task": task}
+    return [same | {"return": return_, "dropped": dropped, "call": call} for call in range(2)]
+
+
 def test_what_each_house_did_at_the_last_validations_is_kept_also_from_before_an_interruption(tmp_path: Path):
-    def log(file: Path, *rollouts: tuple[int, str, str, int, float | None]) -> None:
-        file.parent.mkdir(exist_ok=True)
+    def log(folder: Path, *rollouts: tuple[int, str, str, int, float | None]) -> None:
+        folder.parent.mkdir(exist_ok=True)
         for number, (step, mode, panel, seed, return_) in enumerate(rollouts):
-            task = {"seed": seed, "panel": panel}
             dropped = "failed_by_agent" if return_ is None else None
-            entry = LoggedRollout(f"{file.parent.name}-{step}-{number}", step, "validation", mode, return_,
-                                  dropped=dropped, played={"task": task})  # fmt: skip
-            write_rollouts(file, [entry])
+            write_rollouts(
+                folder, played(f"{number}", step, mode, {"seed": seed, "panel": panel}, return_, dropped), "all"
+            )
 
     before = [(step, "no memory", "train", 7, 100.0) for step in (4, 8)]
-    log(tmp_path / "set-aside-1/rollouts.sqlite", *before)
+    log(tmp_path / "set-aside-1/rollouts", *before)
     log(
-        tmp_path / "rollouts.sqlite",
+        tmp_path / "rollouts",
         *[(8, "no memory", "train", seed, value) for seed, value in ((7, 0.0), (7, 100.0), (9, None), (9, 0.0))],
         (8, "memory, on-policy", "train", 7, 100.0),
         (8, "no memory", "unseen", 11, 50.0),
@@ -200,8 +207,7 @@ def test_a_run_is_trained_phase_by_phase_and_what_explains_it_is_kept(tmp_path: 
                 metrics.write(json.dumps({"step": step, plans.SCORE: 0.5, "perf/mfu": 1.0}) + "\n")
                 times.write(json.dumps({"step": step, "cpu_seconds": 10 * step}) + "\n")
         task = {"seed": 7, "panel": "train"}
-        rollout = LoggedRollout("a", trial.settings.run.steps, "validation", "no memory", 100.0, played={"task": task})
-        write_rollouts(run / "rollouts.sqlite", [rollout])
+        write_rollouts(run / "rollouts", played("a", trial.settings.run.steps, "no memory", task, 100.0), "all")
         show("step")
 
     commands = []

@@ -190,7 +190,7 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else {"role": "assistant", **reply}
     text = message.pop("written", None) or message.get("content") or json.dumps(message.get("tool_calls"))
     written = [*tokenizer()(text, add_special_tokens=False)["input_ids"], tokenizer().eos_token_id]
-    ids: list[int] = message.pop("sampled", written)
+    ids: Any = message.pop("sampled", written)
     finish = "stop" if len(ids) <= limit else "length"
     ids = ids[:limit]
     if finish == "length":
