@@ -27,8 +27,9 @@ def http(host: str, port: int) -> str:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             while len(answer) < 300 and (more := connection.recv(300)):
                 answer += more
-    except TimeoutError:
-        return repr(answer) if answer else "silent"
+    except TimeoutError:  # also of a connection that is kept open after an answer
+        if not answer:
+            return "silent"
     except ConnectionRefusedError:
         return "refused"
     except OSError:
