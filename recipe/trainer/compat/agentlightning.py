@@ -57,7 +57,7 @@ def start_vllm_beside_the_policy(workers: type[RayWorkerGroup], config: DictConf
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
     create, name_of = LLMServerManager.create, vLLMReplica._get_server_name_prefix
-    begun, started = threading.Event(), Future[LLMServerManager]()
+    begun, started = threading.Event(), Future[Any]()
 
     def name_when_workers_have_answered(replica: Any) -> str:
         begun.set()
