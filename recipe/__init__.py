@@ -70,10 +70,13 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
 
         # verl takes many seconds to import: gateway and command line do not need it, and Ray should start first.
         from empo2.recipe.marked_lines import say_loading
-        from empo2.recipe.trainer.ray_environment import start_ray
+        from empo2.recipe.trainer import ray_environment
+        from empo2.recipe.trainer.compat import fork_server
 
         say_loading("Ray")
-        start_ray(config)
+        if ray_environment.device() == "cpu" and settings.hardware.cluster is None:
+            fork_server.start()
+        ray_environment.start_ray(config)
         say_loading("verl")
         from empo2.recipe.trainer.entrypoint import train
 

@@ -17,8 +17,8 @@ from empo2.recipe.errors import Preempted
 from empo2.recipe.marked_lines import say_loading
 from empo2.recipe.protocol import model_key
 from empo2.recipe.trainer.compat.agentlightning import (
-    import_vllm_meanwhile,
     start_no_load_balancer,
+    start_vllm_beside_the_policy,
     use_given_advantages,
     use_tracking,
 )
@@ -46,8 +46,6 @@ def train(
     use_tracking(RunTracking)
     use_given_advantages()
     start_no_load_balancer()
-    if ray_environment.device() == "cpu":
-        import_vllm_meanwhile()
     give_key(model_key(config.agentlightning.agl_key))
     trainer = _make_trainer(config, settings, gateway, LoadedDataset(train_dataset), LoadedDataset(val_dataset))
     say_loading("policy")
@@ -78,6 +76,8 @@ def _make_trainer(
     OmegaConf.resolve(config)
     runner = TaskRunner()
     actor_rollout_cls, ray_worker_group_cls = runner.add_actor_rollout_worker(config)
+    if ray_environment.device() == "cpu":
+        ray_worker_group_cls = start_vllm_beside_the_policy(ray_worker_group_cls, config)
     runner.add_critic_worker(config)
     runner.add_reward_model_resource_pool(config)
     runner.add_ref_policy_worker(config, actor_rollout_cls)

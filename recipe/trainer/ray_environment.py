@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.marked_lines import say_note
 from empo2.recipe.network import LOOPBACK, address_in
+from empo2.recipe.trainer.compat.fork_server import worker_command
 
 _CHARACTERS = 300  # of an error's message
 
@@ -54,14 +55,17 @@ def _variables() -> dict[str, str]:
         # Threads that spin while they wait take the cores from the agents: a decoding step of the small
         # model beside one busy process takes 84 ms with spinning, 40 ms without it (29 ms alone).
         "OMP_WAIT_POLICY": "passive",
+        # vLLM compiles one function of its sampler all the same with enforce_eager, for half a minute at first.
+        "TORCHDYNAMO_DISABLE": "1",
         # Keeps Ray from hiding the GPUs from tasks that request none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
 
 
-VARIABLES = {name: os.environ.setdefault(name, value) for name, value in _variables().items()}
+VARIABLES = {name: os.environ.setdefault(name, value) for name, value in (_VERL_VARIABLES | _variables()).items()}
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # three workers that nobody needs
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15, upstream's, starves the model beside its own agents
 
 
@@ -93,8 +97,7 @@ def use_network() -> None:
 def start_ray(config: DictConfig) -> None:
     """Start or join Ray as configured in ``config.ray_kwargs.ray_init``, unless this process has already done so.
 
-    Ray starts before verl is imported, since both take seconds and can overlap. On a busy machine its start may run out
-    of time; it is tried twice. A Ray that is started has a token of its own.
+    On a busy machine its start may run out of time; it is tried twice. A Ray that is started has a token of its own.
 
     Raises:
         Empo2Error: it failed both times.
@@ -114,12 +117,9 @@ def start_ray(config: DictConfig) -> None:
     runtime_env = dict(options.pop("runtime_env", None) or {})
     # Not agent-lightning's worker_process_setup_hook: idle workers would import verl for nothing. The loss is
     # registered by the module that the loss function lies in (objective.py).
-    runtime_env["env_vars"] = {
-        **{name: value for name, value in _VERL_VARIABLES.items() if name not in os.environ},
-        **VARIABLES,
-        **({NETWORK: network} if network else {}),
-        **runtime_env.get("env_vars", {}),
-    }
+    if not joined and not runtime_env.keys() - {"env_vars"} and (command := worker_command()):
+        runtime_env["py_executable"] = command
+    runtime_env["env_vars"] = VARIABLES | ({NETWORK: network} if network else {}) | runtime_env.get("env_vars", {})
     if options.get("address") in (None, "local"):
         options["_temp_dir"] = os.environ.get("RAY_TMPDIR")
     if options.get("address") == "local" and "RAY_AUTH_TOKEN_PATH" not in os.environ:

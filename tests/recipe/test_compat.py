@@ -79,13 +79,32 @@ def source(file: str) -> str:
 
 VLLM, AGL = "vllm/entrypoints", "agentlightning/verl/trainer.py"
 SAID = [  # file, what stands in it, whatever the white space; " ... " is anything within one function
-    # compat/verl.py: the engine, how it knows a vLLM server's process, and what a CPU would be called
+    # compat/fork_server.py: Ray's workers are started by a command, and vLLM's engine by what one function returns
+    ("ray/_private/runtime_env/context.py", 'executable = ["exec", self.py_executable]'),
+    ("ray/_private/workers/default_worker.py", 'if __name__ == "__main__":'),
+    (
+        "vllm/v1/engine/utils.py",
+        "context = get_mp_context() ... context.Process( target=EngineCoreProc.run_engine_core",
+    ),
+    ("vllm/utils/system_utils.py", "def get_mp_context ... multiprocessing.get_context(mp_method)"),
+    # ... why it compiles nothing: enforce_eager leaves this function, and Ray's head starts workers for nobody
+    ("vllm/v1/sample/ops/logprobs.py", "@torch.compile(backend=current_platform.simple_compile_backend)"),
+    # compat/agentlightning.py: vLLM waits for the policy, its workers are asked where they are before it has a name
+    (
+        "verl/trainer/ppo/ray_trainer.py",
+        "self.actor_rollout_wg.init_model() ... self.llm_server_manager = LLMServerManager.create( config=self.config, "
+        "worker_group=self.actor_rollout_wg,",
+    ),
+    (
+        "verl/workers/rollout/vllm_rollout/vllm_async_server.py",
+        "worker_infos = await asyncio.gather( ... prefix = self._get_server_name_prefix() ... server_class.options(",
+    ),
+    # compat/verl.py: the engine, and what a CPU would be called
     (
         "verl/workers/engine/fsdp/transformer_impl.py",
         '@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "npu"])'
         " class FSDPEngineWithLMHead",
     ),
-    ("verl/workers/rollout/vllm_rollout/vllm_async_server.py", '"NCCL_CUMEM_ENABLE": "0",'),
     ("verl/utils/distributed.py", 'f"cpu:gloo,{get_device_name()}:{get_nccl_backend()}"'),
     ("vllm/platforms/interface.py", "def get_device_uuid ... raise NotImplementedError"),
     (

@@ -13,6 +13,7 @@ from datasets import Dataset
 
 from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.trainer import entrypoint
+from empo2.recipe.trainer.compat import fork_server
 from empo2.recipe.trainer.trainer import Empo2Trainer
 
 from .harness import KEY, running_gateway
@@ -34,8 +35,10 @@ QUESTIONS = [f"How many are {number} apples and {number} apples?" for number in 
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Empo2Trainer]]:
     """The script, without Ray and without training; the trainers that would have trained."""
     reached: list[Empo2Trainer] = []
+    monkeypatch.setattr(fork_server, "start", lambda: None)
     monkeypatch.setattr(ray_environment, "start_ray", lambda config: None)
-    for patch in ("use_tracking", "use_given_advantages", "start_no_load_balancer", "import_vllm_meanwhile"):
+    monkeypatch.setattr(entrypoint, "start_vllm_beside_the_policy", lambda workers, config: workers)
+    for patch in ("use_tracking", "use_given_advantages", "start_no_load_balancer"):
         monkeypatch.setattr(entrypoint, patch, lambda *_: None)  # they would stay for the tests that follow
     monkeypatch.setattr(Empo2Trainer, "init_workers", lambda trainer: reached.append(trainer))
     monkeypatch.setattr(Empo2Trainer, "fit", lambda trainer: None)

