@@ -69,8 +69,7 @@ def test_a_slurm_job_that_is_warned_saves_and_is_requeued(tmp_path: Path, mark: 
     assert given[:3] == ["train", "--config", "my.yaml"] and "run.resume=auto" in given and given[-1] == "run.steps=3"
     assert f"hardware.ray_address=10.0.0.7:{first}" in given and f"gateway.port={first + 3}" in given
     assert {*map(int, ports)} == {first, first + 1, first + 2}  # with the gateway's: all four are this job's own
-    settings = [word for word in given if "=" in word and not word.startswith("hardware.ray_address")]
-    assert load_settings("gpu", settings).hardware.nodes == 2
+    assert load_settings("gpu", [word for word in given if "=" in word]).hardware.nodes == 2
     environments = [process.environ() for process in marked(mark) if process.name() == "sleep"]
     tokens = {each.get("RAY_AUTH_TOKEN", "") for each in environments if each.get("SLURM_PROCID")}
     assert len(tokens) == 1 and len(tokens.pop()) == 64

@@ -207,7 +207,11 @@ def test_a_run_is_trained_phase_by_phase_and_what_explains_it_is_kept(tmp_path: 
                 metrics.write(json.dumps({"step": step, plans.SCORE: 0.5, "perf/mfu": 1.0}) + "\n")
                 times.write(json.dumps({"step": step, "cpu_seconds": 10 * step}) + "\n")
         task = {"seed": 7, "panel": "train"}
-        write_rollouts(run / "rollouts", played("a", trial.settings.run.steps, "no memory", task, 100.0), "all")
+        write_rollouts(
+            run / "rollouts",
+            played(f"{trial.settings.run.steps}", trial.settings.run.steps, "no memory", task, 100.0),
+            "all",
+        )
         show("step")
 
     commands = []
@@ -223,7 +227,8 @@ def test_a_run_is_trained_phase_by_phase_and_what_explains_it_is_kept(tmp_path: 
     assert [row["step"] for row in kept] == [*range(25, 49)]
     assert kept[-1] == {"step": 48, plans.SCORE: 0.5, "cpu_seconds": 480}
     facts = json.loads((results / "grpo-1.json").read_text())
-    assert facts["validations"] == {"48": {"train, no notes": {"7": [1, 1]}}} and "notes" not in facts
+    solved = {"train, no notes": {"7": [1, 1]}}
+    assert facts["validations"] == {"36": solved, "48": solved} and "notes" not in facts
     assert (facts["stage"], facts["rate"], len(facts["commit"])) == ("claim", 2e-5, 40)
     assert not (runs / "grpo-1/checkpoints").exists()
 

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from empo2.memory.cpu import fast_dtype
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.launcher.model_files import merge_adapter
 from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, complete_checkpoints, is_complete, step_of
@@ -47,12 +48,16 @@ def merged(checkpoint: Path) -> Path:
     Raises:
         ProcessError: verl's merger failed; the message has the end of its output.
     """
+    from empo2.recipe.trainer.ray_environment import device
+
     target = checkpoint.absolute() / _MERGED
     if target.is_dir():
         return target
     with tempfile.TemporaryDirectory(prefix=".merging-", dir=target.parent) as scratch:
         made = Path(scratch) / _MERGED
-        command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
+        unrounded = device() == "cpu" and fast_dtype() == "float32"  # what vLLM got in training: compat/verl.py
+        merger = "empo2.recipe.trainer.compat.merger" if unrounded else "verl.model_merger"
+        command = [sys.executable, "-m", merger, "merge", "--backend", "fsdp"]
         command += ["--local_dir", str(target.parent / "actor"), "--target_dir", str(made)]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}  # it needs main memory only
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)

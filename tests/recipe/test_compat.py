@@ -239,7 +239,8 @@ def test_every_override_overrides_something() -> None:
     from empo2.recipe.trainer.trainer import Empo2Trainer
 
     own = {
-        Empo2Trainer: {"_results", "_forward_multiple", "_log_rollouts", "_max_prompt_tokens", "_run_directory"},
+        Empo2Trainer: {"_results", "_forward_multiple", "_note_rollouts", "_write_rollouts", "_end_with_this_step"}
+        | {"_max_prompt_tokens", "_run_directory"},
         Empo2RolloutManager: {"_usable", "drop_carried_over"},
     }
     for ours, helpers in own.items():

@@ -168,8 +168,8 @@ def distilled(**options):
     tokens, rows = mask.sum(1), torch.ones(4, dtype=torch.bool)
     others = {
         "teacher_tokens": ids.int(), "teacher_log_probs": log_probs, "distilled": mask.any(1), "off_policy": rows,
-        "memory": rows, "recorded": ~rows, "token_weight": 1 / (3 * tokens.clamp_min(1)), "advantages": 0.0 * mask,
-        "old_log_probs": -2.0 * mask,
+        "memory": rows, "first_index": 8 * torch.arange(4), "token_weight": 1 / (3 * tokens.clamp_min(1)),
+        "advantages": 0.0 * mask, "old_log_probs": -2.0 * mask,
     }
     config = FSDPActorConfig(
         strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, ppo_mini_batch_size=1, clip_ratio_low=0.2,

@@ -1,5 +1,6 @@
 """The profiles for GPUs, checked by verl's own rules on a machine without one, and the proof for machines with one."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +80,8 @@ def test_the_proof_for_gpus_runs_on_a_cpu_and_says_what_failed() -> None:
         "log_probs.log_probs_of = lambda *given, **options: [2 * each for each in right(*given, **options)]\n"
         "sys.argv = ['gpu_proof', '--device', 'cpu']; runpy.run_path(sys.orig_argv[-1], run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", wrong, str(script)], capture_output=True, text=True)
+    path = {**os.environ, "PYTHONPATH": str(BENCH)}  # where `python SCRIPT` looks by itself
+    done = subprocess.run([sys.executable, "-c", wrong, str(script)], capture_output=True, text=True, env=path)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAIL: log-probs"), done.stdout + done.stderr
 
 

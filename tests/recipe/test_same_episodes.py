@@ -48,7 +48,7 @@ def created(payload: list[dict[str, Any]]) -> list[str]:
     for request in payload:
         rollout = RolloutCreate.model_validate({**request, "rollout_id": None})
         tag = RolloutTag.read(rollout.metadata)
-        found.append(rollout.model_dump(exclude={"metadata"}) | {"tag": tag and tag.model_dump()})
+        found.append(rollout.model_dump(exclude={"metadata"}) | {"tag": tag and tag.model_dump(exclude={"step"})})
     return sorted(json.dumps(each, sort_keys=True, default=str) for each in found)
 
 
