@@ -38,7 +38,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     monkeypatch.setattr(fork_server, "start", lambda: None)
     monkeypatch.setattr(ray_environment, "start_ray", lambda config: None)
     monkeypatch.setattr(entrypoint, "start_vllm_beside_the_policy", lambda workers, config: workers)
-    for patch in ("use_tracking", "use_given_advantages", "start_no_load_balancer"):
+    for patch in ("use_tracking", "use_given_advantages", "start_no_load_balancer", "give_key"):
         monkeypatch.setattr(entrypoint, patch, lambda *_: None)  # they would stay for the tests that follow
     monkeypatch.setattr(Empo2Trainer, "init_workers", lambda trainer: reached.append(trainer))
     monkeypatch.setattr(Empo2Trainer, "fit", lambda trainer: None)

@@ -270,7 +270,7 @@ async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(
             messages: list[Body] = [SYSTEM, user("a room")]
             new = turn("a room")
             for number in range(7):
-                choice = "required" if number < 3 else "none"
+                choice = {"type": "function", "function": {"name": "act"}} if number < 3 else "none"
                 body = {"messages": messages, "tools": [act], "tool_choice": choice, "max_tokens": 64}
                 answer = (await gateway.call(rollout, body)).raise_for_status().json()
                 reply, sampled = answer["choices"][0]["message"], answer["choices"][0]["token_ids"]
