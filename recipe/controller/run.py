@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.resources
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,21 +24,26 @@ _NO_ROLLOUT = "none"
 
 
 def check_gateway(url: str, key: str) -> None:
-    """Return once a gateway that knows the key answers; one that is starting is waited for.
+    """Return once a gateway that knows the key answers; one that is not there yet is waited for, and this is said.
 
     Raises:
-        Empo2Error: nothing listens at ``url``, what answers is no gateway, or ``key`` is not its agents' key.
+        Empo2Error: ``url`` is no address, what answers there is no gateway, or ``key`` is not its agents' key.
+        ProcessError: nothing answers for half an hour.
     """
+    said: list[str] = []
 
-    def check_listens(error: httpx.TransportError) -> None:
-        if not isinstance(error, httpx.TimeoutException):
-            raise Empo2Error(f"no gateway answers at {url} ({error}); start one with `empo2 gateway`")
+    def wait(error: httpx.TransportError) -> None:
+        if isinstance(error, httpx.UnsupportedProtocol):
+            raise Empo2Error(f"--gateway {url}: not an address of `empo2 gateway`, such as http://10.0.0.5:8080")
+        if not said:
+            said.append(f"waiting for a gateway at {url} ({error})")
+            print(said[0], file=sys.stderr, flush=True)
 
     # The admin key opens every route, but no rollout's key is made from it.
     headers = {"x-api-key": Keys(agent=key).of_rollout(_NO_ROLLOUT)}
     with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS) as client:
         asked = {"event_type": "reward"}
-        answer = first_answer(lambda: client.get(f"/api/rollouts/{_NO_ROLLOUT}/events", params=asked), check_listens)
+        answer = first_answer(lambda: client.get(f"/api/rollouts/{_NO_ROLLOUT}/events", params=asked), wait)
     if answer.status_code == 401:
         raise Empo2Error(f"the gateway at {url} refuses the key; EMPO2_KEY must be the gateway's own EMPO2_KEY")
     if answer.status_code != 404 or "Rollout" not in answer.text:

@@ -237,8 +237,25 @@ async def test_parts_of_a_run_name_the_key_that_is_missing_or_wrong(gateway: Gat
     await asyncio.to_thread(check_gateway, url, AGENT_KEY)
     with serving(Starlette()) as elsewhere, pytest.raises(Empo2Error, match=f"^{elsewhere} is not an EMPO² gateway"):
         await asyncio.to_thread(check_gateway, elsewhere, AGENT_KEY)
-    with pytest.raises(Empo2Error, match=r"^no gateway answers at http://127.0.0.1:1 \("):
-        check_gateway("http://127.0.0.1:1", AGENT_KEY)
+
+
+async def test_a_controller_waits_for_a_gateway_that_is_not_there_yet(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    url = str(gateway.client.base_url).rstrip("/")
+    refused = [httpx.ConnectError("refused"), httpx.ConnectError("refused")]
+    get = httpx.Client.get
+
+    def get_later(client: httpx.Client, *given: Any, **options: Any) -> httpx.Response:
+        if refused:
+            raise refused.pop()
+        return get(client, *given, **options)
+
+    monkeypatch.setattr(httpx.Client, "get", get_later)
+    await asyncio.to_thread(check_gateway, url, AGENT_KEY)
+    assert not refused and capsys.readouterr().err == f"waiting for a gateway at {url} (refused)\n"
+    with pytest.raises(Empo2Error, match=r"^--gateway gw:8080: not an address"):
+        check_gateway("gw:8080", AGENT_KEY)
 
 
 # Files
