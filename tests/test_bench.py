@@ -16,7 +16,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_retrieval_in_its_smoke_size() -> None:
-    done = run("retrieval.py", "--quick")
+    done = run("--quick")
     assert done.returncode == 0, done.stderr
     rows = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
     assert rows == ["1,000", "5,000"]
@@ -24,7 +24,8 @@ def test_retrieval_in_its_smoke_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["gateway.py", "novelty.py", "prefix.py", "soak.py", "step.py", "tokens.py", "webshop.py"]
+    "script",
+    ["async_rollouts.py", "gateway.py", "novelty.py", "prefix.py", "soak.py", "step.py", "tokens.py", "webshop.py"],
 )
 def test_help(script: str) -> None:
     done = run(script, "--help")

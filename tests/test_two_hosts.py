@@ -81,6 +81,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
         f"tasks.source={folder / 'tasks.jsonl'}",
         "memory.min_similarity=-1",
         "algorithm.memory_probability=1",
+        "algorithm.off_policy_probability=0",  # so that each step can compare vLLM with the trainer
         "algorithm.success_return=40",
         "model.max_prompt_tokens=768",
         "model.max_episode_tokens=768",

@@ -1,0 +1,34 @@
+"""An agent of bench/async_rollouts.py: CoinCollector's, in a world that takes seconds for each turn."""
+
+import os
+import random
+import time
+
+from empo2.agents.houses.agent import SYSTEM, CoinCollectorAgent
+from empo2.agents.houses.environment import HouseEnvironment
+from empo2.agents.houses.tasks import HouseEpisode
+from empo2.agents.text_game.agent import Server, connect, play_chat
+from empo2.agents.text_game.game import Outcome, State, TextGame
+from empo2.agents.textworld_express.environment import Environment
+
+SHAPE, LEAST_SECONDS, MOST_SECONDS = 1.2, 1.0, 20.0
+
+
+def turn_seconds(rollout: str) -> float:
+    """Return the seconds of each turn of an episode: drawn from a Pareto distribution, cut off at its end."""
+    return min(MOST_SECONDS, LEAST_SECONDS * random.Random(rollout).paretovariate(SHAPE))
+
+
+class SlowHouse(HouseEnvironment):
+    def step(self, action: str) -> State:
+        time.sleep(turn_seconds(os.environ["AGL_EVENT_URL"].partition("/attempt/")[0]))
+        return super().step(action)
+
+
+class SlowAgent(CoinCollectorAgent):
+    def play(self, episode: HouseEpisode, server: Server) -> Outcome:
+        with Environment() as world:
+            environment = SlowHouse(world, episode.game)
+            level = episode.game.levels[episode.level]
+            state = environment.reset(level, episode.seed, episode.max_steps, episode.disguise)
+            return play_chat(TextGame(environment, episode, SYSTEM, state), connect(server))
