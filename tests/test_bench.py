@@ -16,7 +16,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_retrieval_in_its_smoke_size() -> None:
-    done = run("--quick")
+    done = run("retrieval.py", "--quick")
     assert done.returncode == 0, done.stderr
     rows = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
     assert rows == ["1,000", "5,000"]
