@@ -175,7 +175,7 @@ class CallEvent(_Message):
             memory failed.
         intrinsic_reward: 1 / visits, or that of ``algorithm.novelty``; 0 if the memory failed.
         top_tokens, top_log_probs: of each token of the reply the at most `TOP_TOKENS` likeliest ones, the sampled one
-            among them, as ids, and their log-probs as vLLM sampled; empty unless the tag asks for them.
+            among them, as ids, and their log-probs as vLLM sampled; None unless the tag asks for them.
     """
 
     prompt_token_ids: list[int]
@@ -185,8 +185,8 @@ class CallEvent(_Message):
     observation: str = ""
     visits: int | None = None
     intrinsic_reward: float = 0.0
-    top_tokens: list[list[int]] = []
-    top_log_probs: list[list[float]] = []
+    top_tokens: list[list[int]] | None = None
+    top_log_probs: list[list[float]] | None = None
 
 
 class AgentError(_Message):

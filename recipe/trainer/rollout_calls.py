@@ -57,11 +57,10 @@ class PlayedCall:
     @property
     def tops(self) -> list[dict[int, float]]:
         """Return of each token of the reply the likeliest tokens and their log-probs, as sampled; empty if unknown."""
-        event = self.event
-        if event is None or len(event.top_tokens) != len(self.reply):
+        tokens, log_probs = (self.event.top_tokens, self.event.top_log_probs) if self.event else (None, None)
+        if tokens is None or log_probs is None or len(tokens) != len(self.reply):
             return [{} for _ in self.reply]
-        of_tokens = zip(event.top_tokens, event.top_log_probs, strict=True)
-        return [dict(zip(ids, log_probs, strict=True)) for ids, log_probs in of_tokens]
+        return [dict(zip(*of_token, strict=True)) for of_token in zip(tokens, log_probs, strict=True)]
 
     def as_trained(self, mode: Mode) -> Self | None:
         """Return the call under the prompt that π_θ reads, tip-free if off-policy; None if that one is not known.

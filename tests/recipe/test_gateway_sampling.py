@@ -138,14 +138,14 @@ async def test_the_likeliest_tokens_of_a_rollout_that_teaches(gateway: GatewayUn
     assert asked[1] == asked[0] | {"top_logprobs": 20, "return_tokens_as_token_ids": True}
     (choice,) = answers[1]["choices"]
     sampled = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-    assert events[0]["top_tokens"] == events[0]["top_log_probs"] == []
+    assert not {"top_tokens", "top_log_probs"} & events[0].keys()
     assert events[1]["top_tokens"] == [[token + i for i in range(19)] for token in choice["token_ids"]]
     assert events[1]["top_log_probs"] == [pytest.approx([value - i for i in range(19)]) for value in sampled]
 
     rollout = await gateway.create_as({"empo2": TAG})  # of completions agent-lightning asks for one log-prob alone
     assert (await gateway.call(rollout, {"prompt": "a dark room", "max_tokens": 8})).status_code == 200
     await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
-    assert [call["top_tokens"] for call in await gateway.events(rollout, "empo2_call")] == [[]]
+    assert ["top_tokens" in call for call in await gateway.events(rollout, "empo2_call")] == [False]
     assert not gateway.model.requests("/v1/completions")[-1].body.keys() & sampling.TOPS.keys()
 
 

@@ -138,8 +138,8 @@ class ModelCall:
                 observation=newest_observation(self._body.get("messages") or []),
                 visits=novelty.visits if novelty else None,
                 intrinsic_reward=novelty.reward if novelty else 0.0,
-                top_tokens=top_tokens,
-                top_log_probs=top_log_probs,
+                top_tokens=top_tokens or None,
+                top_log_probs=top_log_probs or None,
             )
             data = event.model_dump(exclude_none=True)
             if not upstream.record(episode.rollout_id, episode.attempt_id, CALL_EVENT, data):
