@@ -57,11 +57,12 @@ class VisitedStates:
         self._dimension = dimension
         self._indices: dict[str, ColumnTable] = {}
 
-    def count(self, scope: str, key: np.ndarray, *, threshold: float) -> int:
-        """Return the stored visits to states similar to this one; see `count_similar`."""
+    def counts(self, scope: str, keys: Sequence[np.ndarray], *, threshold: float) -> list[int]:
+        """Return the stored visits to states similar to each of these; see `count_similar`."""
         index = self._index(scope)
-        similarities = cosine_similarities(index["key"], unit(key, self._dimension))
-        return count_similar(similarities, index["visits"], threshold=threshold)
+        # One product reads the stored keys once for all. It rounds otherwise than `vecdot`, which breaks no tie here.
+        similarities = np.stack([unit(key, self._dimension) for key in keys]) @ index["key"].T
+        return [count_similar(of_state, index["visits"], threshold=threshold) for of_state in similarities]
 
     def add_visits(self, visits: Sequence[Visit], *, threshold: float) -> None:
         """Store all visits or none; the result does not depend on their order.

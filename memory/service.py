@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,12 +13,21 @@ import numpy as np
 from empo2.memory.batching import BatchingEmbedder
 from empo2.memory.distillation import RandomNetworkDistillation
 from empo2.memory.embedder import Embedder
-from empo2.memory.index import cosine_similarities
+from empo2.memory.index import cosine_similarities, unit
 from empo2.memory.novelty import Novelty, Visit, count_similar
 from empo2.memory.retrieval import Policy
 from empo2.memory.store import MemoryStore, NewPlay, Step, Tip
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A visit whose number of stored visits to similar states, and the reward by RND if there is one, are awaited."""
+
+    scope: str
+    embedding: np.ndarray
+    answer: asyncio.Future[tuple[int, float | None]]
 
 
 class MemoryService:
@@ -60,6 +70,8 @@ class MemoryService:
         self._novelty_similarity = novelty_similarity
         self._value_learning_rate = value_learning_rate
         self._visits: defaultdict[str, list[Visit]] = defaultdict(list)  # episode -> visits not committed yet
+        self._asked: list[_Asked] = []  # visits that are not looked up yet
+        self._looks_up = 0  # look-ups that are under way
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memory")
         try:
             self._store, self._size = self._thread.submit(_open, file, embedder, capacity).result()
@@ -97,23 +109,56 @@ class MemoryService:
         n is the sum of the committed visits to similar states, the episode's own since the last commit, and this one.
         Visits of other episodes count after the next `commit_visits`, and random network distillation learns then.
         """
-        threshold = self._novelty_similarity
+        embedding = unit(embedding, self._dimension)
         own = self._visits[episode]
         keys = np.stack([visit.key for visit in own]) if own else np.empty((0, len(embedding)), np.float32)
-        before = count_similar(cosine_similarities(keys, embedding), np.ones(len(own), np.int64), threshold=threshold)
+        similarities, ones = cosine_similarities(keys, embedding), np.ones(len(own), np.int64)
+        before = count_similar(similarities, ones, threshold=self._novelty_similarity)
         own.append(Visit(scope, state, embedding))
+        asked = _Asked(scope, embedding, asyncio.get_running_loop().create_future())
+        self._asked.append(asked)
+        if not self._looks_up:
+            self._look_up()
+        stored, reward = await asked.answer
+        visits = before + 1 + stored
+        return Novelty(visits, 1 / visits if reward is None else reward)
 
-        def look_up(store: MemoryStore) -> Novelty:
-            visits = before + 1 + store.states.count(scope, embedding, threshold=threshold)
-            return Novelty(visits, 1 / visits if self._distillation is None else self._distillation.reward(embedding))
+    def _look_up(self) -> None:
+        """Look up together all visits that came during the last look-up: a search waits for one job, not for each."""
+        asked, self._asked = self._asked, []
+        self._looks_up += 1
 
-        return await self._in_thread(look_up)
+        def look_up(store: MemoryStore) -> list[tuple[int, float | None]]:
+            of_scopes, threshold = defaultdict[str, list[np.ndarray]](list), self._novelty_similarity
+            for each in asked:
+                of_scopes[each.scope].append(each.embedding)
+            counts = {
+                scope: iter(store.states.counts(scope, keys, threshold=threshold)) for scope, keys in of_scopes.items()
+            }
+            rnd = self._distillation
+            return [(next(counts[each.scope]), rnd.reward(each.embedding) if rnd else None) for each in asked]
+
+        def answer(job: asyncio.Future[list[tuple[int, float | None]]]) -> None:
+            self._looks_up -= 1
+            if self._asked and not self._looks_up:
+                self._look_up()
+            waiting = [(each.answer, number) for number, each in enumerate(asked) if not each.answer.done()]
+            for future, number in waiting:
+                if error := job.exception():
+                    future.set_exception(error)
+                else:
+                    future.set_result(job.result()[number])
+
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(self._thread, look_up, self._store).add_done_callback(answer)
 
     async def commit_visits(self) -> None:
         """Store the visits since the last commit in one transaction, also those of failed episodes.
 
         Visits that cannot be stored are lost.
         """
+        if self._asked:
+            self._look_up()  # before these visits count as past ones
         visits, self._visits = self._visits, defaultdict(list)
         flat = [visit for own in visits.values() for visit in own]
 

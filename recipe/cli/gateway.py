@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,9 @@ from empo2.recipe.protocol import Keys, Serving
 
 _FINISH_SECONDS = 3  # for calls under way when the gateway is told to end
 _STOP_SECONDS = 15  # in all; the launcher's guard kills after 20
+# That one thread may hold Python while another waits for it, a tenth of Python's own: where calls keep the event loop
+# busy, the memory's thread waits so long each time that it comes back from numpy or SQLite.
+_SWITCH_SECONDS = 0.0005
 
 
 @with_options
@@ -74,6 +78,7 @@ def gateway(
             raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
         # Objects of torch and transformers live on; scanning them again would block the event loop for 0.3 seconds.
         gc.freeze()
+        sys.setswitchinterval(_SWITCH_SECONDS)
         address = listener.getsockname()
         print(f"gateway at http://{address[0]}:{address[1]}, model {model}", flush=True)
         _serve(app, listener)

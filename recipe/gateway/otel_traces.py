@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -51,7 +50,6 @@ log = structlog.get_logger()
 _W3C = TraceContextTextMapPropagator()
 _QUEUE_SPANS = 2048  # that wait for the collector; more are lost
 _BATCH_SPANS = 64  # of a request
-_SWITCH_SECONDS = 0.0005  # that the thread which sends may hold Python while calls wait; Python's own is ten times that
 _JOINED = 10_000  # rollouts whose agents have traces of their own
 _TASK_CHARACTERS = 1000
 _NAME = "empo2"
@@ -131,7 +129,6 @@ class OtelTraces(Traces):
         self._provider_name = "openai" if settings.model.server else "vllm"
         captured = os.environ.get(names.CAPTURE, "").lower()  # "event_only" is for logs, which are not sent
         self._texts = _Texts(special_tokens) if captured in ("true", "span_only", "span_and_event") else None
-        sys.setswitchinterval(_SWITCH_SECONDS)
         self._sender, self._ids = _Sender(endpoint), _Ids()
         self._queue = _Queue(self._sender)
         service = {} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: _NAME}

@@ -45,9 +45,9 @@ def play(
 
 def visit(store: MemoryStore, scope: str, state: str, key: np.ndarray, *, threshold: float) -> int:
     """Count a visit and commit it at once; return n, the number of similar visits with this one."""
-    count = store.states.count(scope, key, threshold=threshold) + 1
+    (before,) = store.states.counts(scope, [key], threshold=threshold)
     store.states.add_visits([Visit(scope, state, key)], threshold=threshold)
-    return count
+    return before + 1
 
 
 def rows(path: Path, query: str) -> list[tuple]:

@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,3 +120,32 @@ async def test_a_search_leaves_out_what_is_known(tmp_path: Path) -> None:
         others = await service.search("a", step.key, exclude=[tip.text for tip in found])
         assert [tip.text for tip in others] == ["tip 1", "tip 0"]
         assert service.size == 4
+
+
+async def test_visits_at_once_are_looked_up_together_and_count_as_one_by_one(tmp_path: Path) -> None:
+    """A hundred, of twenty episodes in two scopes. One more is given up, and one has no embedding."""
+    states = ["x:0", "x:40", "x:80", "x:180", "x:182"]
+    visits = [(f"e{number % 20}", states[number % 5], "ab"[number % 2]) for number in range(100)]
+    counts = []
+    for name in ("one by one", "at once"):
+        (folder := tmp_path / name).mkdir()
+        async with serving(folder) as service:
+            await asyncio.gather(*(visit(service, f"past {each[0]}", *each[1:]) for each in visits[:30]))
+            await service.commit_visits()
+            if name == "one by one":
+                counts.append([await visit(service, *each) for each in visits])
+                continue
+            keys = {state: await service.embed(state, urgent=False) for state in states}
+            service._thread = Mock(wraps=service._thread)
+            tasks = [asyncio.ensure_future(service.visit(scope, e, s, keys[s])) for e, s, scope in visits]
+            given_up = asyncio.ensure_future(service.visit("a", "f", "x:0", keys["x:0"]))
+            bad = asyncio.ensure_future(service.visit("a", "g", "x:0", np.zeros(2, np.float32)))
+            commit = asyncio.ensure_future(service.commit_visits())  # while they are looked up
+            await asyncio.sleep(0)
+            given_up.cancel()
+            counts.append([found.visits for found in await asyncio.gather(*tasks)])
+            await commit
+            with pytest.raises(ValueError, match="norm 0"):
+                await bad
+            assert service._thread.submit.call_count == 3  # the first visit's, all others', the commit
+    assert counts[0] == counts[1]
