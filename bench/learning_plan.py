@@ -115,13 +115,24 @@ def provisional(plan: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
 
 
 def later(plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], runs: Path) -> list[Job]:
-    """Return what follows development in its order: the claim; then the other stages, seed by seed."""
+    """Return what follows development in its order: the claim's trainings; then the other stages', seed by seed.
+
+    A model is evaluated as soon as it is trained, while its weights are there: they are not kept.
+    """
     names = [name for name in plan["stages"] if name != "development"]
     jobs: list[tuple[int, int, Job]] = []
     for stage in names:
         for seed in plan["stages"][stage]["seeds"]:
             jobs += [(stage != "claim", seed, job) for job in _jobs(plan, stage, seed, choice, runs)]
-    return [job for _, _, job in sorted(jobs, key=lambda place: place[:2])]
+    in_order = [job for _, _, job in sorted(jobs, key=lambda place: place[:2])]
+    of_models: dict[str, list[Job]] = {}
+    for job in in_order:
+        if isinstance(job, Evaluation):
+            of_models.setdefault(job.model, []).append(job)
+    warm = of_models.pop(WARM)
+    return [
+        each for job in in_order if isinstance(job, Training) for each in (job, *of_models.get(job.name, ()))
+    ] + warm
 
 
 def _jobs(

@@ -64,17 +64,19 @@ def test_every_rate_of_every_arm_is_tried_on_the_block_that_nobody_else_plays():
     assert set(others) == {1, 2, 3, 4, 5, 6, None}
 
 
-def test_the_claim_comes_first_seed_by_seed_and_then_one_seed_of_all_else():
-    found = names(plans.later(PLAN, CHOICE, RUNS))
-    claim = [f"{arm}-{seed}" for seed in range(1, 7) for arm in ("grpo", "bonus", "empo2")]
-    assert found[:18] == claim and len(set(found)) == len(found)
-    models = ("warm-start", "grpo-1", "bonus-1", "empo2-1")
-    kinds = [f"{model}.{kind}" for model in models for kind in plans.ADAPTATIONS]
+def test_the_claim_comes_first_seed_by_seed_and_a_model_is_evaluated_as_soon_as_it_is_trained():
+    jobs = plans.later(PLAN, CHOICE, RUNS)
+    found, trained = names(jobs), names([job for job in jobs if isinstance(job, plans.Training)])
+    assert trained[:18] == [f"{arm}-{seed}" for seed in range(1, 7) for arm in ("grpo", "bonus", "empo2")]
     described = ["paper-1", "on-policy-1", "memory-only-1"]
-    after = [f"{model}.deleted" for model in ("empo2-1", *described)]
     wide = ["grpo-64-1", "empo2-64-1", "grpo-16-1", "empo2-16-1", "shared-64-1"]
-    seed = [*kinds, *described, *after, *wide, "map-grpo-1", "map-bonus-1", "map-empo2-1"]
-    assert found[18:][: len(seed)] == seed and found[18 + len(seed)] == "grpo-2.write"
+    seed = [*described, *wide, "map-grpo-1", "map-bonus-1", "map-empo2-1"]
+    assert trained[18:][: len(seed) + 1] == [*seed, "paper-2"]
+    of_grpo = ["grpo-1", *(f"grpo-1.{kind}" for kind in plans.ADAPTATIONS)]
+    assert found[: len(of_grpo) + 1] == [*of_grpo, "bonus-1"]
+    assert found[found.index("empo2-3.other") + 1] == "empo2-3.deleted"
+    assert found[-3:] == [f"warm-start.{kind}" for kind in plans.ADAPTATIONS]
+    assert len(set(found)) == len(found) == 18 + 9 + 15 + 6 + 3 * 10 + 12
 
 
 def test_settings_are_those_of_the_arm_with_its_rate():
