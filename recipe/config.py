@@ -208,7 +208,7 @@ class Memory(_Section):
     embedder: str
     embedder_device: str
     embedder_threads: Positive | None
-    embedding_deadline: Positive
+    deadline: Positive
 
     @property
     def accelerated(self) -> bool:

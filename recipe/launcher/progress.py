@@ -48,7 +48,7 @@ _LOSSES = {
     "rollouts_dropped": "rollouts dropped",
     "repeated_calls": "repeated calls",
     "memory_failures": "memory failures (see gateway.log)",
-    "memory_late": "calls sent without tips (raise memory.embedder_threads or memory.embedding_deadline)",
+    "memory_late": "calls sent without tips (raise memory.embedder_threads or memory.deadline)",
     "disagreeing_rows": "rows without gradient (algorithm.log_prob_gap_limit: vLLM and trainer disagree)",
     "reflections_failed": "tips not written (see gateway.log; reflection.timeout)",
     "spans_lost": "spans lost (see gateway.log; gateway.traces)",

@@ -26,7 +26,6 @@ from empo2.memory import Embedder, MemoryStore, Step
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.gateway import app as gateway_app
 from empo2.recipe.gateway.memory import open_memory
-from empo2.recipe.gateway.tips import search
 from empo2.recipe.launcher.commands import KEY as KEY_VARIABLE
 from empo2.recipe.launcher.commands import controller_command
 from empo2.recipe.protocol import Keys, Serving
@@ -40,8 +39,7 @@ AGENT_KEY = "the-agents-key"
 key_of = Keys(AGENT_KEY).of_rollout  # what the controller gives to a rollout's agent
 STORES: tuple[Any, ...] = (_rollouts, _events, _models, _terminal_order)
 SECONDS = 120  # that a busy machine may take for what takes milliseconds
-PATIENT = [f"reflection.timeout={SECONDS}", f"memory.embedding_deadline={1000 * SECONDS}"]
-search._SEARCH_SECONDS = SECONDS
+PATIENT = [f"reflection.timeout={SECONDS}", f"memory.deadline={1000 * SECONDS}"]
 BLOCK = "Notes from earlier episodes"
 CHAT = "/v1/chat/completions"
 TOOL_TEMPLATE = (

@@ -27,7 +27,6 @@ from empo2.recipe.controller.run import check_gateway
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.gateway import app, routes
 from empo2.recipe.gateway.logs import configure_logs
-from empo2.recipe.gateway.tips import search
 from empo2.recipe.protocol import Keys
 from empo2.recipe.trainer.gateway_client import GatewayClient
 
@@ -332,7 +331,7 @@ def np_key() -> Any:
 
 
 async def test_a_slow_embedder_costs_a_call_its_tips_and_the_deadline(tmp_path: Path):
-    async with running_gateway(tmp_path, "memory.embedding_deadline=200") as gateway:
+    async with running_gateway(tmp_path, "memory.deadline=200") as gateway:
         await gateway.store_tips(ROOMS, "tip")
         gateway.words.gate.clear()
         rollout = await gateway.create("memory", "off-policy")
@@ -355,10 +354,9 @@ def held(file: Path) -> Iterator[None]:
         db.execute("ROLLBACK")
 
 
-async def test_a_file_that_another_process_holds_delays_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_file_that_another_process_holds_delays_no_call(tmp_path: Path):
     """Its writes wait 5 seconds each; the calls behind them are sent without tips, and a drain is answered in time."""
-    monkeypatch.setattr(search, "_SEARCH_SECONDS", 0.2)
-    async with running_gateway(tmp_path) as gateway:
+    async with running_gateway(tmp_path, "memory.deadline=200") as gateway:
         await gateway.store_tips(ROOMS, "tip")
         first = await gateway.create("memory")
         await gateway.play(first, ROOMS[:1])
@@ -410,7 +408,7 @@ sys.exit(main(sys.argv[1:]))
 async def test_a_gateway_with_a_stuck_memory_and_a_silent_model_server_ends(tmp_path: Path):
     model = ModelServer(fault=lambda path, body: "hang")
     keys = {"EMPO2_KEY": AGENT_KEY, "EMPO2_ADMIN_KEY": KEY}
-    command = [sys.executable, "-c", _STUCK, "gateway", "--profile", "cpu", "memory.embedding_deadline=100"]
+    command = [sys.executable, "-c", _STUCK, "gateway", "--profile", "cpu", "memory.deadline=100"]
     with model.serve(), (tmp_path / "log").open("w+") as log:
         process = subprocess.Popen(
             command, cwd=tmp_path, env={**os.environ, **keys}, stdout=subprocess.PIPE, stderr=log, text=True
