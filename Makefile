@@ -40,8 +40,10 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope
 test: frameworks ## run the tests of all that README says, the real stack included
 	$(PYTEST) -r fEs --durations=25 -m "not rare"
 
-test-trainings: frameworks ## run the whole-stack trainings that `make test` leaves out: a LoRA
-	$(BIN)/python -m pytest -r fEs --durations=5 tests/test_train_lora.py
+STACKS = $(patsubst %,tests/test_%.py,train_lora train_async two_hosts notebook gpu_proof)
+
+test-trainings: frameworks ## run the long whole-stack tests: LoRA, async, three hosts, notebook, gpu-proof
+	$(BIN)/python -m pytest -r fEs --durations=5 $(STACKS)
 
 test-all: test ## and what is long, or a combination that hardly anyone uses
 	$(PYTEST) -r fEs --durations=25 -m rare
