@@ -11,7 +11,7 @@ from empo2.agents.text_game.agent import Server, connect, play_chat
 from empo2.agents.text_game.game import Outcome, State, TextGame
 from empo2.agents.textworld_express.environment import Environment
 
-SHAPE, LEAST_SECONDS, MOST_SECONDS = 1.2, 1.0, 20.0
+SHAPE, LEAST_SECONDS, MOST_SECONDS = 1.2, 0.4, 10.0
 
 
 def turn_seconds(rollout: str) -> float:

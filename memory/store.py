@@ -176,10 +176,11 @@ class MemoryStore:
             ValueError: an unusable key.
         """
         index = self._entry_index(scope)
+        # Of all, and then of those that are allowed: to copy their keys would take ten times as long.
+        similarities = cosine_similarities(index["key"], unit(key, self._dimension))
         allowed = np.flatnonzero(~np.isin(index["text"], [hash(text) for text in exclude])) if exclude else slice(None)
-        similarities = cosine_similarities(index["key"][allowed], unit(key, self._dimension))
+        similarities, ids = similarities[allowed], index["id"][allowed]
         rows = policy(Entries(similarities, index["score"][allowed], index["value"][allowed], index["text"][allowed]))
-        ids = index["id"][allowed]
         return [self._tip(int(ids[row]), float(similarities[row])) for row in rows]
 
     def record_play(self, play: NewPlay, *, learning_rate: float) -> None:
