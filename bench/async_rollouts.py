@@ -2,8 +2,9 @@
 
 The real stack trains the small model on CoinCollector twice, with the same settings: with synchronous rollouts, and
 with agent-lightning's asynchronous ones (docs/async.md), which play twice as many groups at once as a step trains. The
-world takes seconds for each turn, as a simulator or a browser does: 0.4 to 10, drawn once for each episode from a Pareto
-distribution with shape 1.2. So half of the episodes take less than 0.7 s a turn, and one in sixteen more than 4 s.
+world takes seconds for each turn, as a simulator or a browser does: 0.4 to 10, drawn once for each episode from a
+Pareto distribution with shape 1.2. So half of the episodes take less than 0.7 s a turn, and one in sixteen more than
+4 s.
 
   step          seconds of a step, mean; the first one, in which asynchronous rollouts are few, is left out
   rollouts      of it, until enough rollouts had ended
