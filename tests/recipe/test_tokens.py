@@ -15,8 +15,9 @@ from empo2.recipe.launcher.serving import vllm_command, vllm_server
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS
 from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware, take_traces
 
-from .harness import BLOCK, GatewayUnderTest, assistant, running_gateway, user
+from .harness import BLOCK, GatewayUnderTest, assistant, running_gateway, until, user
 from .model_server import MODEL, Body, tokenizer
+from .otlp_receiver import OtlpReceiver
 
 END = tokenizer().convert_tokens_to_ids("<|im_end|>")
 ON = "gateway.cumulative_tokens=true"
@@ -249,15 +250,21 @@ class Vllm:
 
 @pytest.mark.stack
 @pytest.mark.timeout(590)
-async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(quiet: None, empty_stores: None, tmp_path: Path):
-    """Calls that vLLM forces are written as JSON, and rendered in the template's form: each drifts. Then free text."""
+async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(
+    quiet: None, empty_stores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Calls that vLLM forces are written as JSON, and rendered in the template's form: each drifts. Then free text.
+
+    vLLM's own spans are children of the gateway's.
+    """
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     direction = {"type": "string", "enum": ["north", "south"]}
     schema = {"type": "object", "properties": {"direction": direction}, "required": ["direction"]}
     act = {"type": "function", "function": {"name": "act", "parameters": {**schema, "additionalProperties": False}}}
     expected: list[list[int]] = []
-    with vllm_server(MODEL, ON) as url:
+    with OtlpReceiver().serve() as receiver, vllm_server(MODEL, ON, f"gateway.traces={receiver.url}") as url:
         server: Any = Vllm(url)
-        async with running_gateway(tmp_path, ON, model=server) as gateway:
+        async with running_gateway(tmp_path, ON, f"gateway.traces={receiver.url}", model=server) as gateway:
             gateway.client.timeout = httpx.Timeout(300)
             rollout = await gateway.create("no-memory")
             messages: list[Body] = [SYSTEM, user("a room")]
@@ -284,6 +291,14 @@ async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(quiet: None, emp
                 ]
                 new = turn(f"<tool_response>\n{text}\n</tool_response>" if calls else text)
             metrics = await gateway.drain()
+            await until(lambda: sum(span.name in ("chat", "llm_request") for span in receiver.spans) == 14)
+    calls = [span for span in receiver.spans if span.name == "chat"]
+    served = {span.parent: span.attributes for span in receiver.spans if span.name == "llm_request"}
+    assert len(calls) == 7
+    for call in calls:
+        assert served[call.id]["gen_ai.usage.prompt_tokens"] == call.attributes["gen_ai.usage.input_tokens"]
+    # A prompt continues the one before it, of which vLLM has whole blocks of 16 tokens or more in its cache.
+    assert max(call.attributes.get("gen_ai.usage.cache_read.input_tokens", 0) for call in calls) > 0
     assert metrics["empo2/text_calls"] == 0
     assert metrics["empo2/continued_calls"] == 6
     assert metrics["empo2/token_drift"] >= 3 / 6
