@@ -103,8 +103,9 @@ def empo2_gateway(
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, *module, "gateway", "--memory", str(memory)]
     command += [f"gateway.port={port}", "model.path=smollm2-135m-instruct", *settings]
-    keys = {"EMPO2_KEY": f"{KEY}-agent", "EMPO2_ADMIN_KEY": KEY, "PYTHONPATH": str(Path(__file__).parent)}
-    with server(command, f"{url}/healthz", folder / "gateway.log", {**os.environ, **keys}) as pid:
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    variables = {"EMPO2_KEY": f"{KEY}-agent", "EMPO2_ADMIN_KEY": KEY, "PYTHONPATH": path}
+    with server(command, f"{url}/healthz", folder / "gateway.log", {**os.environ, **variables}) as pid:
         yield url, pid
 
 
