@@ -60,8 +60,8 @@ class VisitedStates:
     def counts(self, scope: str, keys: Sequence[np.ndarray], *, threshold: float) -> list[int]:
         """Return the stored visits to states similar to each of these; see `count_similar`."""
         index = self._index(scope)
-        # One product reads the stored keys once for all. It rounds otherwise than `vecdot`, which breaks no tie here.
-        similarities = np.stack([unit(key, self._dimension) for key in keys]) @ index["key"].T
+        # Key by key: one matrix product would round otherwise than `add_visits` does, and judge a tie otherwise.
+        similarities = (cosine_similarities(index["key"], unit(key, self._dimension)) for key in keys)
         return [count_similar(of_state, index["visits"], threshold=threshold) for of_state in similarities]
 
     def add_visits(self, visits: Sequence[Visit], *, threshold: float) -> None:

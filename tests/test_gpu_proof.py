@@ -1,4 +1,4 @@
-"""`make gpu-proof` on the CPU: its parts; and the whole stack, with its memory against the estimate of `empo2 check`."""
+"""`make gpu-proof` on the CPU: its parts, and the whole stack, whose memory `empo2 check` has estimated."""
 
 import subprocess
 import sys

@@ -3,7 +3,8 @@
 import json
 import signal
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from empo2.recipe.launcher.model_files import resolve_model
 
 from .processes import until
+from .recipe.otlp_receiver import OtlpReceiver
 from .stack import CLI, MODEL, empo2, environment, metrics_of, weights_of
 
 # Minutes by itself. CI runs it after `make test`; `make test-all` does, too.
@@ -24,7 +26,13 @@ SEED = 24  # the first step issues groups of all three modes, the second off-pol
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def receiver() -> Iterator[OtlpReceiver]:
+    with OtlpReceiver().serve() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> Path:
     directory = tmp_path_factory.mktemp("async")
     run = directory / "runs" / "test"
     arguments = [
@@ -38,6 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"agent.env={{NAME: input.name, PACE: input.pace, METRICS: {run / 'metrics.jsonl'}}}",
         "agent.concurrency=8",
         "hardware.kv_cache=1",
+        f"gateway.traces={receiver.url}",
         "tasks.source=stack_agent:paces",
         "verl.data.shuffle=false",
         "memory.scope=all-tasks",
@@ -126,3 +135,25 @@ def test_each_call_was_sampled_by_the_version_that_it_names(run: Path) -> None:
         means = {version: sum(gaps[version][number] for number in own) / len(own) for version in versions}
         assert means[sampled] < 0.3  # of bfloat16, after large updates
         assert all(means[sampled] < mean / 2 for version, mean in means.items() if version != sampled), means
+
+
+def test_each_rollout_is_a_trace_from_its_agent_to_its_update(run: Path, receiver: OtlpReceiver) -> None:
+    """A training through the launcher sends them: verl's vLLM has its span below the call, the update is the last."""
+    traces = defaultdict(list)
+    for span in receiver.spans:
+        traces[span.trace].append(span)
+    trained = recorded(run)
+    assert trained
+    for line in trained:
+        spans = traces[line["rollout"]]
+        of = defaultdict(list)
+        for span in spans:
+            of[span.attributes.get("gen_ai.operation.name") or span.name].append(span)
+        (root,), calls, (update,) = of["invoke_agent"], of["chat"], of["update"]
+        assert [call.parent for call in calls] == [root.id] * len(line["calls"])
+        served = Counter(span.parent for span in of["llm_request"])
+        assert {call.id for call in calls} <= set(served) and set(served.values()) == {1}
+        mode = {"empo2.rollout_mode": line["tag"]["rollout_mode"], "empo2.update_mode": line["tag"]["update_mode"]}
+        for span in (root, *calls, update):
+            assert span.attributes.items() >= mode.items()
+        assert update.start >= root.end and "empo2.advantage" in update.attributes
