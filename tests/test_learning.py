@@ -55,10 +55,10 @@ def names(jobs: list[Any]) -> list[str]:
 
 def test_every_rate_of_every_arm_is_tried_on_the_block_that_nobody_else_plays():
     jobs = plans.development(PLAN, RUNS)
-    assert names(jobs)[:2] == ["dev-grpo-2e-5-0", "dev-bonus-2e-5-0"] and len(set(names(jobs))) == 6 * 3
+    assert names(jobs)[:2] == ["dev-grpo-2e-5-0", "dev-bonus-2e-5-0"] and len(set(names(jobs))) == 6 * 2
     settings = [phase.settings.to_dict() for job in jobs for phase in job.phases]
     assert {each["tasks"]["args"]["block"] for each in settings} == {0}
-    assert len({yaml.safe_dump({**each, "run": None}) for each in settings}) == 6 * 3
+    assert len({yaml.safe_dump({**each, "run": None}) for each in settings}) == 6 * 2
     others = [phase.settings.tasks.args.get("block") for job in plans.later(PLAN, CHOICE, RUNS)
               if isinstance(job, plans.Training) for phase in job.phases]  # fmt: skip
     assert set(others) == {1, 2, 3, 4, 5, 6, None}
@@ -107,15 +107,15 @@ def keep_run(results: Path, name: str, metrics: list[dict[str, float]], **facts:
 
 
 def test_rates_and_form_are_chosen_by_the_scores_of_development(tmp_path: Path):
-    with pytest.raises(SystemExit, match="development lacks dev-grpo-1e-5-0, dev-grpo-2e-5-0"):
+    with pytest.raises(SystemExit, match="development lacks dev-grpo-2e-5-0, dev-grpo-4e-5-0"):
         plans.chosen(PLAN, tmp_path)
     for arm, rate in itertools.product(PLAN["arms"], PLAN["rates"]):
-        last = {("grpo", 4e-5): 0.3, ("paired", 1e-5): 0.6, ("paper", 2e-5): 0.5}.get((arm, rate), 0.2)
+        last = {("grpo", 4e-5): 0.3, ("paired", 2e-5): 0.6, ("paper", 4e-5): 0.5}.get((arm, rate), 0.2)
         ends = [{plans.SCORE: 0.9}, {plans.SCORE: 0.2}, {}, {plans.SCORE: last}]  # the first one does not count
         keep_run(tmp_path, f"{plans.development_name(arm, rate)}-0", ends)
     found = plans.chosen(PLAN, tmp_path)
-    assert found["grpo"] == ("grpo", 4e-5) and found["best"] == found["paired"] == ("paired", 1e-5)
-    assert found["bonus"] == ("bonus", 1e-5)  # of equal scores the smallest rate
+    assert found["grpo"] == ("grpo", 4e-5) and found["best"] == found["paired"] == ("paired", 2e-5)
+    assert found["bonus"] == ("bonus", 2e-5)  # of equal scores the smallest rate
 
 
 # What is kept
