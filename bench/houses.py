@@ -14,10 +14,8 @@ from itertools import permutations
 from pathlib import Path
 from statistics import mean
 
-from empo2.agents.houses.environment import disguise_of, walk
 from empo2.agents.houses.games import COIN_COLLECTOR
-from empo2.agents.houses.house import DIRECTIONS, House
-from empo2.agents.textworld_express.environment import Environment
+from empo2.agents.houses.house import DIRECTIONS, House, disguise_of
 from empo2.small_model.levels import chance
 
 PAGE = Path(__file__).parents[1] / "docs/houses.md"
@@ -87,13 +85,9 @@ def in_disguise(houses: dict[int, House], number: int) -> list[House]:
 
 
 def table() -> str:
-    """Return the measurements as a Markdown table. Starts Java; some five minutes on one core."""
+    """Return the measurements as a Markdown table; some five minutes on one core."""
     generator = random.Random(0)
-    with Environment() as world:
-        train, test = (
-            {seed: walk(world, COIN_COLLECTOR, LEVEL, seed) for seed in seeds}
-            for seeds in COIN_COLLECTOR.panel("hard").values()
-        )
+    train, test = COIN_COLLECTOR.houses("hard").values()
     plain = list(test.values())
     disguised = [house for number in range(1, DISGUISES + 1) for house in in_disguise(test, number)]
     lines = []

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from empo2.agents.houses.environment import walk
 from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import House
 from empo2.agents.houses.tasks import coin_collector
-from empo2.agents.textworld_express.environment import Environment
 from empo2.memory.browse import plays, stored_tips
 from empo2.memory.file import reading
 from empo2.small_model.notes import COIN, parse
@@ -24,15 +22,13 @@ type Outcomes = dict[str, list[int]]
 
 
 def training_houses(tasks: Mapping[str, Any]) -> dict[int, House]:
-    """Return CoinCollector's training houses by their seeds, as players see them; starts Java for a second.
+    """Return CoinCollector's training houses by their seeds, as players see them.
 
     Args:
         tasks: the arguments of the task function.
     """
     rows, _ = coin_collector(**tasks)
-    level = COIN_COLLECTOR.levels[tasks["level"]]
-    with Environment() as world:
-        return {row["seed"]: walk(world, COIN_COLLECTOR, level, row["seed"], row["disguise"]) for row in rows}
+    return {row["seed"]: COIN_COLLECTOR.house(row["level"], row["seed"], row["disguise"]) for row in rows}
 
 
 def outcomes_by_notes(memory: Path, houses: Mapping[int, House]) -> Outcomes:

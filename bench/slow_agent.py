@@ -9,7 +9,6 @@ from empo2.agents.houses.environment import HouseEnvironment
 from empo2.agents.houses.tasks import HouseEpisode
 from empo2.agents.text_game.agent import Server, connect, play_chat
 from empo2.agents.text_game.game import Outcome, State, TextGame
-from empo2.agents.textworld_express.environment import Environment
 
 SHAPE, LEAST_SECONDS, MOST_SECONDS = 1.2, 0.4, 10.0
 
@@ -27,8 +26,6 @@ class SlowHouse(HouseEnvironment):
 
 class SlowAgent(CoinCollectorAgent):
     def play(self, episode: HouseEpisode, server: Server) -> Outcome:
-        with Environment() as world:
-            environment = SlowHouse(world, episode.game)
-            level = episode.game.levels[episode.level]
-            state = environment.reset(level, episode.seed, episode.max_steps, episode.disguise)
-            return play_chat(TextGame(environment, episode, SYSTEM, state), connect(server))
+        house = episode.game.house(episode.level, episode.seed, episode.disguise)
+        environment = SlowHouse(episode.game, house, episode.max_steps)
+        return play_chat(TextGame(environment, episode, SYSTEM, environment.state), connect(server))

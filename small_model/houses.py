@@ -1,14 +1,19 @@
-"""Houses to learn from: TextWorld-Express's own, with rooms renamed and the compass turned, so that none is learned."""
+"""The houses of TextWorld-Express, found by walking through them; and houses to learn from, renamed and turned."""
 
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 
-from empo2.agents.houses.environment import walk
-from empo2.agents.houses.games import COIN_COLLECTOR
-from empo2.agents.houses.house import Disguise, House, distances
+from empo2.agents.houses.games import COIN_COLLECTOR, Game, Level
+from empo2.agents.houses.house import OPPOSITE, Disguise, House, distances
 from empo2.agents.textworld_express.environment import Environment
+
+FOLD = "train"  # of no consequence: in these games a house follows from its parameters and the seed alone
+_ROOM = re.compile(r"\AYou are in the ([^.]+)\.")
+_EXIT = re.compile(r"To the (North|East|South|West) you see the ([^.]+)\.")
+_COIN = re.compile(r"\ba coin\b")
 
 # Seeds of houses, disjoint from each other and from the panels' (below 100,000).
 MAKE_SEEDS = range(100_000, 110_000)  # the training data
@@ -28,6 +33,32 @@ harbour, market, school, station, theatre, alley, bridge, fountain, cinema, clin
 playground
 """
 NAMES = [name.strip() for name in _NAMES.split(",")]
+
+
+def walk(world: Environment, game: Game, level: Level, seed: int) -> House:
+    """Return the level's house of this seed, found by walking through every door.
+
+    Raises ValueError where there is none: MapReader may have no rooms so far apart.
+    """
+    doors: dict[str, Mapping[str, str]] = {}
+    coins: list[str] = []
+
+    def visit(observation: str) -> str:
+        room = _ROOM.match(observation)
+        if room is None:
+            raise ValueError(f"{game.title}, seed {seed}: no room in {observation!r}")
+        doors[room[1]] = exits = {direction.lower(): behind for direction, behind in _EXIT.findall(observation)}
+        if _COIN.search(observation):
+            coins.append(room[1])
+        for direction, behind in exits.items():
+            if behind not in doors:
+                visit(world.step(f"move {direction}").observation)
+                world.step(f"move {OPPOSITE[direction]}")
+        return room[1]
+
+    start = visit(world.reset(game.name, game.params_of(level), FOLD, seed, max_steps=1000).observation)
+    (coin,) = coins
+    return House(start, coin, doors)
 
 
 def walk_all(seeds: Sequence[int], room_counts: Sequence[int] = ROOM_COUNTS) -> list[House]:

@@ -1,4 +1,4 @@
-"""Find the houses of a level, write the panels of a game, and say how hard its levels are to a scripted player.
+"""Find the houses of each level of a game, write them, and say how hard the levels are to a scripted player.
 
 python -m empo2.small_model.levels GAME [--only-measure]
 """
@@ -6,15 +6,16 @@ python -m empo2.small_model.levels GAME [--only-measure]
 import argparse
 import json
 import random
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import accumulate, islice
+from typing import Any
 
-from empo2.agents.houses.environment import disguise_of, walk
-from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, PANELS, Game, Level
-from empo2.agents.houses.house import TAKE, House
+from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, HOUSES, MAP_READER, Game, Level
+from empo2.agents.houses.house import TAKE, House, disguise_of
 from empo2.agents.textworld_express.environment import Environment
+from empo2.small_model.houses import walk
 from empo2.small_model.notes import Note, Turn, note_of, way_to
 from empo2.small_model.player import Player
 from empo2.small_model.rows import play
@@ -100,41 +101,47 @@ def first(seeds: Iterable[int], level: str, count: int, disguise: int = 0) -> li
     return [disguise_of(house, seed, disguise).house(house) if disguise else house for seed, house in found]
 
 
-def of_panel(world: Environment, game: Game, level: str) -> list[House]:
+def of_panel(game: Game, level: str) -> list[House]:
     """Return the houses of a level's panel, without those that it was given later."""
-    seeds = [*game.panel(level)["train"][:TRAIN], *game.panel(level)["unseen"][:UNSEEN]]
-    return [walk(world, game, game.levels[level], seed) for seed in seeds]
+    train, unseen = (list(found.values()) for found in game.houses(level).values())
+    return [*train[:TRAIN], *unseen[:UNSEEN]]
 
 
 def _write(game: Game) -> None:
-    panels = json.loads(PANELS.read_text()) | {game.name: {}}
+    panels = json.loads(HOUSES.read_text()) | {game.name: {}}
     used: set[int] = set()  # in MapReader a seed has a house at every distance
     for level in game.levels:
         free = (seed for seed in PANEL_SEEDS if seed not in used)
         parts = (TRAIN, UNSEEN, *MORE.get((game.name, level), (0, 0)))
-        seeds = [seed for seed, _ in islice(houses(game, free, level), sum(parts))]
-        if len(seeds) < sum(parts):
-            raise SystemExit(f"{level}: {len(seeds)} houses among {PANEL_SEEDS}, {sum(parts)} are needed")
-        used |= set(seeds)
+        found = [(seed, asdict(house)) for seed, house in islice(houses(game, free, level), sum(parts))]
+        if len(found) < sum(parts):
+            raise SystemExit(f"{level}: {len(found)} houses among {PANEL_SEEDS}, {sum(parts)} are needed")
+        used |= {seed for seed, _ in found}
         ends = zip(accumulate(parts), parts, strict=True)
-        train, unseen, more, more_unseen = (seeds[end - count : end] for end, count in ends)
-        panels[game.name][level] = {"train": train + more, "unseen": unseen + more_unseen}
-    text = json.dumps(panels, indent=2)
-    PANELS.write_text(re.sub(r"\[[^]]*\]", lambda seeds: "".join(seeds[0].split()).replace(",", ", "), text) + "\n")
+        train, unseen, more, more_unseen = (found[end - count : end] for end, count in ends)
+        panels[game.name][level] = {"train": dict(train + more), "unseen": dict(unseen + more_unseen)}
+    HOUSES.write_text(_text(panels) + "\n")
+
+
+def _text(node: dict[str, Any], indent: str = "") -> str:
+    """Return JSON with a line for each house."""
+    if "doors" in node:
+        return json.dumps(node)
+    inner = f",\n{indent}  ".join(f'"{name}": {_text(value, indent + "  ")}' for name, value in node.items())
+    return f"{{\n{indent}  {inner}\n{indent}}}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("game", choices=GAMES)
-    parser.add_argument("--only-measure", action="store_true", help="leave the panels as they are")
+    parser.add_argument("--only-measure", action="store_true", help="leave the houses as they are")
     arguments = parser.parse_args()
     game = GAMES[arguments.game]
     if not arguments.only_measure:
         _write(game)
-    with Environment() as world:
-        for name, level in game.levels.items():
-            shares = learned(game, of_panel(world, game, name), level.max_steps)
-            print(name, ", ".join(f"{share:.1%} with {count}" for count, share in zip(EARLIER, shares, strict=True)))
+    for name, level in game.levels.items():
+        shares = learned(game, of_panel(game, name), level.max_steps)
+        print(name, ", ".join(f"{share:.1%} with {count}" for count, share in zip(EARLIER, shares, strict=True)))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,8 @@ import learning_plan as plans  # noqa: E402
 import learning_report as report  # noqa: E402
 import learning_statistics as statistics  # noqa: E402
 
-from empo2.agents.houses.environment import disguise_of, walk  # noqa: E402
 from empo2.agents.houses.games import COIN_COLLECTOR  # noqa: E402
-from empo2.agents.houses.house import House  # noqa: E402
-from empo2.agents.textworld_express.environment import Environment  # noqa: E402
+from empo2.agents.houses.house import House, disguise_of  # noqa: E402
 from empo2.memory import MemoryStore  # noqa: E402
 from empo2.memory.browse import stored_tips  # noqa: E402
 from empo2.memory.file import reading  # noqa: E402
@@ -192,8 +190,7 @@ def test_the_houses_of_a_run_are_those_that_its_player_sees():
     ((seed, house),) = notes.training_houses(arguments).items()
     panel = COIN_COLLECTOR.panel("hard")
     assert seed == panel["train"][20] and house.distance == 4 and len(house.doors) == 11
-    with Environment() as world:
-        plain = walk(world, COIN_COLLECTOR, COIN_COLLECTOR.levels["hard"], seed)
+    plain = COIN_COLLECTOR.house("hard", seed)
     assert house == disguise_of(plain, seed, 3).house(plain) != plain
 
 
@@ -330,11 +327,8 @@ def test_an_order_of_names_leads_on_to_rooms_that_were_not_seen():
 def test_what_houses_have_in_common_does_not_help_in_disguise(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(walked, "RESTARTS", 3)
     monkeypatch.setattr(walked, "SWAPS", 200)
-    key, level = walked.KEYS["names"], COIN_COLLECTOR.levels["hard"]
-    with Environment() as world:
-        panel = COIN_COLLECTOR.panel("hard").values()
-        walks = ({seed: walk(world, COIN_COLLECTOR, level, seed) for seed in seeds} for seeds in panel)
-        fit, test = (dict(list(houses.items())[:size]) for houses, size in zip(walks, (16, 32), strict=True))
+    key, panel = walked.KEYS["names"], COIN_COLLECTOR.houses("hard").values()
+    fit, test = (dict(list(houses.items())[:size]) for houses, size in zip(panel, (16, 32), strict=True))
     plain = walked.generalises(key, [list(fit.values())], list(test.values()), random.Random(0))
     disguised = [house for number in range(1, 11) for house in walked.in_disguise(test, number)]
     fits = [walked.in_disguise(fit, number) for number in (11, 12)]

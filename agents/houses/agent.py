@@ -7,8 +7,6 @@ To train one (settings in coin.yaml and mapreader.yaml):
 
 from ..text_game.agent import Server, TextAgent, connect, play_chat
 from ..text_game.game import Outcome, TextGame
-from ..text_game.java import java_executable
-from ..textworld_express.environment import Environment
 from .environment import HouseEnvironment
 from .tasks import CoinCollectorEpisode, HouseEpisode, MapReaderEpisode
 
@@ -20,15 +18,13 @@ class HouseAgent(TextAgent[HouseEpisode]):
 
     @classmethod
     def check(cls) -> str:
-        """Return one line for a launcher to show before the first rollout. Raises FileNotFoundError without Java."""
-        return f"{cls.episode.game.title} of TextWorld-Express with Java at {java_executable()}"
+        """Return one line for a launcher to show before the first rollout."""
+        return f"{cls.episode.game.title} in houses of TextWorld-Express"
 
     def play(self, episode: HouseEpisode, server: Server) -> Outcome:
-        with Environment() as world:
-            environment = HouseEnvironment(world, episode.game)
-            level = episode.game.levels[episode.level]
-            state = environment.reset(level, episode.seed, episode.max_steps, episode.disguise)
-            return play_chat(TextGame(environment, episode, SYSTEM, state), connect(server))
+        house = episode.game.house(episode.level, episode.seed, episode.disguise)
+        environment = HouseEnvironment(episode.game, house, episode.max_steps)
+        return play_chat(TextGame(environment, episode, SYSTEM, environment.state), connect(server))
 
 
 class CoinCollectorAgent(HouseAgent):

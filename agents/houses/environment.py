@@ -1,131 +1,60 @@
-"""Houses of TextWorld-Express in few words, also in disguise, and a whole house found by walking through it.
+"""An episode in a house: what `textworld_express` plays, in few words and without Java.
 
 MapReader names the coin's room and has a map, which says which rooms adjoin: with both there is little to explore, so
-neither is shown.
+neither is shown. Its box is in the first room. When the player enters it with the coin, the coin is put into the box
+without a step of the player's.
 """
 
-import random
-import re
-from collections.abc import Mapping
-from dataclasses import replace
+from ..text_game.game import FULL_SCORE, State
+from .games import Game
+from .house import DIRECTIONS, TAKE, House, carrying, refused, room_text
 
-from ..text_game.game import State
-from ..textworld_express.environment import Environment
-from .games import Game, Level
-from .house import DIRECTIONS, OPPOSITE, TAKE, Disguise, House, carrying, refused, room_text
-
-FOLD = "train"  # of no consequence: in these games a house follows from its parameters and the seed alone
 CARRIED = 50  # MapReader's score with the coin in hand; CoinCollector ends with the coin
-PUT = "put coin in box"
-
-_ROOM = re.compile(r"\AYou are in the ([^.]+)\.")
-_EXIT = re.compile(r"To the (North|East|South|West) you see the ([^.]+)\.")
-_COIN = re.compile(r"\ba coin\b")
-
-Room = tuple[str, Mapping[str, str], bool]  # name, direction -> room behind the door, whether the coin lies there
+LOOK = "look around"
 
 
 class HouseEnvironment:
-    """A game in a house, in a TextWorld-Express that someone else holds; what shows no room does nothing.
+    """A started episode of a game in a house; an action that the house does not know does nothing."""
 
-    MapReader's box is in the first room. When the player enters it with the coin, the coin is put into the box without
-    a step of the player's.
-    """
+    def __init__(self, game: Game, house: House, max_steps: int) -> None:
+        self.task_description = game.task.format(start=house.start)
+        self._game, self._house, self._steps_left = game, house, max_steps
+        self._room = house.start
+        self._score = 0
 
-    def __init__(self, world: Environment, game: Game) -> None:
-        self._world, self._game = world, game
-        self._room: Room = ("", {}, False)
-        self._start = ""
-        self._carried = False
-        self._disguise: Disguise | None = None
-        self.task_description = ""
-
-    def reset(self, level: Level, seed: int, max_steps: int, disguise: int = 0) -> State:
-        """Begin an episode in the level's house of this seed, in one of its disguises (see `disguise_of`).
-
-        Raises ValueError where the level has no such house.
-        """
-        self._carried = False
-        self._disguise = disguise_of(walk(self._world, self._game, level, seed), seed, disguise) if disguise else None
-        # Two steps are MapReader's alone: to look around after taking the coin, and to put it into the box.
-        state = self._world.reset(self._game.name, self._game.params_of(level), FOLD, seed, max_steps + 2)
-        state = self._short(state)
-        self._start, _, _ = self._room
-        self.task_description = self._game.task.format(start=self._start)
-        return state
+    @property
+    def state(self) -> State:
+        """Return what the player sees before the next action."""
+        return self._state(self._here)
 
     def step(self, action: str) -> State:
-        state = self._world.step(self._meant(action))
-        carried = state.score == CARRIED
-        if carried and not self._carried:
-            state = self._world.step("look around")  # the game's reply shows no room
-        elif carried and (read := self._read(state.observation)) and read[0] == self._start:
-            state = self._world.step(PUT)
-        self._carried = carried
-        return self._short(state)
+        """Act. Raises RuntimeError after the episode's last step."""
+        if not self._steps_left:
+            raise RuntimeError("the episode has no steps left")
+        self._steps_left -= 1
+        verb, _, direction = action.strip().partition(" ")
+        exits = self._house.doors[self._room]
+        if verb == "move" and direction in exits:
+            self._room = exits[direction]
+            if self._score and self._room == self._house.start:
+                self._score = FULL_SCORE
+        elif action.strip() == TAKE and self._sees_coin:
+            self._score = CARRIED if self._game.brought_back else FULL_SCORE
+        elif action.strip() != LOOK:
+            return self._state(refused(self._here))
+        return self._state(self._here)
 
-    def _short(self, state: State) -> State:
-        """Return a state in few words, without the actions that this form of the game does not have."""
-        read = self._read(state.observation)
-        self._room = read or self._room
-        here = room_text(*self._room)
-        here = carrying(self._start, here) if self._carried else here
-        there = [f"move {direction}" for direction in DIRECTIONS] + [TAKE]
-        actions = tuple(sorted(action for action in there if self._meant(action) in state.valid_actions))
-        return replace(state, observation=here if read else refused(here), valid_actions=actions)
+    @property
+    def _sees_coin(self) -> bool:
+        return self._room == self._house.coin and not self._score
 
-    def _read(self, observation: str) -> Room | None:
-        read = read_room(observation)
-        if read is None or self._disguise is None:
-            return read
-        room, exits, coin = read
-        return self._disguise.names[room], self._disguise.exits(exits), coin
+    @property
+    def _here(self) -> str:
+        here = room_text(self._room, self._house.doors[self._room], self._sees_coin)
+        return carrying(self._house.start, here) if self._score == CARRIED else here
 
-    def _meant(self, action: str) -> str:
-        """Return the game's own action for a player's, whose compass may be another."""
-        for direction, shown in self._disguise.compass.items() if self._disguise else ():
-            if action == f"move {shown}":
-                return f"move {direction}"
-        return action
-
-
-def read_room(observation: str) -> Room | None:
-    """Return the room that the game's own text shows; None where it shows none."""
-    room = _ROOM.match(observation)
-    if room is None:
-        return None
-    exits = {direction.lower(): behind for direction, behind in _EXIT.findall(observation)}
-    return room[1], exits, bool(_COIN.search(observation))
-
-
-def disguise_of(house: House, seed: int, number: int) -> Disguise:
-    """Return a house's disguise of this number: its rooms' names exchanged with each other, and the compass turned."""
-    return Disguise.drawn(house, sorted(house.doors), random.Random(f"house {seed}, disguise {number}"))
-
-
-def walk(world: Environment, game: Game, level: Level, seed: int, disguise: int = 0) -> House:
-    """Return the level's house of this seed, found by walking through every door, as it is seen in a disguise.
-
-    Raises ValueError where there is none: MapReader may have no rooms so far apart.
-    """
-    doors: dict[str, Mapping[str, str]] = {}
-    coins: list[str] = []
-
-    def visit(observation: str) -> str:
-        read = read_room(observation)
-        if read is None:
-            raise ValueError(f"{game.title}, seed {seed}: no room in {observation!r}")
-        room, exits, coin = read
-        doors[room] = exits
-        if coin:
-            coins.append(room)
-        for direction, behind in exits.items():
-            if behind not in doors:
-                visit(world.step(f"move {direction}").observation)
-                world.step(f"move {OPPOSITE[direction]}")
-        return room
-
-    start = visit(world.reset(game.name, game.params_of(level), FOLD, seed, max_steps=1000).observation)
-    (coin,) = coins
-    house = House(start, coin, doors)
-    return disguise_of(house, seed, disguise).house(house) if disguise else house
+    def _state(self, observation: str) -> State:
+        exits = self._house.doors[self._room]
+        actions = [f"move {direction}" for direction in DIRECTIONS if direction in exits] + [TAKE] * self._sees_coin
+        done = self._score == FULL_SCORE or not self._steps_left
+        return State(observation, self._score, done, tuple(sorted(actions)))

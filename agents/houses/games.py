@@ -3,9 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-PANELS = Path(__file__).with_name("panels.json")  # game -> level -> "train" and "unseen" -> seeds
+from .house import House, disguise_of
+
+HOUSES = Path(__file__).with_name("houses.json")  # game -> level -> "train" and "unseen" -> seed -> house
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,14 @@ class Game:
     """A game of TextWorld-Express, played without doors to open and without things other than the coin.
 
     name: in TextWorld-Express. title: for people. task: what a player reads, with `{start}` for the first room.
+    brought_back: whether the coin must be brought to the first room.
     params: of TextWorld-Express, with `{rooms}` and `{distance}`, the most moves from the start to the coin.
     """
 
     name: str
     title: str
     task: str
+    brought_back: bool
     params: str
     levels: Mapping[str, Level]
 
@@ -41,15 +46,33 @@ class Game:
         """Return TextWorld-Express's parameters for the houses of a level."""
         return self.params.format(rooms=level.rooms, distance=max(level.distances))
 
+    def houses(self, level: str) -> dict[str, dict[int, House]]:
+        """Return a level's houses by seed: "train" and "unseen", none of which made the small model."""
+        parts = _houses()[self.name][level]
+        return {part: {int(seed): House(**house) for seed, house in found.items()} for part, found in parts.items()}
+
     def panel(self, level: str) -> dict[str, list[int]]:
-        """Return the seeds of a level's houses: "train" and "unseen", none of which made the small model."""
-        return json.loads(PANELS.read_text())[self.name][level]
+        """Return the seeds of a level's houses."""
+        return {part: list(found) for part, found in self.houses(level).items()}
+
+    def house(self, level: str, seed: int, disguise: int = 0) -> House:
+        """Return a level's house of this seed, as it is seen in a disguise. Raises ValueError if there is none."""
+        for part in self.houses(level).values():
+            if house := part.get(seed):
+                return disguise_of(house, seed, disguise).house(house) if disguise else house
+        raise ValueError(f"seed {seed}: level {level!r} of {self.title} has no such house; see {HOUSES.name}")
+
+
+@cache
+def _houses() -> dict[str, dict[str, dict[str, dict[str, dict]]]]:
+    return json.loads(HOUSES.read_text())
 
 
 COIN_COLLECTOR = Game(
     name="coin",
     title="CoinCollector",
     task="Find the coin and take it.",
+    brought_back=False,
     params="numLocations={rooms},numDistractorItems=0,includeDoors=0",
     levels={
         "easy": Level(rooms=11, distances=(2, 3), max_steps=7, chance=(0.35, 0.65)),
@@ -61,6 +84,7 @@ MAP_READER = Game(
     name="mapreader",
     title="MapReader",
     task="Find the coin, take it and bring it to the {start}.",
+    brought_back=True,
     params="numLocations={rooms},maxDistanceApart={distance},maxDistractorItemsPerLocation=0,includeDoors=0",
     levels={
         "easy": Level(rooms=11, distances=(1, 2), max_steps=8, chance=(0.5, 0.95)),

@@ -53,6 +53,11 @@ class Disguise:
         return House(self.names[house.start], self.names[house.coin], doors)
 
 
+def disguise_of(house: House, seed: int, number: int) -> Disguise:
+    """Return a house's disguise of this number: its rooms' names exchanged with each other, and the compass turned."""
+    return Disguise.drawn(house, sorted(house.doors), random.Random(f"house {seed}, disguise {number}"))
+
+
 def distances(doors: Doors, start: str) -> dict[str, int]:
     """Return the moves from `start` to every room that can be reached over known doors, nearest first."""
     found = {start: 0}

@@ -18,7 +18,7 @@ BUCKET = 2 * GIB  # verl's rollout.update_weights_bucket_megabytes
 CHUNK = 1024  # positions whose logits are float32 at once: trainer/log_probs.py
 # Measured on two cores as proportional set sizes. Of an agent: a Java process of ScienceWorld has 350 MB at its limit
 # of heap, one of TextWorld-Express 50; the agent is a fork of a process that has imported its class, or a command.
-JVMS = {"empo2.agents.scienceworld.": 0.35e9, "empo2.agents.textworld_express.": 50e6, "empo2.agents.houses.": 50e6}
+JVMS = {"empo2.agents.scienceworld.": 0.35e9, "empo2.agents.textworld_express.": 50e6}
 FORK, COMMAND = 25e6, 0.1e9
 # Of a process on the CPU with its imports: verl's worker 0.8, vLLM's engine 0.8, the gateway with the embedder 0.7,
 # Ray's processes together 0.35 GiB.

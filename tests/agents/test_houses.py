@@ -1,19 +1,17 @@
-"""CoinCollector and MapReader in the real TextWorld-Express: turns, houses, levels, panels, agents."""
+"""CoinCollector and MapReader: their houses beside the real TextWorld-Express; turns, levels, panels, agents."""
 
 import random
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from empo2.agents.houses import agent
 from empo2.agents.houses.agent import CoinCollectorAgent, MapReaderAgent
-from empo2.agents.houses.environment import HouseEnvironment, disguise_of, walk
+from empo2.agents.houses.environment import HouseEnvironment
 from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, Game
-from empo2.agents.houses.house import DIRECTIONS, OPPOSITE, House, room_text
+from empo2.agents.houses.house import DIRECTIONS, OPPOSITE, House, disguise_of
 from empo2.agents.houses.tasks import CoinCollectorEpisode, MapReaderEpisode, coin_collector, map_reader
 from empo2.agents.textworld_express.environment import Environment
 from empo2.recipe.config import load_settings
@@ -26,8 +24,6 @@ from empo2.small_model.notes import Note, way_to
 from empo2.small_model.player import Player
 
 ROOT = Path(__file__).parents[2]
-COIN, MAP = COIN_COLLECTOR.levels["hard"], MAP_READER.levels["medium"]  # 11 rooms both
-STREET = 7  # of MapReader's level "easy": street - spare room - library, from north to south, the coin in the library
 LOADS = {COIN_COLLECTOR: coin_collector, MAP_READER: map_reader}
 AGENTS = {COIN_COLLECTOR: CoinCollectorAgent, MAP_READER: MapReaderAgent}
 
@@ -40,51 +36,106 @@ each_level = pytest.mark.parametrize(
 )
 
 
-# Turns
+# Turns: hall - den - attic from west to east, a cellar south of the den, the coin in the attic
+
+DOORS = {
+    "hall": {"east": "den"},
+    "den": {"south": "cellar", "east": "attic", "west": "hall"},
+    "attic": {"west": "den"},
+    "cellar": {"north": "den"},
+}
+HOUSE = House("hall", "attic", DOORS)
+DEN = "You are in the den. East: attic. South: cellar. West: hall."
 
 
-def test_a_turn_is_a_room_its_exits_and_the_coin(textworld: Environment):
-    coin = HouseEnvironment(textworld, COIN_COLLECTOR)
-    kitchen = "You are in the kitchen. North: bathroom. East: corridor. West: pantry."
-    state = coin.reset(COIN, 7, 20)
-    assert (state.observation, coin.task_description) == (kitchen, "Find the coin and take it.")
-    assert state.valid_actions == ("move east", "move north", "move west")
-    told = [coin.step(action).observation for action in ("look around", "inventory", "move south")]
-    assert told == [kitchen, *[f"That does nothing. {kitchen}"] * 2]
-    for action in ("move east", "move east", "move south"):
-        state = coin.step(action)
-    assert state.observation == "You are in the driveway. You see a coin. North: backyard."
+def test_a_turn_is_a_room_its_exits_and_the_coin():
+    coin = HouseEnvironment(COIN_COLLECTOR, HOUSE, 20)
+    hall = "You are in the hall. East: den."
+    assert (coin.state.observation, coin.task_description) == (hall, "Find the coin and take it.")
+    assert coin.state.valid_actions == ("move east",)
+    told = [coin.step(action).observation for action in ("look around", "move south", "take coin", "Move east", "")]
+    assert told == [hall, *[f"That does nothing. {hall}"] * 4]
+    assert coin.step(" move east ").observation == DEN
+    state = coin.step("move east")
+    assert state.observation == "You are in the attic. You see a coin. West: den."
+    assert (state.valid_actions, state.score, state.done) == (("move west", "take coin"), 0, False)
     state = coin.step("take coin")
     assert (state.score, state.done) == (100, True)
 
 
-def test_a_search_and_the_way_back(textworld: Environment):
-    game = HouseEnvironment(textworld, MAP_READER)
-    assert game.reset(MAP_READER.levels["easy"], STREET, 20).observation == "You are in the street. South: spare room."
-    assert game.task_description == "Find the coin, take it and bring it to the street."
-    actions = ["move south", "move south", "take coin", "move south", "move west", "take coin"]
+def test_a_search_and_the_way_back():
+    game = HouseEnvironment(MAP_READER, HOUSE, 20)
+    assert game.task_description == "Find the coin, take it and bring it to the hall."
+    assert "attic" not in game.state.observation  # its map and the coin's room are not shown
+    actions = ["move east", "move east", "take coin", "move west", "move south", "take coin", "move north"]
     assert [game.step(action).observation for action in actions] == [
-        "You are in the spare room. North: street. South: library.",
-        "You are in the library. You see a coin. North: spare room. South: parlor.",
-        "Bring it to the street. You are in the library. North: spare room. South: parlor.",
-        "Bring it to the street. You are in the parlor. North: library. South: lounge. West: cookery.",
-        "Bring it to the street. You are in the cookery. East: parlor.",
-        "That does nothing. Bring it to the street. You are in the cookery. East: parlor.",
+        DEN,
+        "You are in the attic. You see a coin. West: den.",
+        "Bring it to the hall. You are in the attic. West: den.",
+        f"Bring it to the hall. {DEN}",
+        "Bring it to the hall. You are in the cellar. North: den.",
+        "That does nothing. Bring it to the hall. You are in the cellar. North: den.",
+        f"Bring it to the hall. {DEN}",
     ]
-    states = [game.step(action) for action in ("move east", "move north", "move north", "move north")]
-    assert [(state.score, state.done) for state in states] == [(50, False)] * 3 + [(100, True)]
+    assert [(state.score, state.done) for state in [game.state, game.step("move west")]] == [(50, False), (100, True)]
 
 
-def test_neither_the_map_nor_the_coins_room_is_shown(textworld: Environment):
-    game = HouseEnvironment(textworld, MAP_READER)
-    state = game.reset(MAP_READER.levels["easy"], STREET, 20)
-    assert "library" in textworld.task_description
-    assert state.valid_actions == ("move south",)
-    for action in ("read map", "task", "take map", "move north"):
-        assert game.step(action).observation == "That does nothing. You are in the street. South: spare room."
+def test_an_episode_ends_after_its_steps():
+    game = HouseEnvironment(COIN_COLLECTOR, HOUSE, 2)
+    assert [game.step("move east").done for _ in range(2)] == [False, True]
+    with pytest.raises(RuntimeError, match="no steps left"):
+        game.step("move west")
 
 
 # Houses
+
+
+def read(observation: str) -> tuple[str, dict[str, str], bool]:
+    """Room, exits and whether a coin lies there, of the real game's own text."""
+    room = re.findall(r"^You are in the ([^.]+)\.", observation)[0]
+    exits = re.findall(r"To the (North|East|South|West) you see the ([^.]+)\.", observation)
+    return room, {direction.lower(): behind for direction, behind in exits}, "a coin" in observation
+
+
+@each_level
+def test_an_episode_is_played_as_in_the_real_game(textworld: Environment, game: Game, level: str):
+    """Random actions, some of which no house knows, in a house of each part, to the end of the real episode."""
+    steps = 5000
+    for part, number in (("train", 0), ("unseen", -1)):
+        (seed, house), generator = list(game.houses(level)[part].items())[number], random.Random(level)
+        real = textworld.reset(game.name, game.params_of(game.levels[level]), small_model.FOLD, seed, steps)
+        ours, carried = HouseEnvironment(game, house, steps), False
+        state, (room, exits, coin) = ours.state, read(real.observation)
+        assert state.observation.startswith(f"You are in the {room}.")
+        while not real.done:
+            moves = [f"move {direction}" for direction in DIRECTIONS]
+            takes = coin and generator.random() < 0.5
+            action = "take coin" if takes else generator.choice([*moves, "take coin", "jump"])
+            known, real = action in real.valid_actions, textworld.step(action)
+            state = ours.step(action)
+            if carried and real.observation.startswith("You are in") and read(real.observation)[0] == house.start:
+                real = textworld.step("put coin in box")
+            elif real.score == 50 and not carried:
+                carried, real = True, textworld.step("look around")
+            assert (state.score, state.done) == (real.score, real.done)
+            assert state.observation.startswith("That does nothing. ") != known
+            if real.observation.startswith("You are in") and not real.done:
+                room, exits, coin = read(real.observation)
+                shown = [f"{way.capitalize()}: {exits[way]}." for way in DIRECTIONS if way in exits]
+                told = " ".join([f"You are in the {room}.", *["You see a coin."] * coin, *shown])
+                assert state.observation.endswith(told)
+                assert set(state.valid_actions) == {*moves, "take coin"} & set(real.valid_actions)
+        assert (real.score, state.done) == (100, True)
+
+
+@each_game
+def test_a_house_is_what_the_game_makes_of_its_seed(textworld: Environment, game: Game):
+    for level, limits in game.levels.items():
+        for part in game.houses(level).values():
+            for seed in [*part][:: len(part) - 1]:
+                assert small_model.walk(textworld, game, limits, seed) == part[seed] == game.house(level, seed)
+    with pytest.raises(ValueError, match=r"seed -1: level 'easy' of .* has no such house"):
+        game.house("easy", -1)
 
 
 def moves_to_the_coin(house: House) -> list[str]:
@@ -97,51 +148,27 @@ def moves_to_the_coin(house: House) -> list[str]:
     raise AssertionError("no way")
 
 
-def test_a_house_is_what_its_seed_says_and_nothing_else(textworld: Environment):
-    first, second = (walk(textworld, COIN_COLLECTOR, COIN, seed) for seed in (7, 8))
-    assert len(first.doors) == COIN.rooms
-    assert first != second
-    assert walk(textworld, COIN_COLLECTOR, COIN, 7) == first
-
-
-def test_a_walked_house_reads_as_the_game_does(textworld: Environment):
-    """The small model's data and evaluation play `House`, not the game. The first one is not in disguise."""
-    for seed in range(5):
-        house, coin = walk(textworld, COIN_COLLECTOR, COIN, seed, seed), HouseEnvironment(textworld, COIN_COLLECTOR)
-        generator, state, room = random.Random(seed), coin.reset(COIN, seed, 60, seed), house.start
-        for _ in range(50):
-            text = room_text(room, house.doors[room], room == house.coin)
-            assert state.observation.removeprefix("That does nothing. ") == text
-            moves = [f"move {direction}" for direction in house.doors[room]]
-            assert state.valid_actions == tuple(sorted(moves + ["take coin"] * (room == house.coin)))
-            direction = generator.choice(DIRECTIONS)
-            state = coin.step(f"move {direction}")
-            assert state.observation.startswith("That does nothing.") == (direction not in house.doors[room])
-            room = house.doors[room].get(direction, room)
-
-
 @pytest.mark.parametrize("disguise", [0, 3])
-@pytest.mark.parametrize("seed", range(5))
-def test_the_shortest_way_is_just_long_enough(textworld: Environment, seed: int, disguise: int):
-    house, coin = walk(textworld, COIN_COLLECTOR, COIN, seed, disguise), HouseEnvironment(textworld, COIN_COLLECTOR)
-    moves = moves_to_the_coin(house)
-    assert len(moves) == house.distance
-    coin.reset(COIN, seed, house.distance + 1, disguise)
-    there = [*(f"move {way}" for way in moves), "take coin"]
-    assert [coin.step(action).score for action in there] == [0] * house.distance + [100]
+def test_the_shortest_way_is_just_long_enough(disguise: int):
+    for seed in COIN_COLLECTOR.panel("hard")["train"][:5]:
+        house = COIN_COLLECTOR.house("hard", seed, disguise)
+        moves = moves_to_the_coin(house)
+        assert len(moves) == house.distance
+        coin = HouseEnvironment(COIN_COLLECTOR, house, house.distance + 1)
+        there = [*(f"move {way}" for way in moves), "take coin"]
+        assert [coin.step(action).score for action in there] == [0] * house.distance + [100]
+    for seed in MAP_READER.panel("medium")["train"][:5]:
+        house = MAP_READER.house("medium", seed, disguise)
+        moves = moves_to_the_coin(house)
+        game = HouseEnvironment(MAP_READER, house, 2 * house.distance + 1)
+        back = [f"move {OPPOSITE[way]}" for way in reversed(moves)]
+        actions = [*(f"move {way}" for way in moves), "take coin", *back]
+        scores = [0] * house.distance + [50] * house.distance + [100]
+        assert [game.step(action).score for action in actions] == scores
 
-    house, game = walk(textworld, MAP_READER, MAP, seed, disguise), HouseEnvironment(textworld, MAP_READER)
-    moves = moves_to_the_coin(house)
-    game.reset(MAP, seed, 2 * house.distance + 1, disguise)
-    assert game.task_description.endswith(f" to the {house.start}.")
-    back = [f"move {OPPOSITE[way]}" for way in reversed(moves)]
-    actions = [*(f"move {way}" for way in moves), "take coin", *back]
-    scores = [0] * house.distance + [50] * house.distance + [100]
-    assert [game.step(action).score for action in actions] == scores
 
-
-def test_a_disguise_is_other_names_and_a_compass_in_which_doors_still_lead_back(textworld: Environment):
-    plain = walk(textworld, COIN_COLLECTOR, COIN, 7)
+def test_a_disguise_is_other_names_and_a_compass_in_which_doors_still_lead_back():
+    plain = COIN_COLLECTOR.house("hard", 625)
     drawn = [disguise_of(plain, 7, number) for number in range(1, 41)]
     assert drawn == [disguise_of(plain, 7, number) for number in range(1, 41)]
     assert all(sorted(each.names) == sorted(each.names.values()) == sorted(plain.doors) for each in drawn)
@@ -159,16 +186,16 @@ def test_a_disguise_is_other_names_and_a_compass_in_which_doors_still_lead_back(
 
 def test_a_house_without_rooms_so_far_apart_is_named(textworld: Environment):
     with pytest.raises(ValueError, match="No locations could be found that distance apart"):
-        walk(textworld, MAP_READER, replace(MAP, rooms=3, distances=(8,)), 0)
+        small_model.walk(textworld, MAP_READER, replace(MAP_READER.levels["medium"], rooms=3, distances=(8,)), 0)
 
 
 # The scripted player, by which levels are measured
 
 
-def played_by_text(game: HouseEnvironment, seed: int, max_steps: int, generator: random.Random) -> bool:
-    """Play as `bring_back` does, but in the game and by what its text says."""
-    player = Player([], generator)
-    state = game.reset(MAP, seed, max_steps)
+def played_by_text(house: House, max_steps: int, generator: random.Random) -> bool:
+    """Play as `bring_back` does, but in an episode and by what its text says."""
+    player, game = Player([], generator), HouseEnvironment(MAP_READER, house, max_steps)
+    state = game.state
     (box,) = re.findall(r"bring it to the ([^.]+)\.", game.task_description)
     for _ in range(max_steps):
         text = state.observation
@@ -184,47 +211,38 @@ def played_by_text(game: HouseEnvironment, seed: int, max_steps: int, generator:
     return state.score == 100
 
 
-def test_what_the_scripted_player_does_in_a_walked_house_it_does_in_the_game(textworld: Environment):
+def test_the_scripted_player_does_what_a_player_can_do_by_the_text():
     found = set()
-    for seed in range(4):
-        house, game = walk(textworld, MAP_READER, MAP, seed), HouseEnvironment(textworld, MAP_READER)
+    for house in list(MAP_READER.houses("medium")["train"].values())[:4]:
         walked = [bring_back(house, [], 9, random.Random(number))[0] for number in range(10)]
-        assert walked == [played_by_text(game, seed, 9, random.Random(number)) for number in range(10)]
+        assert walked == [played_by_text(house, 9, random.Random(number)) for number in range(10)]
         found |= set(walked)
     assert found == {True, False}
 
 
-# a - b - c, and d beside b: the coin is in c.
-DOORS = {"a": {"east": "b"}, "b": {"west": "a", "east": "c", "south": "d"}, "c": {"west": "b"}, "d": {"north": "b"}}
-
-
 def test_the_scripted_player_needs_the_way_there_the_coin_and_the_way_back():
-    house, way = House("a", "c", DOORS), (("a", "east"), ("b", "east"))
-    told = Note("c", way, found=True)
-    assert bring_back(house, [told], 5, random.Random(0)) == (True, told)
-    assert bring_back(house, [told], 4, random.Random(0)) == (False, told)
-    results = [bring_back(house, [], 5, random.Random(seed))[0] for seed in range(400)]
-    assert 0.4 < sum(results) / 400 < 0.6  # in b it goes on to c or to d; from d it comes too late
-    assert all(bring_back(house, [], 7, random.Random(seed))[0] for seed in range(50))
+    told = Note("attic", (("hall", "east"), ("den", "east")), found=True)
+    assert bring_back(HOUSE, [told], 5, random.Random(0)) == (True, told)
+    assert bring_back(HOUSE, [told], 4, random.Random(0)) == (False, told)
+    results = [bring_back(HOUSE, [], 5, random.Random(seed))[0] for seed in range(400)]
+    assert 0.4 < sum(results) / 400 < 0.6  # in the den it goes on to the attic or to the cellar, from there too late
+    assert all(bring_back(HOUSE, [], 7, random.Random(seed))[0] for seed in range(50))
 
 
 # Levels, panels and rows
 
 
 @each_level
-def test_a_panels_houses_are_of_their_level_and_the_table_of_the_page_is_measured_in_them(
-    textworld: Environment, game: Game, level: str
-):
+def test_a_panels_houses_are_of_their_level_and_the_table_of_the_page_is_measured_in_them(game: Game, level: str):
     """| CoinCollector | hard | ... | 2.3 % | 6.4 % | 10.2 % | 18.1 % |"""
-    limits, walked = game.levels[level], of_panel(textworld, game, level)
-    seeds = [seed for part in game.panel(level).values() for seed in part]
-    houses = [walk(textworld, game, limits, seed) for seed in seeds]
-    assert len({repr(house) for house in houses}) == len(seeds) and len(walked) == 32
+    limits, measured = game.levels[level], of_panel(game, level)
+    houses = [house for part in game.houses(level).values() for house in part.values()]
+    assert len({repr(house) for house in houses}) == len(houses) and len(measured) == 32
     assert all(len(house.doors) == limits.rooms and fits(game, house, limits) for house in houses)
     (line,) = re.findall(rf"^\| {game.title} \| {level} \|.*$", (ROOT / "docs/houses.md").read_text(), re.MULTILINE)
     written = [float(share) for share in re.findall(r"([\d.]+) %", line)]
     assert len(written) == len(EARLIER)
-    assert written == [round(100 * share, 1) for share in learned(game, walked, limits.max_steps)]
+    assert written == [round(100 * share, 1) for share in learned(game, measured, limits.max_steps)]
 
 
 @each_game
@@ -299,18 +317,11 @@ def test_the_state_is_the_room_and_whether_the_coin_is_in_hand():
     assert (of(carried), of(f"That does nothing. {carried}")) == (carried, carried)
 
 
-@pytest.fixture
-def run(play_agent, textworld, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(agent, "Environment", lambda: nullcontext(textworld))
-    return play_agent
-
-
-def test_a_found_coin_is_posted_as_100(run, server, textworld: Environment):
+def test_a_found_coin_is_posted_as_100(play_agent, server):
     row: dict[str, Any] = coin_collector("easy", train_houses=1)[0][0] | {"disguise": 2}
-    house = walk(textworld, COIN_COLLECTOR, COIN_COLLECTOR.levels["easy"], row["seed"], row["disguise"])
-    moves = moves_to_the_coin(house)
-    replies = [*(f"move {way}" for way in moves), "take coin"]
-    reward = run(CoinCollectorAgent, CoinCollectorEpisode(**row), replies)
+    house = COIN_COLLECTOR.house("easy", row["seed"], row["disguise"])
+    replies = [*(f"move {way}" for way in moves_to_the_coin(house)), "take coin"]
+    reward = play_agent(CoinCollectorAgent, CoinCollectorEpisode(**row), replies)
     assert (reward["value"], reward["success"]) == (100, True)
     system, first = server.chats[0]["messages"]
     assert system["content"] == "Reply with one action: move north, move east, move south, move west or take coin."
@@ -318,16 +329,16 @@ def test_a_found_coin_is_posted_as_100(run, server, textworld: Environment):
     assert house.start != "kitchen"
 
 
-THERE_AND_BACK = ["move south", "move south", "take coin", "move north", "move north"]
-
-
-@pytest.mark.parametrize(("steps", "value", "success"), [(5, 100, True), (4, 50, False), (2, 0, False)])
-def test_a_coin_is_worth_50_and_100_once_it_is_back(run, server, steps: int, value: int, success: bool):
-    row: dict[str, Any] = map_reader("easy", train_houses=1)[0][0] | {"seed": STREET, "max_steps": steps}
-    reward = run(MapReaderAgent, MapReaderEpisode(**row), THERE_AND_BACK)
+@pytest.mark.parametrize(("short", "value", "success"), [(0, 100, True), (1, 50, False), (4, 0, False)])
+def test_a_coin_is_worth_50_and_100_once_it_is_back(play_agent, server, short: int, value: int, success: bool):
+    row: dict[str, Any] = map_reader("medium", train_houses=1)[0][0]
+    house = MAP_READER.house("medium", row["seed"])
+    moves = moves_to_the_coin(house)
+    replies = [*(f"move {way}" for way in moves), "take coin", *(f"move {OPPOSITE[way]}" for way in reversed(moves))]
+    row["max_steps"] = steps = len(replies) - short
+    reward = play_agent(MapReaderAgent, MapReaderEpisode(**row), replies)
     assert (reward["value"], reward["success"]) == (value, success)
     _, first = server.chats[0]["messages"]
-    assert first["content"] == (
-        "Find the coin, take it and bring it to the street.\n\nYou are in the street. South: spare room."
-    )
+    task = f"Find the coin, take it and bring it to the {house.start}."
+    assert first["content"].startswith(f"{task}\n\nYou are in the {house.start}. ")
     assert len(server.chats) == steps
