@@ -22,6 +22,8 @@ _ASK_SECONDS = 1
 # By the titles that they give themselves. Without Ray's servers or verl's and vLLM's workers no step can be completed;
 # the trainer may learn of it only after all rollouts of the step have failed at a model server that is gone.
 _VITAL = re.compile(r"gcs_server|raylet|ray::(vLLMHttpServer|WorkerDict)|VLLM::\w+")
+_RAYLETS_LOG = "--stdout_filepath="  # an argument of Ray's raylet
+_MEMORY = re.compile(r"OOM kill reason: (.+)")
 _LOOK_SECONDS = 5
 _GRACE_SECONDS = 30  # the trainer ends its workers itself when it is done, and may be about to report an error
 
@@ -101,6 +103,7 @@ class Workers:
     def __init__(self) -> None:
         self._seen: dict[psutil.Process, str] = {}
         self._ended: dict[str, float] = {}
+        self._logs: list[Path] = []  # of Ray's raylets
         self._looked = -float("inf")
 
     @property
@@ -122,11 +125,21 @@ class Workers:
             self._ended.setdefault(self._seen.pop(process), now)
         for title, ended in self._ended.items():
             if now - ended >= _GRACE_SECONDS:
-                raise ProcessError(f"{title} has ended, and the trainer waits for it")
+                raise ProcessError(f"{title} has ended, and the trainer waits for it{self._killed()}")
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error, IndexError):
-                if process not in self._seen and (title := _VITAL.match(process.cmdline()[0].rpartition("/")[2])):
+                words = process.cmdline()
+                if process not in self._seen and (title := _VITAL.match(words[0].rpartition("/")[2])):
                     self._seen[process] = f"{title[0]} (process {process.pid})"
+                    self._logs += [Path(word.removeprefix(_RAYLETS_LOG)) for word in words if _RAYLETS_LOG in word]
+
+    def _killed(self) -> str:
+        """Return why Ray has killed workers, as it does where the machine has no memory left; "" if it has not."""
+        for log in self._logs:
+            with contextlib.suppress(OSError):
+                if reasons := _MEMORY.findall(log.read_text(errors="replace")):
+                    return f": Ray killed it for want of memory: {reasons[-1]}; see what else runs on this machine"
+        return ""
 
 
 def _is_alive(process: psutil.Process) -> bool:

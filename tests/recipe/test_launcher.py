@@ -202,11 +202,15 @@ def test_a_controller_that_ends_is_started_again_unless_at_once(processes: Proce
     assert processes.check() == []
 
 
-def test_a_model_server_that_ends_while_the_trainer_waits_ends_the_run(monkeypatch) -> None:
+def test_a_model_server_that_ends_while_the_trainer_waits_ends_the_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("empo2.recipe.launcher.watch._LOOK_SECONDS", 0)
     workers = Workers()
     server = subprocess.Popen(["ray::vLLMHttpServer.generate", "1000"], executable="/bin/sleep")
     idle = subprocess.Popen(["ray::IDLE", "1000"], executable="/bin/sleep")
+    log = tmp_path / "raylet.out"  # of Ray 2.60
+    log.write_text("killing\nOOM kill reason: Memory usage 24B exceeded threshold of 23B (95.0% of 25B limit)\n\n")
+    code = ["-c", "import time; time.sleep(1000)", "--log_dir=/tmp", f"--stdout_filepath={log}"]
+    raylet = subprocess.Popen(["raylet", *code], executable=sys.executable)
     try:
         workers.check()
         idle.kill()
@@ -216,10 +220,13 @@ def test_a_model_server_that_ends_while_the_trainer_waits_ends_the_run(monkeypat
         workers.check()  # the trainer ends its workers itself when it is done
         monkeypatch.setattr("empo2.recipe.launcher.watch._GRACE_SECONDS", 0)
         title = rf"ray::vLLMHttpServer \(process {server.pid}\) has ended, and the trainer waits for it"
-        with pytest.raises(ProcessError, match=title):
+        with pytest.raises(ProcessError, match=rf"^{title}: Ray killed it for want of memory: .* of 25B limit\); see"):
+            workers.check()
+        log.unlink()
+        with pytest.raises(ProcessError, match=rf"^{title}$"):
             workers.check()
     finally:
-        for process in (server, idle):
+        for process in (server, idle, raylet):
             process.kill()
             process.wait()
 
