@@ -49,7 +49,8 @@ class Job:
         with self.errors.open("w") as errors:
             environment = {**os.environ, **slurm, **paths}
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stderr=errors)
-        until(lambda: (len(self.of("ray")), len(self.of("empo2"))) == (2, 1))
+        until(lambda: self.process.poll() is not None or (len(self.of("ray")), len(self.of("empo2"))) == (2, 1))
+        assert self.process.returncode is None, self.errors.read_text()
 
     def lines(self) -> list[str]:
         return self.calls.read_text().splitlines() if self.calls.exists() else []
