@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 
 from empo2.agents.houses.games import COIN_COLLECTOR
-from empo2.agents.houses.house import DIRECTIONS, House, disguise_of
+from empo2.agents.houses.house import DIRECTIONS, House, in_disguise
 from empo2.small_model.levels import chance
 
 PAGE = Path(__file__).parents[1] / "docs/houses.md"
@@ -80,8 +80,8 @@ def generalises(key: Key, fit: Sequence[Sequence[House]], test: Sequence[House],
     return mean(found(fitted(key, items, houses, generator), key, test) for houses in fit)
 
 
-def in_disguise(houses: dict[int, House], number: int) -> list[House]:
-    return [disguise_of(house, seed, number).house(house) for seed, house in houses.items()]
+def all_in_disguise(houses: dict[int, House], number: int) -> list[House]:
+    return [in_disguise(house, seed, number) for seed, house in houses.items()]
 
 
 def table() -> str:
@@ -89,9 +89,9 @@ def table() -> str:
     generator = random.Random(0)
     train, test = COIN_COLLECTOR.houses("hard").values()
     plain = list(test.values())
-    disguised = [house for number in range(1, DISGUISES + 1) for house in in_disguise(test, number)]
+    disguised = [house for number in range(1, DISGUISES + 1) for house in all_in_disguise(test, number)]
     lines = []
-    explores = [mean(explored(house) for house in houses) for houses in (plain, in_disguise(test, 1))]
+    explores = [mean(explored(house) for house in houses) for houses in (plain, all_in_disguise(test, 1))]
     lines.append(("scripted explorer", *explores))
     names = items_of(KEYS["names"], plain)
     orders = [generator.sample(names, len(names)) for _ in range(1000)]
@@ -101,7 +101,7 @@ def table() -> str:
         for count in (8, 16, len(train)):
             parts = [dict(list(train.items())[begin:][:count]) for begin in range(0, len(train), count)]
             bare = generalises(key, [list(part.values()) for part in parts], plain, generator)
-            fits = [in_disguise(parts[0], DISGUISES + number) for number in range(1, FITS + 1)]
+            fits = [all_in_disguise(parts[0], DISGUISES + number) for number in range(1, FITS + 1)]
             hidden = generalises(key, fits, disguised, generator)
             lines.append((f"best order of {what}, fitted on {count} houses", bare, hidden))
     rows = [f"| {what} | {100 * bare:.1f} % | {100 * hidden:.1f} % |" for what, bare, hidden in lines]

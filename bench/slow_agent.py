@@ -4,11 +4,9 @@ import os
 import random
 import time
 
-from empo2.agents.houses.agent import SYSTEM, CoinCollectorAgent
+from empo2.agents.houses.agent import CoinCollectorAgent
 from empo2.agents.houses.environment import HouseEnvironment
-from empo2.agents.houses.tasks import HouseEpisode
-from empo2.agents.text_game.agent import Server, connect, play_chat
-from empo2.agents.text_game.game import Outcome, State, TextGame
+from empo2.agents.text_game.game import State
 
 SHAPE, LEAST_SECONDS, MOST_SECONDS = 1.2, 0.4, 10.0
 
@@ -25,7 +23,4 @@ class SlowHouse(HouseEnvironment):
 
 
 class SlowAgent(CoinCollectorAgent):
-    def play(self, episode: HouseEpisode, server: Server) -> Outcome:
-        house = episode.game.house(episode.level, episode.seed, episode.disguise)
-        environment = SlowHouse(episode.game, house, episode.max_steps)
-        return play_chat(TextGame(environment, episode, SYSTEM, environment.state), connect(server))
+    environment = SlowHouse

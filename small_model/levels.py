@@ -13,7 +13,7 @@ from itertools import accumulate, islice
 from typing import Any
 
 from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, HOUSES, MAP_READER, Game, Level
-from empo2.agents.houses.house import TAKE, House, disguise_of
+from empo2.agents.houses.house import TAKE, House, in_disguise
 from empo2.agents.textworld_express.environment import Environment
 from empo2.small_model.houses import walk
 from empo2.small_model.notes import Note, Turn, note_of, way_to
@@ -98,7 +98,7 @@ def first(seeds: Iterable[int], level: str, count: int, disguise: int = 0) -> li
     found = list(islice(houses(COIN_COLLECTOR, seeds, level), count))
     if len(found) < count:
         raise ValueError(f"{level}: {len(found)} houses among {seeds}, {count} are wanted")
-    return [disguise_of(house, seed, disguise).house(house) if disguise else house for seed, house in found]
+    return [in_disguise(house, seed, disguise) for seed, house in found]
 
 
 def of_panel(game: Game, level: str) -> list[House]:

@@ -330,8 +330,8 @@ def test_what_houses_have_in_common_does_not_help_in_disguise(monkeypatch: pytes
     key, panel = walked.KEYS["names"], COIN_COLLECTOR.houses("hard").values()
     fit, test = (dict(list(houses.items())[:size]) for houses, size in zip(panel, (16, 32), strict=True))
     plain = walked.generalises(key, [list(fit.values())], list(test.values()), random.Random(0))
-    disguised = [house for number in range(1, 11) for house in walked.in_disguise(test, number)]
-    fits = [walked.in_disguise(fit, number) for number in (11, 12)]
+    disguised = [house for number in range(1, 11) for house in walked.all_in_disguise(test, number)]
+    fits = [walked.all_in_disguise(fit, number) for number in (11, 12)]
     assert plain > 0.2
     assert walked.generalises(key, fits, disguised, random.Random(0)) < 0.08
 

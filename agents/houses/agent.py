@@ -5,6 +5,8 @@ To train one (settings in coin.yaml and mapreader.yaml):
     empo2 train --profile cpu --config agents/houses/coin.yaml
 """
 
+from typing import ClassVar
+
 from ..text_game.agent import Server, TextAgent, connect, play_chat
 from ..text_game.game import Outcome, TextGame
 from .environment import HouseEnvironment
@@ -16,6 +18,8 @@ SYSTEM = "Reply with one action: move north, move east, move south, move west or
 class HouseAgent(TextAgent[HouseEpisode]):
     """Play one episode in a house; the variables are those of the episode's `env_map()`."""
 
+    environment: ClassVar = HouseEnvironment
+
     @classmethod
     def check(cls) -> str:
         """Return one line for a launcher to show before the first rollout."""
@@ -23,7 +27,7 @@ class HouseAgent(TextAgent[HouseEpisode]):
 
     def play(self, episode: HouseEpisode, server: Server) -> Outcome:
         house = episode.game.house(episode.level, episode.seed, episode.disguise)
-        environment = HouseEnvironment(episode.game, house, episode.max_steps)
+        environment = self.environment(episode.game, house, episode.max_steps)
         return play_chat(TextGame(environment, episode, SYSTEM, environment.state), connect(server))
 
 

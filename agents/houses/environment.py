@@ -32,15 +32,16 @@ class HouseEnvironment:
         if not self._steps_left:
             raise RuntimeError("the episode has no steps left")
         self._steps_left -= 1
-        verb, _, direction = action.strip().partition(" ")
+        action = action.strip()
+        verb, _, direction = action.partition(" ")
         exits = self._house.doors[self._room]
         if verb == "move" and direction in exits:
             self._room = exits[direction]
             if self._score and self._room == self._house.start:
                 self._score = FULL_SCORE
-        elif action.strip() == TAKE and self._sees_coin:
+        elif action == TAKE and self._sees_coin:
             self._score = CARRIED if self._game.brought_back else FULL_SCORE
-        elif action.strip() != LOOK:
+        elif action != LOOK:
             return self._state(refused(self._here))
         return self._state(self._here)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .house import House, disguise_of
+from .house import House, in_disguise
 
 HOUSES = Path(__file__).with_name("houses.json")  # game -> level -> "train" and "unseen" -> seed -> house
 
@@ -53,13 +53,13 @@ class Game:
 
     def panel(self, level: str) -> dict[str, list[int]]:
         """Return the seeds of a level's houses."""
-        return {part: list(found) for part, found in self.houses(level).items()}
+        return {part: [*map(int, found)] for part, found in _houses()[self.name][level].items()}
 
     def house(self, level: str, seed: int, disguise: int = 0) -> House:
         """Return a level's house of this seed, as it is seen in a disguise. Raises ValueError if there is none."""
         for part in self.houses(level).values():
             if house := part.get(seed):
-                return disguise_of(house, seed, disguise).house(house) if disguise else house
+                return in_disguise(house, seed, disguise)
         raise ValueError(f"seed {seed}: level {level!r} of {self.title} has no such house; see {HOUSES.name}")
 
 

@@ -58,6 +58,11 @@ def disguise_of(house: House, seed: int, number: int) -> Disguise:
     return Disguise.drawn(house, sorted(house.doors), random.Random(f"house {seed}, disguise {number}"))
 
 
+def in_disguise(house: House, seed: int, number: int) -> House:
+    """Return a house as it is seen in its disguise of this number; 0: as the game made it."""
+    return disguise_of(house, seed, number).house(house) if number else house
+
+
 def distances(doors: Doors, start: str) -> dict[str, int]:
     """Return the moves from `start` to every room that can be reached over known doors, nearest first."""
     found = {start: 0}

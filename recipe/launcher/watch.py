@@ -131,7 +131,8 @@ class Workers:
                 words = process.cmdline()
                 if process not in self._seen and (title := _VITAL.match(words[0].rpartition("/")[2])):
                     self._seen[process] = f"{title[0]} (process {process.pid})"
-                    self._logs += [Path(word.removeprefix(_RAYLETS_LOG)) for word in words if _RAYLETS_LOG in word]
+                    logs = (word.removeprefix(_RAYLETS_LOG) for word in words if word.startswith(_RAYLETS_LOG))
+                    self._logs += map(Path, logs)
 
     def _killed(self) -> str:
         """Return why Ray has killed workers, as it does where the machine has no memory left; "" if it has not."""

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 LOADS = {COIN_COLLECTOR: coin_collector, MAP_READER: map_reader}
 AGENTS = {COIN_COLLECTOR: CoinCollectorAgent, MAP_READER: MapReaderAgent}
 
-pytestmark = pytest.mark.stack
+in_java = pytest.mark.stack  # the real game
 
 each_game = pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
 each_level = pytest.mark.parametrize(
@@ -97,6 +97,7 @@ def read(observation: str) -> tuple[str, dict[str, str], bool]:
     return room, {direction.lower(): behind for direction, behind in exits}, "a coin" in observation
 
 
+@in_java
 @each_level
 def test_an_episode_is_played_as_in_the_real_game(textworld: Environment, game: Game, level: str):
     """Random actions, some of which no house knows, in a house of each part, to the end of the real episode."""
@@ -128,6 +129,7 @@ def test_an_episode_is_played_as_in_the_real_game(textworld: Environment, game: 
         assert (real.score, state.done) == (100, True)
 
 
+@in_java
 @each_game
 def test_a_house_is_what_the_game_makes_of_its_seed(textworld: Environment, game: Game):
     for level, limits in game.levels.items():
@@ -184,6 +186,7 @@ def test_a_disguise_is_other_names_and_a_compass_in_which_doors_still_lead_back(
     assert drawn[0] != disguise_of(plain, 8, 1)
 
 
+@in_java
 def test_a_house_without_rooms_so_far_apart_is_named(textworld: Environment):
     with pytest.raises(ValueError, match="No locations could be found that distance apart"):
         small_model.walk(textworld, MAP_READER, replace(MAP_READER.levels["medium"], rooms=3, distances=(8,)), 0)
