@@ -7,7 +7,7 @@ only ?= *
 tier ?= parts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser demo small-model test test-trainings test-all test-fast check soak gpu-proof lock clean
+.PHONY: help setup frameworks browser trace-tools demo small-model test test-trainings test-all test-fast check soak gpu-proof lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ frameworks: setup ## add the frameworks that agents/frameworks plays in (only=la
 browser: setup ## add a browser (Qt's Chromium, 400 MB), in which the tests open a report
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --requirements requirements/browser.txt
 
+trace-tools: setup ## add Phoenix, MLflow and a collector (900 MB, apart), in which the tests look at spans
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/trace-tools
+	@VIRTUAL_ENV=build/trace-tools $(BIN)/uv pip install --quiet --no-deps --requirements requirements/trace-tools.txt
+
 demo: setup ## see the small model explore, write notes and learn, on a CPU
 	$(BIN)/empo2 demo
 
@@ -42,10 +46,10 @@ test: frameworks ## run the tests of all that README says, the real stack includ
 
 STACKS = $(patsubst %,tests/test_%.py,train_lora train_async two_hosts notebook gpu_proof)
 
-test-trainings: frameworks ## run the long whole-stack tests: LoRA, async, three hosts, notebook, gpu-proof
-	$(BIN)/python -m pytest -r fEs --durations=5 $(STACKS)
+test-trainings: frameworks trace-tools ## run the long whole-stack tests: LoRA, async, three hosts, notebook, gpu-proof, trace tools
+	$(BIN)/python -m pytest -r fEs --durations=5 $(STACKS) tests/recipe/test_trace_tools.py
 
-test-all: test ## and what is long, or a combination that hardly anyone uses
+test-all: test trace-tools ## and what is long, or a combination that hardly anyone uses
 	$(PYTEST) -r fEs --durations=25 -m rare
 
 test-fast: setup ## run the tests that need neither the real stack nor much time
@@ -72,6 +76,7 @@ lock: setup ## resolve requirements/*.in anew into the pinned lists
 	$(LOCK) --excludes excludes-cpu.txt cpu.in --output-file cpu.txt
 	$(LOCK) gpu.in --output-file gpu.txt
 	$(LOCK) browser.in --output-file browser.txt
+	$(LOCK) trace-tools.in --output-file trace-tools.txt
 	for name in $(basename $(notdir $(wildcard requirements/frameworks/*.in))); do \
 		($(LOCK) --overrides overrides-frameworks.txt --constraints cpu.txt frameworks/$$name.in | \
 			grep -vxFf cpu.txt > frameworks/$$name.txt) || exit; \
