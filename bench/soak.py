@@ -1,8 +1,9 @@
 """Play thousands of episodes through `empo2 gateway` while things break, and count what is lost.
 
-The gateway is the real one, a process started as `empo2 train` starts it. Stand-ins are the tests' model server in a
-process of its own, agents as coroutines, and a trainer and controller that create, end, read and delete rollouts as the
-real ones do. Each agent plays in a world that is a process. These break, each at a rate of its own (0 for never):
+The gateway is the real one, a process started as `empo2 train` starts it, with traces, which the model server takes and
+forgets; every second agent has a trace of its own. Stand-ins are the tests' model server in a process of its own,
+agents as coroutines, and a trainer and controller that create, end, read and delete rollouts as the real ones do. Each
+agent plays in a world that is a process. These break, each at a rate of its own (0 for never):
 
   of a model request  --errors (status 5xx), --resets, --halves (half of an answer's body), --hangs (no answer)
   of an episode       --agent-kills (the agent hangs up in mid call and is gone), --world-deaths (its world is killed)
@@ -135,6 +136,7 @@ class Soak:
     options: argparse.Namespace
     folder: Path
     url: str
+    model_url: str
     processes: Processes
     listener: int
     counts: Counter[str] = field(default_factory=Counter)
@@ -152,7 +154,8 @@ class Soak:
 
     def start_gateway(self) -> None:
         command = [sys.executable, "-m", "empo2.recipe.cli", "gateway", "--profile", "cpu", "--fd", str(self.listener)]
-        command += ["--memory", str(self.memory_file), *_SETTINGS]
+        traces = f"gateway.traces={self.model_url.removesuffix('/v1')}"
+        command += ["--memory", str(self.memory_file), traces, *_SETTINGS]
         self.processes.start("gateway", command, inherit=(self.listener,))
         self.memory.append([])
 
@@ -169,7 +172,7 @@ class Soak:
                     return process
         raise RuntimeError("the gateway is gone:\n" + (self.folder / "gateway.log").read_text()[-2000:])
 
-    async def wait_for_gateway(self, admin: httpx.AsyncClient, model_url: str) -> None:
+    async def wait_for_gateway(self, admin: httpx.AsyncClient) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while True:
             self.processes.check()
@@ -179,15 +182,15 @@ class Soak:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the gateway does not answer after {_START_SECONDS} s")
             await asyncio.sleep(0.1)
-        register = [{"model": MODEL, "endpoint": model_url}]
+        register = [{"model": MODEL, "endpoint": self.model_url}]
         (await admin.post("/api/models", json=register)).raise_for_status()
 
-    async def kill_gateway(self, admin: httpx.AsyncClient, model_url: str) -> None:
+    async def kill_gateway(self, admin: httpx.AsyncClient) -> None:
         began = time.monotonic()
         self.gateway().kill()
         await asyncio.sleep(0.2)  # its guard reports and ends
         self.start_gateway()
-        await self.wait_for_gateway(admin, model_url)
+        await self.wait_for_gateway(admin)
         self.down.append((began, time.monotonic()))
         self.counts["gateway kills"] += 1
 
@@ -205,7 +208,7 @@ class Soak:
 
     # One step
 
-    async def step(self, number: int, admin: httpx.AsyncClient, agents: httpx.AsyncClient, model_url: str) -> None:
+    async def step(self, number: int, admin: httpx.AsyncClient, agents: httpx.AsyncClient) -> None:
         """Play a step until it is read by the trainer; a killed gateway takes all of the step's rollouts with it."""
         plan = random.Random(f"{self.options.seed} {number}")
         kill = plan.random() < self.options.gateway_kills
@@ -230,7 +233,7 @@ class Soak:
                 await asyncio.sleep(0.02)
             for task in [*playing, *([disk] if disk else [])]:
                 task.cancel()  # their calls are under way when the gateway is killed
-            await self.kill_gateway(admin, model_url)
+            await self.kill_gateway(admin)
             await asyncio.gather(*playing, *([disk] if disk else []), return_exceptions=True)
             self.check_file(tips=0, visits=0, reported=False)
             self.counts["steps played anew"] += 1
@@ -294,7 +297,8 @@ class Soak:
     async def ask(self, played: Played, messages: list[Body], agents: httpx.AsyncClient) -> Body:
         url = f"/proxy/rollout/{played.rollout}/attempt/0/mode/train/openai/v1/chat/completions"
         body = {"model": "any", "messages": messages, "max_tokens": 8}
-        answer = await _until_answered(lambda: agents.post(url, json=body, timeout=self.options.patience))
+        own = {"traceparent": f"00-{played.rollout[::-1]}-{1:016x}-01"} if int(played.rollout, 16) % 2 else {}
+        answer = await _until_answered(lambda: agents.post(url, json=body, headers=own, timeout=self.options.patience))
         played.calls += 1
         self.counts["calls acknowledged"] += 1
         message = answer.json()["choices"][0]["message"]
@@ -322,6 +326,7 @@ class Soak:
             drained["empo2/tips_refused"] + drained["empo2/reflections_failed"]
         )
         self.counts["failures of the memory, reported"] += failures
+        self.counts["spans lost, reported"] += int(drained["empo2/spans_lost"])
         self.counts["episodes"] += len(created)
         self.counts["episodes that succeeded"] += sum(played.succeeded for played in created)
         self.check_file(tips=written, visits=visits, reported=failures > 0)
@@ -359,7 +364,7 @@ class Soak:
         for name in (
             *("episodes that succeeded", "failed: WorldDied", "failed: Killed", "failed: Unanswered"),
             *("agents killed", "worlds killed", "gateway kills", "steps played anew", "full disks"),
-            *("tips refused or failed, reported", "failures of the memory, reported"),
+            *("tips refused or failed, reported", "failures of the memory, reported", "spans lost, reported"),
         ):
             table.add_row(name, f"{counts[name]:,}", "")
         table.add_row("visits not stored, reported", f"{lost['visits, reported']:,}", "")
@@ -438,10 +443,10 @@ async def run(folder: Path, options: argparse.Namespace) -> Soak:
         running(folder, environment) as processes,
     ):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        soak = Soak(options, folder, url, processes, listener.fileno())
+        soak = Soak(options, folder, url, model_url, processes, listener.fileno())
         async with _client(url, ADMIN_KEY) as admin, _client(url, AGENTS_KEY) as agents:
             soak.start_gateway()
-            await soak.wait_for_gateway(admin, model_url)
+            await soak.wait_for_gateway(admin)
             with probing(soak), _progress() as bar:
                 task = bar.add_task("", total=options.episodes)
                 for number in range(-(-options.episodes // options.agents)):
@@ -449,7 +454,7 @@ async def run(folder: Path, options: argparse.Namespace) -> Soak:
                         processes.check()
                     except KeyboardInterrupt:
                         break
-                    await soak.step(number, admin, agents, model_url)
+                    await soak.step(number, admin, agents)
                     lost = sum(soak.lost.values()) - soak.lost["visits, reported"]
                     said = f"{lost} lost, {soak.counts['gateway kills']} gateways killed"
                     bar.update(task, completed=soak.counts["episodes"], description=said)

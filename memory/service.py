@@ -175,15 +175,15 @@ class MemoryService:
 
     async def add_episode(
         self, scope: str, episode: str, tip: str, score: float, success: bool, steps: Sequence[Step]
-    ) -> int:
-        """Store an episode's tip under each of its states; return the number of new entries."""
+    ) -> int | None:
+        """Store an episode's tip under each of its states; return its id, None if nothing is stored."""
 
-        def add(store: MemoryStore) -> tuple[int, int]:
+        def add(store: MemoryStore) -> tuple[int | None, int]:
             added = store.add_episode(scope, episode, tip=tip, score=score, success=success, steps=steps)
             return added, store.size()
 
-        entries, self._size = await self._in_thread(add)
-        return entries
+        tip_id, self._size = await self._in_thread(add)
+        return tip_id
 
     async def record_play(self, play: NewPlay) -> None:
         """Credit the tips that an episode was shown with its result; see `MemoryStore`."""

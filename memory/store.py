@@ -109,11 +109,11 @@ class MemoryStore:
         steps: Sequence[Step],
         value: float = 0.0,
         created: float | None = None,
-    ) -> int:
-        """Store an episode's tip under each of its steps; return the number of new entries.
+    ) -> int | None:
+        """Store an episode's tip under each of its steps; return the tip's id, None if nothing is stored.
 
         A step equal to a stored entry in scope, tip, state, action and score is left out, as in the paper
-        (arXiv 2602.23008); an episode that is already stored is not changed (returns 0).
+        (arXiv 2602.23008); an episode that is already stored is not changed.
 
         Args:
             value: the tip's learned value Q so far.
@@ -130,7 +130,7 @@ class MemoryStore:
         score, value = _finite(episode, "score", score), _finite(episode, "value", value)
         keys = [unit(step.key, self._dimension) for step in steps]
         if self._db.execute("SELECT 1 FROM tips WHERE episode = ?", (episode,)).fetchone():
-            return 0
+            return None
         index = self._entry_index(scope)
         seen = self._steps_stored_with(index, tip, score)
         fresh: dict[tuple[str, str], int] = {}
@@ -139,7 +139,7 @@ class MemoryStore:
                 fresh.setdefault((step.state, step.action), number)
         numbers = list(fresh.values())[-self._capacity :]
         if not numbers:
-            return 0
+            return None
 
         excess = max(0, len(index) + len(numbers) - self._capacity)
         # A tip's entries are adjacent, so only the last of these tips can keep some.
@@ -163,7 +163,7 @@ class MemoryStore:
         index.drop_oldest(excess)
         rows = {"id": ids, "key": [keys[number] for number in numbers]}
         index.append(len(ids), **rows, tip=tip_id, score=score, value=value, text=hash(tip))
-        return len(numbers)
+        return tip_id
 
     def search(self, scope: str, key: np.ndarray, policy: Policy, *, exclude: Collection[str] = ()) -> list[Tip]:
         """Return the scope's tips for a state, chosen and ordered by the policy.

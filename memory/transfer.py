@@ -199,7 +199,7 @@ def import_records(
 def _add_tip(store: MemoryStore, tip: TipRecord, keys: Mapping[str, np.ndarray]) -> bool:
     steps = [Step(step["state"], keys[step["state"]], step["action"]) for step in tip["steps"]]
     given: dict[str, Any] = {name: tip[name] for name in ("score", "success", "value", "created")}
-    return store.add_episode(tip["scope"], tip["episode"], tip=tip["text"], steps=steps, **given) > 0
+    return store.add_episode(tip["scope"], tip["episode"], tip=tip["text"], steps=steps, **given) is not None
 
 
 def _add_play(db: sqlite3.Connection, play: PlayRecord) -> bool:

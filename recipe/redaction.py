@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 MASK = "(secret, left out)"
 
@@ -11,6 +12,7 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET_WORDS = frozenset(
     {"key", "keys", "apikey", "token", "secret", "secrets", "password", "passwd", "pwd", "credential", "credentials"}
 )
+_HEADERS = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?HEADERS")  # authorization=Bearer KEY,...
 # Columns of verl's data sets.
 _NO_SECRETS = frozenset({"prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "teacher_key"})
 _FOLDERS = ("PWD", "OLDPWD")  # in the environment these are a shell's folders, not passwords
@@ -23,7 +25,8 @@ def is_secret(name: str) -> bool:
 
     ``max_tokens`` is none: the words must be singular.
     """
-    return name not in _NO_SECRETS and any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
+    words = (word.lower() for word in _WORDS.findall(name))
+    return name not in _NO_SECRETS and (not _SECRET_WORDS.isdisjoint(words) or bool(_HEADERS.fullmatch(name)))
 
 
 def redacted(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,6 +65,9 @@ def _secrets_in(value: Any, name: str = "") -> Iterator[str]:
             yield from _secrets_in(each, name)
     elif _is_masked(name, value):
         yield str(value)
+        if _HEADERS.fullmatch(name):  # of each header the key alone, too
+            for header in str(value).split(","):
+                yield from unquote(header.partition("=")[2]).split()[-1:]
 
 
 def _without_secrets(name: str, value: Any, known: Iterable[str]) -> Any:

@@ -16,6 +16,7 @@ import structlog
 import torch
 
 from empo2.recipe.cli import main
+from empo2.recipe.config import TRACES_VARIABLES
 
 from .processes import until
 from .stack import CLI
@@ -119,10 +120,12 @@ def test_the_controller_starts_by_itself_with_a_key_that_agents_do_not_inherit(
     started: list[object] = []
     for name in ("check_gateway", "run_on_this_machine", "run_on_kubernetes"):
         monkeypatch.setattr(f"empo2.recipe.controller.run.{name}", lambda *given: started.append(given))
+    monkeypatch.setenv(TRACES_VARIABLES[0], "")  # and undone at the end
+    traces = "gateway.traces=http://c:4318"
     for options, concurrency in ((["--profile", "cpu", "agent.concurrency=3"], 3), (["--kubernetes", "ours"], None)):
         monkeypatch.setenv("EMPO2_KEY", "k")
-        assert cli("controller", "--gateway", "http://gw:1/", *options)[0] == 0
-        assert "EMPO2_KEY" not in os.environ
+        assert cli("controller", "--gateway", "http://gw:1/", *options, traces)[0] == 0
+        assert "EMPO2_KEY" not in os.environ and os.environ[TRACES_VARIABLES[0]] == "http://c:4318/v1/traces"
         agent = "empo2.agents.scienceworld.agent:ScienceWorldAgent"
         wanted = ("http://gw:1", "k", agent, concurrency) if concurrency else ("http://gw:1", "k", "ours")
         assert started == [("http://gw:1", "k"), wanted]

@@ -46,5 +46,5 @@ def test_the_notebook_trains_and_shows_what_happened(folder: Path, tmp_path: Pat
     trained = [row for row in pq.read_table(files[3]).to_pylist() if any(row["trained"] or ())]
     assert {row["mode"] for row in trained} == {"memory, off-policy"} and any(row["tips"] for row in trained)
     said = "".join(each.get("text", "") for cell in notebook.cells for each in cell.get("outputs", ()))
-    for words in ("can be trained", "step 2/2", " MB in ", "turn 1", "Notes from earlier episodes"):
+    for words in ("can be trained", "step 2/2", " MB in ", "turn 1", "Notes from earlier episodes", " search_memory "):
         assert words in said, words

@@ -142,7 +142,7 @@ def test_each_rollout_is_a_trace_from_its_agent_to_its_update(run: Path, receive
     traces = defaultdict(list)
     for span in receiver.spans:
         traces[span.trace].append(span)
-    trained = recorded(run)
+    trained, masked = recorded(run), []
     assert trained
     for line in trained:
         spans = traces[line["rollout"]]
@@ -157,3 +157,12 @@ def test_each_rollout_is_a_trace_from_its_agent_to_its_update(run: Path, receive
         for span in (root, *calls, update):
             assert span.attributes.items() >= mode.items()
         assert update.start >= root.end and "empo2.advantage" in update.attributes
+        score = root.events["gen_ai.evaluation.result"]["gen_ai.evaluation.score.value"]
+        assert score == pytest.approx(update.attributes["empo2.return"])
+        assert bool(of["search_memory"]) == (mode["empo2.rollout_mode"] == "memory")
+        assert {search.parent for search in of["search_memory"]} <= {call.id for call in calls}
+        (create,) = of["create_memory"]
+        assert create.parent == root.id
+        if mode["empo2.update_mode"] == "off-policy":
+            masked.append(update.attributes.get("empo2.masked_tokens"))
+    assert any(count is not None for count in masked)  # None where a group has no gradient

@@ -13,8 +13,9 @@ examples:
   EMPO2_KEY=... empo2 controller --gateway http://10.0.0.5:8080 --config empo2.yaml agent.concurrency=64
   EMPO2_KEY=... empo2 controller --gateway http://gateway:8080 --kubernetes agents
 
-Of the settings, key=value, it reads agent.class, which it imports once to fork each agent from, and agent.concurrency;
-what an agent is told of its task comes with the rollout. Each agent gets a key that opens its own rollout only.
+Of the settings, key=value, it reads agent.class, which it imports once to fork each agent from, agent.concurrency and
+gateway.traces; what an agent is told of its task comes with the rollout. Each agent gets a key that opens its own
+rollout only.
 """
 
 
@@ -33,11 +34,14 @@ def controller(
     ] = None,
 ) -> None:
     """Start the controller alone, which starts the agents of a gateway: on this machine, or on Kubernetes."""
+    from empo2.recipe.config import TRACES_VARIABLES, traces_endpoint
     from empo2.recipe.controller.run import check_gateway, run_on_kubernetes, run_on_this_machine
     from empo2.recipe.launcher.commands import KEY
 
     settings = options.settings()
     url, key = gateway.rstrip("/"), os.environ.pop(KEY, "")  # agents inherit the environment
+    if endpoint := traces_endpoint(settings):
+        os.environ[TRACES_VARIABLES[0]] = endpoint
     if kubernetes is None:
         agent = settings.agent.name  # or says that there is none
         check_gateway(url, key)

@@ -13,9 +13,9 @@ from agentlightning.controller.__main__ import _run_controller
 from agentlightning.schemas import Rollout
 from omegaconf import DictConfig, OmegaConf
 
-from empo2.recipe.controller.warm_agents import start_agent, start_fork_server
+from empo2.recipe.controller.warm_agents import is_traced, start_agent, start_fork_server
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.protocol import Keys
+from empo2.recipe.protocol import Keys, traceparent
 from empo2.recipe.waiting import first_answer
 
 _POLL_SECONDS = 0.2
@@ -96,8 +96,15 @@ def give_own_keys(reconciler: type[local_reconciler.LocalReconciler]) -> None:
 
 
 def with_own_key(build: Callable[[Rollout, DictConfig], Any]) -> Callable[[Rollout, DictConfig], Any]:
-    """Return ``build_job_spec`` such that a Job's containers get the key of their rollout."""
-    return lambda rollout, config: build(rollout, _of_rollout(rollout, config))
+    """Return ``build_job_spec`` such that a Job's containers get their rollout's key and, as processes, TRACEPARENT."""
+
+    def build_with_own_key(rollout: Rollout, config: DictConfig) -> Any:
+        job = build(rollout, _of_rollout(rollout, config))
+        for container in job["spec"]["template"]["spec"]["containers"] if is_traced() else ():
+            container["env"].append({"name": "TRACEPARENT", "value": traceparent(rollout.rollout_id)})
+        return job
+
+    return build_with_own_key
 
 
 def _of_rollout(rollout: Rollout, config: DictConfig) -> Any:

@@ -33,11 +33,16 @@ async def start_agent(*command: str, env: dict[str, str], **_: Any) -> "WarmAgen
     finds the parent of its spans in TRACEPARENT.
     """
     rollout = re.search(r"/proxy/rollout/([^/]+)/", env.get("AGL_OPENAI_BASE_URL", ""))
-    if rollout and any(os.environ.get(name) for name in TRACES_VARIABLES):
+    if rollout and is_traced():
         env = {**env, "TRACEPARENT": traceparent(rollout[1])}
     process = _AgentProcess(command[-1], env)
     await asyncio.to_thread(process.start)  # the first one waits until the class is imported
     return WarmAgent(process)
+
+
+def is_traced() -> bool:
+    """Return whether this process's environment names a collector of spans."""
+    return any(os.environ.get(name) for name in TRACES_VARIABLES)
 
 
 class WarmAgent:

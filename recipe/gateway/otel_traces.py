@@ -29,6 +29,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from empo2.recipe.config import Settings
@@ -128,14 +129,18 @@ class OtelTraces(Traces):
     def __init__(self, endpoint: str, settings: Settings, run: str, special_tokens: Sequence[str]) -> None:
         self._provider_name = "openai" if settings.model.server else "vllm"
         captured = os.environ.get(names.CAPTURE, "").lower()  # "event_only" is for logs, which are not sent
-        self._texts = _Texts(special_tokens) if captured in ("true", "span_only", "span_and_event") else None
+        texts = _Texts(special_tokens)
+        self._cleaned = texts.told
+        self._texts = texts if captured in ("true", "span_only", "span_and_event") else None
         self._sender, self._ids = _Sender(endpoint), _Ids()
         self._queue = _Queue(self._sender)
         service = {} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: _NAME}
         resource = Resource.create({**service, names.RUN: run})
-        provider = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
+        # All traces, but those that an agent does not sample. A ratio would compare the lower half of the trace's id,
+        # and in each UUID that begins with the same two bits.
+        provider = TracerProvider(DEFAULT_ON, resource, shutdown_on_exit=False, id_generator=self._ids)
         provider.add_span_processor(self._queue)
-        self._sampler, self._tracer = provider.sampler, provider.get_tracer(_NAME)
+        self._tracer = provider.get_tracer(_NAME)
         self._current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
         self._joined: OrderedDict[str, otel.SpanContext] = OrderedDict()
         self.hooks = {"request": [self._carry]}
@@ -183,11 +188,12 @@ class OtelTraces(Traces):
         if (rollout := upstream.rollout_of(rollout_id)) is None:
             return
         events, local = upstream.events_of(rollout_id), rollout.config.local
+        task = json.dumps(redacted({"": rollout.input})[""], ensure_ascii=False, default=str)
         values: dict[str, Any] = {
             names.OPERATION: names.AGENT,
             names.AGENT_NAME: local.agent_class if local else None,
             names.ATTEMPT: upstream.attempt_of(rollout_id),
-            names.TASK: json.dumps(redacted({"": rollout.input})[""], default=str)[:_TASK_CHARACTERS],
+            names.TASK: self._cleaned(task[:_TASK_CHARACTERS]),
             **self._facts(rollout_id),
         }
         if episode:
@@ -208,7 +214,7 @@ class OtelTraces(Traces):
                 error = reported_error(events)
                 said = error or rollout.status.error_message or "it was deleted before it ended"
                 span.set({names.FAILURE: cause})
-                span.fail(error.type if error else cause, redacted({"": str(said)})[""])
+                span.fail(error.type if error else cause, self._cleaned(str(said)))
 
     def updated(self, step: int, results: Sequence[UpdateResult]) -> None:
         for result in results:
@@ -241,8 +247,7 @@ class OtelTraces(Traces):
         trace_id, span_id = trace_of(rollout_id)
         if joined := self._joined.get(rollout_id):
             return otel.SpanContext(joined.trace_id, span_id, True, joined.trace_flags, joined.trace_state)
-        sampled = self._sampler.should_sample(None, trace_id, names.AGENT).decision.is_sampled()
-        return otel.SpanContext(trace_id, span_id, True, otel.TraceFlags(sampled))
+        return otel.SpanContext(trace_id, span_id, True, otel.TraceFlags(otel.TraceFlags.SAMPLED))
 
     def _facts(self, rollout_id: str, tag: RolloutTag | None = None) -> dict[str, Any]:
         """Return what all spans of a rollout say, whether it has a tag or not."""

@@ -31,7 +31,8 @@ RESPONSE_ID, RESPONSE_MODEL = "gen_ai.response.id", "gen_ai.response.model"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 INPUT_TOKENS, OUTPUT_TOKENS = "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
 CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
-STORE, RECORD_COUNT = "gen_ai.memory.store.id", "gen_ai.memory.record.count"
+STORE, RECORD_ID = "gen_ai.memory.store.id", "gen_ai.memory.record.id"
+RECORD_COUNT = "gen_ai.memory.record.count"
 
 EVALUATION = "gen_ai.evaluation.result"  # an event
 EVALUATION_NAME, EVALUATION_SCORE = "gen_ai.evaluation.name", "gen_ai.evaluation.score.value"

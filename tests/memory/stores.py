@@ -19,7 +19,7 @@ def open_store(path: str | Path, **changes: Any) -> MemoryStore:
     return MemoryStore(path, **({"embedder": "compass", "dimension": 3} | changes))
 
 
-def add(store: MemoryStore, episode: str, *steps: Any, scope: str = "task", **given: Any) -> int:
+def add(store: MemoryStore, episode: str, *steps: Any, scope: str = "task", **given: Any) -> int | None:
     """Store an episode whose steps are keys, or tuples of state, key and action, of which the action may be absent."""
     met = [step if isinstance(step, tuple) else (f"s{number}", step) for number, step in enumerate(steps)]
     made = [Step(state, key, *action or ["look"]) for state, key, *action in met]

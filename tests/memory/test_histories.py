@@ -56,7 +56,7 @@ class Model:
             self.next_id += 1
             self.entries[scope] = (held + new)[-self.capacity :]
             self.forget_tips_without_entries()
-        return len(new)
+        return new[0][0] if new else None
 
     def forget_tips_without_entries(self):
         kept = {tip for entries in self.entries.values() for tip, *_ in entries}
@@ -153,7 +153,7 @@ def test_any_history_gives_what_a_plain_model_gives(scopes, history, capacity):
                 match kind, values:
                     case "add", [number, text, score, steps]:
                         known = any(tip[1] == f"e{number}" for tip in model.tips.values())
-                        expected = 0 if known else model.add_episode(scope, f"e{number}", text, score, steps)
+                        expected = None if known else model.add_episode(scope, f"e{number}", text, score, steps)
                         stored = store.add_episode(
                             scope,
                             f"e{number}",

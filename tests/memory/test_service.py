@@ -114,7 +114,7 @@ async def test_a_search_leaves_out_what_is_known(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         step = Step("x:0", np.array(direction("x:0"), np.float32), "go")
         for number in range(4):
-            assert await service.add_episode("a", f"e{number}", f"tip {number}", number, False, [step]) == 1
+            assert await service.add_episode("a", f"e{number}", f"tip {number}", number, False, [step]) == number + 1
         found = await service.search("a", step.key)
         assert [tip.text for tip in found] == ["tip 3", "tip 2"]
         others = await service.search("a", step.key, exclude=[tip.text for tip in found])

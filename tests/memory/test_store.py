@@ -40,7 +40,7 @@ def values(store, key=EAST):
 
 @pytest.mark.parametrize("success", [None, False, True])
 def test_a_tip_is_found_by_the_state_nearest_to_the_query(store, success):
-    assert add(store, "e", ("start", EAST, "go"), ("end", NORTH, "stop"), score=-3.5, success=success) == 2
+    assert add(store, "e", ("start", EAST, "go"), ("end", NORTH, "stop"), score=-3.5, success=success) == 1
     (tip,) = search(store, NORTH)
     assert (tip.episode, tip.text, tip.action, tip.score, tip.success) == ("e", "tip of e", "stop", -3.5, success)
     assert tip.similarity == pytest.approx(1)

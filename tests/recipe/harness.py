@@ -122,8 +122,8 @@ class GatewayUnderTest:
         tag = {"rollout_mode": mode, "update_mode": update, "scope": scope}
         return await self.create_as({"empo2": tag} if mode else {})
 
-    async def create_as(self, metadata: Any) -> str:
-        created = await self.client.post("/api/rollouts", json=[{"input": {}, "metadata": metadata}])
+    async def create_as(self, metadata: Any, **task: Any) -> str:
+        created = await self.client.post("/api/rollouts", json=[{"input": task, "metadata": metadata}])
         rollout = created.json()[0]["rollout_id"]
         self.rollouts.append(rollout)
         await self.patch(rollout, "running")

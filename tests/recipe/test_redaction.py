@@ -18,6 +18,7 @@ from empo2.recipe.trainer.verl_config import build_verl_config
     ("name", "secret"),
     [
         *((name, True) for name in ("HF_TOKEN", "WANDB_API_KEY", "agl_key", "apiKey", "key", "db_password", "PWD")),
+        *((f"OTEL_EXPORTER_OTLP_{name}", True) for name in ("HEADERS", "TRACES_HEADERS")),
         *((name, False) for name in ("max_tokens", "tokenizer", "prompt_key", "keyboard", "SCIENCEWORLD_MAX_TOKENS")),
     ],
 )
@@ -28,6 +29,7 @@ def test_names_of_secrets(name: str, secret: bool) -> None:
 def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
     monkeypatch.setenv("SHORT_KEY", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=1,authorization=Basic%20cHVibGljOnNlY3JldA==")
     monkeypatch.setenv("PWD", "/home/me/project")
     values = {
         "directory": "/home/me/project/runs",
@@ -37,7 +39,7 @@ def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
             "TOKEN": "input.token",
             "N": "11",
         },
-        "list": ["a hf_0123456789 b", {"password": "12"}],
+        "list": ["a hf_0123456789 b", {"password": "12"}, "Basic cHVibGljOnNlY3JldA== of x-team=1"],
         "url": "https://me:pass@host/x",
         "key": None,
         "max_tokens": 7,
@@ -45,7 +47,7 @@ def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert redacted(values) == {
         "directory": "/home/me/project/runs",
         "env": {"OPENAI_API_KEY": MASK, "LINE": f"play --key {MASK}", "TOKEN": "input.token", "N": "11"},
-        "list": [f"a {MASK} b", {"password": MASK}],
+        "list": [f"a {MASK} b", {"password": MASK}, f"Basic {MASK} of x-team=1"],
         "url": f"https://{MASK}@host/x",
         "key": None,
         "max_tokens": 7,

@@ -127,7 +127,7 @@ def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert said.count("the door says") == 2 * 4 + 3 and "hush" not in said and "sk-1234" not in said
 
 
-def test_any_tool_reads_tokens_messages_and_tips(tmp_path: Path) -> None:
+def test_any_tool_reads_tokens_messages_and_tips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chat that goes on, one whose reply was tokenized differently, and a prompt written anew."""
     with closing(MemoryStore(tmp_path / "memory.sqlite", embedder="all-MiniLM-L6-v2", dimension=384)) as store:
         step = Step("A dark room.", np.eye(384, dtype=np.float32)[0], "look")
@@ -140,9 +140,10 @@ def test_any_tool_reads_tokens_messages_and_tips(tmp_path: Path) -> None:
         events += [request(prompt, reply, version=4), recorded(prompt, tip_ids=tip_ids, visits=2, intrinsic_reward=0.5)]
     quiet = rollout_of("quiet", [], OFF_POLICY, final_reward=None, running_at=None)
     rows = rows_of([rollout_of("trained", events, OFF_POLICY), quiet], memory=tmp_path / "memory.sqlite")
-    write_rollouts(tmp_path / "rollouts", rows, "all")
-    (file,) = rollout_files(tmp_path / "rollouts")
-    pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
+    (folder := tmp_path / "runs/first/rollouts").parent.mkdir(parents=True)
+    write_rollouts(folder, rows, "all")
+    (file,) = rollout_files(folder)
+    pandas, datasets, duckdb = map(pytest.importorskip, ("pandas", "datasets", "duckdb"))
     hub = datasets.load_dataset("parquet", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
     for rows in (pq.read_table(file).to_pylist(), hub.to_list()):
         assert [*rows[0]] == SCHEMA.names
@@ -157,12 +158,17 @@ def test_any_tool_reads_tokens_messages_and_tips(tmp_path: Path) -> None:
         assert [row["log_probs"] for row in rows[:2]] == [[-0.5, -0.5], [-0.5]]
         assert [(row["intrinsic"], row["visits"], row["version"]) for row in rows[:1]] == [(0.5, 2, 4)]
         assert (rows[0]["scope"], rows[0]["begun"], rows[0]["seconds"]) == ("s", 0.5, 0.5)
-    frame = pandas.read_parquet(tmp_path / "rollouts")
+    frame = pandas.read_parquet(folder)
     assert frame.groupby("rollout")["return"].first().dropna().to_dict() == {"trained": 50.0}
     assert frame.groupby("rollout")["response_ids"].apply(lambda ids: ids.dropna().map(len).sum()).to_dict() == {
         "quiet": 0,
         "trained": 4,
     }
+    page = (Path(__file__).parents[2] / "docs/runs.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    with duckdb.connect() as database:
+        found = database.sql(page.partition("```sql\n")[2].partition("```")[0]).fetchall()
+    assert found == [(3, "memory, off-policy", 50.0, 1)]
 
 
 def test_the_columns_stand_in_the_docs() -> None:

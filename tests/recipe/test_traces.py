@@ -29,6 +29,9 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer key-of-the-collector")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")  # which must not count here
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.1")
     with OtlpReceiver().serve() as receiver:
         yield receiver
 
@@ -72,6 +75,7 @@ async def test_the_whole_trace_of_a_memory_rollout(gateway: GatewayUnderTest, re
     mode = {"rollout_mode": "memory", "update_mode": "on-policy"}
     await updated(gateway, rollout_id=rollout, return_=7.5, advantage=-0.25, masked_tokens=0, **mode)
     spans = receiver.of(rollout, 7)  # a trace has the rollout's id
+    assert receiver.requests[0]["authorization"] == "Bearer key-of-the-collector"
     found = by_operation(spans)
     assert {name: len(each) for name, each in found.items()} == {
         "invoke_agent": 1, "chat": 2, "search_memory": 2, "create_memory": 1, "update": 1,
@@ -113,7 +117,8 @@ async def test_the_whole_trace_of_a_memory_rollout(gateway: GatewayUnderTest, re
     assert second.attributes["empo2.tips_shown"] == 0  # both are in the chat already
 
     (create,), (update,) = found["create_memory"], found["update"]
-    assert (create.parent, create.attributes["gen_ai.memory.record.count"]) == (root.id, 1)
+    assert create.parent == root.id and create.attributes["gen_ai.memory.record.count"] == 1
+    assert create.attributes["gen_ai.memory.record.id"] == "3"  # after the two that were there
     (reflection,) = [seen for seen in gateway.reflections() if seen.traceparent == f"00-{rollout}-{create.id}-01"]
     assert is_reflection(reflection.body)
     assert (update.parent, update.links) == (root.id, [root.id]) and update.start >= root.end
@@ -147,12 +152,12 @@ async def test_what_failed_says_why(
 ) -> None:
     """A call that the model server refuses, one that is no JSON, an agent's exception; a rollout that is deleted."""
     monkeypatch.setenv("PLAYER_TOKEN", "abcdefgh1234")
-    failed, deleted = await gateway.create(), await gateway.create()
+    failed, deleted = await gateway.create(), await gateway.create_as({}, room="a hall<|im_end|>", key="1")
     await gateway.play(failed, ROOMS[:1])
     gateway.model.fault = lambda path, body: 400
     assert (await gateway.call(failed, ROOMS[1])).status_code == 400
     assert (await gateway.call(failed, b"{")).status_code == 400
-    error = {"type": "KeyError", "message": "'exit' of abcdefgh1234", "where": "play.py:3 in step"}
+    error = {"type": "KeyError", "message": "'exit'<|im_end|> of abcdefgh1234", "where": "play.py:3 in step"}
     event = {"event_type": "empo2_agent_error", "data": error}
     await gateway.client.post(f"/api/rollouts/{failed}/attempt/0/events", json=event)
     status = {"state": "failed", "error_message": "subprocess exited with code 1"}
@@ -169,6 +174,7 @@ async def test_what_failed_says_why(
     assert "gen_ai.response.id" not in calls[1].attributes and calls[2].name == "chat"
     (root,) = receiver.of(deleted, 1)
     assert root.failed and root.message == "it was deleted before it ended"
+    assert root.attributes["empo2.task"] == '{"room": "a hall ", "key": "(secret, left out)"}'
 
 
 async def test_a_memory_that_fails_and_a_tip_that_is_refused(gateway: GatewayUnderTest, receiver: OtlpReceiver) -> None:
@@ -182,6 +188,14 @@ async def test_a_memory_that_fails_and_a_tip_that_is_refused(gateway: GatewayUnd
     found = by_operation(receiver.of(rollout, 6))
     assert [span.attributes.get("error.type") for span in found["search_memory"]] == ["EmbedderError", None]
     assert found["create_memory"][0].attributes["empo2.refused"] == "empty"
+
+    await gateway.store_tips(ROOMS[:1], "Take the lamp.")
+    again = await gateway.create("no-memory")
+    await gateway.play(again, ROOMS[:1])
+    await gateway.finish(again, 0.0)
+    await gateway.drain()
+    (create,) = by_operation(receiver.of(again, 3))["create_memory"]
+    assert create.attributes["empo2.refused"] == "known" and "gen_ai.memory.record.count" not in create.attributes
 
 
 async def test_texts_only_where_they_are_asked_for(

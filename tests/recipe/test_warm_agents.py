@@ -18,9 +18,11 @@ from agentlightning.controller import k8s_reconciler, local_reconciler
 from agentlightning.schemas import Rollout
 from omegaconf import OmegaConf
 
+from empo2.recipe.config import TRACES_VARIABLES
 from empo2.recipe.controller.kubernetes import TellingReconciler
 from empo2.recipe.controller.run import give_own_keys, start_agents_with, with_own_key
 from empo2.recipe.controller.warm_agents import WarmAgent, start_agent, start_fork_server
+from empo2.recipe.protocol import traceparent
 
 from ..processes import mark, until
 from .harness import worker_command
@@ -236,12 +238,13 @@ async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: 
     assert options == {"stdin": subprocess.DEVNULL, "stdout": None, "stderr": None, "start_new_session": True}
 
 
-def test_a_kubernetes_job_has_the_key_of_its_rollout() -> None:
+def test_a_kubernetes_job_has_the_key_of_its_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the function with which agent-lightning's reconciler makes a Job, of the template of examples/cluster."""
     template = (Path(__file__).parents[2] / "examples/cluster/agent-job.yaml").read_text()
     status = {"state": "queuing", "created_at": 0, "updated_at": 0}
     config: dict[str, dict[str, object]] = {"agl_server": {"url": "http://gateway", "key": "k"}}
     config["k8s_runner"] = {"namespace": "agents", "ttl_after_finished": 60}
+    monkeypatch.setenv(TRACES_VARIABLES[0], "http://collector:4318/v1/traces")
     for id in ("r", "s"):
         rollout = {"rollout_id": id, "input": {"question": "2 + 2", "answer": "4"}, "status": status}
         rollout["config"] = {"k8s": {"job_template": template}}
@@ -250,6 +253,7 @@ def test_a_kubernetes_job_has_the_key_of_its_rollout() -> None:
         variables = {each["name"]: each.get("value") for each in container["env"]}
         assert variables["AGL_KEY"] == hmac.new(b"k", id.encode(), "sha256").hexdigest()
         assert f"/rollout/{id}/attempt/" in variables["AGL_OPENAI_BASE_URL"]
+        assert variables["TRACEPARENT"] == traceparent(id)
 
 
 async def test_why_a_pod_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

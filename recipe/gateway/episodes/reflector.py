@@ -96,19 +96,20 @@ class Reflector:
                 counts[f"tips_refused/{reason}"] += 1
                 span.set({names.REFUSED: reason})
                 return
-            span.set({names.RECORD_COUNT: 1})
-            span.tell({names.RECORDS: [tip]})
             steps = [
                 Step(turn.state, turn.embedding, spoken(turn.reply))
                 for turn in episode.turns
                 if turn.embedding is not None
             ]
-            if await self._services.memory.add_episode(
+            span.tell({names.RECORDS: [tip]})
+            tip_id = await self._services.memory.add_episode(
                 episode.tag.scope, episode.rollout_id, tip, score, success, steps
-            ):
-                counts["tips_written"] += 1
-            else:
+            )
+            if tip_id is None:
                 span.set({names.REFUSED: "known"})  # word for word
+            else:
+                counts["tips_written"] += 1
+                span.set({names.RECORD_COUNT: 1, names.RECORD_ID: str(tip_id)})
         except (Exception, asyncio.CancelledError) as error:
             log.error("no tip", rollout_id=episode.rollout_id, error=described(error))
             span.fail(type(error).__name__)
