@@ -309,6 +309,7 @@ async def test_why_a_pod_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("kr8s.asyncio.objects.Job.async_create", create)
     for wanted in ("Kubernetes refuses the Job: exceeded quota: agents",) * 2 + (None,):
         status = {"state": "queuing", "created_at": 0, "updated_at": 0, "error_message": said["c"]}
-        await reconciler._create_job(Rollout.model_validate({"rollout_id": "c", "input": {}, "status": status}))
+        rollout = {"rollout_id": "c", "input": {}, "config": {}, "status": status}
+        await reconciler._create_job(Rollout.model_validate(rollout))
         assert said["c"] == wanted
     assert len(patches) == 4 and not answers
