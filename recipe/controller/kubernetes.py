@@ -16,18 +16,18 @@ class TellingReconciler(K8sReconciler):
 
     async def _create_job(self, rollout: Rollout) -> None:
         """Create a Job; upstream only logs that Kubernetes refuses it, such as for want of rights, and tries again."""
-        create = Job.async_create
+        create, patch = Job.async_create, self._patch_status
 
-        async def telling(job: Job) -> None:
+        async def telling(self: Any) -> None:
             why = None
             try:
-                await create(job)
+                await create(self)
             except Exception as error:
                 why = f"Kubernetes refuses the Job: {error}"
                 raise
             finally:
                 if why != rollout.status.error_message:
-                    await self._patch_status(rollout.rollout_id, error_message=why)
+                    await patch(rollout.rollout_id, error_message=why)
 
         Job.async_create = telling
         try:
