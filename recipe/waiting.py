@@ -1,11 +1,12 @@
 """Wait for a server that is starting."""
 
+import sys
 import time
 from collections.abc import Callable
 
 import httpx
 
-from empo2.recipe.errors import ProcessError
+from empo2.recipe.errors import Empo2Error, ProcessError
 
 _MINUTES = 30  # a 7B model from a cold disk takes minutes, and a busy machine several times as long
 _POLL_SECONDS = 0.2
@@ -30,3 +31,22 @@ def first_answer(get: Callable[[], httpx.Response], alive: Callable[[httpx.Trans
             if time.monotonic() > deadline:
                 raise ProcessError(f"{error.request.url} does not answer after {_MINUTES} minutes") from None
         time.sleep(_POLL_SECONDS)
+
+
+def gateway_answer(url: str, get: Callable[[], httpx.Response]) -> httpx.Response:
+    """Return what the gateway at ``url`` answers; one that is not there yet is waited for, and this is said once.
+
+    Raises:
+        Empo2Error: ``url`` is no address.
+        ProcessError: as `first_answer`.
+    """
+    said: list[str] = []
+
+    def wait(error: httpx.TransportError) -> None:
+        if isinstance(error, httpx.UnsupportedProtocol):
+            raise Empo2Error(f"--gateway {url}: not an address of `empo2 gateway`, such as http://10.0.0.5:8080")
+        if not said:
+            said.append(f"waiting for a gateway at {url} ({error})")
+            print(said[0], file=sys.stderr, flush=True)
+
+    return first_answer(get, wait)

@@ -44,15 +44,25 @@ class Host:
 
     def listening(self) -> dict[tuple[str, int], str]:
         """The addresses and ports that other hosts may connect to, and the process behind each."""
-        words = ["ip", "netns", "exec", self.name, "ss", "-ltnpH"]
-        lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
         found = {}
-        for line in lines:
-            host, _, port = line.split()[3].rpartition(":")
-            host = host.strip("[]").removeprefix("::ffff:").partition("%")[0]
+        for line in self._sockets("-ltnpH"):
+            host, port = _at(line)
             if not host.startswith("127.") and host != "::1":
-                found[self.address if host in ("0.0.0.0", "*", "::") else host, int(port)] = line.partition("users:")[2]
+                found[self.address if host in ("0.0.0.0", "*", "::") else host, port] = line.partition("users:")[2]
         return found
+
+    def peers(self) -> set[tuple[str, int]]:
+        """The addresses and ports of other hosts that this one is connected to."""
+        found = {_at(line, 4) for line in self._sockets("-tnH")}  # without those that listen
+        return {(host, port) for host, port in found if not host.startswith("127.") and host != "::1"}
+
+    def _sockets(self, options: str) -> list[str]:
+        words = ["ip", "netns", "exec", self.name, "ss", options]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    def route(self, verb: str, other: "Host") -> None:
+        """``add`` or ``del`` the rule that this host cannot connect to the other one."""
+        subprocess.run(["ip", "-n", self.name, "route", verb, "prohibit", f"{other.address}/32"], check=True)
 
     def die(self) -> None:
         """Be gone at once, as without power: nothing that was connected is told."""
@@ -65,6 +75,12 @@ class Host:
         subprocess.run(["ip", "-n", self.name, "link", "set", "eth0", "up"], check=True)
 
 
+def _at(line: str, column: int = 3) -> tuple[str, int]:
+    """Address and port in a column of what ss says: the local ones are in the fourth one, the other end's after it."""
+    host, _, port = line.split()[column].rpartition(":")
+    return host.strip("[]").removeprefix("::ffff:").partition("%")[0], int(port)
+
+
 @contextlib.contextmanager
 def hosts(folder: Path, count: int) -> Iterator[list[Host]]:
     """Yield hosts that reach each other at 10.77.0.1, .2, …; skip the test where there can be none."""
@@ -75,13 +91,13 @@ def hosts(folder: Path, count: int) -> Iterator[list[Host]]:
     bridge = f"e{tag}"
     Path("/tmp/ray").mkdir(exist_ok=True)
     try:
-        for words in (["link", "add", bridge, "type", "bridge"], ["link", "set", bridge, "up"]):
-            if (done := subprocess.run(["ip", *words], capture_output=True, text=True)).returncode:
+        spaces = [f"netns add {host.name}" for host in made]
+        for line in (f"link add {bridge} type bridge", f"link set {bridge} up", *spaces):
+            if (done := subprocess.run(["ip", *line.split()], capture_output=True, text=True)).returncode:
                 pytest.skip(f"no network namespaces: {done.stderr.strip()}")
         for host in made:
             host.folder.mkdir()
             for line in (
-                f"netns add {host.name}",
                 f"link add {host.name} type veth peer name eth0 netns {host.name}",
                 f"link set {host.name} master {bridge} up",
                 f"-n {host.name} addr add {host.address}/24 dev eth0",

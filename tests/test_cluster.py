@@ -23,7 +23,7 @@ CLUSTER = Path(__file__).parents[1] / "examples" / "cluster"
 # Each writes down how it was called. `srun` starts two tasks; if one ends, it ends the other and itself.
 STAND_INS = {
     "scontrol": '[[ $1 == show ]] && printf "node1\\nnode2\\n"; true',
-    "getent": 'echo "10.0.0.7 STREAM node1"',
+    "getent": 'printf "127.0.1.1 STREAM node1\\n10.0.0.7 STREAM node1\\n"',  # as on Debian
     "srun": 'while [[ $1 == --* ]]; do shift; done\ntrap "kill \\$(jobs -p); exit 1" TERM\n'
     'for rank in 0 1; do SLURM_PROCID=$rank "$@" & done; wait -n; kill $(jobs -p); exit 1',
     "ray": "exec sleep 1000",
@@ -43,6 +43,7 @@ class Job:
             tool.write_text(f'#!/bin/bash\necho "{name} $*" >> "$CALLS"\n{body}\n')
             tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
         slurm = {"SLURM_JOB_ID": str(id), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2"}
+        slurm["SLURM_CPUS_PER_TASK"] = "64"
         paths = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(self.calls), "EMPO2_TEST_MARK": mark}
         command = ["bash", str(CLUSTER / "train.sbatch"), "my.yaml", "mine", "run.steps=3"]
         self.errors = folder / "errors"
@@ -61,7 +62,9 @@ class Job:
 
 def test_a_slurm_job_that_is_warned_saves_and_is_requeued(tmp_path: Path, mark: str) -> None:
     job = Job(tmp_path, mark)
-    first = 20_000 + 4 * (4242 % 3000)
+    assert subprocess.run(["bash", "-n", CLUSTER / "train.sbatch"], capture_output=True).stderr == b""
+    first = 20_000 + 6 * (4242 % 2000)
+    assert job.of("srun")[0][0] == "--cpus-per-task=64"  # which srun does not take from the job
     head, worker = sorted(job.of("ray"), key=lambda given: "--head" not in given)
     assert {f"--port={first}", "--node-ip-address=10.0.0.7", "--head", "--block"} <= {*head}
     assert f"--address=10.0.0.7:{first}" in worker and "--head" not in worker
@@ -69,11 +72,12 @@ def test_a_slurm_job_that_is_warned_saves_and_is_requeued(tmp_path: Path, mark: 
     (given,) = job.of("empo2")
     assert given[:3] == ["train", "--config", "my.yaml"] and "run.resume=auto" in given and given[-1] == "run.steps=3"
     assert f"hardware.ray_address=10.0.0.7:{first}" in given and f"gateway.port={first + 3}" in given
-    assert {*map(int, ports)} == {first, first + 1, first + 2}  # with the gateway's: all four are this job's own
+    assert {*map(int, ports)} == {first, first + 1, first + 2}  # with the gateway's and two of the environment below
     assert load_settings("gpu", [word for word in given if "=" in word]).hardware.nodes == 2
     environments = [process.environ() for process in marked(mark) if process.name() == "sleep"]
     tokens = {each.get("RAY_AUTH_TOKEN", "") for each in environments if each.get("SLURM_PROCID")}
     assert len(tokens) == 1 and len(tokens.pop()) == 64
+    assert {each["AUTOSCALER_METRIC_PORT"] for each in environments if each.get("SLURM_PROCID")} == {str(first + 4)}
     job.process.send_signal(signal.SIGUSR1)
     assert job.process.wait(60) == 143
     assert job.of("scontrol")[-1] == ["requeue", "4242"]

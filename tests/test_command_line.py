@@ -105,13 +105,26 @@ def test_gateway_that_others_can_reach_needs_a_key(cli: Cli, monkeypatch: pytest
     assert "gateway.host=0.0.0.0" in errors and "EMPO2_ADMIN_KEY" in errors
 
 
-def test_trainer_alone_without_a_gateway(cli: Cli) -> None:
+def test_trainer_alone_waits_for_a_gateway(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("empo2.recipe.waiting._MINUTES", 0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     code, _, errors = cli("train", "--profile", "cpu", "--gateway", url)
     assert code == 1
-    assert f"no gateway answers at {url}" in errors.splitlines()[-1]
+    waits, ends = errors.splitlines()[-2:]
+    assert f"waiting for a gateway at {url} (" in waits and "does not answer after 0 minutes" in ends
+
+
+def test_trainer_alone_looks_at_the_cluster(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setattr("empo2.recipe.launcher.cluster.require_cluster", lambda *_: looked.append("cluster"))
+    monkeypatch.setattr("empo2.recipe.launcher.launch.train_only", lambda *_: looked.append("trainer"))
+    command = ["train", "--profile", "cpu", "--gateway", "http://gw:1"]
+    assert cli(*command)[0] == 0 and looked == ["cluster", "trainer"]
+    looked.clear()
+    assert cli(*command, "--run-directory", ".")[0] == 0 and looked == ["trainer"]  # the launcher has looked
 
 
 def test_the_controller_starts_by_itself_with_a_key_that_agents_do_not_inherit(

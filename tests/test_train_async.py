@@ -1,5 +1,6 @@
 """The whole stack, real: rollouts that outlive their step; a run that SIGTERM ends in a step, and resumes."""
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -29,6 +31,16 @@ SEED = 24  # the first step issues groups of all three modes, the second off-pol
 def receiver() -> Iterator[OtlpReceiver]:
     with OtlpReceiver().serve() as receiver:
         yield receiver
+
+
+def listening(launcher: psutil.Process) -> list[tuple[str, str]]:
+    """Name and address of all that listens among a process and its descendants."""
+    found = []
+    for process in [launcher, *launcher.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            sockets = [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+            found += [(process.name(), each.laddr.ip) for each in sockets]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +78,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> Pat
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*CLI, *command], cwd=directory, env=environment(RECORDED=recorded), **pipes) as first:
         until(lambda: first.poll() is not None or (run / "metrics.jsonl").exists(), 3000)
+        if first.poll() is None:
+            (directory / "listening").write_text(json.dumps(listening(psutil.Process(first.pid))))
         first.send_signal(signal.SIGTERM)  # the second step has begun
         said = first.communicate()
     assert first.returncode == 128 + signal.SIGTERM, said
@@ -96,6 +110,15 @@ def test_every_step_trains_whole_groups_and_counts_what_is_stale(run: Path) -> N
     assert sum(line["empo2/reflections_failed"] for line in steps) == 0
     assert sum(line["empo2/tips_written"] for line in steps) > 0
     assert "val/return" in steps[-1]  # the rollouts that still ran at the end did not hold it up
+
+
+def test_on_one_machine_everything_listens_on_loopback(run: Path) -> None:
+    """The rows of SECURITY.md: the gateway, Ray, vLLM's servers, and torch's store and gloo of the workers."""
+    found = json.loads((run.parent.parent / "listening").read_text())
+    for name in ("python", "gcs_server", "raylet", "ray::vLLMHttp", "ray::WorkerDict"):
+        assert [each for each, _ in found if each.startswith(name)], name
+    addresses = {address.removeprefix("::ffff:") for _, address in found}
+    assert not [each for each in addresses if each != "::1" and not each.startswith("127.")], found
 
 
 def test_no_rollout_and_no_group_mixes_modes(run: Path) -> None:

@@ -27,8 +27,10 @@ pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
 RAY = str(Path(sys.executable).with_name("ray"))
 AGENT = "stack_agent:GuessingAgent"
 STEPS, PORT, RAY_PORT = 3, 8080, 6379
-# SECURITY.md names them: gloo and torch's store of the trainer, which answer only their own form, and Ray's counters.
-SILENT, COUNTERS = "ray::WorkerDict", "text/plain; version=0.0.4"
+# SECURITY.md names them: gloo and torch's store of the trainer, which answer only their own form, and Ray's counters,
+# at two ports of the head and one of each node's agent. Linux cuts a process's name at 15 characters.
+SILENT, AGENT_OF_NODE = "ray::WorkerDict", "ray::DashboardA"
+COUNTERS, COUNTERS_AT = "text/plain; version=0.0.4", ("44217", "44227")
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Seen:
     """What was observed."""
 
     run: Path
+    peers_of_c: set[tuple[str, int]] = field(default_factory=set)
     strangers: dict[str, tuple[str, str]] = field(default_factory=dict)  # process and answer by address
     keyless_join: str = ""
     code: int | None = None
@@ -106,8 +109,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
             said = "waiting for nodes: 1 of 2 with 1 free GPU"
             until(lambda: said in (folder / "train.log").read_text() or launcher.poll() is not None)
             join(b, f"--address={a.address}:{RAY_PORT}")
+            c.route("add", b)
+            _until_step(seen.run, 1, launcher, folder)
+            for _ in range(20):
+                seen.peers_of_c |= c.peers()
+                time.sleep(0.5)
             _until_step(seen.run, 2, launcher, folder)
             until(lambda: _shows(seen.run, 2, "complete"))
+            c.route("del", b)
             seen.strangers = _ask_all(c, a, b)
             (folder / "strangers.json").write_text(json.dumps(seen.strangers, indent=1))
             seen.keyless_join = _join_without_key(c, a, folder)
@@ -180,12 +189,29 @@ def test_it_trains_on_both_hosts_and_shows_tips(seen: Seen) -> None:
     assert {file.name for file in actor.glob("model_*.pt")} == {f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1)}
 
 
+def test_agents_need_the_gateways_port_and_nothing_else(seen: Seen) -> None:
+    """The second host was out of their reach while two steps were trained."""
+    assert seen.peers_of_c == {("10.77.0.1", PORT)}
+
+
 def test_a_stranger_gets_nothing(seen: Seen) -> None:
-    assert any("401" in answer for _, answer in seen.strangers.values())
+    assert seen.strangers[f"10.77.0.1:{PORT}"][1] == "401"
+    agents: list[str] = []
     for at, (process, answer) in seen.strangers.items():
-        if answer not in ("401", "refused"):
+        host, _, port = at.partition(":")
+        if COUNTERS in answer and AGENT_OF_NODE in process:
+            agents.append(host)
+        elif answer not in ("401", "refused"):
             known = SILENT in process and answer in ("silent", "closed")
-            assert known or COUNTERS in answer, f"{at} {process}: {answer}"
+            counters = COUNTERS in answer and port in COUNTERS_AT and host == "10.77.0.1"
+            assert known or counters, f"{at} {process}: {answer}"
+    assert len(agents) == len({*agents})
+    for host in ("10.77.0.1", "10.77.0.2"):
+        for name in ("ray::vLLMHttp", "raylet"):
+            answers = [
+                answer for at, (who, answer) in seen.strangers.items() if at.startswith(f"{host}:") and name in who
+            ]
+            assert "401" in answers, f"{name} of {host}: {answers}"
     assert "token" in seen.keyless_join
     assert not [name for name in seen.token_holders if "recipe.cli gateway" in name]
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,8 +31,10 @@ def train(
     from empo2.recipe.cli.tool_check import check_tools
     from empo2.recipe.evaluation.run_report import show_runs
     from empo2.recipe.launcher import plan
+    from empo2.recipe.launcher.cluster import require_cluster
     from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.launch import launch, train_only
+    from empo2.recipe.launcher.model_files import model_of
     from empo2.recipe.launcher.run_directory import open_run_directory
 
     os.umask(0o077)  # chats, tips and weights are for their owner only
@@ -43,5 +46,7 @@ def train(
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         preemption.expect(*([preemption.WARNING] if run_directory else preemption.WARNINGS))
+        if run_directory is None and settings.hardware.cluster is not None:  # else the launcher has looked at it
+            require_cluster(settings, model_of(settings), partial(print, flush=True))
         folder = run_directory or open_run_directory(settings, options.profile)[0]
         train_only(settings, gateway, given_keys().admin, folder)

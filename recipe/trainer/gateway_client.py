@@ -28,7 +28,7 @@ from empo2.recipe.protocol import (
     UpdateResult,
     settle_route,
 )
-from empo2.recipe.waiting import first_answer
+from empo2.recipe.waiting import gateway_answer
 
 _ANSWER_SECONDS = 1  # of one request to a gateway that may be starting
 _PAUSE_SECONDS = 60  # of one request
@@ -47,20 +47,15 @@ class GatewayClient:
         self._http.close()
 
     def answers(self) -> bool:
-        """Return whether the gateway runs; False for one that is starting.
-
-        Raises:
-            Empo2Error: nothing listens at its address.
-        """
+        """Return False for a gateway that takes connections and is silent: it loads. `check` waits for any other."""
         try:
             self._http.get(STATE, timeout=_ANSWER_SECONDS)
         except httpx.TransportError as error:
-            self._check_listens(error)
-            return False
+            return not isinstance(error, httpx.TimeoutException)
         return True
 
     def check(self, wanted: Mapping[str, Any]) -> GatewayState:
-        """Check that trainer and gateway agree, before anything starts; a gateway that is starting is waited for.
+        """Check that trainer and gateway agree, before anything starts; a gateway that is not there yet is waited for.
 
         If the gateway samples at another temperature than the one the trainer computes log-probs at, every importance
         ratio is wrong. Values that one side does not report are not compared.
@@ -73,7 +68,7 @@ class GatewayClient:
             Empo2Error: no EMPO² gateway answers, it refuses the key, or it serves something else.
         """
 
-        response = first_answer(lambda: self._http.get(STATE, timeout=_ANSWER_SECONDS), self._check_listens)
+        response = gateway_answer(self._url, lambda: self._http.get(STATE, timeout=_ANSWER_SECONDS))
         if response.status_code in (401, 403):
             given = (
                 "is not set" if not self._key else "is an agent's key" if response.status_code == 403 else "is wrong"
@@ -94,10 +89,6 @@ class GatewayClient:
     def progress(self) -> StepProgress:
         """Return how far the rollouts of the step have come."""
         return GatewayState.model_validate(self._http.get(STATE).raise_for_status().json()).progress
-
-    def _check_listens(self, error: httpx.TransportError) -> None:
-        if not isinstance(error, httpx.TimeoutException):  # a gateway that starts takes connections, and is silent
-            raise Empo2Error(f"no gateway answers at {self._url} ({error}); start one with `empo2 gateway`")
 
     def settle(self, rollout_id: str | None = None) -> None:
         """Wait until all calls of a finished rollout, or of all rollouts, have their events.

@@ -126,18 +126,32 @@ def test_nodes_are_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_differs_on_a_node_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}")  # db2353cf: sha256 of "{}model.safetensors 3"
+    (tmp_path / "model.safetensors").write_text("abc")
     file = tmp_path / "written"
     file.write_text(str(file))
     here, _ = cluster.facts_of(str(tmp_path), file, None)
     assert here["ray"] == ray.__version__
     assert cluster.differences(here, cluster.facts_of(str(tmp_path), file, "lo", "127.0.0.1")[0]) == []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    def cached(commit: str) -> cluster.Facts:
+        folder = tmp_path / "models--org--m"
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        (folder / "snapshots" / commit / "config.json").write_text("{}")
+        (folder / "refs").mkdir(exist_ok=True)
+        (folder / "refs" / "main").write_text(commit)
+        return cluster.facts_of("org/m", file, None)[0]
+
+    absent, old, new = cluster.facts_of("org/m", file, None)[0], cached(40 * "a"), cached(40 * "b")
+    assert cluster.differences(old, new) == ["model.path bbbbbbbb, not aaaaaaaa"]
+    assert cluster.differences(old, absent) == cluster.differences(absent, old) == []  # it will be downloaded
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.0")
     file.write_text("of another disk")
     (tmp_path / "config.json").unlink()
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {})
     said = cluster.differences(here, cluster.facts_of(str(tmp_path), file, "10.0.0.0/8", "127.0.0.1")[0])
-    assert f"ray 1.0, not {ray.__version__}" in said and "model.path unreadable, not 44136fa3" in said  # sha256 of {}
+    assert f"ray 1.0, not {ray.__version__}" in said and "model.path unreadable, not db2353cf" in said
     assert [each for each in said if each.startswith("run.directory is not shared")]
     assert [each for each in said if each.startswith("hardware.network='10.0.0.0/8': ")]
 
@@ -156,6 +170,9 @@ def test_a_host_that_is_no_node_is_told_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(psutil, "process_iter", lambda names: [SimpleNamespace(info={"name": "python"})])
     with pytest.raises(ConfigError, match=r"hardware.ray_address='auto': this host is no node of it"):
         cluster.look_at_cluster(load_settings("cpu", ["hardware.ray_address=auto"]), "m")
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"the variable RAY_ADDRESS='http://127.0.0.1:1': no Ray cluster answers"):
+        cluster.look_at_cluster(load_settings("cpu"), "m")
 
 
 def test_a_host_or_worker_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

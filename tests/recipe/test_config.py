@@ -197,10 +197,19 @@ def test_asynchronous_rollouts_refuse_what_they_cannot_be_right_with(overrides: 
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("chosen", ["algorithm.mode_per=group", "algorithm.name=grpo"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "algorithm.name=grpo",
+        "algorithm.mode_per=group",
+        "algorithm.mode_per=group algorithm.advantage=gigpo",
+        "algorithm.mode_per=group algorithm.baseline=paired algorithm.off_policy_old_log_probs=tip-free",
+        "algorithm.mode_per=group algorithm.off_policy_loss=distillation",
+    ],
+)
 def test_asynchronous_rollouts_of_a_group_each_and_of_grpo_are_accepted(chosen: str) -> None:
     size = "verl.agentlightning.async_rollout.async_train_batch_size=32"
-    assert composed("gpu", ASYNC, size, chosen).agentlightning.async_rollout.enabled
+    assert composed("gpu", ASYNC, size, *chosen.split()).agentlightning.async_rollout.enabled
 
 
 @pytest.mark.parametrize("profile", PROFILES)

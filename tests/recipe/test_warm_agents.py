@@ -301,3 +301,19 @@ async def test_why_a_pod_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
         await reconciler._reconcile_once()
     assert said == {"a": "ImagePullBackOff: not found", "b": "Unschedulable: 0/3 nodes are available", "c": None}
     assert len(patches) == 2
+    answers = [Exception("exceeded quota: agents")] * 2 + [None]  # of Kubernetes, to three attempts
+
+    async def create(job: object) -> None:
+        if answer := answers.pop(0):
+            raise answer
+
+    job = {"metadata": {"labels": {"agentlightning/attempt-id": "0"}}, "kind": "Job"}
+    config["k8s_runner"]["max_jobs_per_minute"] = 9
+    monkeypatch.setattr(k8s_reconciler, "build_job_spec", lambda *_: job)
+    monkeypatch.setattr("kr8s.asyncio.objects.Job.async_create", create)
+    for wanted in ("Kubernetes refuses the Job: exceeded quota: agents",) * 2 + (None,):
+        status = {"state": "queuing", "created_at": 0, "updated_at": 0, "error_message": said["c"]}
+        rollout = {"rollout_id": "c", "input": {}, "config": {}, "status": status}
+        await reconciler._create_job(Rollout.model_validate(rollout))
+        assert said["c"] == wanted
+    assert len(patches) == 4 and not answers
