@@ -89,10 +89,11 @@ def _loss(device: torch.device) -> Part:
     from empo2.recipe.trainer.objective import hybrid_loss
 
     mode = PolicyLossConfig(loss_mode=PER_ROLLOUT_MEAN_LOSS_MODE)
-    clips = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3, "clip_ratio_c": 10.0}
+    clips: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3, "clip_ratio_c": 10.0}
     config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=mode, **clips)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=997, num_key_value_heads=2, **sizes))
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=997, **sizes, **heads))
     rows, prompt, reply = 4, 16, 48
     ids, mask = torch.randint(997, (rows, prompt + reply)), torch.randint(2, (rows, reply))
     off_policy = torch.tensor([False, True] * 2)
