@@ -66,8 +66,10 @@ check: frameworks ## lint, formatting and types
 soak: setup ## play 10,000 episodes while things break; what is lost, and how the gateway grows (not in CI)
 	$(BIN)/python bench/soak.py
 
+# The packages for GPUs, unless another profile is asked for: those of `setup` alone would replace them.
+gpu-proof: profile := gpu
 gpu-proof: setup ## prove on a GPU what the tests prove on a CPU: tier=parts (two minutes), stack (ten) or learning (hours)
-	$(BIN)/python bench/gpu_proof.py $(tier)
+	$(BIN)/python bench/gpu_proof.py $(tier) $(if $(filter cpu,$(profile)),--device cpu)
 
 LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12 --no-annotate \
 	--custom-compile-command "make lock" --overrides overrides.txt --excludes excludes.txt

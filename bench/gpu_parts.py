@@ -1,5 +1,7 @@
 """The tier `parts` of gpu_proof.py: engine, attention, model and embedder, each alone."""
 
+import copy
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -9,6 +11,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from empo2.memory import SentenceEmbedder
+from empo2.recipe.config import load_settings
+from empo2.recipe.launcher import estimate
 from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 from empo2.recipe.trainer import log_probs
 
@@ -31,6 +35,7 @@ def parts(device: torch.device) -> Iterator[Part]:
     """Yield what is found; on the CPU sizes are small, and what only a GPU can show is left out."""
     torch.manual_seed(0)
     yield _log_probs(device)
+    yield _loss(device)
     if device.type == "cuda":
         yield _peak(device)
         yield _attention(device)
@@ -67,6 +72,62 @@ def _log_probs(device: torch.device) -> Part:
     return Part("log-probs", f"at most apart: {said}", "0.001; 0.02 (rounded to bfloat16)", passed)
 
 
+def _loss(device: torch.device) -> Part:
+    """The hybrid loss and its gradients, of log-probs at the sampled positions of a tiny model, in float32."""
+    if importlib.util.find_spec("verl") is None:
+        return Part("loss", "left out: verl is not installed")
+    from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
+
+    # isort: split
+    from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE
+    from tensordict import TensorDict
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from verl.utils import tensordict_utils
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+    from verl.workers.utils.padding import left_right_2_no_padding
+
+    from empo2.recipe.trainer.objective import hybrid_loss
+
+    mode = PolicyLossConfig(loss_mode=PER_ROLLOUT_MEAN_LOSS_MODE)
+    clips: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3, "clip_ratio_c": 10.0}
+    config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=mode, **clips)
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=997, **sizes, **heads))
+    rows, prompt, reply = 4, 16, 48
+    ids, mask = torch.randint(997, (rows, prompt + reply)), torch.randint(2, (rows, reply))
+    off_policy = torch.tensor([False, True] * 2)
+    given = TensorDict(
+        {
+            **{"input_ids": ids, "prompts": ids[:, :prompt], "responses": ids[:, prompt:], "response_mask": mask},
+            "attention_mask": torch.ones_like(ids),
+            "position_ids": torch.arange(prompt + reply).expand(rows, -1),
+            "old_log_probs": -6.9 + 0.3 * torch.randn(rows, reply),  # a vocabulary of 997, without training
+            "advantages": torch.randn(rows, 1) * mask,
+            **{"off_policy": off_policy, "memory": off_policy, "distilled": torch.zeros_like(off_policy)},
+            **{"token_weight": torch.ones(rows), "first_index": torch.arange(rows) * reply},
+        },
+        batch_size=rows,
+    )
+
+    def of(where: torch.device) -> torch.Tensor:
+        placed, data = copy.deepcopy(model).to(where), left_right_2_no_padding(given.clone()).to(where)
+        tensordict_utils.assign_non_tensor(data, dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=rows)
+        columns, one = torch.arange(prompt - 1, prompt + reply - 1, device=where), torch.ones(1, 1, 1, device=where)
+        logits = placed(ids.to(where), logits_to_keep=columns).logits
+        (kept,) = log_probs.log_probs_of(logits, ids[:, prompt:].to(where), one, entropy=False)
+        values, offsets = F.pad(kept, (prompt - 1, 1)).flatten(), torch.arange(rows + 1, device=where) * ids.shape[1]
+        output = {"log_probs": torch.nested.nested_tensor_from_jagged(values, offsets)}
+        loss, _ = hybrid_loss(config, output, data, mask_threshold=0.001)
+        loss.backward()
+        return torch.cat([loss.detach().view(1), *(each.grad.flatten() for each in placed.parameters())]).cpu()
+
+    found, expected = of(device), of(torch.device("cpu"))
+    gap = float((found - expected).abs().max() / expected.abs().max())
+    passed = gap < 1e-3 and float(expected.abs().max()) > 0
+    return Part("loss", f"loss and gradients at most {gap:.0e} of the largest apart from the CPU's", "0.001", passed)
+
+
 def _peak(device: torch.device) -> Part:
     """The last layer of a row: hidden states, LM head, log-probs, and back."""
     hidden = torch.randn(1, ROW, HIDDEN, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -82,12 +143,15 @@ def _peak(device: torch.device) -> Part:
         return (hidden @ head.T).float().log_softmax(-1).gather(-1, labels.unsqueeze(-1))
 
     peaks = [_gigabytes(way, device) for way in (ours, all_positions)]
-    limit = (2 * SAMPLED * 2 + 4 * min(SAMPLED, log_probs.CHUNK) * 4) * VOCABULARY / GB + 1
+    settings = load_settings("gpu")
+    sampled = settings.model.model_copy(update={"max_episode_tokens": SAMPLED})
+    settings = settings.model_copy(update={"model": sampled})
+    expected = estimate.logits(settings, estimate.SHAPES["Qwen/Qwen2.5-7B-Instruct"]) / GB
+    limit = 1.2 * expected
     every = "out of memory" if peaks[1] is None else f"{peaks[1]:.1f} GB"
     found = "out of memory" if peaks[0] is None else f"{peaks[0]:.1f} GB"
-    return Part(
-        "peak", f"{found}; at all positions {every}", f"{limit:.1f} GB", peaks[0] is not None and peaks[0] < limit
-    )
+    said = f"{found}, estimated {expected:.1f}; at all positions {every}"
+    return Part("peak", said, f"{limit:.1f} GB (20 % above)", peaks[0] is not None and peaks[0] < limit)
 
 
 def _gigabytes(compute: Callable[[], torch.Tensor], device: torch.device) -> float | None:
@@ -103,15 +167,19 @@ def _gigabytes(compute: Callable[[], torch.Tensor], device: torch.device) -> flo
 
 
 def _attention(device: torch.device) -> Part:
-    query, key, value = (torch.randn(1, 28, 8_192, 128, device=device, dtype=torch.bfloat16) for _ in range(3))
+    heads = {"query": 28, "key": 4, "value": 4}  # Qwen2.5-7B's
+    query, key, value = (
+        torch.randn(1, count, 8_192, 128, device=device, dtype=torch.bfloat16) for count in heads.values()
+    )
 
     def flash() -> None:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
     def masked() -> None:
         mask = torch.ones(8_192, 8_192, device=device, dtype=torch.bool).tril()
-        F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        every = (each.repeat_interleave(7, dim=1) for each in (key, value))  # as transformers does beside a mask
+        F.scaled_dot_product_attention(query, *every, attn_mask=mask)
 
     try:
         times = [_milliseconds(way, device) for way in (flash, masked)]

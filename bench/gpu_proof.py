@@ -1,10 +1,11 @@
 """Prove on a GPU what the tests prove on a CPU: `make gpu-proof`, `make gpu-proof tier=stack`, `tier=learning`.
 
-Tier `parts`: two minutes, one card. It needs torch, transformers and sentence-transformers.
+Tier `parts`: two minutes, one card. It needs torch, transformers and sentence-transformers, and verl for the loss.
 
   log-probs   log-probs, entropies and gradients of 2,100 sampled positions of Qwen2.5's vocabulary against float64
-  peak        GPU memory of a row of 12,692 tokens with 960 sampled ones, beside that of logits at all positions
-  attention   one row of 8,192 tokens gets PyTorch's flash kernel; a dense mask does not
+  loss        the hybrid loss of a tiny model and its gradients against those of the CPU
+  peak        GPU memory of a row of 12,692 tokens with 960 sampled ones, beside the estimate and that at all positions
+  attention   one row of 8,192 tokens and 28 heads over 4 of keys gets PyTorch's flash kernel; a dense mask does not
   model       log-probs of the small model against those of the CPU in float32
   embedder    states a second; 128 agents send 100
 

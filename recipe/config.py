@@ -518,10 +518,15 @@ _TURN_TOKENS = 40
 
 def warnings_of(settings: Settings) -> list[str]:
     """Return one-line warnings about settings that may not fit together; they do not stop a run."""
-    memory, model, reflection = settings.memory, settings.model, settings.reflection
-    if settings.algorithm.name != "empo2":
-        return []
+    memory, model, reflection, hardware = settings.memory, settings.model, settings.reflection, settings.hardware
     warnings = []
+    if hardware.device == "gpu" and hardware.micro_batch > 1:
+        warnings.append(
+            f"hardware.micro_batch={hardware.micro_batch}: rows of different lengths get a dense mask, with which "
+            "PyTorch has no flash kernel; 1 is faster for long rows"
+        )
+    if settings.algorithm.name != "empo2":
+        return warnings
     if memory.episode_tokens > model.max_prompt_tokens // 2:
         warnings.append(
             f"memory.episode_tokens={memory.episode_tokens}: tips may fill more than half of "

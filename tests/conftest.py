@@ -43,6 +43,7 @@ SLOW = (
     "recipe/test_gateway_budget.py::test_an_episode_with_ten_tips_of_100_words_fits_the_default_profile",
     "recipe/test_gateway_guard.py::test_a_file_that_another_process_holds_delays_no_call",
     "recipe/test_gateway_guard.py::test_a_gateway_with_a_stuck_memory_and_a_silent_model_server_ends",
+    "recipe/test_gpu_profiles.py::test_vllm_accepts_the_profiles",
     "recipe/test_models.py",
     "recipe/test_published.py",
     "recipe/test_same_episodes.py",

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[1] / "bench/gpu_proof.py"
 @pytest.mark.parametrize(
     ("tier", "parts"),
     [
-        ("parts", ["log-probs", "model", "embedder"]),
+        ("parts", ["log-probs", "loss", "model", "embedder"]),
         ("stack", ["steps", "tips", "checkpoint", "weights", "LoRA", "memory", "seconds"]),
     ],
 )

@@ -115,6 +115,14 @@ def test_a_new_list_makes_the_venv_anew_and_a_new_pyproject_only_the_project(che
     assert (checkout.installed(), leftover.exists()) == (["requirements/cpu.txt", "."], False)
 
 
+@pytest.mark.parametrize(("given", "expected"), [((), "gpu"), (("profile=cpu",), "cpu")])
+def test_the_proof_keeps_the_packages_for_gpus(given, expected):
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "--dry-run", "gpu-proof", *given]
+    said = subprocess.run(command, cwd=ROOT, env=outside, capture_output=True, text=True, check=True).stdout
+    assert f"./setup.sh {expected}\n" in said and ("--device cpu" in said) == (expected == "cpu")
+
+
 def test_an_interrupted_run_is_done_again(checkout):
     checkout.python(checkout.bin / "python3.12")
     checkout.broken.touch()

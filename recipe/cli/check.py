@@ -1,5 +1,7 @@
 """``empo2 check``."""
 
+import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,7 +34,7 @@ def check(
     from empo2.recipe.errors import ConfigError
     from empo2.recipe.launcher.cluster import look_at_cluster
     from empo2.recipe.launcher.estimate import CARDS
-    from empo2.recipe.launcher.machine import Gpus, find_shape, look, read_gpus
+    from empo2.recipe.launcher.machine import ESTIMATED, Gpus, find_shape, look, read_gpus
     from empo2.recipe.launcher.model_files import model_of
 
     settings = options.settings()
@@ -46,8 +48,15 @@ def check(
     else:
         gpus = Gpus([]) if on_cpu else read_gpus()
     shape = find_shape(settings)
+    if settings.verl and importlib.util.find_spec("verl") is not None:
+        from empo2.recipe.trainer.verl_config import build_verl_config
+
+        # Refuses what `empo2 train` would.
+        build_verl_config(
+            settings, model_path=settings.model.path, run_directory=Path(), gateway_url="", gateway_key=""
+        )
     found = [*nodes, *look(settings, gpus, shape)]
-    elsewhere = ("host memory", "disk") if gpu is not None else ()  # of the machine with the pretended GPUs
+    elsewhere = ESTIMATED if gpu is not None else ()  # of the machine with the pretended GPUs
     print("machine")
     for each in found:
         verdict = "needs" if each.name in elsewhere else "WRONG" if each.fix else "ok"
@@ -118,6 +127,10 @@ def _show_step(settings: Settings, shape: "Shape", card: "Card") -> None:
         print(f"\na step: the speed of {card.name} is unknown")
         return
     algorithm = settings.algorithm
+    fewer = {"updates_per_step": max(1, algorithm.updates_per_step // 4)}  # four times the rows an update
+    even = estimate.step_time(
+        settings.model_copy(update={"algorithm": algorithm.model_copy(update=fewer)}), shape, card
+    )
     print(
         f"\na step, estimated by roofline; environments, embeddings and communication take no time\n"
         f"  assumed     {algorithm.tasks_per_step * algorithm.rollouts_per_task} episodes of {estimate.TURNS} turns, "
@@ -126,3 +139,10 @@ def _show_step(settings: Settings, shape: "Shape", card: "Card") -> None:
         f"  generation  {step.generation:.0f} s\n"
         f"  update      {step.update:.0f} s, {algorithm.updates_per_step} optimizer steps"
     )
+    if even is not None and even.update < step.update:
+        print(
+            f"              of it {step.update - even.update:.0f} s wait for the longest row; "
+            f"algorithm.updates_per_step={fewer['updates_per_step']}: {even.update:.0f} s"
+        )
+    hours = settings.run.steps * (step.generation + step.update) / 3600
+    print(f"  training    {hours:.1f} hours at the least, {settings.run.steps} steps")

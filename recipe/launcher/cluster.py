@@ -53,6 +53,8 @@ def look_at_cluster(
             there, gpus = answer if isinstance(answer, tuple) else ({}, Gpus([]))
             cards += gpus.cards
             said = [answer] if isinstance(answer, str) else differences(here, there)
+            if (driver := machine.driver_of(gpus)) is not None and driver.fix:
+                said.append(f"driver {driver.said}: {driver.fix}")
             if hardware.nodes > 1 and address.startswith("127."):
                 said.append(f"Ray knows it by {address}: give ray start a --node-ip-address")
             fix = "make it as on this host" if said else ""
@@ -63,16 +65,18 @@ def look_at_cluster(
     return found, Gpus(cards, "")
 
 
-def require_cluster(settings: Settings, model: str, say: Callable[[str], object]) -> None:
+def require_cluster(settings: Settings, model: str, say: Callable[[str], object]) -> list[str]:
     """Refuse a training that its cluster cannot do; nodes that are still starting are waited for.
+
+    Returns: warnings, as `machine.require_room`.
 
     Raises:
         ConfigError: as `look_at_cluster`; names what the nodes lack; or as `machine.require_room`.
     """
     found, gpus = look_at_cluster(settings, model, say=say, seconds=WAIT_SECONDS)
-    if wrong := [f"{each.name}: {each.said}; {each.fix}" for each in found if each.fix]:
+    if wrong := [str(each) for each in found if each.fix]:
         raise ConfigError(f"{_named(settings)}: {' | '.join(wrong)}")
-    machine.require_room(settings, gpus)
+    return machine.require_room(settings, gpus)
 
 
 def _named(settings: Settings) -> str:

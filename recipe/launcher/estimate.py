@@ -16,14 +16,16 @@ CONTEXT = 1 * GIB  # CUDA context and NCCL's buffers of the trainer's process
 ASLEEP = 2 * GIB  # what vLLM keeps while it sleeps: CUDA context, graphs, NCCL
 BUCKET = 2 * GIB  # verl's rollout.update_weights_bucket_megabytes
 CHUNK = 1024  # positions whose logits are float32 at once: trainer/log_probs.py
-# Measured on two cores as proportional set sizes. Of an agent: a Java process of ScienceWorld has 350 MB at its limit
-# of heap, one of TextWorld-Express 50; the agent is a fork of a process that has imported its class, or a command.
-JVMS = {"empo2.agents.scienceworld.": 0.35e9, "empo2.agents.textworld_express.": 50e6}
+# Measured on two cores, bytes as proportional set sizes. Of an agent: a Java process of ScienceWorld has 350 MB at its
+# limit of heap and takes 2.3 s of a core for an episode of 30 turns, one of TextWorld-Express 50 MB and 1.0 s; the
+# agent is a fork of a process that has imported its class, or a command.
+JVMS = {"empo2.agents.scienceworld.": (0.35e9, 2.3), "empo2.agents.textworld_express.": (50e6, 1.0)}
 FORK, COMMAND = 25e6, 0.1e9
 # Of a process on the CPU with its imports: verl's worker 0.8, vLLM's engine 0.8, the gateway with the embedder 0.7,
 # Ray's processes together 0.35 GiB.
 IMPORTS, GATEWAY, SMALL = 0.9 * GIB, 0.75 * GIB, 0.1 * GIB
 RAY = 0.4 * GIB
+EMBEDDER = 1e9  # of a GPU, with its CUDA context
 UTILIZATION = 0.35  # of the card's peak, in the update and when prompts are read
 IMBALANCE = 1.5  # longest to mean rank with one row a rank; 1.53 simulated on rows of 2,000 to 12,000 tokens
 # An episode of ScienceWorld: docs/experiments.md, "What things cost".
@@ -208,11 +210,14 @@ def push_memory(settings: Settings, shape: Shape) -> Terms:
 
 
 def phases(settings: Settings, shape: Shape, card: Card) -> dict[str, Terms]:
-    return {
+    found = {
         "update": update_memory(settings, shape),
         "generation": generation_memory(settings, shape, card),
         "weight push": push_memory(settings, shape),
     }
+    if settings.memory.embedder_device == "cuda":
+        found = {name: terms | {"embedder, on GPU 0": EMBEDDER} for name, terms in found.items()}
+    return found
 
 
 def sequences(settings: Settings, shape: Shape, card: Card) -> float:
@@ -232,6 +237,7 @@ def remedies(settings: Settings, shape: Shape, card: Card) -> list[str]:
     """Return the smallest sets of settings with which the run fits, as ``key=value``; else the cards it fits on."""
     model, hardware = settings.model, settings.hardware
     changes: list[tuple[str, str, Any]] = [
+        *([("hardware", "micro_batch", 1)] if hardware.micro_batch > 1 else []),
         *([] if hardware.offload else [("hardware", "offload", True)]),
         *[("hardware", "gpu_memory_fraction", share) for share in (0.3, 0.4, 0.5, 0.7, 0.8)],
         *[("hardware", "tensor_parallel", n) for n in (2, 4, 8) if hardware.gpus_per_node % n == 0],
@@ -305,15 +311,29 @@ def checkpoints(settings: Settings, shape: Shape) -> float:
     return each * settings.run.keep_checkpoints if settings.run.save_every else 0
 
 
-def java_of(settings: Settings) -> float:
-    """Return the bytes of the Java process of an agent; 0 if its world needs none."""
+def java_of(settings: Settings) -> tuple[float, float]:
+    """Return the bytes of the Java process of an agent and its seconds of a core; 0 if its world needs none."""
     name = settings.agent.class_ or ""
-    return next((size for world, size in JVMS.items() if name.startswith(world)), 0.0)
+    return next((costs for world, costs in JVMS.items() if name.startswith(world)), (0.0, 0.0))
+
+
+def java_seconds(settings: Settings) -> float:
+    """Return the seconds of a core that the Java processes of a step take."""
+    return settings.algorithm.tasks_per_step * settings.algorithm.rollouts_per_task * java_of(settings)[1]
 
 
 def agents_memory(settings: Settings) -> float:
     own = COMMAND if (settings.agent.class_ or "").startswith("empo2.agents.command.") else FORK
-    return settings.agent.concurrency * (own + java_of(settings))
+    return settings.agent.concurrency * (own + java_of(settings)[0])
+
+
+def stack_memory(settings: Settings, shape: Shape) -> float:
+    """Return the bytes of main memory on a node with GPUs: each process's imports, and a LoRA merged for the push."""
+    hardware = settings.hardware
+    engines = max(1, hardware.gpus_per_node // hardware.tensor_parallel)
+    processes = 1 + 2 * hardware.gpus_per_node + 2 * engines  # trainer; its and vLLM's workers; vLLM's servers, engines
+    merged = 4 * shape.parameters / hardware.nodes if settings.model.lora_rank else 0
+    return processes * IMPORTS + GATEWAY + RAY + 2 * SMALL + merged
 
 
 def cpu_memory(settings: Settings, shape: Shape, *, width: int) -> Terms:

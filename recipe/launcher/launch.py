@@ -76,8 +76,7 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
             f"critic.path={settings.critic.path!r}: is for empo2 eval; training learns from what the policy samples, "
             "not from what a critic picks, so set it to null"
         )
-    if settings.hardware.cluster is None:
-        require_room(settings)
+    room = require_room(settings) if settings.hardware.cluster is None else []
     if not settings.agent.concurrency and not given_keys().agent:
         raise ConfigError(f"agent.concurrency=0: the controllers of other hosts need the agents' key; give it as {KEY}")
     agent = check_agent(settings)
@@ -89,11 +88,12 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
     # Refuses wrong options before anything starts; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
     if settings.hardware.cluster is not None:
-        require_cluster(settings, model, partial(console.print, soft_wrap=True, highlight=False, markup=False))
+        room = require_cluster(settings, model, partial(console.print, soft_wrap=True, highlight=False, markup=False))
     scopes = [scope_of(task, settings.memory.scope) for task in tasks.train]
     if check is not None:
         check(settings, tasks, model)
-    for warning in filter(None, [*warnings_of(settings), recurrence_warning(scopes, settings, settings.run.steps)]):
+    recurrence = recurrence_warning(scopes, settings, settings.run.steps)
+    for warning in filter(None, [*room, *warnings_of(settings), recurrence]):
         console.print(f"warning  {warning}", soft_wrap=True, highlight=False, markup=False)
     with bind(gateway_host(settings), settings.gateway.port) as listener:
         url = url_of(listener)

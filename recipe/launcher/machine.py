@@ -1,5 +1,6 @@
 """Read the machine, and find what a run would miss on it; neither torch, verl nor vLLM is imported."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -21,7 +22,9 @@ from empo2.recipe.network import gateway_host
 
 MOUNTS, SHARED = Path("/proc/mounts"), Path("/dev/shm")
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-DRIVER = 580  # CUDA 13.0, for which the pinned torch is built
+DRIVER, OLDER_DRIVER = 580, 575  # of CUDA 13.0, for which the pinned torch is built, and of 12.9 (torch +cu129)
+ESTIMATED = ("host memory", "cores", "disk")  # findings for which a run is warned, not refused
+_JAVA_SECONDS = 60  # of a step, in which cores that are too few do nothing else
 _SHARED_BYTES = 2e9  # Ray's object store
 _TOO_LARGE = 1.1  # a run is refused whose estimate exceeds a card by more than 10 %
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "9p", "afs"}
@@ -35,6 +38,9 @@ class Finding:
     name: str
     said: str
     fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.said}{f'; {self.fix}' if self.fix else ''}"
 
 
 @dataclass(frozen=True)
@@ -93,9 +99,13 @@ def find_shape(settings: Settings) -> Shape | None:
 
 def _cached(name: str) -> Path | None:
     """Return the folder in which huggingface_hub keeps a model; None if it has none."""
+    folder = _hub() / f"models--{name.replace('/', '--')}" / "snapshots"
+    return next((file.parent for file in folder.glob("*/config.json")), None)
+
+
+def _hub() -> Path:
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}" / "snapshots"
-    return next((file.parent for file in hub.glob("*/config.json")), None)
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
 
 
 def require_gpus(settings: Settings) -> Gpus:
@@ -115,50 +125,68 @@ def require_gpus(settings: Settings) -> Gpus:
     return gpus
 
 
-def require_room(settings: Settings, gpus: Gpus | None = None) -> None:
-    """Refuse a training that cannot start: GPUs are missing, or too small by more than 10 %.
+def require_room(settings: Settings, gpus: Gpus | None = None) -> list[str]:
+    """Refuse a training that cannot work on this machine; return in lines what is only estimated to be too little.
 
     Args:
         gpus: of a cluster, which are enough; None: those of this machine.
 
     Raises:
-        ConfigError: as `require_gpus`; or names the settings to change.
+        ConfigError: as `require_gpus`; names what `look` has found; or GPUs are too small by more than 10 %, and names
+            the settings to change.
     """
     gpus, shape = gpus or require_gpus(settings), find_shape(settings)
+    wrong = [each for each in look(settings, gpus, shape) if each.fix]
+    if refused := [str(each) for each in wrong if each.name not in ESTIMATED]:
+        raise ConfigError(" | ".join(refused))
+    warnings = [f"{each} (estimated)" for each in wrong]
     if not gpus.cards or shape is None:
-        return
+        return warnings
     card = min(gpus.cards, key=lambda card: card.memory)
     share = estimate.excess(settings, shape, card)
-    if share > _TOO_LARGE:
+    if share > 1:
         fixes = " or ".join(estimate.remedies(settings, shape, card)[:2])
-        raise ConfigError(
-            f"model.path={settings.model.path!r}: does not fit {estimate.gpus_of(settings)} GPUs of "
-            f"{card.memory / GIB:.0f} GiB (estimated; empo2 check shows each part); change {fixes}"
+        said = (
+            f"{estimate.gpus_of(settings)} GPUs of {card.memory / GIB:.0f} GiB (estimated; empo2 check shows each part)"
         )
+        if share > _TOO_LARGE:
+            raise ConfigError(f"model.path={settings.model.path!r}: does not fit {said}; change {fixes}")
+        warnings.append(f"model.path={settings.model.path!r}: may not fit {said}; if memory runs out, change {fixes}")
+    return warnings
 
 
 def look(settings: Settings, gpus: Gpus, shape: Shape | None) -> list[Finding]:
     """Return what the machine has and lacks for a training."""
-    found = [*_gpus(settings, gpus), _memory(settings, shape), _disk(settings, shape), _model(settings)]
-    found += [_port(settings), _java(settings), _folder(settings), _shared_memory()]
+    found = [*_gpus(settings, gpus), _memory(settings, shape), _cores(settings), _disk(settings, shape)]
+    found += [_model(settings), _port(settings), _java(settings), _folder(settings), _shared_memory()]
     return [each for each in found if each is not None]
+
+
+def driver_of(gpus: Gpus) -> Finding | None:
+    """Return whether the driver is new enough for the installed torch; None if no driver is known."""
+    if not gpus.driver:
+        return None
+    try:
+        older = importlib.metadata.version("torch").endswith("+cu129")
+    except importlib.metadata.PackageNotFoundError:
+        older = False
+    cuda, needed = ("12.9", OLDER_DRIVER) if older else ("13.0", DRIVER)
+    old = int(gpus.driver.partition(".")[0]) < needed
+    fix = f"install {needed} or later" + ("" if older else ", or agent-lightning's setup_verl.sh 0.8.0 cu129")
+    return Finding("driver", f"{gpus.driver}; CUDA {cuda} needs {needed}", fix if old else "")
 
 
 def _gpus(settings: Settings, gpus: Gpus) -> list[Finding]:
     hardware, names = settings.hardware, sorted({card.name for card in gpus.cards})
     if hardware.device == "cpu" or (hardware.cluster is not None and gpus.driver is not None):
-        return []  # a cluster's are counted by node
+        return []  # a cluster's, and their drivers, are looked at by node
     count = f"{len(gpus.cards)} of {hardware.gpus_per_node}{': ' if names else ''}{', '.join(names)}"
     if gpus.driver is None:
         return [Finding("GPUs", f"{count} (pretended; driver not checked)")]
     missing = len(gpus.cards) < hardware.gpus_per_node
     fewer = "set hardware.gpus_per_node, or take --profile gpu-1 or cpu; --gpu NAME pretends"
-    found = [Finding("GPUs", count, fewer if missing else "")]
-    if gpus.driver:
-        old = int(gpus.driver.partition(".")[0]) < DRIVER
-        fix = f"install {DRIVER} or later, or agent-lightning's setup_verl.sh 0.8.0 cu129"
-        found.insert(0, Finding("driver", f"{gpus.driver}; CUDA 13.0 needs {DRIVER}", fix if old else ""))
-    return found
+    found = Finding("GPUs", count, fewer if missing else "")
+    return [found] if (driver := driver_of(gpus)) is None else [driver, found]
 
 
 def _memory(settings: Settings, shape: Shape | None) -> Finding:
@@ -166,6 +194,8 @@ def _memory(settings: Settings, shape: Shape | None) -> Finding:
         parts = {"the stack": sum(cpu_memory(settings, shape).values())}
     else:
         parts = {f"{settings.agent.concurrency} agents": estimate.agents_memory(settings)}
+        if shape is not None:
+            parts["the stack"] = estimate.stack_memory(settings, shape)
         if shape is not None and (moved := estimate.offloaded(settings, shape)):
             parts["offloaded weights and optimizer"] = moved
     free, wanted = _free_memory(), sum(parts.values())
@@ -173,6 +203,15 @@ def _memory(settings: Settings, shape: Shape | None) -> Finding:
         f"{name} {size / GIB:.0f}" for name, size in parts.items()
     )
     return Finding("host memory", said, "lower agent.concurrency, or free memory" if wanted > free else "")
+
+
+def _cores(settings: Settings) -> Finding | None:
+    cores, wanted = len(os.sched_getaffinity(0)), estimate.java_seconds(settings)
+    if not wanted or not settings.agent.concurrency:
+        return None
+    said = f"{cores}: the Java processes of a step take them {wanted / cores:.0f} s"
+    fix = "take more cores, or let other hosts play: docs/cluster.md" if wanted / cores > _JAVA_SECONDS else ""
+    return Finding("cores", said, fix)
 
 
 def cpu_memory(settings: Settings, shape: Shape) -> estimate.Terms:
@@ -198,8 +237,16 @@ def _disk(settings: Settings, shape: Shape | None) -> Finding | None:
     folder = Path(settings.run.directory).absolute()
     free, wanted = shutil.disk_usage(existing_folder(folder)).free, estimate.checkpoints(settings, shape)
     kept = f"{settings.run.keep_checkpoints} checkpoints" if wanted else "no checkpoints"
+    hub = existing_folder(_hub())
+    if settings.model.path in SHAPES and not _cached(settings.model.path) and _same_disk(hub, folder):
+        wanted += 2 * shape.parameters
+        kept = f"the model in {hub}, {kept}"
     fix = "lower run.keep_checkpoints, or give another run.directory" if wanted > free else ""
     return Finding("disk", f"{wanted / GIB:.0f} GiB needed, {free / GIB:.0f} free: {kept} in {folder}", fix)
+
+
+def _same_disk(one: Path, other: Path) -> bool:
+    return existing_folder(one).stat().st_dev == existing_folder(other).stat().st_dev
 
 
 def _model(settings: Settings) -> Finding:
@@ -225,7 +272,7 @@ def _port(settings: Settings) -> Finding | None:
 
 
 def _java(settings: Settings) -> Finding | None:
-    if not estimate.java_of(settings):
+    if not estimate.java_of(settings)[0]:
         return None
     from empo2.agents.text_game.java import java_executable
 

@@ -45,11 +45,16 @@ class NewLines:
 
 # What a step lost, with what mends it.
 _LOSSES = {
-    "rollouts_dropped": "rollouts dropped",
+    "rollouts_dropped": "rollouts dropped (empo2 show --dropped; agent.time_limit, algorithm.failed_rollout_return)",
     "repeated_calls": "repeated calls",
+    "turns_dropped": "turns dropped (their tip-free prompt is unknown: see gateway.log)",
+    "overlong_rows": "rows dropped (raise model.max_prompt_tokens)",
+    "cut_rows": "rows cut (raise model.max_episode_tokens)",
+    "reply_tokens_lost": "reply tokens without gradient (of what was dropped or cut)",
+    "untaught_tokens": "reply tokens not distilled (vLLM gave no other tokens with them)",
     "memory_failures": "memory failures (see gateway.log)",
     "memory_late": "calls sent without tips (raise memory.embedder_threads or memory.deadline)",
-    "disagreeing_rows": "rows without gradient (algorithm.log_prob_gap_limit: vLLM and trainer disagree)",
+    "disagreeing_rows": "rows without their clipped term (algorithm.log_prob_gap_limit: vLLM and trainer disagree)",
     "reflections_failed": "tips not written (see gateway.log; reflection.timeout)",
     "spans_lost": "spans lost (see gateway.log; gateway.traces)",
 }

@@ -80,7 +80,7 @@ def build_verl_config(
             shown = redacted({key.rpartition(".")[2]: value}).popitem()[1]
             raise ConfigError(f"verl.{key}={shown!r}: not an option of verl or agent-lightning: {reason}") from None
     check_lora(config)
-    check_parallel(config)
+    check_parallel(config, "fsdp2")
     check_distillation(settings.algorithm, config)
     for name in settings.run.loggers:
         if name != "console" and importlib.util.find_spec(name) is None:
@@ -105,20 +105,30 @@ def check_lora(config: DictConfig) -> None:
         )
 
 
-def check_parallel(config: DictConfig) -> None:
-    """Refuse to split a row over GPUs: ``updates.lay_out`` deals whole rows to as many ranks as there are GPUs.
+def check_parallel(config: DictConfig, *strategies: str) -> None:
+    """Refuse to split a row over GPUs, since ``updates.lay_out`` deals whole rows to as many ranks as there are GPUs.
+
+    Args:
+        strategies: those of verl that are allowed; our engine is registered for fsdp2 alone.
 
     Raises:
-        ConfigError: verl's actor is not trained by FSDP, or with sequence parallelism.
+        ConfigError: actor or reference have another strategy, sequence parallelism, or rows by tokens with sdpa.
     """
-    actor = config.actor_rollout_ref.actor
-    if actor.strategy not in ("fsdp", "fsdp2"):
-        raise ConfigError(f"actor_rollout_ref.actor.strategy={actor.strategy!r}: must be fsdp2 (or fsdp)")
-    for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
-        if (size := OmegaConf.select(actor, key) or 1) > 1:
+    models, sdpa = config.actor_rollout_ref, "model.override_config.attn_implementation"
+    for part in ("actor", "ref"):
+        if (strategy := models[part].strategy) not in strategies:
+            raise ConfigError(f"actor_rollout_ref.{part}.strategy={strategy!r}: must be {' or '.join(strategies)}")
+        for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
+            if (size := OmegaConf.select(models, f"{part}.{key}") or 1) > 1:
+                raise ConfigError(
+                    f"actor_rollout_ref.{part}.{key}={size}: rows would get into wrong updates, and sdpa would see "
+                    "only a part of each; set it to 1. Longer rows: model.lora_rank, hardware.offload or more memory"
+                )
+    for key in ("actor.use_dynamic_bsz", "ref.log_prob_use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz"):
+        if OmegaConf.select(models, key) and OmegaConf.select(models, sdpa) == "sdpa":
             raise ConfigError(
-                f"actor_rollout_ref.actor.{key}={size}: rows would get into wrong updates, and sdpa would see only a "
-                "part of each; set it to 1. For longer rows use model.lora_rank, hardware.offload or more memory"
+                f"actor_rollout_ref.{key}=True: sdpa gets a dense mask, and no flash kernel, for a pass of several "
+                "rows; set it to False (hardware.micro_batch is the number of rows)"
             )
 
 
@@ -128,6 +138,11 @@ def check_distillation(algorithm: Algorithm, config: DictConfig) -> None:
     Raises:
         ConfigError: names verl's option.
     """
+    if algorithm.distills and (strategy := config.actor_rollout_ref.actor.strategy) != "fsdp2":
+        raise ConfigError(
+            f"actor_rollout_ref.actor.strategy={strategy!r}: does not give the log-probs that "
+            f"algorithm.off_policy_loss={algorithm.off_policy_loss!r} needs; set it to fsdp2"
+        )
     for key in ("model.use_fused_kernels", "actor.calculate_sum_pi_squared"):
         if algorithm.distills and OmegaConf.select(config, f"actor_rollout_ref.{key}"):
             raise ConfigError(
@@ -152,7 +167,7 @@ def read_settings(config: DictConfig) -> Settings:
                 f"name, which nothing reads. Write {key.lstrip('+')}.KEY=VALUE"
             )
     check_lora(config)
-    check_parallel(config)
+    check_parallel(config, "fsdp2", "fsdp")  # a script that does not choose has fsdp, with verl's own engine
     layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
     layer.pop("run_directory", None)
     actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
@@ -310,8 +325,12 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         f"{rollout}.n": algorithm.rollouts_per_task,
         f"{rollout}.temperature": model.temperature,
         f"{rollout}.max_model_len": model.max_context_tokens,
-        f"{rollout}.max_num_batched_tokens": max(8192, model.max_context_tokens),
-        f"{rollout}.max_num_seqs": hardware.max_sequences,
+        # verl's own values, which pay here too: CUDA graphs (enforce_eager=False), since decoding waits for launches;
+        # chunked prefill, so that a long prompt holds up no other agent; prefix caching, since each call extends the
+        # last one; sleep of level 2, since level 1 keeps a copy of the weights, which are pushed anyway; pushes through
+        # a bucket of 2 GiB, in which the largest matrix fits: the embedding of 7B has 1.1 GB in bfloat16.
+        f"{rollout}.max_num_batched_tokens": max(8192, model.max_context_tokens),  # a prompt is read in one pass
+        f"{rollout}.max_num_seqs": hardware.max_sequences,  # twice a step's agents, since some ask for reflections
         f"{rollout}.tensor_model_parallel_size": hardware.tensor_parallel,
         f"{rollout}.gpu_memory_utilization": hardware.gpu_memory_fraction,
         f"{rollout}.log_prob_micro_batch_size_per_gpu": hardware.micro_batch,

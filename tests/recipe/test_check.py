@@ -134,6 +134,15 @@ def test_main_memory_and_disk() -> None:
     assert estimate.offloaded(settings, SEVEN) == 12 * P
     assert estimate.offloaded(load_settings("gpu", ["algorithm.kl_coefficient=0.01"]), SEVEN) == 16 * P
     assert estimate.checkpoints(settings, SEVEN) == 2 * 14 * P
+    # Imports of the trainer, eight workers, vLLM's eight, four servers and engines; gateway, Ray, launcher, controller.
+    stack = 25 * 0.9 * GIB + 0.75 * GIB + 0.4 * GIB + 0.2 * GIB
+    assert estimate.stack_memory(settings, SEVEN) == pytest.approx(stack)
+    assert estimate.stack_memory(load_settings("gpu", ["model.lora_rank=64"]), SEVEN) == pytest.approx(stack + 4 * P)
+    assert estimate.java_seconds(settings) == pytest.approx(128 * 2.3)
+    cuda = load_settings("gpu", ["memory.embedder_device=cuda"])
+    plain, more = (estimate.phases(each, SEVEN, CARDS["a100-40"]) for each in (settings, cuda))
+    for name, terms in more.items():
+        assert sum(terms.values()) == pytest.approx(sum(plain[name].values()) + 1e9)
     small, cpu = SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"], load_settings("cpu")
     terms = estimate.cpu_memory(cpu, small, width=2)
     logits = 2048 * 49_152 * 4 + 1024 * 49_152 * 12
@@ -165,6 +174,9 @@ def test_what_it_advises_fits() -> None:
         for remedy in estimate.remedies(load_settings(profile), *_of(profile, card)):
             changed = load_settings(profile, remedy.split())
             assert estimate.excess(changed, *_of(profile, card)) <= 1, remedy
+    assert estimate.remedies(load_settings("gpu", ["hardware.micro_batch=2"]), *_of("gpu", "a100-40"))[0] == (
+        "hardware.micro_batch=1"
+    )
     huge = load_settings("gpu-1", ["model.path=Qwen/Qwen2.5-14B-Instruct", "model.max_context_tokens=32768"])
     shape = SHAPES["Qwen/Qwen2.5-14B-Instruct"]
     assert estimate.remedies(huge, shape, CARDS["rtx4090-24"])[0].startswith(("another card", "a smaller"))
@@ -196,6 +208,10 @@ def test_gpus_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: py
     with_gpus(8, driver="550.54.15")
     code, found = lines_of("gpu", capsys=capsys)
     assert code == 1 and found["driver"][0] == "WRONG" and "580" in found["driver"][1]
+    with_gpus(8, driver="575.57.08")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.11.0+cu129")
+    _, found = lines_of("gpu", capsys=capsys)
+    assert found["driver"] == ["ok", "575.57.08; CUDA 12.9 needs 575"]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +229,9 @@ def test_cards_by_the_names_of_nvidia_smi(name: str, mib: int, card: str) -> Non
     assert (found.name, found.memory) == (card, mib * 2**20)
 
 
-def test_train_refuses_what_cannot_fit() -> None:
+def test_train_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_free_memory", lambda: 1e12)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     with pytest.raises(ConfigError, match=r"hardware.gpus_per_node=8: this machine has 0; --profile cpu"):
         machine.require_room(load_settings("gpu"))
     with_gpus(8, "GeForce RTX 4090", 24_564)
@@ -221,8 +239,22 @@ def test_train_refuses_what_cannot_fit() -> None:
         machine.require_room(load_settings("gpu"))
     assert "\n" not in str(caught.value)
     with_gpus(8, "A100-SXM4-40GB", 40_960)
-    machine.require_room(load_settings("gpu"))
-    machine.require_room(load_settings("cpu"))
+    settings = load_settings("gpu", ["run.save_every=0", "model.path=Qwen/Qwen3-1.7B", "run.directory=/dev/shm"])
+    assert machine.require_room(settings) == machine.require_room(load_settings("cpu")) == []
+    with_gpus(8, "A100-SXM4-40GB", 38_500)  # smaller by 1 %
+    (warning,) = machine.require_room(load_settings("gpu", ["run.save_every=0", "run.directory=/dev/shm"]))
+    assert warning.startswith("model.path='Qwen/Qwen2.5-7B-Instruct': may not fit 8 GPUs of 38 GiB")
+    monkeypatch.setattr(machine, "_free_memory", lambda: 1e9)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    memory, cores, _ = machine.require_room(load_settings("gpu", ["run.save_every=0", "run.directory=/dev/shm"]))
+    assert memory.startswith("host memory: 154 GiB needed, 1 free") and cores.startswith("cores: 1: ")
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/home {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr(machine, "MOUNTS", mounts)
+    monkeypatch.setattr(machine, "SHARED", tmp_path / "none")
+    with_gpus(8, driver="550.54.15")
+    with pytest.raises(ConfigError, match=r"driver: 550.*\| memory file: .* on nfs4; .*\| shared memory: .*--shm-size"):
+        machine.require_room(load_settings("gpu"))
 
 
 @pytest.mark.parametrize(
@@ -292,6 +324,12 @@ def test_nothing_heavy_is_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+def test_options_of_verl_are_checked_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    option = "verl.actor_rollout_ref.ref.strategy=megatron"
+    assert main(["check", "--profile", "gpu", "--gpu", "h100-80", option]) == 2
+    assert "actor_rollout_ref.ref.strategy='megatron': must be fsdp2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("profile", "card"), [("gpu", "h100-80"), ("gpu", "a100-40"), ("gpu-1", "h100-80"), ("gpu-24", "rtx4090-24")]
 )
@@ -300,4 +338,4 @@ def test_the_page_shows_the_estimates(profile: str, card: str, capsys: pytest.Ca
     _, memory, step = capsys.readouterr().out.split("\n\n")
     page = (Path(__file__).parents[2] / "docs/gpus.md").read_text()
     assert memory in page, "paste the output of empo2 check into docs/gpus.md anew"
-    assert step in page or profile != "gpu"
+    assert step in page

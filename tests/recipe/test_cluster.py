@@ -1,5 +1,6 @@
 """More than one host: the network that they share, their Ray cluster, and the key of vLLM's servers."""
 
+import contextlib
 import socket
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from empo2.recipe import network
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.launcher import cluster
+from empo2.recipe.launcher.estimate import CARDS
+from empo2.recipe.launcher.machine import Finding, Gpus
 from empo2.recipe.protocol import MODEL_KEY, model_key
 from empo2.recipe.trainer import node_watch
 from empo2.recipe.trainer.compat.model_key import KeyCheck
@@ -154,6 +157,17 @@ def test_what_differs_on_a_node_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert f"ray 1.0, not {ray.__version__}" in said and "model.path unreadable, not db2353cf" in said
     assert [each for each in said if each.startswith("run.directory is not shared")]
     assert [each for each in said if each.startswith("hardware.network='10.0.0.0/8': ")]
+
+
+def test_the_driver_of_each_node_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings("gpu", ["hardware.ray_address=auto", "hardware.nodes=2", f"run.directory={tmp_path}"])
+    drivers = {"10.0.0.1": "580.65.06", "10.0.0.2": "550.54.15"}
+    answers = {address: ({}, Gpus([CARDS["h100-80"]] * 8, driver)) for address, driver in drivers.items()}
+    monkeypatch.setattr(cluster, "_joined", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(cluster, "_wait", lambda *_: Finding("nodes", "2 of 2"))
+    monkeypatch.setattr(cluster, "_ask_nodes", lambda *_: answers)
+    with pytest.raises(ConfigError, match=r"'auto': node 10.0.0.2: driver 550.54.15; CUDA 13.0 needs 580: install 580"):
+        cluster.require_cluster(settings, str(tmp_path), print)
 
 
 def test_an_address_without_a_cluster_is_refused_at_once() -> None:

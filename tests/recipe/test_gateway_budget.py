@@ -210,3 +210,5 @@ def test_what_may_not_fit_is_warned_of(override: str, words: str):
     (warning,) = warnings_of(load_settings("gpu", [override]))
     assert warning.startswith(override.replace("memory.top_k=20", "memory.episode_tokens=2048")) and words in warning
     assert warnings_of(load_settings("gpu", [override, "algorithm.name=grpo"])) == []
+    (warning,) = warnings_of(load_settings("gpu", ["hardware.micro_batch=2", "algorithm.name=grpo"]))
+    assert warning.startswith("hardware.micro_batch=2: rows of different lengths get a dense mask")

@@ -1,5 +1,6 @@
 """The profiles for GPUs, checked by verl's own rules on a machine without one, and the proof for machines with one."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from omegaconf import DictConfig
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher import estimate, machine
+from empo2.recipe.protocol import KEY_CHECK
 from empo2.recipe.trainer.verl_config import build_verl_config, read_settings
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -24,6 +26,46 @@ MODELS = {
     "gpu-1": "Qwen/Qwen2.5-1.5B-Instruct",
     "gpu-24": "Qwen/Qwen2.5-1.5B-Instruct",
 }
+
+
+# The arguments that verl makes of a profile, read by vLLM's own parser; the server itself is not started.
+PARSE = """
+import asyncio, json, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from empo2.recipe.config import load_settings
+from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.rollout.vllm_rollout.vllm_async_server import AsyncEngineArgs, vLLMHttpServer
+
+class Server(vLLMHttpServer):
+    def __init__(self, config):
+        model = config.actor_rollout_ref.model
+        self.config = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+        self.model_config = SimpleNamespace(
+            local_path=model.path, trust_remote_code=False, lora=model.lora, lora_rank=model.lora_rank
+        )
+        self.replica_rank, self.node_rank, self.nnodes = 1, 0, 1  # the first one would print its arguments
+        self.profiler_controller = SimpleNamespace(config=None, tool_config=None)
+
+    async def run_server(self, arguments):
+        engine = AsyncEngineArgs.from_cli_args(arguments)
+        names = ("model", "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+                 "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill",
+                 "enable_sleep_mode", "enable_lora")
+        found[profile] = {name: getattr(engine, name) for name in names} | {
+            name: getattr(arguments, name) for name in ("middleware", "enable_auto_tool_choice", "tool_call_parser")}
+
+found = {}
+for profile in sys.argv[1:]:
+    settings = load_settings(profile, ["agent.class=a:B", "tasks.source=a:b"])
+    config = build_verl_config(settings, model_path=settings.model.path, run_directory=Path("runs"), gateway_url="",
+                               gateway_key="", tool_parser="hermes")
+    name_middleware(config, settings)
+    asyncio.run(Server(config).launch_server())
+print(json.dumps(found))
+"""
 
 
 def config_of(profile: str, *overrides: str) -> DictConfig:
@@ -49,12 +91,43 @@ def test_verl_accepts_a_profile(profile: str) -> None:
     assert (rollout.enforce_eager, rollout.enable_prefix_caching, rollout.free_cache_engine) == (False, True, True)
 
 
+def test_vllm_accepts_the_profiles() -> None:
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl",
+    }
+    done = subprocess.run([sys.executable, "-c", PARSE, *MODELS], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for profile, model in MODELS.items():
+        hardware, given = load_settings(profile).hardware, load_settings(profile).model
+        assert found[profile] == {
+            "model": model,
+            "tensor_parallel_size": hardware.tensor_parallel,
+            "max_model_len": given.max_context_tokens,
+            "max_num_seqs": hardware.max_sequences,
+            "max_num_batched_tokens": max(8192, given.max_context_tokens),
+            "gpu_memory_utilization": hardware.gpu_memory_fraction,
+            **dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill", "enable_sleep_mode"), True),
+            "enforce_eager": False,
+            "enable_lora": None,  # it is merged
+            "middleware": [KEY_CHECK],
+            "enable_auto_tool_choice": True,
+            "tool_call_parser": "hermes",
+        }
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("verl.actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "rows would get into wrong updates"),
         ("verl.actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2", "rows would get into wrong"),
+        ("verl.actor_rollout_ref.ref.ulysses_sequence_parallel_size=2", "ref.ulysses_sequence_parallel_size=2: rows"),
+        ("verl.actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size=2", "ref.fsdp_config.*=2: rows"),
         ("verl.actor_rollout_ref.actor.strategy=megatron", "strategy='megatron': must be fsdp2"),
+        ("verl.actor_rollout_ref.actor.strategy=fsdp", "actor.strategy='fsdp': must be fsdp2$"),
+        ("verl.actor_rollout_ref.ref.strategy=megatron", "ref.strategy='megatron': must be fsdp2"),
+        ("verl.actor_rollout_ref.actor.use_dynamic_bsz=True", "use_dynamic_bsz=True: sdpa gets a dense mask"),
         ("verl.algorithm.rollout_correction.rollout_is=token", "vLLM's are the old ones.*take it out"),
     ],
 )
@@ -66,6 +139,11 @@ def test_what_would_train_something_else_is_refused(override: str, said: str) ->
 def test_a_script_of_the_users_own_is_refused_as_well() -> None:
     config = config_of("gpu")
     assert read_settings(config).hardware.gpus_per_node == 8
+    config.actor_rollout_ref.actor.strategy = "fsdp"  # as in a script that does not choose
+    assert read_settings(config).hardware.gpus_per_node == 8
+    config.empo2.algorithm.off_policy_loss = "distillation"
+    with pytest.raises(ConfigError, match=r"strategy='fsdp': does not give the log-probs .* set it to fsdp2"):
+        read_settings(config)
     config.actor_rollout_ref.actor.ulysses_sequence_parallel_size = 4
     with pytest.raises(ConfigError, match="ulysses_sequence_parallel_size=4"):
         read_settings(config)

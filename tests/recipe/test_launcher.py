@@ -247,6 +247,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> Call
         monkeypatch.setattr("empo2.recipe.launcher.launch.wait_for", lambda *_: None)
         # A trainer that fails is seen at once; what it has written before is told all the same.
         monkeypatch.setattr("empo2.recipe.launcher.watch._POLL_SECONDS", 0.05)
+        monkeypatch.setattr("empo2.recipe.launcher.machine._free_memory", lambda: 1e12)  # else a warning
         monkeypatch.setenv("EMPO2_TEST_MARK", mark)
         monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
         chosen = [f"run.directory={tmp_path / 'runs'}", "run.name=a", f"tasks.source={QUESTIONS}"]
@@ -365,9 +366,20 @@ def test_what_is_shown_of_a_step() -> None:
         "empo2/off_policy_fraction": 0.0,
         "empo2/memory_size": 8,
         "timing_s/step": 24.4,
-        "empo2/rollouts_dropped": 3,
+        "empo2/rollouts_dropped": 0,
     }
-    assert step_summary(metrics) == "return  -12.50  memory, on-policy   8 tips  24 s  3 rollouts dropped"
+    shown = "return  -12.50  memory, on-policy   8 tips  24 s"
+    assert step_summary(metrics) == shown
+    for loss, told in {
+        "rollouts_dropped": "3 rollouts dropped (empo2 show --dropped; agent.time_limit, ",
+        "turns_dropped": "3 turns dropped (their tip-free prompt",
+        "overlong_rows": "3 rows dropped (raise model.max_prompt_tokens)",
+        "cut_rows": "3 rows cut (raise model.max_episode_tokens)",
+        "reply_tokens_lost": "3 reply tokens without gradient",
+        "untaught_tokens": "3 reply tokens not distilled",
+        "memory_late": "3 calls sent without tips (raise memory.embedder_threads",
+    }.items():
+        assert step_summary(metrics | {f"empo2/{loss}": 3.0}).startswith(f"{shown}  {told}")
     assert step_summary({"val/return": 8.25, "val/success_rate": 0}) == "validation 8.25"
 
 
