@@ -119,10 +119,13 @@ def test_trainer_alone_waits_for_a_gateway(cli: Cli, monkeypatch: pytest.MonkeyP
 def test_trainer_alone_looks_at_the_cluster(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    monkeypatch.setattr("empo2.recipe.launcher.cluster.require_cluster", lambda *_: looked.append("cluster"))
+    monkeypatch.setattr(
+        "empo2.recipe.launcher.cluster.require_cluster", lambda *_: looked.append("cluster") or ["disk"]
+    )
     monkeypatch.setattr("empo2.recipe.launcher.launch.train_only", lambda *_: looked.append("trainer"))
     command = ["train", "--profile", "cpu", "--gateway", "http://gw:1"]
-    assert cli(*command)[0] == 0 and looked == ["cluster", "trainer"]
+    code, output, _ = cli(*command)
+    assert code == 0 and looked == ["cluster", "trainer"] and "warning  disk" in output
     looked.clear()
     assert cli(*command, "--run-directory", ".")[0] == 0 and looked == ["trainer"]  # the launcher has looked
 

@@ -47,6 +47,8 @@ def train(
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         preemption.expect(*([preemption.WARNING] if run_directory else preemption.WARNINGS))
         if run_directory is None and settings.hardware.cluster is not None:  # else the launcher has looked at it
-            require_cluster(settings, model_of(settings), partial(print, flush=True))
+            say = partial(print, flush=True)
+            for warning in require_cluster(settings, model_of(settings), say):
+                say(f"warning  {warning}")
         folder = run_directory or open_run_directory(settings, options.profile)[0]
         train_only(settings, gateway, given_keys().admin, folder)

@@ -14,13 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from empo2.recipe.controller.warm_agents import is_traced, start_agent, start_fork_server
 from empo2.recipe.errors import Empo2Error
-<<<<<<< HEAD
 from empo2.recipe.protocol import Keys, traceparent
-from empo2.recipe.waiting import first_answer
-=======
-from empo2.recipe.protocol import Keys
 from empo2.recipe.waiting import gateway_answer
->>>>>>> wt-cluster
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 1  # of one request to a gateway that may be starting
