@@ -31,8 +31,6 @@ SLOW = (
     "recipe/test_compat.py",
     "recipe/test_controller_restart.py",
     "recipe/test_baselines.py::test_who_removes_a_folder_removes_the_paper",
-    "recipe/test_retrospex.py::test_train_a_critic_and_be_ranked_by_it",
-    "recipe/test_retrospex.py::test_values_of_a_chain_converge_to_those_by_hand",
     "recipe/test_engine.py",
     "recipe/test_evaluation.py::test_a_server_that_is_down_is_named_in_one_line",
     "recipe/test_evaluation.py::test_adaptation_writes_tips_and_reads_them",

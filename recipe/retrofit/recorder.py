@@ -224,8 +224,7 @@ def _gateway(
     gateway = settings.gateway.model_copy(update={"cumulative_tokens": False})  # a script's replies have no tokens
     # As an external server's: no tokenizer of the model is looked for.
     served = settings.model.model_copy(update={"server": "http://model/v1", "temperature": 1.0})
-    critic = settings.critic.model_copy(update={"path": None})
-    trial = settings.model_copy(update={"algorithm": algorithm, "gateway": gateway, "model": served, "critic": critic})
+    trial = settings.model_copy(update={"algorithm": algorithm, "gateway": gateway, "model": served})
     memory, open_calls = open_memory(trial, folder / "memory.sqlite"), set[int]()
 
     async def asked(request: Request, forward: Next) -> Response:
