@@ -32,7 +32,6 @@ SLOW = (
     "recipe/test_controller_restart.py",
     "recipe/test_baselines.py::test_who_removes_a_folder_removes_the_paper",
     "recipe/test_engine.py",
-    "recipe/test_evaluation.py::test_a_server_that_is_down_is_named_in_one_line",
     "recipe/test_evaluation.py::test_adaptation_writes_tips_and_reads_them",
     "recipe/test_evaluation.py::test_evaluation_goes_on_where_it_stopped",
     "recipe/test_export.py",

@@ -166,16 +166,6 @@ def test_an_iterator_of_products_cannot_give_weights(instructions):
         list(synthetic_goals(iter([product()]), instructions({"B1": asked()})))
 
 
-@pytest.mark.parametrize("goals", [human_goals, synthetic_goals])
-def test_a_file_that_is_missing_or_cut_short_is_named(goals, instructions, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"none\.json cannot be read: No such file"):
-        list(goals([product()], tmp_path / "none.json"))
-    file = instructions({"B1": [asked()]})
-    file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(ValueError, match=r"instructions\.json is damaged or cut short"):
-        list(goals([product()], file))
-
-
 def test_the_order_is_the_originals():
     state = random.getstate()
     try:
