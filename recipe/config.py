@@ -226,13 +226,6 @@ class Reflection(_Section):
     timeout: Annotated[float, Field(gt=0)]
 
 
-class CriticSettings(_Section):
-    path: str | None
-    samples: Annotated[int, Field(ge=2)]
-    decay: Probability
-    least_weight: Probability
-
-
 class CallRule(_Section):
     """A rule of ``gateway.trained_calls``: a call fits if all patterns that are given do (those of a shell)."""
 
@@ -280,7 +273,6 @@ class Settings(_Section):
     tasks: Tasks
     memory: Memory
     reflection: Reflection
-    critic: CriticSettings
     gateway: Gateway
     hardware: Hardware
     verl: dict[str, Any]
@@ -499,11 +491,6 @@ def _check_together(settings: Settings) -> None:
         raise ConfigError(
             f"reflection.prompt: only {{score}}, {{outcome}} and {{words}} are filled in, {{{{ is a brace ({error!r})"
         ) from None
-    if settings.critic.path is not None and model.val_temperature == 0:
-        raise ConfigError(
-            f"critic.path={settings.critic.path!r}: ranks samples, which are all equal at model.val_temperature=0; "
-            "set that above 0"
-        )
     rows = algorithm.tasks_per_step * algorithm.rollouts_per_task
     if rows % gpus:
         raise ConfigError(

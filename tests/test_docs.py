@@ -208,9 +208,6 @@ def test_costs_follow_from_settings_and_panels() -> None:
         f"at most {steps[seen.name] * 33:,} calls",
         f"{len(test.rows)} × 4 × 2 = {len(test.rows) * 8:,} episodes",
         f"{len(test.rows)} × 33 = {len(test.rows) * 33:,}",
-        f"{len(seen.rows)} tasks × 16 = {len(seen.rows) * 16:,} episodes, at most {steps[seen.name] * 16:,} calls",
-        f"{steps[test.name] * 4:,} calls of {settings.critic.samples} samples = "
-        f"{steps[test.name] * 4 * settings.critic.samples:,} replies",
         f"{episodes:,} episodes × 15 steps = {episodes * 15:,} calls",
     }
     for task in ("lifespan-shortest-lived", "test-conductivity", "chemistry-mix-paint-secondary-color"):

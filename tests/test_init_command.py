@@ -127,13 +127,7 @@ def test_what_the_user_is_told(init, code, exit_code, says):
     ended, printed = init(*COMMAND, code=code)
     assert ended == exit_code, printed
     assert says in printed
-
-
-def test_an_agent_that_hangs(init):
-    code, printed = init(*COMMAND, "--time-limit", "8", code="chat(messages)\nprint('waiting')\ntime.sleep(1000)")
-    assert code == 1
-    assert "did not end within 8 s, and was killed after 1 model call" in printed
-    assert "       | waiting\n" in printed
+    assert not ended or "       | " in printed  # the end of what it wrote
 
 
 def test_training_does_not_start_if_the_model_cannot_call_the_agents_tools(init, tmp_path, capfd):
@@ -370,6 +364,7 @@ def test_prompts_of_completions_merge_where_they_extend():
         (Trace([Call("models", {}, False, 404)], exit_code=1), "went to /models, answered 404"),
         (Trace([Call("responses", {}, False, 400, asked="responses")], exit_code=1), "to responses was answered 400"),
         (Trace([], [REWARD], exit_code=0), "no model call came: the agent must take the model's address from AGL_O"),
+        (Trace([call("a")], []), "did not end within 60 s, and was killed after 1 model call"),
     ],
 )
 def test_what_cannot_be_trained(trace: Trace, says: str):

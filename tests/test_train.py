@@ -17,7 +17,6 @@ import torch
 from empo2.recipe.config import load_settings
 from empo2.recipe.evaluation.episode_results import read_results
 from empo2.recipe.rollout_log import read_calls, read_rollouts, rollout_files
-from empo2.recipe.run_folder import read_lines
 from empo2.recipe.trainer.manager import draw_modes
 
 from .needs import need
@@ -237,14 +236,14 @@ def test_evaluation_of_the_checkpoint_equals_the_validation_of_its_step(run: Pat
     rows = json.loads((run / "tasks.json").read_text())["val"]
     panel = {"description": "The run's validation task.", "group": [], "config": {}, "common": {}, "rows": rows}
     (tmp_path / "panel.json").write_text(json.dumps(panel))
-    empo2(tmp_path, "eval", str(run), "--panel", "panel.json", "--samples", "1", "--keep-turns", "--output", "out")
+    empo2(tmp_path, "eval", str(run), "--panel", "panel.json", "--samples", "1", "--output", "out")
     (result,) = read_results(tmp_path / "out")
-    (turns,) = [line["turns"] for line in read_lines(tmp_path / "out" / "turns.jsonl")]
     log = run / "rollouts"
     (validated,) = [each for each in read_rollouts(log, step=STEPS) if each.phase == "validation"]
     calls = read_calls(log, validated.id)
-    assert len(calls) == VALIDATION_STEPS
-    assert [reply for *_, reply in turns] == [call["reply"]["content"] for call in calls]
+    assert result.calls == len(calls) == VALIDATION_STEPS
+    assert result.prompt_tokens == sum(call["prompt_tokens"] for call in calls)
+    assert result.reply_tokens == sum(len(call["response_ids"]) for call in calls)
     assert result.failed is None and result.return_ == pytest.approx(validated.return_)
     assert result.return_ == pytest.approx(metrics_of(run)[-1]["val/return"])
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from dataclasses import fields
 
 from ..rollout import MODEL
 from ..text_game.agent import MAX_TOKENS, Server, connect
@@ -39,15 +40,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     try:
-        episode = Episode(
-            task=args.task,
-            variation=args.variation,
-            simplification=args.simplification,
-            max_steps=paper_max_steps(args.task) if args.max_steps is None else args.max_steps,
-            actions=args.actions,
-            choices=args.choices,
-            seed=args.seed,
-        )
+        if args.max_steps is None:
+            args.max_steps = paper_max_steps(args.task)
+        episode = Episode(**{field.name: getattr(args, field.name) for field in fields(Episode)})
         server = Server(args.base_url, args.key, args.model, args.max_tokens)
         outcome = play(episode, connect(server), show=print)
     except (ValueError, FileNotFoundError) as error:

@@ -115,17 +115,11 @@ def load(
     positive("train_variations", train_variations)
     positive("test_variations", test_variations)
 
+    common: Any = {"simplification": simplification, "actions": actions, "choices": choices, "seed": seed}
+
     def episode(task: str, variation: int) -> Episode:
         steps = paper_max_steps(task) if max_steps is None else max_steps
-        return Episode(
-            task=task,
-            variation=variation,
-            simplification=simplification,
-            max_steps=steps,
-            actions=actions,
-            choices=choices,
-            seed=seed,
-        )
+        return Episode(task=task, variation=variation, max_steps=steps, **common)
 
     first = [episode(task, variation=0) for task in names]  # checks every argument
     train, test = [], []

@@ -76,18 +76,10 @@ def load(
     positive("train_seeds", train_seeds)
     positive("test_seeds", test_seeds)
 
+    common: Any = {"params": params, "max_steps": max_steps, "actions": actions, "choices": choices}
+
     def row(game: str, fold: str, seed: int) -> dict[str, Any]:
-        return asdict(
-            Episode(
-                game=game,
-                params=params,
-                fold=fold,
-                seed=seed,
-                max_steps=max_steps,
-                actions=actions,
-                choices=choices,
-            )
-        )
+        return asdict(Episode(game=game, fold=fold, seed=seed, **common))
 
     for game in names:
         row(game, "train", seed=0)  # checks every argument

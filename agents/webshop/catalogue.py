@@ -129,7 +129,8 @@ def _fill(folder: Path, items: Path, attributes: Path, human: Path | None) -> No
         if not product_count:
             raise ValueError(f"{items} has no product")
         db.execute("CREATE UNIQUE INDEX products_by_asin ON products (asin)")
-        stored = _StoredProducts(db)
+        in_order = db.execute("SELECT product FROM products ORDER BY place")
+        stored = (Product.from_json(text) for (text,) in in_order)
         goals = human_goals(stored, human) if human else synthetic_goals(stored, attributes)
         texts = (goal.as_json() for goal in progress.track(goals, description="goals"))
         goal_count = db.executemany("INSERT INTO goals VALUES (?, ?)", enumerate(texts)).rowcount
@@ -145,17 +146,6 @@ def _fill(folder: Path, items: Path, attributes: Path, human: Path | None) -> No
         }
         db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
         db.commit()
-
-
-class _StoredProducts:
-    """The products in the order of the catalogue; can be iterated repeatedly."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __iter__(self) -> Iterator[Product]:
-        for (text,) in self._db.execute("SELECT product FROM products ORDER BY place"):
-            yield Product.from_json(text)
 
 
 def _stored(db: sqlite3.Connection, products: Iterable[Product]) -> Iterator[str]:

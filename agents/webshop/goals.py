@@ -1,17 +1,15 @@
 """Goals of customers: the original's human and synthetic goals, its shuffle and its split."""
 
 import itertools
-import json
-import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from .json_stream import read_json
-from .products import Product, fields_as_json, log_left_out, texts
+from .products import Product, Record, log_left_out, texts
 
 CAPS = [10.0 * tens for tens in range(1, 100)]  # dollars
 NEAREST_CAPS = 4  # those above the price from which two are drawn
@@ -23,7 +21,7 @@ Split = Literal["original", "verl-agent"]
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class Goal(Record):
     """A product to buy; rewards are computed against it.
 
     asin, query, name, product_category: the product's, `name` being its title.
@@ -32,7 +30,6 @@ class Goal:
     option_names: the options' names, if the original compares options as pairs of name and value: in synthetic goals,
         and in instructions that give them as a mapping. Otherwise empty.
     price_cap: the highest price allowed, in dollars; 1,000,000 for none.
-    weight: how often the original draws it among goals at random; 1 for human goals.
     """
 
     asin: str
@@ -44,23 +41,6 @@ class Goal:
     options: tuple[str, ...]
     option_names: tuple[str, ...]
     price_cap: float
-    weight: float
-
-    def as_json(self) -> str:
-        """Return all fields in order, without their names."""
-        return fields_as_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        *words, attributes, options, option_names, price_cap, weight = json.loads(text)
-        return cls(
-            *words,
-            attributes=tuple(attributes),
-            options=tuple(options),
-            option_names=tuple(option_names),
-            price_cap=price_cap,
-            weight=weight,
-        )
 
 
 def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
@@ -88,7 +68,6 @@ def human_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
                 texts(entry["instruction_attributes"]),
                 tuple(named.values()) or texts(options),
                 tuple(named),
-                weight=1.0,
             )
     left_out.update({"of products that are not in the catalogue": sum(map(len, instructions.values()))})
     log_left_out(file, "instructions", +left_out)
@@ -101,11 +80,8 @@ def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
     no combination and no goal. One log line counts the instructions left out, as in `human_goals`; the original ends
     with an error there.
 
-    `products` is iterated twice, since the weights need the number of all goals: TypeError for an iterator. Raises
-    ValueError if the file is missing or damaged.
+    Raises ValueError if the file is missing or damaged.
     """
-    if isinstance(products, Iterator):
-        raise TypeError("products are gone through twice: give a list, or what can be iterated over again")
     instructions: dict[str, Mapping[str, Any]] = {}
     left_out: Counter[str] = Counter()
     for asin, entry in read_json(file, "object"):
@@ -117,12 +93,6 @@ def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
             instructions[asin] = {key: entry[key] for key in ("instruction", "instruction_attributes")}
     log_left_out(file, "instructions", left_out)
 
-    goals_with: Counter[str] = Counter()
-    for product in products:
-        if entry := instructions.get(product.asin):
-            combinations = math.prod(map(len, product.options.values()))
-            for attribute in texts(entry["instruction_attributes"]):
-                goals_with[attribute] += combinations
     for product in products:
         if entry := instructions.get(product.asin):
             attributes = texts(entry["instruction_attributes"])
@@ -130,8 +100,7 @@ def synthetic_goals(products: Iterable[Product], file: Path) -> Iterator[Goal]:
             for options in itertools.product(*(product.options[name] for name in names)):
                 wishes = ", and ".join(f"{name}: {value}" for name, value in zip(names, options, strict=True))
                 instruction = entry["instruction"] + (f" with {wishes}" if wishes else "")
-                weight = sum(1 / goals_with[attribute] for attribute in attributes) / len(attributes)
-                yield _goal(product, 0, instruction, attributes, options, tuple(names), weight)
+                yield _goal(product, 0, instruction, attributes, options, tuple(names))
 
 
 def shuffled[T](goals: Iterable[T]) -> list[T]:
@@ -169,7 +138,6 @@ def _goal(
     attributes: tuple[str, ...],
     options: tuple[str, ...],
     option_names: tuple[str, ...],
-    weight: float,
 ) -> Goal:
     """Make a goal and cap its price as the original does, but with a seed; the original draws anew each time."""
     price_cap, clause = NO_CAP, ""
@@ -187,5 +155,4 @@ def _goal(
         options=options,
         option_names=option_names,
         price_cap=price_cap,
-        weight=weight,
     )

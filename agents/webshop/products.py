@@ -10,12 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from .json_stream import read_json
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 NO_PRICE = 100.0  # dollars, of a product whose price is not given
 ASIN_LENGTH = 10
@@ -24,7 +21,21 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Record:
+    """What a catalogue stores: as a list of its fields in order, without their names."""
+
+    def as_json(self) -> str:
+        values = [getattr(self, field.name) for field in fields(self)]
+        return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        names = (field.name for field in fields(cls))
+        return cls(**dict(zip(names, map(_frozen, json.loads(text)), strict=False)))  # older ones have one more value
+
+
+@dataclass(frozen=True, slots=True)
+class Product(Record):
     """One product.
 
     asin: its id, 1 to 10 characters.
@@ -51,22 +62,6 @@ class Product:
     @property
     def price_tag(self) -> str:
         return " to ".join(f"${price}" for price in self.prices)
-
-    def as_json(self) -> str:
-        """Return all fields in order, without their names."""
-        return fields_as_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        *texts, bullet_points, prices, price, options, attributes = json.loads(text)
-        return cls(
-            *texts,
-            bullet_points=tuple(bullet_points),
-            prices=tuple(prices),
-            price=price,
-            options={name: tuple(values) for name, values in options.items()},
-            attributes=tuple(attributes),
-        )
 
 
 def read_products(items: Path, attributes: Path) -> Iterator[Product]:
@@ -117,16 +112,17 @@ def texts(value: Any) -> tuple[str, ...]:
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 
-def fields_as_json(record: "DataclassInstance") -> str:
-    """Return all fields in order, without their names."""
-    values = [getattr(record, field.name) for field in fields(record)]
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-
-
 def log_left_out(file: Path, what: str, left_out: Counter[str]) -> None:
     if left_out:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
         log.warning("%s: %s left out: %s", file, what, reasons)
+
+
+def _frozen(value: Any) -> Any:
+    """Return what JSON made a list of as the tuple that it was."""
+    if isinstance(value, dict):
+        return {name: _frozen(each) for name, each in value.items()}
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _fault(record: Any, seen: set[str]) -> str | None:

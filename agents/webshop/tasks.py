@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -80,24 +79,19 @@ def load(
     one_of(get_args(Split), "split", split)
     if (split, test_split) == ("verl-agent", "validation"):
         raise ValueError("test_split 'validation' is not in split 'verl-agent': take test_split 'test'")
-    episode = partial(
-        Episode,
-        max_steps=max_steps,
-        actions=actions,
-        choices=choices,
-        hits=hits,
-        option_matching=option_matching,
-        seed=seed,
-    )
-    episode(catalogue=catalogue, goal=0)  # checks every argument before something is built
+    common: Any = {"max_steps": max_steps, "actions": actions, "choices": choices, "seed": seed}
+    common |= {"hits": hits, "option_matching": option_matching}
+    Episode(catalogue=catalogue, goal=0, **common)  # checks every argument before something is built
     if catalogue != OWN:
         catalogue = str(Path(catalogue).expanduser().absolute())
     with closing(open_catalogue(catalogue)) as opened:
         parts = goals.split(opened.goals, split)
-    episode = partial(episode, catalogue=catalogue)
-    train = _some(parts["train"], "train_goals", train_goals)
-    test = _some(parts[test_split], "test_goals", test_goals)
-    return [asdict(episode(goal=goal)) for goal in train], [asdict(episode(goal=goal)) for goal in test]
+
+    def rows(split: str, key: str, wanted: int | Sequence[int] | None) -> list[dict[str, Any]]:
+        chosen = _some(parts[split], key, wanted)
+        return [asdict(Episode(catalogue=catalogue, goal=goal, **common)) for goal in chosen]
+
+    return rows("train", "train_goals", train_goals), rows(test_split, "test_goals", test_goals)
 
 
 def open_catalogue(name: str) -> Catalogue:

@@ -16,16 +16,13 @@ from empo2.recipe.errors import ConfigError
 if TYPE_CHECKING:
     from typer import Typer
 
-_ANY = object()  # every value but null
-
 # Values that ask for a paper, its module, and the names in it that are used where.
 _HOOKS = {
     "algorithm.advantage": {"gigpo": "gigpo.advantage"},  # TurnAdvantages, in trainer/trainer.py
     "memory.retrieval": {"value": "memrl.retrieval", "newest": "reflexion.retrieval"},  # policy, in gateway/memory.py
     "memory.judged": {True: "self_rag.relevance"},  # relevant_tips, in gateway/tips/search.py
-    "critic.path": {_ANY: "retrospex.reranking"},  # Reranking, in gateway/app.py; facts and summary, in cli/eval.py
 }
-_VERBS = {"empo2": "retrospex.command", "empo2 memory": "memrl.command"}  # a typer app, in cli/verbs.py
+_MEMORY_VERBS = "memrl.command"  # a typer app, in cli/verbs.py
 
 
 def asked_for(settings: BaseModel, key: str) -> ModuleType | None:
@@ -48,16 +45,16 @@ def check(settings: BaseModel) -> None:
         _module(settings, key)
 
 
-def add_verbs(app: "Typer", command: str) -> None:
-    """Add the verbs that papers bring to a command, ``empo2`` or ``empo2 memory``."""
-    if _is_there(_VERBS[command]):
-        app.add_typer(import_module(f"{__name__}.{_VERBS[command]}").app)
+def add_memory_verbs(app: "Typer") -> None:
+    """Add the verbs that a paper brings to ``empo2 memory``."""
+    if _is_there(_MEMORY_VERBS):
+        app.add_typer(import_module(f"{__name__}.{_MEMORY_VERBS}").app)
 
 
 def _module(settings: BaseModel, key: str) -> str | None:
     section, name = key.split(".")
     value: Any = getattr(getattr(settings, section), name)
-    module = _HOOKS[key].get(value) or (_HOOKS[key].get(_ANY) if value is not None else None)
+    module = _HOOKS[key].get(value)
     if module and not _is_there(module):
         raise ConfigError(
             f"{key}={value!r}: needs the folder recipe/baselines/{module.split('.')[0]}, which was removed; put it "

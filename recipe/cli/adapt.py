@@ -62,8 +62,6 @@ def adapt(
     os.umask(0o077)  # chats and tips are for their owner only
     evaluated = options.read("adapt", remembers=memory != "off", empty=empty)
     settings, panel, folder = evaluated.settings, evaluated.panel, evaluated.folder
-    if (critic := settings.critic.path) is not None:
-        raise ConfigError(f"critic.path={critic!r}: is for empo2 eval; set it to null")
     if memory == "read" and evaluated.memory is None:
         raise ConfigError(f"--memory read: {options.model} has no memory; give one by --memory-from")
     other = options.load_panel(unseen) if unseen is not None else None

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from empo2.recipe import baselines
 from empo2.recipe.cli.options import with_options
 from empo2.recipe.cli.panel_options import PanelOptions
 from empo2.recipe.errors import ConfigError
@@ -31,7 +30,6 @@ def evaluate(
         typer.Option(help="Show tips: no, yes (nothing is written), or one and the other."),
     ] = "off",
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each task, at model.val_temperature.")] = 4,
-    keep_turns: Annotated[bool, typer.Option("--keep-turns", help="Keep states and actions in turns.jsonl.")] = False,
 ) -> None:
     """Evaluate a model on a fixed panel of tasks, without training.
 
@@ -44,8 +42,6 @@ def evaluate(
     from empo2.recipe.evaluation.episode_results import Results
     from empo2.recipe.evaluation.evaluation_report import show_evaluations
     from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, Player, planned_episodes, play_missing
-    from empo2.recipe.evaluation.turns import turns_keeper
-    from empo2.recipe.protocol import DRAIN
 
     os.umask(0o077)  # chats and tips are for their owner only
     evaluated = options.read("eval", remembers=memory != "off")
@@ -53,13 +49,9 @@ def evaluate(
     parts = {"off": [MEMORY_OFF], "on": [MEMORY_ON], "both": [MEMORY_OFF, MEMORY_ON]}[memory]
     if memory != "off" and evaluated.memory is None:
         raise ConfigError(f"--memory {memory}: {options.model} has no memory; give one by --memory-from")
-    if memory != "off" and keep_turns:
-        raise ConfigError(f"--memory {memory}: --keep-turns needs --memory off, since tips would be part of the states")
-    reranker = baselines.asked_for(settings, "critic.path")
-    reranking = reranker.facts(settings, memory) if reranker else None
     console = Console()
     planned = planned_episodes(evaluated.panel, parts, samples)
-    with closing(Results(folder, {**evaluated.facts, "critic": reranking})) as results:
+    with closing(Results(folder, evaluated.facts)) as results:
         missing = len(results.missing(planned))
         evaluated.announce(missing, len(planned))
         if missing:
@@ -67,9 +59,5 @@ def evaluate(
                 evaluated.serving(evaluated.memory if memory != "off" else None) as served,
                 progress(console, len(planned) - missing, len(planned)) as show,
             ):
-                keep = turns_keeper(folder, settings) if keep_turns else None
-                play_missing(Player(served.client, settings, served.processes.check, keep), results, planned, show)
-                if reranker:
-                    metrics = served.client.post(DRAIN, json={"timeout": 1}).raise_for_status().json()
-                    print(reranker.summary(metrics))
+                play_missing(Player(served.client, settings, served.processes.check), results, planned, show)
     show_evaluations([folder], console)

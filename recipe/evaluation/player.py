@@ -56,20 +56,12 @@ class Player:
         client: of the gateway, with its admin key.
         settings: agent, scope and limits.
         check: called again and again while episodes are played; raises to stop.
-        keep: called with the result and the events of each episode that did not fail, before its result is yielded.
     """
 
-    def __init__(
-        self,
-        client: httpx.Client,
-        settings: Settings,
-        check: Callable[[], object],
-        keep: Callable[[Result, Sequence[Event]], object] | None = None,
-    ) -> None:
+    def __init__(self, client: httpx.Client, settings: Settings, check: Callable[[], object]) -> None:
         self._client = client
         self._settings = settings
         self._check = check
-        self._keep = keep
         self._seen = 0  # rollouts in agent-lightning's list of those that have ended
 
     def play(self, episodes: Sequence[Planned]) -> Iterator[Result]:
@@ -132,10 +124,7 @@ class Player:
     def _result(self, rollout_id: str, episode: Planned) -> Result:
         rollout = self._client.get(f"/api/rollouts/{rollout_id}").raise_for_status().json()["rollout"]
         events = self._client.get(f"/api/rollouts/{rollout_id}/events").raise_for_status().json()
-        result = result_of(episode, rollout["status"], events)
-        if self._keep is not None and not result.failed:
-            self._keep(result, events)
-        return result
+        return result_of(episode, rollout["status"], events)
 
 
 def result_of(episode: Planned, status: dict[str, Any], events: Sequence[Event]) -> Result:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_RETURN, _VALIDATION = "training/return", "val/return"
-
 
 def show_runs(folders: Sequence[Path], target: Path, console: "Console") -> None:
     """Print each run's table, then what `show_lines` does.
@@ -31,9 +29,9 @@ def show_runs(folders: Sequence[Path], target: Path, console: "Console") -> None
 def _steps_table(rows: Sequence[Row], title: str) -> "Table":
     """Return a table with one line for each of `read_metrics`'s rows; metrics that were not measured stay empty."""
     columns = {
-        "return": (_RETURN, "{:.2f}"),
+        "return": ("training/return", "{:.2f}"),
         "intrinsic": ("training/intrinsic_return", "{:.2f}"),
-        "val\nreturn": (_VALIDATION, "{:.2f}"),
+        "val\nreturn": ("val/return", "{:.2f}"),
         "memory": ("empo2/memory_size", "{:.0f}"),
         "tips\n/call": ("empo2/tips_injected_per_call", "{:.1f}"),
         "dropped": ("empo2/rollouts_dropped", "{:.0f}"),

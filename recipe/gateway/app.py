@@ -14,7 +14,7 @@ import structlog
 from fastapi import FastAPI
 
 from empo2.memory import MemoryService
-from empo2.recipe import baselines, protocol
+from empo2.recipe import protocol
 from empo2.recipe.config import Settings, traces_endpoint
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.credit import TipCredit
@@ -64,8 +64,7 @@ def make_gateway(
 
     Raises:
         OSError: the model's tokenizer cannot be read.
-        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported; ``critic.path`` no critic; as
-            `traces_endpoint`.
+        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported; as `traces_endpoint`.
     """
     proxy = upstream.proxy_settings(settings.model, model_path)
     external = settings.model.server is not None
@@ -88,25 +87,20 @@ def make_gateway(
         state=StateReader(settings.memory),
         traces=traces,
     )
-    paper = baselines.asked_for(settings, "critic.path")
-    reranking = paper.Reranking(transport, services) if paper else None
-    agents_client = client_of(transport=reranking, headers=headers) if reranking else client
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
-    app = upstream.agent_lightning_app(proxy, keys.admin, agents_client, trained=serving is None)
+    app = upstream.agent_lightning_app(proxy, keys.admin, client, trained=serving is None)
     app.include_router(model_routes(serving.name if serving else model_path))
     app.include_router(empo2_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
     way = stages(
         services, keys=keys, episodes=episodes, reflector=reflector, others=others, serving=serving, watch=watch
     )
-    if reranking:
-        way.append(reranking)
     app.add_middleware(Pipeline, stages=way)
     upstream_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with upstream_lifespan(app) as state, client, others, reranking or contextlib.nullcontext():
+        async with upstream_lifespan(app) as state, client, others:
             sweeping = asyncio.create_task(_sweep(services, episodes))
             try:
                 yield state

@@ -147,12 +147,6 @@ def rewards_of(rollout_id: str) -> list[Any]:
     return [event["data"].get("value") for event in events_of(rollout_id) if event["event_type"] == "reward"]
 
 
-def answered_calls(rollout_id: str, attempt_id: str) -> int:
-    """Return the number of an attempt's model calls that were answered."""
-    events = _events.get(rollout_id, {}).get(attempt_id, [])
-    return sum(event.event_type == "model_request" and event.data.get("status") == "ok" for event in events)
-
-
 def unread_pairs() -> set[str]:
     """Return the paired groups of which the trainer has not read and deleted all rollouts."""
     tags = (RolloutTag.read(rollout.metadata) for rollout in _rollouts.values())

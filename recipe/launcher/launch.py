@@ -71,11 +71,6 @@ def _launch(settings: Settings, profile: str | None, console: Console, check: Ch
     started = time.monotonic()
     if settings.model.server is not None:
         raise ConfigError(f"model.server={settings.model.server!r}: training starts its own vLLM; set it to null")
-    if settings.critic.path is not None:
-        raise ConfigError(
-            f"critic.path={settings.critic.path!r}: is for empo2 eval; training learns from what the policy samples, "
-            "not from what a critic picks, so set it to null"
-        )
     room = require_room(settings) if settings.hardware.cluster is None else []
     if not settings.agent.concurrency and not given_keys().agent:
         raise ConfigError(f"agent.concurrency=0: the controllers of other hosts need the agents' key; give it as {KEY}")

@@ -94,15 +94,6 @@ class Trace:
     output: str = ""
 
 
-class _Server(httpx.AsyncHTTPTransport):
-    """Sends requests with the server's key, if it has one."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if key := os.environ.get("OPENAI_API_KEY"):
-            request.headers["Authorization"] = f"Bearer {key}"
-        return await super().handle_async_request(request)
-
-
 def record(
     settings: Settings,
     task: Body,
@@ -128,7 +119,7 @@ def record(
     variables = agent_variables(task, settings.agent.env)
     trace, keys = Trace(), Keys(agent=secrets.token_urlsafe(16), admin=secrets.token_urlsafe(16))
     endpoint, model = server or ("http://model/v1", _MODEL)
-    transport = _Server() if server else _ScriptedModel(replies)
+    transport = None if server else _ScriptedModel(replies)
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(_gateway(trace, settings, keys, model, transport, Path(folder))) as url,
@@ -217,15 +208,18 @@ def _json(value: Body) -> httpx.Response:
 
 
 def _gateway(
-    trace: Trace, settings: Settings, keys: Keys, model: str, transport: httpx.AsyncBaseTransport, folder: Path
+    trace: Trace, settings: Settings, keys: Keys, model: str, transport: httpx.AsyncBaseTransport | None, folder: Path
 ) -> ASGIApp:
-    """Return the gateway of a training run, with a memory that is off, and with what fills the trace around it."""
+    """Return the gateway of a training run, with a memory that is off, and with what fills the trace around it.
+
+    Args:
+        transport: reaches the model; None for that to any OpenAI-compatible server.
+    """
     algorithm = settings.algorithm.model_copy(update={"name": "grpo"})
     gateway = settings.gateway.model_copy(update={"cumulative_tokens": False})  # a script's replies have no tokens
     # As an external server's: no tokenizer of the model is looked for.
     served = settings.model.model_copy(update={"server": "http://model/v1", "temperature": 1.0})
-    critic = settings.critic.model_copy(update={"path": None})
-    trial = settings.model_copy(update={"algorithm": algorithm, "gateway": gateway, "model": served, "critic": critic})
+    trial = settings.model_copy(update={"algorithm": algorithm, "gateway": gateway, "model": served})
     memory, open_calls = open_memory(trial, folder / "memory.sqlite"), set[int]()
 
     async def asked(request: Request, forward: Next) -> Response:

@@ -2,7 +2,6 @@
 
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,12 +183,6 @@ def test_a_disguise_is_other_names_and_a_compass_in_which_doors_still_lead_back(
         for room, exits in house.doors.items():
             assert all(house.doors[behind][OPPOSITE[direction]] == room for direction, behind in exits.items())
     assert drawn[0] != disguise_of(plain, 8, 1)
-
-
-@in_java
-def test_a_house_without_rooms_so_far_apart_is_named(textworld: Environment):
-    with pytest.raises(ValueError, match="No locations could be found that distance apart"):
-        small_model.walk(textworld, MAP_READER, replace(MAP_READER.levels["medium"], rooms=3, distances=(8,)), 0)
 
 
 # The scripted player, by which levels are measured

@@ -82,32 +82,6 @@ def test_a_stopped_agent_leaves_no_java(start, server, episode, variables, stop)
     assert server.events == []
 
 
-def test_a_java_that_is_killed_fails_its_rollout_alone(start, server, episode, variables):
-    asked = [threading.Event(), threading.Event()]
-    release = threading.Event()
-
-    def reply(messages: list[dict]) -> str:
-        number = int("find a(n) animal" not in messages[1]["content"])
-        asked[number].set()
-        release.wait(60)
-        return "focus on air" if number else "look around"
-
-    server.reply = reply
-    environ = [variables(episode(task=task)) for task in ("find-animal", "find-living-thing")]
-    dying, other = (start(CONTROLLER, **each, **server.variables) for each in environ)
-    assert all(event.wait(60) for event in asked)
-    (java,) = psutil.Process(dying.pid).children()
-    java.kill()
-    release.set()
-    _, errors = dying.communicate(timeout=60)
-    assert dying.returncode == 1
-    assert errors.strip().splitlines()[-1].startswith("RuntimeError: Java was lost in the middle of an episode")
-    assert "Exception ignored" not in errors
-    _, errors = other.communicate(timeout=60)
-    assert (other.returncode, errors) == (0, "")
-    assert [event["data"]["value"] for event in server.events] == [-100]
-
-
 def test_a_wrong_setting_fails_the_rollout_with_one_clear_line(start, server, episode, variables):
     agent = start(CONTROLLER, **variables(episode()), **server.variables, JAVA_TOOL_OPTIONS="-Xnonsense")
     _, errors = agent.communicate(timeout=60)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from empo2.memory import MemoryStore
-from empo2.recipe.cli.demo import demo_settings
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.demo_story import Point, read_points, sentences, tell
 
@@ -69,10 +68,3 @@ def test_the_whole_story(tmp_path: Path):
     ]
     assert told[-1] == f"picture  {tmp_path / 'story.png'}"
     assert (tmp_path / "story.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_demo_validates_with_notes_on_houses_that_made_no_model(tmp_path: Path):
-    settings = demo_settings(tmp_path)
-    assert (settings.run.directory, settings.model.path) == (str(tmp_path), "smollm2-135m-notes")
-    assert settings.run.validate_with_memory and settings.run.validate_training_tasks
-    assert settings.tasks.args["level"] == "medium" and settings.algorithm.name == "empo2"

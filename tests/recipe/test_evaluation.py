@@ -486,13 +486,6 @@ async def test_rag_stores_transcripts_without_asking_and_without_tips(tmp_path: 
 # Whole commands: controller, gateway, agents and a scripted model server
 
 
-def test_a_server_that_is_down_is_named_in_one_line(tmp_path: Path, empo2: Any) -> None:
-    panel = toy_panel(tmp_path, {"door": 3})
-    _, errors = empo2("eval", "any", "--server", "http://127.0.0.1:9/v1", "--panel", str(panel), code=2)
-    assert errors.startswith("empo2: error: model.server='http://127.0.0.1:9/v1': no server answers")
-    assert errors.count("\n") == 1
-
-
 def test_evaluation_goes_on_where_it_stopped(tmp_path: Path, empo2: Any) -> None:
     """Six episodes, of which two are played at first; the model says 3, and the door 3 is a success."""
     panel = toy_panel(tmp_path, {"door": 2}, {"door": 3}, {"door": 5, "trouble": "raise"})

@@ -38,15 +38,12 @@ class Panel:
         """Return 12 hexadecimal digits that change with any row."""
         return hashlib.sha256(json.dumps(self.rows, sort_keys=True).encode()).hexdigest()[:12]
 
-    def group_of(self, index: int) -> str:
-        """Return the name of the group that a row belongs to."""
-        return ", ".join(str(self.rows[index][field]) for field in self.group) or "all"
-
     def groups(self) -> dict[str, list[int]]:
-        """Return the indices of the rows of each group, in the order of the file."""
+        """Return the indices of the rows of each group by its name, in the order of the file."""
         found: dict[str, list[int]] = {}
-        for index in range(len(self.rows)):
-            found.setdefault(self.group_of(index), []).append(index)
+        for index, row in enumerate(self.rows):
+            name = ", ".join(str(row[field]) for field in self.group) or "all"
+            found.setdefault(name, []).append(index)
         return found
 
 

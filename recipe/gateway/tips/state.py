@@ -1,13 +1,12 @@
 """The state of an episode: the text that is embedded to find tips and to count visits (chosen in docs/states.md)."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from empo2.recipe.config import Memory, imported
-from empo2.recipe.messages import Message, newest_observation, text_of
+from empo2.recipe.messages import Message, newest_observation
 
 log = structlog.get_logger()
 
@@ -42,15 +41,6 @@ class StateReader:
         A regular expression or a function is asked as if the prompt were a chat of one message.
         """
         return self._of_prompt([{"role": "user", "content": prompt}])
-
-    def task_and_state(self, body: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the beginning of a request's first user message, which usually states the task, and its state."""
-        messages = body.get("messages")
-        if not messages:
-            prompt = str(body.get("prompt") or "")
-            return prompt[: self._characters], self.of_prompt(prompt)
-        task = next((text_of(message.get("content")) for message in messages if message.get("role") == "user"), "")
-        return task[: self._characters], self.of_chat(messages)
 
 
 def _part(state: str, characters: int) -> Part:

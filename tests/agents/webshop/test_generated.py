@@ -29,23 +29,6 @@ def products(files) -> list[Product]:
     return list(read_products(*files[:2]))
 
 
-def test_the_files_have_the_originals_keys_and_types(files):
-    items, attributes, human = (json.loads(file.read_text()) for file in files)
-    assert (len(items), len(attributes), len(human)) == (200, 200, 200)
-    for item in items:
-        texts = ("asin", "name", "query", "category", "product_category", "full_description", "pricing")
-        types = {key: type(value) for key, value in item.items() if key != "small_description"}
-        assert types == {**dict.fromkeys(texts, str), "customization_options": dict, "images": list}
-        assert isinstance(item["small_description"], list | str)
-        for contents in filter(None, item["customization_options"].values()):
-            assert all(content.keys() == {"value", "image"} for content in contents)
-        entry = attributes[item["asin"]]
-        assert entry.keys() == {"attributes", "instruction", "instruction_attributes"}
-        assert {*entry["instruction_attributes"]} <= {*entry["attributes"]}
-        for instruction in human[item["asin"]]:
-            assert instruction.keys() == {"instruction", "instruction_attributes", "instruction_options"}
-
-
 def test_odd_forms_of_the_original_occur(files):
     items = json.loads(files[0].read_text())
     forms = Counter(item["pricing"].count("$") for item in items)

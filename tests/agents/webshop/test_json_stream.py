@@ -55,27 +55,28 @@ ARRAYS = ["[1 2]", "[1,]", "[,]", "[}", "[1}", "[1], 2", "[1] x", "[01]", "['a']
 OBJECTS = ["{]", '{"a" 1}', '{"a"}', "{1: 2}", '{"a": 1,}', "{null: 1}"]
 
 
-@pytest.mark.parametrize("document", [*ARRAYS, *OBJECTS], ids=lambda document: document[:9])
-def test_what_json_refuses_is_refused(file: Path, document: str):
-    file.write_bytes(document.encode("latin-1"))
-    with pytest.raises(ValueError, match="is damaged or cut short") as error:
-        list(read_json(file, "array" if document[0] == "[" else "object"))
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize(
+    ("documents", "says"),
+    [
+        ([*ARRAYS, *OBJECTS], "is damaged or cut short"),
+        (
+            ["", "<html>404</html>", "17", '{"a": 1}', "PK\x03\x04"],
+            r"data\.json holds no JSON array: is it the right one",
+        ),
+    ],
+)
+def test_what_json_refuses_and_files_of_another_kind_are_named_in_one_line(file: Path, documents: list, says: str):
+    for document in documents:
+        file.write_bytes(document.encode("latin-1"))
+        with pytest.raises(ValueError, match=says) as error:
+            list(read_json(file, "object" if document in OBJECTS else "array"))
+        assert "\n" not in str(error.value), document[:9]
 
 
-@pytest.mark.parametrize("document", ["", "<html>404</html>", "17", '{"a": 1}', "PK\x03\x04"])
-def test_a_file_of_another_kind_is_named_in_one_line(file: Path, document: str):
-    file.write_text(document)
-    with pytest.raises(ValueError, match=r"data\.json holds no JSON array: is it the right one") as error:
-        list(read_json(file, "array"))
-    assert "\n" not in str(error.value)
-
-
-def test_a_file_that_cannot_be_read_is_named(file: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"data\.json cannot be read: No such file or directory"):
-        list(read_json(file, "array"))
-    with pytest.raises(ValueError, match=f"{tmp_path.name} cannot be read: Is a directory"):
-        list(read_json(tmp_path, "array"))
+def test_a_file_that_cannot_be_read_is_named(file: Path):
+    for path, says in ((file, "No such file or directory"), (file.parent, "Is a directory")):
+        with pytest.raises(ValueError, match=f"{path.name} cannot be read: {says}"):
+            list(read_json(path, "array"))
 
 
 def test_what_stream_parsers_refuse(file: Path):

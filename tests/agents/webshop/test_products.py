@@ -71,11 +71,6 @@ def test_a_record_as_the_original_reads_it(read):
     assert read(RECORD) == [PRODUCT]
 
 
-def test_a_product_is_the_same_out_of_its_text():
-    assert Product.from_json(PRODUCT.as_json()) == PRODUCT
-    assert "花" in PRODUCT.as_json()
-
-
 @pytest.mark.parametrize(
     ("pricing", "prices", "tag"),
     [
@@ -159,17 +154,3 @@ def test_what_becomes_of_odd_values(read, key: str, value: object, field: str, i
 def test_attributes(read):
     for entry in ({"attributes": None}, {}, None, []):
         assert read(RECORD, attributes={RECORD["asin"]: entry})[0].attributes == ()
-
-
-def test_files_that_are_not_the_originals_are_named(files):
-    with pytest.raises(ValueError, match=r"items\.json holds no JSON object"):
-        list(read_products(*reversed(files)))
-    for file in files:
-        file.write_bytes(file.read_bytes()[:-1])
-        with pytest.raises(ValueError, match=f"{file.name} is damaged or cut short"):
-            list(read_products(*files))
-
-
-def test_half_a_character_can_be_stored(read):
-    [product] = read({**RECORD, "name": "half \ud83d", "customization_options": {"Co\ud83d": [{"value": "\ud83d"}]}})
-    assert (product.title, product.options) == ("half ?", {"co?": ("?",)})

@@ -38,7 +38,6 @@ GOAL = Goal(
     options=("red", "small"),
     option_names=(),
     price_cap=30.0,
-    weight=1.0,
 )
 CHOSEN = {"color": "red", "size": "small"}
 

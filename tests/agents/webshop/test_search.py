@@ -52,15 +52,6 @@ def test_weights_by_hand(index):
     assert made.search("the green") == []
 
 
-def test_long_texts_lose_less_than_with_other_constants(index):
-    """Lengths 5 and 30, mean 17.5, "mug" once and twice.
-
-    k1 0.9, b 0.4: 1 / 1.6429 = 0.609 and 2 / 3.1571 = 0.633. k1 1.2, b 0.75: 1 / 1.5571 and 2 / 3.8429, the other way.
-    """
-    short, long = "mug" + " plain" * 4, "mug mug" + " plain" * 28
-    assert index([short, long]).search("mug") == [1, 0]
-
-
 def plain_scores(counts: list[Counter[str]], words: str) -> dict[int, float]:
     """BM25 by loops: Lucene's formula, lengths as its byte keeps them."""
     known = [each for each in counts if each]
@@ -100,13 +91,6 @@ def test_equal_scores_come_by_place_also_where_only_some_of_them_are_hits(index)
     assert made.search("blue") == blue[:HITS]
     assert made.search("blue mug") == blue[:HITS]
     assert made.search("mug") == [place for place in range(180) if place % 3 != 2][:HITS]
-
-
-def test_common_words_together_go_before_a_rare_one(index):
-    """Rarities: of 60 in 1,000 ln(1 + 940.5 / 60.5) = 2.81, of 230 ln(1 + 770.5 / 230.5) = 1.47, twice 2.94."""
-    made = index(["rare tail"] * 60 + ["first second"] * 230 + ["tail end"] * 710)
-    assert made.search("rare first second") == list(range(60, 60 + HITS))
-    assert made.search("rare first") == list(range(HITS))
 
 
 @pytest.mark.parametrize("texts", [[], ["", "the", "!"]])

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from empo2.agents.text_game.game import NOT_LISTED
 from empo2.agents.webshop import agent, tasks
 from empo2.agents.webshop.agent import WebShopAgent
 from empo2.agents.webshop.catalogue import Catalogue, build
-from empo2.agents.webshop.environment import NOT_POSSIBLE
 from empo2.agents.webshop.tasks import Episode, load, open_catalogue
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.tasks import check_agent, load_tasks, scope_of
@@ -61,20 +59,6 @@ def test_the_right_purchase_is_posted_as_100(run, server, episode, goal_of):
     assert first["content"].endswith(" [SEP] Search")
 
 
-def test_a_part_of_the_reward_is_posted_exactly_and_is_no_success(run, server, episode):
-    reward = run(episode(TEAPOT), ["search[teapot]", "click[b0teapot01]", "click[buy now]"])
-    assert (reward["value"], reward["success"]) == (100 * (2 / 3), False)
-    assert ": score 66.6667 after 3 of 15 steps" in reward["message"]
-
-
-def test_free_text_is_taken_as_it_is(run, server, episode):
-    run(episode(max_steps=4), [" search[blue stoneware] \nas it is blue", "buy it", "click[b0bluemug1]", "höre 数"])
-    turns = [chat["messages"][-1]["content"] for chat in server.chats]
-    assert "[SEP] Page 1 (Total results: 1) [SEP]" in turns[1]
-    assert turns[2] == NOT_POSSIBLE
-    assert turns[3].endswith("[SEP] Buy Now")
-
-
 def test_a_shopper_by_numbers_can_buy_the_right_thing(run, server, episode):
     search = "search[i want a blue mug that is dishwasher safe]"
     server.reply = chooser(search, *BUY_THE_MUG[1:])
@@ -82,16 +66,6 @@ def test_a_shopper_by_numbers_can_buy_the_right_thing(run, server, episode):
     system, first = server.chats[0]["messages"]
     assert "search[" not in system["content"]
     assert [line.partition(" ")[0] for line in first["content"].splitlines()[-4:]] == ["1", "2", "3", "4"]
-
-
-def test_choices_are_equal_for_equal_replies(run, server, episode):
-    server.reply = lambda messages: "2" if len(messages) % 3 else "none of them"
-    rewards = [run(episode(actions="choice", choices=3, max_steps=5)) for _ in range(2)]
-    assert rewards[0] == rewards[1]
-    half = len(server.chats) // 2
-    assert server.chats[:half] == server.chats[half:]
-    turns = [message["content"] for message in server.chats[half - 1]["messages"] if message["role"] == "user"]
-    assert any(turn.startswith(NOT_LISTED) for turn in turns)
 
 
 def test_who_buys_nothing_gets_nothing_and_fewer_hits_make_a_shorter_page(run, server, episode):
@@ -114,12 +88,6 @@ def test_options_of_synthetic_goals_are_matched_as_the_episode_says(
     wanted = episode(catalogue=str(tmp_path / "shop"), goal=large, option_matching=option_matching)
     replies = ["search[shirt]", f"click[{asin}]", "click[x-large]", "click[buy now]"]
     assert run(wanted, replies)["value"] == pytest.approx(score)
-
-
-def test_a_catalogue_that_is_none_fails_the_rollout(run, server, episode, tmp_path):
-    with pytest.raises(Exception, match="is no WebShop catalogue"):
-        run(episode(catalogue=str(tmp_path)))
-    assert server.events == []
 
 
 def test_rows_are_the_first_goals_of_disjoint_splits(shop_folder, monkeypatch):
@@ -183,14 +151,6 @@ def test_the_settings_beside_the_agent_play_the_projects_own_catalogue(tmp_path,
     assert len({row["goal"] for row in rows.train}) == 2
     assert len({scope_of(row, settings.memory.scope) for row in rows.train}) == 1
     assert (settings.algorithm.scale, settings.algorithm.new_state_reward) == (0.01, 1)
-
-
-def test_a_panels_row_may_name_the_projects_own_catalogue(run, server, episode):
-    assert (
-        run(episode(catalogue="own", goal=0, max_steps=1), ["search[mug]"])["message"]
-        == "goal 0: score 0 after 1 of 1 steps"
-    )
-    assert "Back to Search" not in server.chats[0]["messages"][-1]["content"]
 
 
 def test_the_papers_settings(shop_folder):

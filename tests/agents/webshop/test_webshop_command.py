@@ -42,20 +42,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return generated.write(tmp_path_factory.mktemp("files"), 20)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--help"], ["build", "play"]),
-        (["build", "--help"], ["--items", "--attributes", "--human", "--output", "princeton-nlp/WebShop"]),
-        (["play", "--help"], ["--catalogue", "--goal", "search[WORDS]", "example: "]),
-    ],
-)
-def test_help_teaches(command, arguments, says):
-    code, output, _ = command(*arguments)
-    assert code == 0
-    assert all(word in output for word in says)
-
-
 def test_build_then_play(command, files, tmp_path):
     items, attributes, human = files
     shop = tmp_path / "shop"
