@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,13 +20,6 @@ class Visit:
     scope: str
     state: str
     key: np.ndarray
-
-
-class Novelty(NamedTuple):
-    """What a visit was worth: n, the similar visits with this one, and the intrinsic reward, 1/n or that of RND."""
-
-    visits: int
-    reward: float
 
 
 def count_similar(similarities: np.ndarray, visits: np.ndarray, *, threshold: float) -> int:

@@ -212,16 +212,6 @@ class MemoryStore:
                 first, end = np.searchsorted(index["tip"], [tip, tip + 1])
                 index["value"][first:end] = value
 
-    def networks(self) -> bytes | None:
-        """Return what `keep_networks` was given last; None if nothing was."""
-        row = self._db.execute("SELECT content FROM networks").fetchone()
-        return row[0] if row else None
-
-    def keep_networks(self, content: bytes) -> None:
-        """Keep the networks of random network distillation in the file."""
-        with self._db:
-            self._db.execute("INSERT OR REPLACE INTO networks VALUES (1, ?)", (content,))
-
     def remove_tips(self, ids: Collection[int]) -> int:
         """Remove tips and their entries; return the number of tips removed. Their credits stay."""
         with self._db:

@@ -299,3 +299,18 @@ def test_a_memory_and_what_lies_beside_it_is_its_owners(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert modes == dict.fromkeys(("m.db", "m.db-wal", "m.db-shm", "m.db.lock", "snapshot.db"), 0o600)
+
+
+def test_a_table_of_an_older_version_is_ignored(store, tmp_path):
+    """Older files have networks of a second novelty, which is removed."""
+    fill(store)
+    old = tmp_path / "old.db"
+    store.snapshot(old)
+    with closing(sqlite3.connect(old)) as db, db:
+        db.execute("CREATE TABLE networks (id INTEGER PRIMARY KEY, content BLOB NOT NULL)")
+        db.execute("INSERT INTO networks VALUES (1, x'00')")
+    add(store, "later", EAST)
+    store.restore(old)
+    assert found(store) == [("a", 0.75)]
+    with closing(open_store(old)) as other:
+        assert found(other) == [("a", 0.75)]
