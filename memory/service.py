@@ -4,29 +4,16 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from empo2.memory.batching import BatchingEmbedder
 from empo2.memory.embedder import Embedder
 from empo2.memory.index import cosine_similarities, unit
-from empo2.memory.novelty import Visit, count_similar
+from empo2.memory.novelty import Visit
 from empo2.memory.retrieval import Policy
 from empo2.memory.store import MemoryStore, NewPlay, Step, Tip
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A visit whose number of stored visits to similar states is awaited."""
-
-    scope: str
-    embedding: np.ndarray
-    answer: asyncio.Future[int]
 
 
 class MemoryService:
@@ -66,18 +53,23 @@ class MemoryService:
         self._novelty_similarity = novelty_similarity
         self._value_learning_rate = value_learning_rate
         self._visits: defaultdict[str, list[Visit]] = defaultdict(list)  # episode -> visits not committed yet
-        self._asked: list[_Asked] = []  # visits that are not looked up yet
+        self._asked: list[tuple[Visit, asyncio.Future[int]]] = []  # not looked up yet, and the answers
         self._looks_up = 0  # look-ups that are under way
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memory")
+        self._dimension = embedder.dimension
+
+        def open_store() -> tuple[MemoryStore, int]:
+            store = MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)
+            return store, store.size()
+
         try:
-            self._store, self._size = self._thread.submit(_open, file, embedder, capacity).result()
+            self._store, self._size = self._thread.submit(open_store).result()
         except BaseException:
             self._thread.shutdown()
             raise
-        self._dimension = embedder.dimension
         self._embedder = BatchingEmbedder(embedder, embedder_threads, accelerated=accelerated)
 
-    async def _in_thread(self, work: Callable[[MemoryStore], T]) -> T:
+    async def _in_thread[T](self, work: Callable[[MemoryStore], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._store)
 
     async def embed(self, state: str, *, urgent: bool) -> np.ndarray:
@@ -97,14 +89,13 @@ class MemoryService:
         embedding = unit(embedding, self._dimension)
         own = self._visits[episode]
         keys = np.stack([visit.key for visit in own]) if own else np.empty((0, len(embedding)), np.float32)
-        similarities, ones = cosine_similarities(keys, embedding), np.ones(len(own), np.int64)
-        before = count_similar(similarities, ones, threshold=self._novelty_similarity)
+        before = int((cosine_similarities(keys, embedding) > self._novelty_similarity).sum())
         own.append(Visit(scope, state, embedding))
-        asked = _Asked(scope, embedding, asyncio.get_running_loop().create_future())
-        self._asked.append(asked)
+        stored = asyncio.get_running_loop().create_future()
+        self._asked.append((own[-1], stored))
         if not self._looks_up:
             self._look_up()
-        return before + 1 + await asked.answer
+        return before + 1 + await stored
 
     def _look_up(self) -> None:
         """Look up together all visits that came during the last look-up: a search waits for one job, not for each."""
@@ -112,20 +103,15 @@ class MemoryService:
         self._looks_up += 1
 
         def look_up(store: MemoryStore) -> list[int]:
-            of_scopes, threshold = defaultdict[str, list[np.ndarray]](list), self._novelty_similarity
-            for each in asked:
-                of_scopes[each.scope].append(each.embedding)
-            counts = {
-                scope: iter(store.states.counts(scope, keys, threshold=threshold)) for scope, keys in of_scopes.items()
-            }
-            return [next(counts[each.scope]) for each in asked]
+            return [store.states.count(visit, threshold=self._novelty_similarity) for visit, _ in asked]
 
         def answer(job: asyncio.Future[list[int]]) -> None:
             self._looks_up -= 1
             if self._asked and not self._looks_up:
                 self._look_up()
-            waiting = [(each.answer, number) for number, each in enumerate(asked) if not each.answer.done()]
-            for future, number in waiting:
+            for number, (_, future) in enumerate(asked):
+                if future.done():  # its caller was cancelled
+                    continue
                 if error := job.exception():
                     future.set_exception(error)
                 else:
@@ -190,8 +176,3 @@ class MemoryService:
             await self._in_thread(lambda store: store.close())
             await self._embedder.close()
             await asyncio.to_thread(self._thread.shutdown)
-
-
-def _open(file: Path, embedder: Embedder, capacity: int) -> tuple[MemoryStore, int]:
-    store = MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)
-    return store, store.size()

@@ -74,14 +74,11 @@ class MemoryStore:
     Each tip has a learned value Q, MemRL's utility of an entry (arXiv 2601.03192). In MemRL an entry is one
     experience with one intent; here one tip is found by several states, and Q belongs to the tip.
 
-    Attributes:
-        states: the visited states.
-
     Args:
         path: the file, created if absent.
         embedder: name of the model that makes the keys; keys of two models cannot be compared.
         dimension: length of a key.
-        capacity: most entries (steps) per scope; the oldest are dropped.
+        capacity: most entries (steps) per scope, at least 1; the oldest are dropped.
 
     Raises:
         MemoryFileError: not a memory file, of another schema, written with another embedder or dimension, or in use
@@ -89,8 +86,6 @@ class MemoryStore:
     """
 
     def __init__(self, path: str | Path, *, embedder: str, dimension: int, capacity: int = 1000):
-        if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; it must be at least 1 entry per scope")
         self._path = Path(path)
         self._dimension = dimension
         self._capacity = capacity
