@@ -19,17 +19,18 @@ class EmbedderError(Exception):
 
 
 class Embedder(Protocol):
-    """An object that turns texts into keys."""
+    """An object that turns texts into keys.
+
+    Attributes:
+        name: the model's identity; keys of equal names can be compared, also across processes.
+        dimension: length of a key.
+    """
 
     @property
-    def name(self) -> str:
-        """Return the model's identity: keys of embedders with equal names can be compared, also across processes."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def dimension(self) -> int:
-        """Return the length of a key."""
-        ...
+    def dimension(self) -> int: ...
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [len(texts), dimension], each row of L2 norm 1."""
