@@ -140,19 +140,6 @@ def test_scopes_by_their_fields(run: Path, ask: Ask, scope: str, scores: list[st
     assert [row[0] for row in rows(ask("show", run, "--scope", scope))] == scores
 
 
-def test_a_live_run_is_shown_and_not_disturbed(run: Path, ask: Ask) -> None:
-    embedder, file = Words("words"), run / "memory.sqlite"
-    step = "s", embedder.embed(["s"])[0]
-    with closing(MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension)) as store:
-        add(store, "live", step, scope=PLANT1, tip="From the log.", score=7)
-        before = state_of(run)
-        for verb, *more in (["show"], ["export"], ["search", "s"], ["prune", "--never-shown"]):
-            assert "From the log." in "\n".join(ask(verb, run, *more))
-        assert ["task=find-plant,variation=1", "2", "2", "0", "0"] in [line.split() for line in ask("stats", run)]
-        assert state_of(run) == before
-        assert add(store, "next", step, scope=PLANT1, score=7) == 1
-
-
 @pytest.mark.parametrize(
     ("policy", "scores"),
     [("score", ["100", "25.5", "1"]), ("similarity", ["100", "25.5", "1"]), ("value", ["25.5", "100", "1"])],
