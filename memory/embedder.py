@@ -100,7 +100,7 @@ def _library_model(model: str, device: str, dtype: Any) -> tuple[Callable[[list[
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    encode = partial(
+    encode: Any = partial(
         SentenceTransformer(model, device=device, model_kwargs={"dtype": dtype}).encode,
         convert_to_tensor=True,
         show_progress_bar=False,

@@ -23,13 +23,11 @@ class MemoryService:
     depend on the progress of the others.
 
     Args:
-        file: the memory file, created if absent.
-        embedder: thread-safe.
+        file, capacity: as `MemoryStore` takes them.
+        embedder, embedder_threads, accelerated: as `BatchingEmbedder` takes them.
         policy: chooses the tips of a search.
-        capacity: most entries (steps) per scope.
         novelty_similarity: cosine above which two states count as similar.
         value_learning_rate: of the learned values of shown tips.
-        embedder_threads, accelerated: as `BatchingEmbedder` takes them.
 
     Raises:
         MemoryFileError: the file cannot be opened (see `MemoryStore`).

@@ -111,7 +111,6 @@ class MemoryStore:
         (arXiv 2602.23008); an episode that is already stored is not changed (returns 0).
 
         Args:
-            value: the tip's learned value Q so far.
             created: Unix time in seconds; None is now.
 
         Raises:
@@ -221,10 +220,7 @@ class MemoryStore:
         return self._db.execute("SELECT count(*) FROM tips").fetchone()[0]
 
     def snapshot(self, path: str | Path) -> None:
-        """Copy the memory as it is now to another file, which is replaced atomically if it exists.
-
-        A snapshot is a memory file; `restore` reads it.
-        """
+        """Copy the memory as it is now to another memory file, which is replaced atomically if it exists."""
         copy_memory_file(self._db, self._other(path))
 
     def restore(self, path: str | Path) -> None:
