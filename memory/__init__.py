@@ -6,7 +6,7 @@ Knows neither the recipe nor agent-lightning nor verl; importing it loads no tor
 from empo2.memory.batching import BatchingEmbedder
 from empo2.memory.embedder import Embedder, EmbedderError, SentenceEmbedder, embedder_name
 from empo2.memory.file import MemoryFileError, copy_memory
-from empo2.memory.novelty import Novelty, Visit
+from empo2.memory.novelty import Visit
 from empo2.memory.retrieval import AtRandom, ByScore, BySimilarity, Policy
 from empo2.memory.service import MemoryService
 from empo2.memory.store import MAX_TIP_CHARACTERS, MemoryStore, NewPlay, Step, Tip
@@ -23,7 +23,6 @@ __all__ = [
     "MemoryService",
     "MemoryStore",
     "NewPlay",
-    "Novelty",
     "Policy",
     "SentenceEmbedder",
     "Step",

@@ -24,9 +24,11 @@ _CLOSED = "the embedder is closed"
 
 
 class _Queue:
-    """The distinct texts that wait, oldest first."""
+    """The distinct texts that wait, oldest first; the most of a batch, and the threads that embed it."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, pool: ThreadPoolExecutor) -> None:
+        self._most = most
+        self.pool = pool
         self._texts: dict[str, None] = {}
         self._arrival = asyncio.Event()
 
@@ -40,12 +42,12 @@ class _Queue:
             del self._texts[text]
             other.add(text)
 
-    async def take(self, most: int) -> list[str]:
+    async def take(self) -> list[str]:
         """Remove and return the oldest texts; wait until there is at least one."""
         while not self._texts:
             self._arrival.clear()
             await self._arrival.wait()
-        batch = list(islice(self._texts, most))
+        batch = list(islice(self._texts, self._most))
         for text in batch:
             del self._texts[text]
         return batch
@@ -68,15 +70,13 @@ class BatchingEmbedder:
     def __init__(self, embedder: Embedder, threads: int | None = None, *, accelerated: bool = False) -> None:
         self._embedder = embedder
         self._threads = threads = threads or (1 if accelerated else cpu_threads())
-        self._urgent_batch, self._background_batch = ACCELERATOR_BATCH if accelerated else CPU_BATCH
-        self._urgent_pool = ThreadPoolExecutor(threads, thread_name_prefix="embedder")
-        self._background_pool = ThreadPoolExecutor(
-            threads, thread_name_prefix="embedder-background", initializer=_be_nice
+        urgent, background = ACCELERATOR_BATCH if accelerated else CPU_BATCH
+        self._urgent = _Queue(urgent, ThreadPoolExecutor(threads, thread_name_prefix="embedder"))
+        self._background = _Queue(
+            background, ThreadPoolExecutor(threads, thread_name_prefix="embedder-background", initializer=_be_nice)
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._futures: dict[str, asyncio.Future[np.ndarray]] = {}  # of waiting texts and texts in a batch
-        self._urgent = _Queue()
-        self._background = _Queue()
         self._recent: OrderedDict[str, np.ndarray] = OrderedDict()
         self._closed = False
 
@@ -96,11 +96,8 @@ class BatchingEmbedder:
             self._recent.move_to_end(text)
             return self._recent[text]
         if not self._tasks:
-            queues = (
-                (self._urgent, self._urgent_batch, self._urgent_pool),
-                (self._background, self._background_batch, self._background_pool),
-            )
-            self._tasks = [asyncio.create_task(self._serve(*queue)) for queue in queues for _ in range(self._threads)]
+            queues = (self._urgent, self._background)
+            self._tasks = [asyncio.create_task(self._serve(queue)) for queue in queues for _ in range(self._threads)]
         if text not in self._futures:
             self._futures[text] = asyncio.get_running_loop().create_future()
             (self._urgent if urgent else self._background).add(text)
@@ -119,15 +116,15 @@ class BatchingEmbedder:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for pool in (self._urgent_pool, self._background_pool):
-            await asyncio.to_thread(pool.shutdown)
+        for queue in (self._urgent, self._background):
+            await asyncio.to_thread(queue.pool.shutdown)
 
-    async def _serve(self, queue: _Queue, most: int, pool: ThreadPoolExecutor) -> None:
+    async def _serve(self, queue: _Queue) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            batch = await queue.take(most)
+            batch = await queue.take()
             try:
-                vectors = await loop.run_in_executor(pool, self._embedder.embed, batch)
+                vectors = await loop.run_in_executor(queue.pool, self._embedder.embed, batch)
                 keys = dict(zip(batch, vectors, strict=True))
             except Exception as error:
                 # Only the type: the message of a tokenizer may quote the text.

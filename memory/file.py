@@ -36,8 +36,6 @@ CREATE INDEX entries_by_tip ON entries (tip_id);
 CREATE INDEX states_by_scope ON states (scope);
 CREATE INDEX credits_by_tip ON credits (tip_id);
 """
-# Only writers need it, so files without it are of the same schema.
-_NETWORKS = "CREATE TABLE IF NOT EXISTS networks (id INTEGER PRIMARY KEY, content BLOB NOT NULL)"
 
 
 class MemoryFileError(Exception):
@@ -71,7 +69,6 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
             _check_pages(db, path)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
-            db.execute(_NETWORKS)
         except (sqlite3.Error, OSError) as error:
             raise MemoryFileError(f"{path}: cannot be opened as a memory file: {error}") from error
         opened.pop_all()
@@ -178,9 +175,6 @@ def restore_memory_file(db: sqlite3.Connection, path: Path, snapshot: Path) -> N
                 for table in ("credits", "plays", "entries", "tips", "states"):
                     db.execute(f"DELETE FROM main.{table}")
                     db.execute(f"INSERT INTO main.{table} SELECT * FROM snapshot.{table}")
-                db.execute("DELETE FROM main.networks")
-                if db.execute("SELECT 1 FROM snapshot.sqlite_master WHERE name = 'networks'").fetchone():
-                    db.execute("INSERT INTO main.networks SELECT * FROM snapshot.networks")
         finally:
             db.execute("DETACH snapshot")
     except sqlite3.Error as error:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,30 +22,12 @@ class Visit:
     key: np.ndarray
 
 
-class Novelty(NamedTuple):
-    """What a visit was worth: n, the similar visits with this one, and the intrinsic reward, 1/n or that of RND."""
-
-    visits: int
-    reward: float
-
-
-def count_similar(similarities: np.ndarray, visits: np.ndarray, *, threshold: float) -> int:
-    """Return the number of visits to states similar to a given one.
-
-    The paper (arXiv 2602.23008) calls n "the number of similar past states" and stores a state only if it is
-    similar to none. Read literally, n would stay 1 on every return to the same state. Here each stored state counts
-    all visits near it, and n is the sum of these counts: 1, 2, 3, ... for repeated visits to one state.
-
-    Args:
-        similarities: cosine of each stored state with the visited one, [n].
-        visits: visits counted so far for each stored state, [n].
-        threshold: a state is similar if its cosine is strictly above this.
-    """
-    return int(visits[similarities > threshold].sum())
-
-
 class VisitedStates:
     """The visited states of all scopes: the table `states` of a memory file, with an index in RAM.
+
+    The paper (arXiv 2602.23008) calls n "the number of similar past states" and stores a state only if it is similar
+    to none. Read literally, n would stay 1 on every return to the same state. Here each stored state counts all visits
+    near it, and n is the sum of these counts: 1, 2, 3, ... for repeated visits to one state.
 
     A key is the embedding of a state, [dimension]; ValueError is raised for one that cannot be used, and nothing is
     stored then.
@@ -57,12 +38,11 @@ class VisitedStates:
         self._dimension = dimension
         self._indices: dict[str, ColumnTable] = {}
 
-    def counts(self, scope: str, keys: Sequence[np.ndarray], *, threshold: float) -> list[int]:
-        """Return the stored visits to states similar to each of these; see `count_similar`."""
-        index = self._index(scope)
-        # Key by key: one matrix product would round otherwise than `add_visits` does, and judge a tie otherwise.
-        similarities = (cosine_similarities(index["key"], unit(key, self._dimension)) for key in keys)
-        return [count_similar(of_state, index["visits"], threshold=threshold) for of_state in similarities]
+    def count(self, visit: Visit, *, threshold: float) -> int:
+        """Return the number of stored visits to states whose cosine with the visited one is above the threshold."""
+        index = self._index(visit.scope)
+        similarities = cosine_similarities(index["key"], unit(visit.key, self._dimension))
+        return int(index["visits"][similarities > threshold].sum())
 
     def add_visits(self, visits: Sequence[Visit], *, threshold: float) -> None:
         """Store all visits or none; the result does not depend on their order.
@@ -83,13 +63,7 @@ class VisitedStates:
                 self._add(scope, state, key, row, times[scope, state])
 
     def add(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
-        """Add visits to the state with exactly this text, or store it as a new state, however similar it is to others.
-
-        Raises:
-            ValueError: no visits.
-        """
-        if visits < 1:
-            raise ValueError(f"state {state!r} has {visits} visits; a visited state has at least 1")
+        """Add visits to the state with exactly this text, or store it as a new state, however similar to others."""
         key, index = unit(key, self._dimension), self._index(scope)
         query = "SELECT 1 FROM states WHERE id = ? AND state = ?"
         alike = np.flatnonzero(index["text"] == hash(state)).tolist()

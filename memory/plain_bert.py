@@ -1,4 +1,4 @@
-"""A BERT whose embedding is the mean of its last layer, such as all-MiniLM-L6-v2, with torch alone.
+"""all-MiniLM-L6-v2: a BERT whose embedding is the mean of its last layer, with torch alone.
 
 Every run waits for its embedder: importing sentence_transformers takes 10 CPU seconds, torch 2. Other models are left
 to the library, and the tests compare with it.
@@ -12,32 +12,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-_FILES = ("model.safetensors", "sentence_bert_config.json", "tokenizer.json")
-
-
-def is_plain(folder: Path) -> bool:
-    """Return whether a sentence-transformers folder is a BERT, its mean and a normalization, without prompts."""
-
-    def read(name: str) -> dict:
-        return json.loads((folder / name).read_text()) if (folder / name).exists() else {}
-
-    config, pooling = read("config.json"), read("1_Pooling/config.json")
-    modules = [each["type"].rpartition(".")[2] for each in read("modules.json")]
-    modes = {name for name, chosen in pooling.items() if name.startswith("pooling_mode") and chosen}
-    return (
-        modules == ["Transformer", "Pooling", "Normalize"]
-        and modes == {"pooling_mode_mean_tokens"}
-        and config.get("model_type") == "bert"
-        and config.get("hidden_act") == "gelu"
-        and config.get("position_embedding_type", "absolute") == "absolute"
-        and not read("config_sentence_transformers.json").get("default_prompt_name")
-        and not read("sentence_bert_config.json").get("do_lower_case")
-        and all((folder / name).exists() for name in _FILES)
-    )
-
 
 class PlainBert:
-    """The model of a folder that ``is_plain``; several threads may use it at once."""
+    """The model of a sentence-transformers folder; several threads may use it at once."""
 
     def __init__(self, folder: Path, device: str, dtype: torch.dtype) -> None:
         config = json.loads((folder / "config.json").read_text())

@@ -4,30 +4,16 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from empo2.memory.batching import BatchingEmbedder
-from empo2.memory.distillation import RandomNetworkDistillation
 from empo2.memory.embedder import Embedder
 from empo2.memory.index import cosine_similarities, unit
-from empo2.memory.novelty import Novelty, Visit, count_similar
+from empo2.memory.novelty import Visit
 from empo2.memory.retrieval import Policy
 from empo2.memory.store import MemoryStore, NewPlay, Step, Tip
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A visit whose number of stored visits to similar states, and the reward by RND if there is one, are awaited."""
-
-    scope: str
-    embedding: np.ndarray
-    answer: asyncio.Future[tuple[int, float | None]]
 
 
 class MemoryService:
@@ -37,15 +23,11 @@ class MemoryService:
     depend on the progress of the others.
 
     Args:
-        file: the memory file, created if absent.
-        embedder: thread-safe.
+        file, capacity: as `MemoryStore` takes them.
+        embedder, embedder_threads, accelerated: as `BatchingEmbedder` takes them.
         policy: chooses the tips of a search.
-        capacity: most entries (steps) per scope.
         novelty_similarity: cosine above which two states count as similar.
         value_learning_rate: of the learned values of shown tips.
-        embedder_threads, accelerated: as `BatchingEmbedder` takes them.
-        distillation_seed: makes random network distillation the intrinsic reward, in the place of 1/n; the networks
-            are of this seed, unless the file has some.
 
     Raises:
         MemoryFileError: the file cannot be opened (see `MemoryStore`).
@@ -64,35 +46,28 @@ class MemoryService:
         value_learning_rate: float,
         embedder_threads: int | None = None,
         accelerated: bool = False,
-        distillation_seed: int | None = None,
     ) -> None:
         self._policy = policy
         self._novelty_similarity = novelty_similarity
         self._value_learning_rate = value_learning_rate
         self._visits: defaultdict[str, list[Visit]] = defaultdict(list)  # episode -> visits not committed yet
-        self._asked: list[_Asked] = []  # visits that are not looked up yet
+        self._asked: list[tuple[Visit, asyncio.Future[int]]] = []  # not looked up yet, and the answers
         self._looks_up = 0  # look-ups that are under way
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memory")
+        self._dimension = embedder.dimension
+
+        def open_store() -> tuple[MemoryStore, int]:
+            store = MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)
+            return store, store.size()
+
         try:
-            self._store, self._size = self._thread.submit(_open, file, embedder, capacity).result()
-            self._dimension, self._seed = embedder.dimension, distillation_seed
-            self._distillation = self._thread.submit(self._load_distillation, self._store).result()
+            self._store, self._size = self._thread.submit(open_store).result()
         except BaseException:
             self._thread.shutdown()
             raise
         self._embedder = BatchingEmbedder(embedder, embedder_threads, accelerated=accelerated)
 
-    def _load_distillation(self, store: MemoryStore) -> RandomNetworkDistillation | None:
-        if self._seed is None:
-            return None
-        content = store.networks()
-        return (
-            RandomNetworkDistillation.load(content)
-            if content
-            else RandomNetworkDistillation(self._dimension, self._seed)
-        )
-
-    async def _in_thread(self, work: Callable[[MemoryStore], T]) -> T:
+    async def _in_thread[T](self, work: Callable[[MemoryStore], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._store)
 
     async def embed(self, state: str, *, urgent: bool) -> np.ndarray:
@@ -103,47 +78,38 @@ class MemoryService:
         """Return the scope's best tips for a state by the policy, without those whose text is in ``exclude``."""
         return await self._in_thread(lambda store: store.search(scope, embedding, self._policy, exclude=exclude))
 
-    async def visit(self, scope: str, episode: str, state: str, embedding: np.ndarray) -> Novelty:
-        """Count an episode's visit to a state; return n >= 1 and the intrinsic reward.
+    async def visit(self, scope: str, episode: str, state: str, embedding: np.ndarray) -> int:
+        """Count an episode's visit to a state and return n >= 1, for the intrinsic reward 1/n.
 
         n is the sum of the committed visits to similar states, the episode's own since the last commit, and this one.
-        Visits of other episodes count after the next `commit_visits`, and random network distillation learns then.
+        Visits of other episodes count after the next `commit_visits`.
         """
         embedding = unit(embedding, self._dimension)
         own = self._visits[episode]
         keys = np.stack([visit.key for visit in own]) if own else np.empty((0, len(embedding)), np.float32)
-        similarities, ones = cosine_similarities(keys, embedding), np.ones(len(own), np.int64)
-        before = count_similar(similarities, ones, threshold=self._novelty_similarity)
+        before = int((cosine_similarities(keys, embedding) > self._novelty_similarity).sum())
         own.append(Visit(scope, state, embedding))
-        asked = _Asked(scope, embedding, asyncio.get_running_loop().create_future())
-        self._asked.append(asked)
+        stored = asyncio.get_running_loop().create_future()
+        self._asked.append((own[-1], stored))
         if not self._looks_up:
             self._look_up()
-        stored, reward = await asked.answer
-        visits = before + 1 + stored
-        return Novelty(visits, 1 / visits if reward is None else reward)
+        return before + 1 + await stored
 
     def _look_up(self) -> None:
         """Look up together all visits that came during the last look-up: a search waits for one job, not for each."""
         asked, self._asked = self._asked, []
         self._looks_up += 1
 
-        def look_up(store: MemoryStore) -> list[tuple[int, float | None]]:
-            of_scopes, threshold = defaultdict[str, list[np.ndarray]](list), self._novelty_similarity
-            for each in asked:
-                of_scopes[each.scope].append(each.embedding)
-            counts = {
-                scope: iter(store.states.counts(scope, keys, threshold=threshold)) for scope, keys in of_scopes.items()
-            }
-            rnd = self._distillation
-            return [(next(counts[each.scope]), rnd.reward(each.embedding) if rnd else None) for each in asked]
+        def look_up(store: MemoryStore) -> list[int]:
+            return [store.states.count(visit, threshold=self._novelty_similarity) for visit, _ in asked]
 
-        def answer(job: asyncio.Future[list[tuple[int, float | None]]]) -> None:
+        def answer(job: asyncio.Future[list[int]]) -> None:
             self._looks_up -= 1
             if self._asked and not self._looks_up:
                 self._look_up()
-            waiting = [(each.answer, number) for number, each in enumerate(asked) if not each.answer.done()]
-            for future, number in waiting:
+            for number, (_, future) in enumerate(asked):
+                if future.done():  # its caller was cancelled
+                    continue
                 if error := job.exception():
                     future.set_exception(error)
                 else:
@@ -159,19 +125,10 @@ class MemoryService:
         """
         if self._asked:
             self._look_up()  # before these visits count as past ones
-        visits, self._visits = self._visits, defaultdict(list)
-        flat = [visit for own in visits.values() for visit in own]
-
-        def commit(store: MemoryStore) -> None:
-            store.states.add_visits(flat, threshold=self._novelty_similarity)
-            if self._distillation is not None:
-                # What is learned must not depend on the order in which episodes arrived.
-                episodes = sorted(visits.values(), key=lambda own: [(visit.scope, visit.state) for visit in own])
-                self._distillation.update([np.stack([visit.key for visit in own]) for own in episodes])
-                store.keep_networks(self._distillation.dump())
-
-        if flat:
-            await self._in_thread(commit)
+        visits = [visit for own in self._visits.values() for visit in own]
+        self._visits.clear()
+        if visits:
+            await self._in_thread(lambda store: store.states.add_visits(visits, threshold=self._novelty_similarity))
 
     async def add_episode(
         self, scope: str, episode: str, tip: str, score: float, success: bool, steps: Sequence[Step]
@@ -204,7 +161,6 @@ class MemoryService:
 
         def restore(store: MemoryStore) -> int:
             store.restore(path)
-            self._distillation = self._load_distillation(store)
             return store.size()
 
         self._size = await self._in_thread(restore)
@@ -218,8 +174,3 @@ class MemoryService:
             await self._in_thread(lambda store: store.close())
             await self._embedder.close()
             await asyncio.to_thread(self._thread.shutdown)
-
-
-def _open(file: Path, embedder: Embedder, capacity: int) -> tuple[MemoryStore, int]:
-    store = MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)
-    return store, store.size()

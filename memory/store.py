@@ -74,14 +74,11 @@ class MemoryStore:
     Each tip has a learned value Q, MemRL's utility of an entry (arXiv 2601.03192). In MemRL an entry is one
     experience with one intent; here one tip is found by several states, and Q belongs to the tip.
 
-    Attributes:
-        states: the visited states.
-
     Args:
         path: the file, created if absent.
         embedder: name of the model that makes the keys; keys of two models cannot be compared.
         dimension: length of a key.
-        capacity: most entries (steps) per scope; the oldest are dropped.
+        capacity: most entries (steps) per scope, at least 1; the oldest are dropped.
 
     Raises:
         MemoryFileError: not a memory file, of another schema, written with another embedder or dimension, or in use
@@ -89,8 +86,6 @@ class MemoryStore:
     """
 
     def __init__(self, path: str | Path, *, embedder: str, dimension: int, capacity: int = 1000):
-        if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; it must be at least 1 entry per scope")
         self._path = Path(path)
         self._dimension = dimension
         self._capacity = capacity
@@ -116,7 +111,6 @@ class MemoryStore:
         (arXiv 2602.23008); an episode that is already stored is not changed.
 
         Args:
-            value: the tip's learned value Q so far.
             created: Unix time in seconds; None is now.
 
         Raises:
@@ -212,16 +206,6 @@ class MemoryStore:
                 first, end = np.searchsorted(index["tip"], [tip, tip + 1])
                 index["value"][first:end] = value
 
-    def networks(self) -> bytes | None:
-        """Return what `keep_networks` was given last; None if nothing was."""
-        row = self._db.execute("SELECT content FROM networks").fetchone()
-        return row[0] if row else None
-
-    def keep_networks(self, content: bytes) -> None:
-        """Keep the networks of random network distillation in the file."""
-        with self._db:
-            self._db.execute("INSERT OR REPLACE INTO networks VALUES (1, ?)", (content,))
-
     def remove_tips(self, ids: Collection[int]) -> int:
         """Remove tips and their entries; return the number of tips removed. Their credits stay."""
         with self._db:
@@ -236,10 +220,7 @@ class MemoryStore:
         return self._db.execute("SELECT count(*) FROM tips").fetchone()[0]
 
     def snapshot(self, path: str | Path) -> None:
-        """Copy the memory as it is now to another file, which is replaced atomically if it exists.
-
-        A snapshot is a memory file; `restore` reads it.
-        """
+        """Copy the memory as it is now to another memory file, which is replaced atomically if it exists."""
         copy_memory_file(self._db, self._other(path))
 
     def restore(self, path: str | Path) -> None:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from empo2.memory.browse import embedder_of, episode_steps, plays, stored_tips
 from empo2.memory.embedder import Embedder
@@ -24,7 +24,6 @@ from empo2.memory.novelty import MAX_VISITS
 from empo2.memory.store import MAX_TIP_CHARACTERS, MemoryStore, Step
 
 _BATCH = 64  # texts per forward pass
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _Count = Annotated[int, Field(ge=0, le=MAX_VISITS)]
 _Positive = Annotated[int, Field(ge=1, le=MAX_VISITS)]
 
@@ -35,13 +34,11 @@ def _not_blank(text: str) -> str:
     return text
 
 
-@with_config(_STRICT)
 class StepRecord(TypedDict):
     state: str
     action: str
 
 
-@with_config(_STRICT)
 class MetaRecord(TypedDict):
     kind: Literal["meta"]
     schema: int
@@ -49,7 +46,6 @@ class MetaRecord(TypedDict):
     dimension: int
 
 
-@with_config(_STRICT)
 class TipRecord(TypedDict):
     kind: Literal["tip"]
     scope: str
@@ -62,7 +58,6 @@ class TipRecord(TypedDict):
     steps: Annotated[list[StepRecord], Field(min_length=1)]
 
 
-@with_config(_STRICT)
 class StateRecord(TypedDict):
     kind: Literal["state"]
     scope: str
@@ -70,7 +65,6 @@ class StateRecord(TypedDict):
     visits: _Positive
 
 
-@with_config(_STRICT)
 class PlayRecord(TypedDict):
     """A play; ``shown`` maps each tip's episode to the number of turns it was shown in, without tips dropped since."""
 
@@ -87,7 +81,10 @@ class PlayRecord(TypedDict):
 
 type Record = MetaRecord | TipRecord | StateRecord | PlayRecord
 
-_RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
+_RECORD: TypeAdapter[Record] = TypeAdapter(
+    Annotated[Record, Field(discriminator="kind")],
+    config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False),
+)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,6 @@ class Algorithm(_Section):
     failure_return: float
     return_scale: Annotated[float, Field(gt=0)] | None
     intrinsic_coefficient: Annotated[float, Field(ge=0, le=0.5)]  # above: meant in the units of the return
-    novelty: Literal["count", "rnd"]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
     failed_rollout_return: float | None
     return_tolerance: Annotated[float, Field(ge=0, le=0.05)]
@@ -202,7 +201,6 @@ class Memory(_Section):
     value_weight: Probability
     similarity_statistics: Annotated[list[float], Field(min_length=2, max_length=2)] | None
     value_learning_rate: Annotated[float, Field(gt=0, le=1)]
-    exploration: Probability
     episode_tokens: Positive
     capacity: Positive
     embedder: str

@@ -173,7 +173,7 @@ class CallEvent(_Message):
         observation: the newest one, as the agent wrote it; "" for a call without messages.
         visits: visits to similar states: those before the step, the rollout's own so far, and this one; None if the
             memory failed.
-        intrinsic_reward: 1 / visits, or that of ``algorithm.novelty``; 0 if the memory failed.
+        intrinsic_reward: 1 / visits; 0 if the memory failed.
         top_tokens, top_log_probs: of each token of the reply the at most `TOP_TOKENS` likeliest ones, the sampled one
             among them, as ids, and their log-probs as vLLM sampled; None unless the tag asks for them.
     """
@@ -367,6 +367,6 @@ def scaled_return(algorithm: Algorithm, return_: float, intrinsic: float = 0.0) 
 
     Args:
         return_: the environment's return, in its own units.
-        intrinsic: sum over the rollout's calls of 1/n, or of what ``algorithm.novelty`` gives.
+        intrinsic: sum over the rollout's calls of 1/n.
     """
     return algorithm.scale * (return_ + algorithm.new_state_reward * intrinsic)

@@ -36,7 +36,6 @@ class Row:
     kind: str
     house: House
     notes: tuple[tuple[Note, bool], ...]
-    turns: tuple[Turn, ...]
     success: bool
     note: Note | None
     messages: tuple[Message, ...]
@@ -124,7 +123,7 @@ def row(house: House, other: House, mix: Mix, reflections: Sequence[Reflection],
         asked = reflections[0] if generator.random() < 0.6 else generator.choice(list(reflections))
         ask = question(asked, 100 if played.success else 0, played.success)
         chat += [Message("user", ask["content"]), Message("assistant", render(note), learned=True)]
-    return Row(kind, house, tuple(shown), played.turns, played.success, note, tuple(chat))
+    return Row(kind, house, tuple(shown), played.success, note, tuple(chat))
 
 
 def _notes(kind: str, house: House, other: House, limit: int, generator: random.Random) -> list[Note]:

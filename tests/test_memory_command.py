@@ -24,7 +24,6 @@ from .memory.stores import add, play
 
 PLANT0, PLANT1 = (json.dumps({"task": "find-plant", "variation": number}) for number in (0, 1))
 ODD = "no JSON \x1b[31m at all"
-VERBS = ("show", "search", "stats", "values", "similarities", "export", "import", "prune")
 
 
 class Words:
@@ -109,14 +108,14 @@ def state_of(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.stat().st_size}
 
 
-def test_show_in_order(run: Path, ask: Ask) -> None:
+def test_show(run: Path, ask: Ask) -> None:
     lines = ask("show", run, "--order", "used")
-    assert [row[0] for row in rows(lines)] == ["100", "-50", "25.5", "1"]
+    assert [row[0] for row in rows(lines)] == ["100", "-50", "25.5", "1"] and max(map(len, lines)) <= 80
     assert [row[0] for row in rows(ask("show", run, "-n", 2))] == ["100", "25.5"]
-    assert max(map(len, lines)) <= 80
+    text = "\n".join(ask("show", run))
+    assert re.search(r"100 +yes +-0.25 +2 +2 h +find-plant 0\n +The plant is in the garden\.", text)
+    assert re.search(r"no JSON �\[31m at all\n +red �\[31m alert and more", text)
 
-
-def test_show_of_one_scope(run: Path, ask: Ask) -> None:
     lines = ask("show", run / "memory.sqlite", "--scope", "task=find-plant,variation=0")
     assert lines[0].strip() == "task=find-plant,variation=0"
     # Q of "high": 0 -> 0.5 (reward 1) -> -0.25 (reward -1), each with a learning rate of 0.5
@@ -124,12 +123,6 @@ def test_show_of_one_scope(run: Path, ask: Ask) -> None:
         ["100", "yes", "-0.25", "2", "2", "h", "The plant is in the garden."],
         ["-50", "no", "0.50", "1", *lines[5].split()[4:6], "Do not eat [bold]the plant[/bold]."],
     ]
-
-
-def test_show_names_the_scopes_of_several_and_steers_no_terminal(run: Path, ask: Ask) -> None:
-    text = "\n".join(ask("show", run))
-    assert re.search(r"100 +yes +-0.25 +2 +2 h +find-plant 0\n +The plant is in the garden\.", text)
-    assert re.search(r"no JSON �\[31m at all\n +red �\[31m alert and more", text)
 
 
 @pytest.mark.parametrize(
@@ -145,19 +138,6 @@ def test_show_names_the_scopes_of_several_and_steers_no_terminal(run: Path, ask:
 )
 def test_scopes_by_their_fields(run: Path, ask: Ask, scope: str, scores: list[str]) -> None:
     assert [row[0] for row in rows(ask("show", run, "--scope", scope))] == scores
-
-
-def test_a_live_run_is_shown_and_not_disturbed(run: Path, ask: Ask) -> None:
-    embedder, file = Words("words"), run / "memory.sqlite"
-    step = "s", embedder.embed(["s"])[0]
-    with closing(MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension)) as store:
-        add(store, "live", step, scope=PLANT1, tip="From the log.", score=7)
-        before = state_of(run)
-        for verb, *more in (["show"], ["export"], ["search", "s"], ["prune", "--never-shown"]):
-            assert "From the log." in "\n".join(ask(verb, run, *more))
-        assert ["task=find-plant,variation=1", "2", "2", "0", "0"] in [line.split() for line in ask("stats", run)]
-        assert state_of(run) == before
-        assert add(store, "next", step, scope=PLANT1, score=7) is not None
 
 
 @pytest.mark.parametrize(
@@ -273,33 +253,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return line
 
 
-def with_words(verb: str, memory: Path, tmp_path: Path) -> list[object]:
-    """A verb's arguments, right but for the memory."""
-    match verb:
-        case "search":
-            return [verb, memory, "a door"]
-        case "import":
-            file = tmp_path / "tips.jsonl"
-            file.write_text('{"kind": "meta", "schema": 2, "embedder": "words", "dimension": 32}\n')
-            return [verb, file, memory]
-        case "prune":
-            return [verb, memory, "--score-below", "9", "--yes"]
-        case "export":
-            return [verb, memory, "--output", tmp_path / "output.jsonl"]
-    return [verb, memory]
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_what_is_no_memory(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    memory = run / "memory.sqlite"
-    memory.write_text("a poem " * 1000)
-    arguments = with_words(verb, memory, tmp_path)
-    before = state_of(tmp_path)
-    line = refused(capsys, *arguments)
-    assert "not a database" in line and str(memory) in line
-    assert state_of(tmp_path) == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -307,6 +260,10 @@ def test_what_is_no_memory(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         ("prune MEMORY --never-shown --scope variation= --yes", "no such scope"),
         ("show MEMORY -n 0", "'-n': Input should be greater than or equal to 1; see empo2 memory show --help"),
         ("show", "Missing argument 'MEMORY'"),
+        *((f"{verb} TAKEN", "not a database") for verb in ("show", "stats", "values", "similarities", "export")),
+        ("search TAKEN door", "not a database"),
+        ("import EXPORT TAKEN", "not a database"),
+        ("prune TAKEN --never-shown --yes", "not a database"),
         ("show .", "a folder without memory.sqlite; give a memory file"),
         ("show nowhere/memory.sqlite", "there is no such file"),
         ("export MEMORY --output TAKEN", "exists already; give a new file"),
@@ -331,7 +288,7 @@ def test_wrong_arguments(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = {"MEMORY": str(run / "memory.sqlite"), "TAKEN": "poem.txt", "EXPORT": "export.jsonl"}
-    Path("poem.txt").write_text("a poem\n")
+    Path("poem.txt").write_text("a poem " * 100)
     ask("export", run, "--output", "export.jsonl")
     before = state_of(tmp_path)
     line = refused(capsys, *(names.get(word, word) for word in arguments.split()))
@@ -339,11 +296,11 @@ def test_wrong_arguments(
     assert state_of(tmp_path) == before
 
 
-def test_a_live_memory_is_not_changed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_live_memory_is_not_changed(run: Path, tmp_path: Path, ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    ask("export", run, "--output", tmp_path / "tips.jsonl")
     with closing(MemoryStore(run / "memory.sqlite", embedder="words", dimension=32)):
-        for verb in ("prune", "import"):
-            line = refused(capsys, *with_words(verb, run, tmp_path))
-            assert "is in use by another process" in line
+        for arguments in (["prune", run, "--never-shown", "--yes"], ["import", tmp_path / "tips.jsonl", run]):
+            assert "is in use by another process" in refused(capsys, *arguments)
     assert ids(run / "memory.sqlite") == [1, 2, 3, 4]
 
 
@@ -371,14 +328,15 @@ def test_a_reader_that_goes_away(run: Path) -> None:
 def test_values_and_similarities_of_a_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "memory.sqlite"
     with closing(MemoryStore(file, embedder="words", dimension=2)) as store:
-        for number, key in enumerate(([1, 0], [0.6, 0.8])):
+        for number, key in enumerate(([1, 0], [0.6, 0.8], [0, 1])):
             add(store, f"e{number}", (f"state {number}", np.array(key, np.float32)), success=False)
         for number, score in enumerate((100, 0, 100)):
             play(store, f"p{number}", [1], score=score, success=score == 100, reward=score / 100, learning_rate=0.3)
     assert main(["memory", "similarities", str(file)]) == 0
     said = capsys.readouterr().out
-    assert "2 first states, 1 pairs" in said
-    assert "memory.min_similarity=0.600 memory.similarity_statistics='[0.600, 0.000]'" in said
+    assert "3 first states, 3 pairs" in said
+    # 0.6, 0 and 0.8: a variance of 1/3 - (1.4/3)²; a fifth lies above 0.6 of the way from 0.6 to 0.8
+    assert "memory.min_similarity=0.720 memory.similarity_statistics='[0.467, 0.340]'" in said
     assert main(["memory", "values", str(file), "--return-scale", "0.01"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"0\.00 … 0\.03 +1 +0\.00 +100%", said)

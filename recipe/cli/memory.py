@@ -317,7 +317,7 @@ def chosen_scopes(db: sqlite3.Connection, asked: str | None) -> list[str]:
 
 
 def _policy(name: str, count: int) -> Policy:
-    """Return the gateway's policy of this name, with the settings of config.yaml but without exploration."""
+    """Return the gateway's policy of this name, with the settings of config.yaml."""
     candidates = max(count, load_settings().memory.candidates)
-    choice = {"retrieval": name, "top_k": count, "candidates": candidates, "exploration": 0.0}
+    choice = {"retrieval": name, "top_k": count, "candidates": candidates}
     return retrieval_policy(load_settings(layer={"memory": choice}))

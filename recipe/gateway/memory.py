@@ -42,7 +42,6 @@ def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None
         value_learning_rate=memory.value_learning_rate,
         embedder_threads=memory.embedder_threads,
         accelerated=memory.accelerated,
-        distillation_seed=settings.algorithm.seed if settings.algorithm.novelty == "rnd" else None,
     )
 
 

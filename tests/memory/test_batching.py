@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from empo2.memory import BatchingEmbedder, EmbedderError
-from empo2.memory.batching import ACCELERATOR_BATCH, BACKGROUND_NICENESS, CPU_BATCH, RECENT_TEXTS, cpu_threads
+from empo2.memory.batching import BACKGROUND_NICENESS, CPU_BATCH, RECENT_TEXTS, cpu_threads
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
@@ -26,29 +26,30 @@ class Letters:
     name, dimension = "letters", 26
 
     def __init__(self):
-        self.urgent: list[list[str]] = []
-        self.background: list[list[str]] = []
-        self.urgent_gate, self.background_gate = threading.Event(), threading.Event()
+        self.urgent, self.background = [], []
+        self.gates = {True: threading.Event(), False: threading.Event()}
+        self.niceness = set()
         self.open()
         self.failing = ""
 
-    def open(self):
-        self.urgent_gate.set()
-        self.background_gate.set()
+    def open(self, *kinds):
+        for urgent in kinds or (True, False):
+            self.gates[urgent].set()
 
     def shut(self):
-        self.urgent_gate.clear()
-        self.background_gate.clear()
+        for gate in self.gates.values():
+            gate.clear()
+
+    def batches(self, urgent):
+        return self.urgent if urgent else self.background
 
     def embed(self, texts):
         thread = threading.current_thread().name
         assert thread.startswith("embedder")
-        if thread.startswith("embedder-background"):
-            batches, gate = self.background, self.background_gate
-        else:
-            batches, gate = self.urgent, self.urgent_gate
-        batches.append(list(texts))
-        gate.wait()
+        urgent = not thread.startswith("embedder-background")
+        self.niceness.add((urgent, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+        self.batches(urgent).append(list(texts))
+        self.gates[urgent].wait()
         if self.failing and self.failing in texts:
             raise RuntimeError("out of ink")
         return np.array([letters_of(text) for text in texts])
@@ -81,7 +82,8 @@ async def asked(*calls):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-async def test_many_callers_get_their_own_vectors(letters, threads):
+async def test_many_callers_get_their_own_vectors_and_only_background_threads_are_nice(letters, threads):
+    before = os.getpriority(os.PRIO_PROCESS, 0)
     batching = BatchingEmbedder(letters, threads=threads)
     texts = [chr(97 + i % 26) * (1 + i // 26) for i in range(128)]
     vectors = await asyncio.gather(*(batching.embed(text, urgent=i % 4 == 0) for i, text in enumerate(texts)))
@@ -90,6 +92,8 @@ async def test_many_callers_get_their_own_vectors(letters, threads):
         assert np.array_equal(vector, letters_of(text))
     assert sorted(chain.from_iterable(letters.urgent)) == sorted(texts[::4])
     assert sorted(chain.from_iterable(letters.background)) == sorted(text for i, text in enumerate(texts) if i % 4)
+    assert letters.niceness == {(True, before), (False, max(before, BACKGROUND_NICENESS))}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 async def test_urgent_texts_go_one_by_one_and_others_in_batches_the_oldest_first(letters, batching):
@@ -106,23 +110,13 @@ async def test_urgent_texts_go_one_by_one_and_others_in_batches_the_oldest_first
     assert letters.background == [["other"], [f"b{name}" for name in names[:-1]], [f"b{names[-1]}"]]
 
 
-async def test_an_urgent_text_does_not_wait_for_the_background(letters, batching):
-    letters.background_gate.clear()
-    background = await asked(*(batching.embed(f"{i}", urgent=False) for i in range(50)))
-    await until(lambda: letters.background)
-    assert np.array_equal(await batching.embed("urgent", urgent=True), letters_of("urgent"))
-    assert not any(call.done() for call in background)
-    letters.open()
-    await asyncio.gather(*background)
-
-
 async def test_a_background_text_that_gets_urgent_moves_up(letters, batching):
     letters.shut()
     calls = await asked(batching.embed("first", urgent=True), batching.embed("other", urgent=False))
     await until(lambda: letters.urgent and letters.background)
     calls += await asked(*(batching.embed(text, urgent=False) for text in "abc"))
     calls += await asked(batching.embed("b", urgent=True), batching.embed("b", urgent=False))
-    letters.urgent_gate.set()
+    letters.open(True)
     vectors = await asyncio.gather(*calls[-2:], calls[3])  # the background stands still
     letters.open()
     await asyncio.gather(*calls)
@@ -132,34 +126,26 @@ async def test_a_background_text_that_gets_urgent_moves_up(letters, batching):
 
 
 @pytest.mark.parametrize("urgent", [True, False])
-async def test_batches_of_a_kind_are_embedded_at_once_in_as_many_threads(letters, urgent):
-    """One thread for all rollouts without tips could not keep up with the states of 128 agents."""
+@pytest.mark.parametrize(
+    ("options", "running", "batches"),
+    [
+        # One thread for all rollouts without tips could not keep up with the states of 128 agents.
+        ({"threads": 3}, 3, [1, 1, 1, 1]),
+        ({"accelerated": True}, 1, [1, 32, 8]),
+    ],
+)
+async def test_batches_of_a_kind_and_the_threads_that_embed_them(letters, urgent, options, running, batches):
+    """As many texts as there are threads come one after the other, the rest at once."""
     letters.shut()
-    batching, calls = BatchingEmbedder(letters, threads=3), []
-    kind = letters.urgent if urgent else letters.background
-    for i in range(3):  # the next comes when the last is being embedded
-        calls += await asked(batching.embed(f"{i}", urgent=urgent))
-        await until(lambda text=f"{i}": [text] in kind)
-    calls += await asked(batching.embed("waits", urgent=urgent))
+    batching, calls = BatchingEmbedder(letters, **options), []
+    for i in range(running):
+        calls += await asked(batching.embed(f"first {i}", urgent=urgent))
+        await until(lambda text=f"first {i}": [text] in letters.batches(urgent))
+    calls += await asked(*(batching.embed(f"{i}", urgent=urgent) for i in range(sum(batches) - running)))
     letters.open()
     await asyncio.gather(*calls)
     await batching.close()
-    assert kind == [["0"], ["1"], ["2"], ["waits"]]
-
-
-@pytest.mark.parametrize("urgent", [True, False])
-async def test_an_accelerator_gets_large_batches_of_both_kinds(letters, urgent):
-    letters.shut()
-    batching = BatchingEmbedder(letters, accelerated=True)
-    calls = await asked(batching.embed("first", urgent=urgent))
-    kind = letters.urgent if urgent else letters.background
-    await until(lambda: kind)
-    assert ACCELERATOR_BATCH == (32, 32)
-    calls += await asked(*(batching.embed(f"{i}", urgent=urgent) for i in range(40)))
-    letters.open()
-    await asyncio.gather(*calls)
-    await batching.close()
-    assert [len(batch) for batch in kind] == [1, 32, 8]
+    assert [len(batch) for batch in letters.batches(urgent)] == batches
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (16, 4), (96, 8)])
@@ -168,26 +154,11 @@ async def test_the_machines_cores_say_how_many_threads_embed(monkeypatch, cores,
     assert cpu_threads() == threads
 
 
-async def test_only_the_background_thread_is_nice(letters, batching):
-    niceness = {}
-    embed = letters.embed
-
-    def noting_embed(texts):
-        niceness[texts[0]] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        return embed(texts)
-
-    letters.embed = noting_embed
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    await asyncio.gather(batching.embed("urgent", urgent=True), batching.embed("background", urgent=False))
-    assert niceness == {"urgent": before, "background": max(before, BACKGROUND_NICENESS)}
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
-
-
-@pytest.mark.parametrize("kind", ["urgent", "background"])
-async def test_a_text_is_embedded_once(letters, batching, kind):
+@pytest.mark.parametrize("urgent", [True, False])
+async def test_a_text_is_embedded_once(letters, batching, urgent):
     letters.shut()
-    waiting = await asked(*(batching.embed("x", urgent=kind == "urgent") for _ in range(3)))
-    await until(lambda: getattr(letters, kind))
+    waiting = await asked(*(batching.embed("x", urgent=urgent) for _ in range(3)))
+    await until(lambda: letters.batches(urgent))
     waiting += await asked(*(batching.embed("x", urgent=urgent) for urgent in (True, False)))  # in flight by now
     letters.open()
     vectors = [*await asyncio.gather(*waiting)]
@@ -224,12 +195,9 @@ async def test_a_failed_batch_fails_its_own_callers_and_the_next_call_tries_agai
     assert np.array_equal(await other, letters_of("c"))
     letters.failing = ""
     assert np.array_equal(await batching.embed("a", urgent=False), letters_of("a"))
-
-
-async def test_an_embedder_that_loses_rows_fails_its_callers(letters, batching):
-    letters.embed = lambda texts: np.ones((1, 26))
-    outcomes = await asyncio.gather(*(batching.embed(text, urgent=False) for text in "ab"), return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [EmbedderError] * 2
+    letters.embed = lambda texts: np.ones((len(texts) + 1, 26))  # not one row for each text
+    with pytest.raises(EmbedderError, match="ValueError"):
+        await batching.embed("d", urgent=False)
 
 
 async def test_closing_fails_who_waits_and_ends_the_threads(letters, batching):

@@ -1,13 +1,14 @@
 """Reading a memory file: a live one, a snapshot, and what is none."""
 
 import os
+import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from empo2.memory import ByScore, BySimilarity, MemoryFileError
+from empo2.memory import ByScore, BySimilarity
 from empo2.memory.browse import (
     ScopeCounts,
     embedder_of,
@@ -55,13 +56,8 @@ def test_tips_in_order(file: Path, order, episodes: list[str]) -> None:
         assert [tip.episode for tip in stored_tips(db, order=order)] == episodes
         assert [tip.episode for tip in stored_tips(db, [ODD], order=order)] == ["four"]
         assert stored_tips(db, [], order=order) == []
-
-
-def test_a_tip_as_it_is_stored(file: Path) -> None:
-    with reading(file) as db:
-        tip = stored_tips(db, order="used")[0]
-    # 0.5 -> 0.75 by the reward 1 -> -0.625 by the reward -2, each with a learning rate of 0.5
-    assert tip == (3, "a", "three", "tip of three", 5.0, None, -0.625, 300.0, 2)
+        # 0.5 -> 0.75 by the reward 1 -> -0.625 by the reward -2, each with a learning rate of 0.5
+        assert (3, "a", "three", "tip of three", 5.0, None, -0.625, 300.0, 2) in stored_tips(db, order=order)
 
 
 def test_scopes_and_their_counts(file: Path) -> None:
@@ -105,17 +101,12 @@ def test_a_live_file_is_read_as_it_was_and_its_writer_goes_on(file: Path) -> Non
         with reading(file) as db:
             assert len(stored_tips(db, order="best")) == 5
             add(store, "six", EAST, scope="a")
+            with pytest.raises(sqlite3.OperationalError, match="readonly"):
+                db.execute("DELETE FROM tips")
             store.remove_tips([1])
             assert {tip.id for tip in stored_tips(db, order="best")} == {1, 2, 3, 4, 5}
         with reading(file) as db:
             assert {tip.id for tip in stored_tips(db, order="best")} == {2, 3, 4, 5, 6}
-
-
-def test_nothing_can_be_written(file: Path) -> None:
-    with pytest.raises(MemoryFileError, match="readonly"), reading(file) as db:
-        db.execute("DELETE FROM tips")
-    with reading(file) as db:
-        assert len(stored_tips(db, order="best")) == 4
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, to whom the folder is closed")

@@ -27,22 +27,15 @@ def minilm():
     return SentenceEmbedder("all-MiniLM-L6-v2", dtype="float32")
 
 
-def test_importing_the_package_loads_no_model_library():
-    code = "import sys, empo2.memory; print({'torch', 'sentence_transformers', 'transformers'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
-
-
-def test_embeddings_are_unit_float32(minilm):
-    vectors = minilm.embed(TEXTS)
-    assert vectors.dtype == np.float32
-    assert vectors.shape == (len(TEXTS), minilm.dimension) == (len(TEXTS), 384)
-    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
-    assert minilm.embed([]).shape == (0, 384)
-
-
-def test_similar_sentences_are_more_similar(minilm):
-    near, same, far = minilm.embed(TEXTS[:3])
-    assert near @ same > 0.8 > 0.3 > near @ far
+@pytest.mark.parametrize(
+    ("code", "loaded"),
+    [("", "set()"), ("empo2.memory.SentenceEmbedder('all-MiniLM-L6-v2').embed(['a room'])", "{'torch'}")],
+    ids=["import", "the paper's encoder"],
+)
+def test_model_libraries_are_loaded_where_they_are_needed(code, loaded):
+    libraries = "{'torch', 'sentence_transformers', 'transformers'}"
+    code = f"import sys, empo2.memory\n{code}\nprint({libraries} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == f"{loaded}\n"
 
 
 def observations(count: int) -> list[str]:
@@ -67,14 +60,11 @@ ODD = ["  spaces \n\n tabs\t ", "Ärger im café", "漢字 😀", "[CLS] [MASK]"
 def test_it_gives_what_the_library_gives(minilm, library):
     texts = [*TEXTS, *ODD, *observations(30)]
     expected = library.encode(texts, batch_size=7, normalize_embeddings=True, show_progress_bar=False)
-    assert np.abs(minilm.embed(texts) - expected).max() < 1e-6
+    vectors = minilm.embed(texts)
+    assert (vectors.dtype, vectors.shape) == (np.float32, (len(texts), minilm.dimension)) and minilm.dimension == 384
+    assert np.abs(vectors - expected).max() < 1e-6
+    assert minilm.embed([]).shape == (0, 384)
     assert np.abs(np.concatenate([minilm.embed([text]) for text in texts]) - expected).max() < 1e-6
-
-
-def test_a_run_does_without_the_library():
-    code = "import sys, empo2.memory; empo2.memory.SentenceEmbedder('all-MiniLM-L6-v2').embed(['a room']); "
-    code += "print({'torch', 'sentence_transformers', 'transformers'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "{'torch'}\n"
 
 
 @pytest.mark.parametrize(

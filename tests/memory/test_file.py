@@ -130,6 +130,8 @@ def make_foreign(folder: Path, kind: str) -> Path:
             path.write_text("not a database, and long enough to be looked at" * 10)
         case "empty":
             path.touch()
+        case "lost":
+            path = folder / "absent" / path.name
         case "folder":
             path.mkdir()
         case "contacts":
@@ -160,7 +162,7 @@ OTHER_EMBEDDER = {
     "sundial": r"'sundial' \(3 dimensions\).*now 'compass' \(3\).*empo2 memory export",
     "wide": r"'compass' \(4 dimensions\).*now 'compass' \(3\)",
 }
-USES = {"open": FOREIGN | OTHER_EMBEDDER, "restore": FOREIGN | NOT_THERE | OTHER_EMBEDDER}
+USES = {"open": FOREIGN | OTHER_EMBEDDER | {"lost": "unable to open"}, "restore": FOREIGN | NOT_THERE | OTHER_EMBEDDER}
 USES |= {"read": FOREIGN | NOT_THERE, "copy": FOREIGN | NOT_THERE}
 
 
@@ -193,11 +195,6 @@ def test_what_is_no_memory_is_named_and_nothing_changes(store, tmp_path, use, ki
     assert found(store) == [("a", 0.75)]
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(MemoryFileError, match=r"m.db: .*unable to open"):
-        open_store(tmp_path / "absent" / "m.db")
-
-
 def test_restoring_from_a_damaged_snapshot_changes_nothing(store, tmp_path):
     fill(store)
     snapshot = tmp_path / "snapshot.db"
@@ -214,24 +211,20 @@ def test_restoring_from_a_damaged_snapshot_changes_nothing(store, tmp_path):
     assert found(store) == [("a", 0.75), ("c", 0.0)]
 
 
-def test_a_live_memory_can_be_copied(store, tmp_path):
+def test_a_live_memory_can_be_copied_to_a_new_path(store, tmp_path):
     fill(store)
-    copy_memory(tmp_path / "memory.db", tmp_path / "copy.db")
+    memory, copy = tmp_path / "memory.db", tmp_path / "copy.db"
+    copy_memory(memory, copy)
     add(store, "later", EAST)
     assert sorted(path.name for path in tmp_path.glob("copy*")) == ["copy.db"]
-    assert rows(tmp_path / "copy.db", "SELECT episode FROM tips") == [("a",), ("b",)]
-    copy_memory(tmp_path / "copy.db", tmp_path / "copy of the copy.db")
-    assert content(tmp_path / "copy of the copy.db") == content(tmp_path / "copy.db")
-
-
-def test_a_copy_replaces_nothing_and_a_failed_one_leaves_nothing(store, tmp_path):
-    target = tmp_path / "target.db"
-    target.write_text("something of the user's")
-    with pytest.raises(MemoryFileError, match=r"target.db: exists already"):
-        copy_memory(tmp_path / "memory.db", target)
-    assert target.read_text() == "something of the user's"
+    assert rows(copy, "SELECT episode FROM tips") == [("a",), ("b",)]
+    copy_memory(copy, tmp_path / "again.db")
+    assert content(tmp_path / "again.db") == content(copy)
+    with pytest.raises(MemoryFileError, match=r"copy.db: exists already"):
+        copy_memory(memory, copy)
+    assert content(tmp_path / "again.db") == content(copy)
     with pytest.raises(MemoryFileError, match=r"memory.db: cannot be copied to .*target.db"):
-        copy_memory(tmp_path / "memory.db", tmp_path / "absent" / "target.db")
+        copy_memory(memory, tmp_path / "absent" / "target.db")
 
 
 HOLDER = """
@@ -299,3 +292,18 @@ def test_a_memory_and_what_lies_beside_it_is_its_owners(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert modes == dict.fromkeys(("m.db", "m.db-wal", "m.db-shm", "m.db.lock", "snapshot.db"), 0o600)
+
+
+def test_a_table_of_an_older_version_is_ignored(store, tmp_path):
+    """Older files have networks of a second novelty, which is removed."""
+    fill(store)
+    old = tmp_path / "old.db"
+    store.snapshot(old)
+    with closing(sqlite3.connect(old)) as db, db:
+        db.execute("CREATE TABLE networks (id INTEGER PRIMARY KEY, content BLOB NOT NULL)")
+        db.execute("INSERT INTO networks VALUES (1, x'00')")
+    add(store, "later", EAST)
+    store.restore(old)
+    assert found(store) == [("a", 0.75)]
+    with closing(open_store(old)) as other:
+        assert found(other) == [("a", 0.75)]

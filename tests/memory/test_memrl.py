@@ -5,9 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import cast
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +13,17 @@ from hypothesis import strategies as st
 from empo2.memory import MemoryFileError
 from empo2.memory.file import reading
 from empo2.recipe.baselines.memrl.retrieval import ByValue
-from empo2.recipe.baselines.memrl.similarities import first_state_similarities
-from empo2.recipe.baselines.memrl.values import Use, correlation, failures_among_best, uses_of_tips, value_bins
+from empo2.recipe.baselines.memrl.values import (
+    Use,
+    correlation,
+    failures_among_best,
+    first_state_cosines,
+    uses_of_tips,
+    value_bins,
+)
 
 from .stores import EAST, NORTH, UP, add, open_store, play
-from .test_retrieval import ROWS, SIMILARITIES, entries, plain, rng
+from .test_retrieval import ROWS, SIMILARITIES, entries, plain
 
 ALL = ("a", "b")
 
@@ -84,32 +88,17 @@ def test_similarities_of_first_states(tmp_path: Path) -> None:
         add(store, "three", ("half", half), scope="b")
         add(store, "four", ("e", EAST), scope="b")
     with reading(tmp_path / "m.sqlite") as db:
-        found = first_state_similarities(db, ALL)
-        assert (found.states, found.pairs) == (3, 3)
-        assert found.mean == pytest.approx(2 / 3 * math.sqrt(0.5))
-        assert found.deviation == pytest.approx(math.sqrt(0.5 * 2 / 3 - 0.5 * 4 / 9))
-        assert found.threshold == pytest.approx(math.sqrt(0.5))
+        states, cosines = first_state_cosines(db, ALL)
+        assert (states, sorted(cosines)) == (3, pytest.approx([0, math.sqrt(0.5), math.sqrt(0.5)]))
         with pytest.raises(MemoryFileError, match="it has 1 first states"):
-            first_state_similarities(db, ["a"])
-
-
-def test_a_fifth_of_the_pairs_is_above_the_threshold(tmp_path: Path) -> None:
-    with closing(open_store(tmp_path / "m.sqlite")) as store:
-        for degrees in range(0, 90, 9):  # cosines of the differences: 9 of 9 degrees, 8 of 18, ..., 1 of 81
-            angle = math.radians(degrees)
-            key = np.array([math.cos(angle), math.sin(angle), 0], np.float32)
-            add(store, f"e{degrees}", (f"at {degrees}", key), scope="a")
-    with reading(tmp_path / "m.sqlite") as db:
-        # 45 pairs, of which nine are closest: 0.8 * 44 = 35.2 of the way, between 18 and 9 degrees
-        expected = 0.8 * math.cos(math.radians(18)) + 0.2 * math.cos(math.radians(9))
-        assert first_state_similarities(db, ALL).threshold == pytest.approx(expected, abs=1e-6)
+            first_state_cosines(db, ["a"])
 
 
 # The ranking
 
 
-def by_value(k=3, min_similarity=0.5, candidates=5, weight=0.5, exploration=0.0, seed=0) -> ByValue:
-    return ByValue(k, min_similarity, candidates, weight, exploration, rng(seed))
+def by_value(k=3, min_similarity=0.5, candidates=5, weight=0.5) -> ByValue:
+    return ByValue(k, min_similarity, candidates, weight)
 
 
 def test_value_with_fixed_statistics_of_the_similarities():
@@ -145,37 +134,6 @@ def test_value_weighs_z_scores_by_hand():
 )
 def test_value_ranks_candidates_by_hand(settings, similarities, values, texts, found):
     assert by_value(**settings)(entries(similarities, values=values, texts=texts)).tolist() == found
-
-
-def test_exploration_draws_from_the_candidates_each_once_and_ranks_what_it_drew():
-    similarities = [0.95, 0.94, 0.93, 0.92, 0.91, 0.9, 0.3, 0.3]
-    rows = entries(similarities, values=range(8), texts=[1, 1, 2, 3, 4, 5, 6, 7])
-    explore = by_value(candidates=4, weight=1.0, exploration=1.0)
-    drawn = [tuple(explore(rows).tolist()) for _ in range(200)]
-    # The candidates by value: rows 4, 3, 2, 0. Every choice of three comes up, always best first.
-    assert set(drawn) == {(4, 3, 2), (4, 3, 0), (4, 2, 0), (3, 2, 0)}
-    again = replace(explore, generator=rng(0))
-    assert drawn == [tuple(again(rows).tolist()) for _ in range(200)]
-
-
-class Dice:
-    """A generator that says the numbers it was given, and draws the last ones."""
-
-    def __init__(self, *numbers):
-        self.numbers = list(numbers)
-
-    def random(self):
-        return self.numbers.pop(0)
-
-    def choice(self, n, size, replace):
-        assert not replace
-        return np.arange(n - size, n)[::-1]
-
-
-def test_exploration_happens_where_the_draw_is_below_its_probability():
-    policy = ByValue(1, 0.5, 5, 0.5, 0.25, cast(np.random.Generator, Dice(0.0, 0.2499, 0.25, 0.9)))
-    rows = entries([0.6, 0.9, 0.7])
-    assert [policy(rows).tolist() for _ in range(4)] == [[0], [0], [1], [1]]
 
 
 def z_scores(values):

@@ -34,11 +34,9 @@ def direction(text: str) -> list[float]:
 
 
 @asynccontextmanager
-async def serving(file: Path, seed: int | None = None) -> AsyncIterator[MemoryService]:
-    """A service on a memory file (that of a folder); with a seed, one that rewards by random network distillation."""
-    file = file / "memory.sqlite" if file.is_dir() else file
+async def serving(folder: Path) -> AsyncIterator[MemoryService]:
     options: dict[str, Any] = {"capacity": 100, "novelty_similarity": THRESHOLD, "value_learning_rate": 0.5}
-    service = MemoryService(file, Compass(), ByScore(2, 0.5), **options, distillation_seed=seed)
+    service = MemoryService(folder / "memory.sqlite", Compass(), ByScore(2, 0.5), **options)
     try:
         yield service
     finally:
@@ -46,7 +44,7 @@ async def serving(file: Path, seed: int | None = None) -> AsyncIterator[MemorySe
 
 
 async def visit(service: MemoryService, episode: str, state: str, scope: str = "a") -> int:
-    return (await service.visit(scope, episode, state, await service.embed(state, urgent=False))).visits
+    return await service.visit(scope, episode, state, await service.embed(state, urgent=False))
 
 
 def alike(one: str, other: str) -> bool:
@@ -143,7 +141,7 @@ async def test_visits_at_once_are_looked_up_together_and_count_as_one_by_one(tmp
             commit = asyncio.ensure_future(service.commit_visits())  # while they are looked up
             await asyncio.sleep(0)
             given_up.cancel()
-            counts.append([found.visits for found in await asyncio.gather(*tasks)])
+            counts.append(await asyncio.gather(*tasks))
             await commit
             with pytest.raises(ValueError, match="norm 0"):
                 await bad

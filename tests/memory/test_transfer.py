@@ -165,15 +165,6 @@ def test_a_failure_changes_nothing(source: Path, records: Records, tmp_path: Pat
     assert files == {"export.jsonl", "source.sqlite", "source.sqlite.lock"}
 
 
-def test_refuses_a_memory_in_use_or_of_another_embedder(source: Path, records: Records) -> None:
-    before = exported(source)
-    with closing(open_store(source, Hashes())), pytest.raises(MemoryFileError, match="in use by another process"):
-        bring(source, records, Hashes())
-    with pytest.raises(MemoryFileError, match=r"'hashes'.*'other'"):
-        bring(source, records, Hashes("other"))
-    assert exported(source) == before
-
-
 META = '{"kind": "meta", "schema": 2, "embedder": "e", "dimension": 2}'
 TIP = {"kind": "tip", "scope": "a", "episode": "e", "text": "t", "score": 1, "success": None, "value": 0, "created": 1}
 TIP["steps"] = [{"state": "s", "action": "a"}]

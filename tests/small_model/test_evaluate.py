@@ -64,11 +64,9 @@ def test_a_failure_and_what_it_saw(policy):
     # The den was not seen, so to call it empty is no honest note, though it is right; nor is a coin that was not found.
     assert not policy(*actions, "No coin as far as the den: hall move east, den no coin.").tip_true
     assert not policy(*actions, NOTE).tip_true
-
-
-def test_a_tip_is_what_the_gateway_keeps_of_it(policy):
-    assert policy("a", "b", "c", "d", "Sure! No coin here. And so on.").tip == "No coin here."
-    assert policy("a", "b", "c", "d", "...").tip == ""
+    # What the gateway keeps of it.
+    assert policy(*actions, "Sure! No coin here. And so on.").tip == "No coin here."
+    assert policy(*actions, "...").tip == ""
 
 
 def test_the_interval_is_over_houses():

@@ -2,13 +2,19 @@
 
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 
 from empo2.memory.browse import embedder_of
 from empo2.memory.file import reading
-from empo2.recipe.baselines.memrl.similarities import first_state_similarities
-from empo2.recipe.baselines.memrl.values import correlation, failures_among_best, uses_of_tips, value_bins
+from empo2.recipe.baselines.memrl.values import (
+    correlation,
+    failures_among_best,
+    first_state_cosines,
+    uses_of_tips,
+    value_bins,
+)
 from empo2.recipe.cli.memory import Memory, Scope, chosen_scopes, one_line_errors
 from empo2.recipe.config import load_settings
 from empo2.recipe.evaluation.tables import table_of
@@ -57,10 +63,11 @@ def values(
 def similarities(memory: Memory, scope: Scope = None) -> None:
     """Show how similar the first states of different tasks are, and the settings that follow for MemRL's retrieval."""
     with reading(memory) as db:
-        found = first_state_similarities(db, chosen_scopes(db, scope))
+        states, cosines = first_state_cosines(db, chosen_scopes(db, scope))
         name, _ = embedder_of(db)
-    mean, deviation, threshold = (f"{value:.3f}" for value in (found.mean, found.deviation, found.threshold))
+    figures = (cosines.mean(), cosines.std(), np.quantile(cosines, 0.8))
+    mean, deviation, threshold = (f"{figure:.3f}" for figure in figures)
     settings = f"memory.min_similarity={threshold} memory.similarity_statistics='[{mean}, {deviation}]'"
-    _console.print(f"{found.states:,} first states, {found.pairs:,} pairs, keys of {name}")
+    _console.print(f"{states:,} first states, {len(cosines):,} pairs, keys of {name}")
     _console.print(f"cosine: mean {mean}, standard deviation {deviation}; 20 % above {threshold}")
     _console.print(settings, soft_wrap=True)

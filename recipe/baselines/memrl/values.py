@@ -1,4 +1,4 @@
-"""How well learned values predict success: each use of a tip with the value that it had before."""
+"""What MemRL builds on, measured in a memory: how well learned values predict success, how similar first states are."""
 
 import sqlite3
 from collections.abc import Collection, Sequence
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from empo2.memory.browse import embedder_of
 from empo2.memory.file import MemoryFileError
 
 _ROUNDING = 1e-6
@@ -80,16 +81,34 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float:
     return float(np.corrcoef(first, second)[0, 1])
 
 
-def failures_among_best(db: sqlite3.Connection, scopes: Collection[str], share: float = 0.1) -> float:
-    """Return which share of the tips with the highest values comes from failed episodes; NaN without tips.
+def failures_among_best(db: sqlite3.Connection, scopes: Collection[str]) -> float:
+    """Return which share of the tenth of the tips with the highest values comes from failed episodes; NaN without tips.
 
-    Args:
-        share: of the tips; those with a value equal to the last one's are among them.
+    Tips with a value equal to that of the last one are among them.
     """
-    rows = db.execute("SELECT scope, value, success FROM tips WHERE success IS NOT NULL")
+    rows = db.execute("SELECT scope, value, success FROM tips WHERE success IS NOT NULL ORDER BY value DESC")
     known = [(value, success) for scope, value, success in rows if scope in scopes]
     if not known:
         return float("nan")
-    ranked = sorted((value for value, _ in known), reverse=True)
-    least = ranked[max(1, round(share * len(ranked))) - 1]
+    least, _ = known[max(1, round(len(known) / 10)) - 1]
     return float(np.mean([not success for value, success in known if value >= least]))
+
+
+def first_state_cosines(db: sqlite3.Connection, scopes: Collection[str]) -> tuple[int, np.ndarray]:
+    """Return how many different first states the episodes had that left tips in these scopes, and all pairs' cosines.
+
+    MemRL (arXiv 2601.03192) takes as δ the cosine that 20 % of its pairs of tasks exceed, and its code measures
+    similarities in a fixed mean and deviation; both hold for its encoder alone.
+
+    Raises:
+        MemoryFileError: fewer than two different first states.
+    """
+    dimension, chosen, keys = embedder_of(db)[1], set(scopes), {}
+    query = "SELECT scope, state, key FROM entries JOIN tips ON tips.id = tip_id WHERE step = 0 ORDER BY entries.id"
+    for scope, state, key in db.execute(query):
+        if scope in chosen:
+            keys.setdefault(state, np.frombuffer(key, np.float32, dimension))
+    if len(keys) < 2:
+        raise MemoryFileError(f"it has {len(keys)} first states of episodes; two different ones make a pair")
+    matrix = np.stack(list(keys.values()))
+    return len(keys), (matrix @ matrix.T)[np.triu_indices(len(matrix), 1)].astype(np.float64)

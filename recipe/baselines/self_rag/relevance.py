@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from empo2.memory import Tip
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.messages import Message, reply_of, spoken
+from empo2.recipe.messages import reply_of, spoken
 
 _SECONDS = 60  # the agent's call waits
 _TOKENS = 4  # of the answer
@@ -26,15 +26,11 @@ async def relevant_tips(services: Services, rollout_id: str, state: str, tips: S
 
 
 async def _helps(services: Services, rollout_id: str, state: str, tip: Tip) -> bool:
-    request = {"messages": [_question(state, services.shown(tip.text))], "max_tokens": _TOKENS, "temperature": 0}
+    question = (
+        f"A player is here:\n\n{state}\n\nThis note is from an earlier episode:\n\n{services.shown(tip.text)}\n\n"
+        "Does the note help the player? Answer yes or no."
+    )
+    request = {"messages": [{"role": "user", "content": question}], "max_tokens": _TOKENS, "temperature": 0}
     response = await services.servers.post(rollout_id, "/chat/completions", request, timeout=_SECONDS)
     response.raise_for_status()
     return re.match(r"\W*yes\b", spoken(reply_of(response.json()) or {}), re.IGNORECASE) is not None
-
-
-def _question(state: str, tip: str) -> Message:
-    content = (
-        f"A player is here:\n\n{state}\n\nThis note is from an earlier episode:\n\n{tip}\n\n"
-        "Does the note help the player? Answer yes or no."
-    )
-    return {"role": "user", "content": content}

@@ -9,7 +9,6 @@ from functools import cache
 
 import structlog
 
-from empo2.memory import Novelty
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.episode import Episode, Turn
@@ -127,17 +126,17 @@ class ModelCall:
     ) -> None:
         episode = self._episode
         async with episode.recording:
-            novelty = await self._visit(turn)
-            if novelty:
-                self._span.set({names.NOVELTY: novelty.reward, names.VISITS: novelty.visits})
+            visits = await self._visit(turn)
+            if visits:
+                self._span.set({names.NOVELTY: 1 / visits, names.VISITS: visits})
             event = CallEvent(
                 prompt_token_ids=prompt_ids,
                 tip_free_prompt_token_ids=await self._tip_free_ids() if self._tip_free else prompt_ids,
                 tip_ids=self._tip_ids,
                 scope=episode.tag.scope,
                 observation=newest_observation(self._body.get("messages") or []),
-                visits=novelty.visits if novelty else None,
-                intrinsic_reward=novelty.reward if novelty else 0.0,
+                visits=visits,
+                intrinsic_reward=1 / visits if visits else 0.0,
                 top_tokens=top_tokens or None,
                 top_log_probs=top_log_probs or None,
             )
@@ -145,7 +144,7 @@ class ModelCall:
             if not upstream.record(episode.rollout_id, episode.attempt_id, CALL_EVENT, data):
                 log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
 
-    async def _visit(self, turn: Turn) -> Novelty | None:
+    async def _visit(self, turn: Turn) -> int | None:
         """Count the visit to the call's state; return None if it has no state or the memory failed.
 
         Nothing limits the time: at the end of the step the trainer waits for it (`Episodes.settle`).
