@@ -33,7 +33,6 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     from empo2.recipe.config import traces_endpoint
     from empo2.recipe.trainer.gateway_client import GatewayClient
     from empo2.recipe.trainer.verl_config import (
-        check_async,
         check_tasks,
         check_tip_tokens,
         name_middleware,
@@ -42,7 +41,6 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     )
 
     settings = read_settings(config)
-    check_async(settings, config)
     check_tasks(settings, config, train_dataset, val_dataset)
     name_middleware(config, settings)
     if endpoint := traces_endpoint(settings):

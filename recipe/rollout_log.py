@@ -22,21 +22,19 @@ type CallRow = dict[str, Any]
 """The columns of `SCHEMA` by name, of those in `_JSON` the value; those that are absent are null."""
 
 _TEXT, _INTEGER, _NUMBER, _FLAGS = pa.string(), pa.int32(), pa.float64(), pa.list_(pa.bool_())
-_OF_ROLLOUT = (  # the same in all rows of a rollout
+SCHEMA = pa.schema(
     {"rollout": _TEXT, "group": _TEXT, "step": _INTEGER, "phase": _TEXT, "mode": _TEXT, "scope": _TEXT, "task": _TEXT}
     | {"return": _NUMBER, "advantage": _NUMBER}
     | dict.fromkeys(("dropped", "cause", "example", "error", "output"), _TEXT)
     | {"enqueued": _NUMBER, "started": _NUMBER, "ended": _NUMBER}
-)
-_OF_CALL = (
-    {"call": _INTEGER, "begun": _NUMBER, "seconds": _NUMBER, "anew": pa.bool_()}
+    # the columns so far are the same in all rows of a rollout
+    | {"call": _INTEGER, "begun": _NUMBER, "seconds": _NUMBER, "anew": pa.bool_()}
     | dict.fromkeys(("messages", "reply", "problem", "finish_reason"), _TEXT)
     | {"prompt_tokens": _INTEGER, "prompt_ids": pa.list_(_INTEGER), "response_ids": pa.list_(_INTEGER)}
     | {"log_probs": pa.list_(pa.float32()), "trained": _FLAGS, "masked": _FLAGS}
     | {"tip_ids": pa.list_(pa.int64()), "tips": pa.list_(_TEXT)}
     | {"visits": _INTEGER, "intrinsic": _NUMBER, "version": _INTEGER}
 )
-SCHEMA = pa.schema(_OF_ROLLOUT | _OF_CALL)
 _JSON = ("task", "messages", "reply")
 _LISTED = ["rollout", "step", "phase", "mode", "return", "advantage", "dropped", "call", "tip_ids"]
 
@@ -107,8 +105,11 @@ def write_rollouts(folder: Path, rows: Sequence[CallRow], keep: int | Literal["a
     number = 1 + sum(1 for _ in folder.glob(f"{step:06}-{phase}-*.parquet"))  # a validation may have several batches
     file = folder / f"{step:06}-{phase}-{number:02}.parquet"
     temporary = folder / f".{file.name}.tmp"  # readers of a folder skip hidden files
-    texts = [{name: _as_json(row.get(name)) for name in _JSON} for row in rows]
-    table = pa.Table.from_pylist([row | text for row, text in zip(rows, texts, strict=True)], SCHEMA)
+
+    def text(value: Any) -> str | None:
+        return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+    table = pa.Table.from_pylist([row | {name: text(row.get(name)) for name in _JSON} for row in rows], SCHEMA)
     try:
         pq.write_table(table, temporary, compression="zstd")
         temporary.replace(file)
@@ -182,10 +183,6 @@ def _read(files: Sequence[Path], where: pc.Expression, columns: Sequence[str]) -
         return stored.to_table(columns=[*columns], filter=where).to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise Empo2Error(f"a file of the run's rollouts cannot be read: {str(error).splitlines()[0]}") from None
-
-
-def _as_json(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _by_rollout(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

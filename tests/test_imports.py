@@ -25,7 +25,7 @@ TRAINER_SIDE = {
     "baselines/gigpo": {"advantage"},
     "trainer": {"entrypoint", "manager", "objective", "rollout_calls", "row_text", "rows", "shown_rollouts"}
     | {"step_results", "tracking", "trainer", "updates"},
-    "trainer/compat": {"agentlightning", "imports", "lora", "prompt_ids", "trained_logits", "verl", "vllm"},
+    "trainer/compat": {"agentlightning", "imports", "prompt_ids", "trained_logits", "verl", "vllm"},
 }
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Values that ask for a paper, its module, and the names in it that are used where.
 _HOOKS = {
-    "algorithm.advantage": {"gigpo": "gigpo.advantage"},  # TurnAdvantages, in trainer/trainer.py
+    "algorithm.advantage": {"gigpo": "gigpo.advantage"},  # add_turn_advantages and warning, in trainer/trainer.py
     "memory.retrieval": {"value": "memrl.retrieval", "newest": "reflexion.retrieval"},  # policy, in gateway/memory.py
     "memory.judged": {True: "self_rag.relevance"},  # relevant_tips, in gateway/tips/search.py
 }

@@ -1,12 +1,12 @@
 """The score of each rollout, and its advantage relative to its group; docs/algorithm.md has the rules."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.protocol import Mode, scaled_return
-from empo2.recipe.trainer.step_results import RolloutResult, groups_of
+from empo2.recipe.trainer.step_results import Results, RolloutResult, groups_of
 
 _EPSILON = 1e-6  # verl's
 
@@ -34,15 +34,12 @@ def equal_within_tolerance(scores: list[float], algorithm: Algorithm) -> list[fl
     return scores
 
 
-def rollout_advantages(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> dict[str, float]:
+def rollout_advantages(results: Results, algorithm: Algorithm) -> dict[str, float]:
     """Return the advantage of each rollout.
 
     - Rollouts of one mode are compared with each other: (score - mean) / std, as in GRPO.
     - Off-policy rollouts with tips, in a group that also has rollouts without: their baseline is the mean of those
       without, and the standard deviation is that of both together.
-
-    Args:
-        results: by rollout id.
 
     Returns:
         By rollout id; 0 for all rollouts of a comparison whose scores are equal, and for a rollout compared with none.
@@ -61,12 +58,7 @@ def rollout_advantages(results: Mapping[str, RolloutResult], algorithm: Algorith
 def compare_halves[T: Hashable](
     members: Sequence[T], mode: Callable[[T], Mode], scores: Callable[[list[T]], list[float]], normalize_by_std: bool
 ) -> dict[T, float]:
-    """Return the advantages of members of a group by the rules of `rollout_advantages`.
-
-    Args:
-        mode: of a member.
-        scores: of members that are compared with each other.
-    """
+    """Return the advantages of members of a group by the rules of `rollout_advantages`, from modes and scores."""
     advantages: dict[T, float] = {}
     without = [member for member in members if not mode(member).memory]
     for half in (without, [member for member in members if mode(member).memory]):
@@ -89,14 +81,11 @@ def relative_to(baseline: Sequence[float], scores: Sequence[float], normalize_by
     return (values - np.mean(baseline)) / (values.std(ddof=1) + _EPSILON if normalize_by_std else 1.0)
 
 
-def worth_imitating(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> set[str]:
+def worth_imitating(results: Results, algorithm: Algorithm) -> set[str]:
     """Return the off-policy rollouts that are distilled: what they did with tips is to be done without.
 
     They succeeded, or their return exceeds the mean of their group's rollouts without tips, or of the whole group if
     there are none, by more than ``return_tolerance``. The intrinsic reward is not part of it.
-
-    Args:
-        results: by rollout id.
     """
     chosen: set[str] = set()
     for rollouts in groups_of(results):
@@ -110,22 +99,24 @@ def worth_imitating(results: Mapping[str, RolloutResult], algorithm: Algorithm) 
     return chosen
 
 
-def tip_gain(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> float | None:
+def tip_gain(results: Results, algorithm: Algorithm) -> float | None:
     """Return what tips are worth: the mean scaled return with tips minus that without, averaged over paired groups.
 
     The intrinsic reward is not part of it. None if no group has rollouts of both kinds.
     """
     gains = []
     for rollouts in groups_of(results):
-        returns: dict[bool, list[float]] = {True: [], False: []}  # by memory
-        for result in (results[rollout] for rollout in rollouts):
-            returns[result.mode.memory].append(scaled_return(algorithm, result.return_))
-        if all(returns.values()):
-            gains.append(np.mean(returns[True]) - np.mean(returns[False]))
+        group = [results[rollout] for rollout in rollouts]
+        with_tips, without = (
+            [scaled_return(algorithm, each.return_) for each in group if each.mode.memory == memory]
+            for memory in (True, False)
+        )
+        if with_tips and without:
+            gains.append(np.mean(with_tips) - np.mean(without))
     return float(np.mean(gains)) if gains else None
 
 
-def tolerance_warning(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> str:
+def tolerance_warning(results: Results, algorithm: Algorithm) -> str:
     """Return one line on a step without any gradient whose returns differ within a group; "" where they do not."""
     returns = [[results[rollout].return_ for rollout in rollouts] for rollouts in groups_of(results)]
     spread = max(max(group) - min(group) for group in returns)
@@ -138,7 +129,7 @@ def tolerance_warning(results: Mapping[str, RolloutResult], algorithm: Algorithm
     )
 
 
-def range_warning(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> str:
+def range_warning(results: Results, algorithm: Algorithm) -> str:
     """Return one line if a return lies outside the range that the intrinsic reward is a share of; "" otherwise."""
     returns = [result.return_ for result in results.values()]
     if algorithm.failure_return <= min(returns) and max(returns) <= algorithm.success_return:

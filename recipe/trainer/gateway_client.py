@@ -6,28 +6,10 @@ from time import monotonic
 from typing import Any
 
 import httpx
+from pydantic import BaseModel
 
+from empo2.recipe import protocol
 from empo2.recipe.errors import Empo2Error, GatewayError
-from empo2.recipe.protocol import (
-    DRAIN,
-    PAUSE,
-    RESTORE,
-    RESUME,
-    SETTLE,
-    SNAPSHOT,
-    STATE,
-    UPDATED,
-    DrainRequest,
-    FileRequest,
-    GatewayState,
-    PauseRequest,
-    PauseState,
-    StepProgress,
-    Unsettled,
-    UpdatedRequest,
-    UpdateResult,
-    settle_route,
-)
 from empo2.recipe.waiting import gateway_answer
 
 _ANSWER_SECONDS = 1  # of one request to a gateway that may be starting
@@ -49,12 +31,12 @@ class GatewayClient:
     def answers(self) -> bool:
         """Return False for a gateway that takes connections and is silent: it loads. `check` waits for any other."""
         try:
-            self._http.get(STATE, timeout=_ANSWER_SECONDS)
+            self._http.get(protocol.STATE, timeout=_ANSWER_SECONDS)
         except httpx.TransportError as error:
             return not isinstance(error, httpx.TimeoutException)
         return True
 
-    def check(self, wanted: Mapping[str, Any]) -> GatewayState:
+    def check(self, wanted: Mapping[str, Any]) -> protocol.GatewayState:
         """Check that trainer and gateway agree, before anything starts; a gateway that is not there yet is waited for.
 
         If the gateway samples at another temperature than the one the trainer computes log-probs at, every importance
@@ -67,16 +49,13 @@ class GatewayClient:
         Raises:
             Empo2Error: no EMPO² gateway answers, it refuses the key, or it serves something else.
         """
-
-        response = gateway_answer(self._url, lambda: self._http.get(STATE, timeout=_ANSWER_SECONDS))
+        response = gateway_answer(self._url, lambda: self._http.get(protocol.STATE, timeout=_ANSWER_SECONDS))
         if response.status_code in (401, 403):
-            given = (
-                "is not set" if not self._key else "is an agent's key" if response.status_code == 403 else "is wrong"
-            )
-            raise Empo2Error(f"EMPO2_ADMIN_KEY {given}: give the gateway at {self._url} and its trainer the same one")
+            problem = "is an agent's key" if response.status_code == 403 else "is wrong" if self._key else "is not set"
+            raise Empo2Error(f"EMPO2_ADMIN_KEY {problem}: give the gateway at {self._url} and its trainer the same one")
         if response.status_code != 200:
             raise Empo2Error(f"{self._url} is not an EMPO² gateway; start `empo2 gateway` in the place of agl-server")
-        state = GatewayState.model_validate(response.json())
+        state = protocol.GatewayState.model_validate(response.json())
         for setting, value in wanted.items():
             served = state.model if setting == "model.path" else getattr(state, setting.partition(".")[2])
             if None not in (served, value) and served != value:
@@ -86,9 +65,9 @@ class GatewayClient:
                 )
         return state
 
-    def progress(self) -> StepProgress:
+    def progress(self) -> protocol.StepProgress:
         """Return how far the rollouts of the step have come."""
-        return GatewayState.model_validate(self._http.get(STATE).raise_for_status().json()).progress
+        return protocol.GatewayState.model_validate(self._http.get(protocol.STATE).raise_for_status().json()).progress
 
     def settle(self, rollout_id: str | None = None) -> None:
         """Wait until all calls of a finished rollout, or of all rollouts, have their events.
@@ -98,9 +77,9 @@ class GatewayClient:
         Raises:
             GatewayError: none did for five minutes.
         """
-        route = SETTLE if rollout_id is None else settle_route(rollout_id)
+        route = protocol.SETTLE if rollout_id is None else protocol.settle_route(rollout_id)
         last, since = None, monotonic()
-        while (unsettled := self._unsettled(route)).late:
+        while (unsettled := protocol.Unsettled.model_validate(self._post(route))).late:
             if unsettled != last:
                 last, since = unsettled, monotonic()
             elif monotonic() - since > _SECONDS:
@@ -109,23 +88,17 @@ class GatewayClient:
                     f"states for {_SECONDS} seconds; see its log, memory.embedder_device and memory.embedder_threads"
                 )
 
-    def _unsettled(self, route: str) -> Unsettled:
-        response = self._http.post(route)
-        response.raise_for_status()
-        return Unsettled.model_validate(response.json())
-
     def pause(self) -> int:
         """Hold the policy's calls and reflections; return how many were under way, when all of these are done."""
-        states: list[PauseState] = []
-        while not states or states[-1].under_way:
-            response = self._http.post(PAUSE, json=PauseRequest(timeout=_PAUSE_SECONDS).model_dump())
-            response.raise_for_status()
-            states.append(PauseState.model_validate(response.json()))
-        return states[0].at_pause
+        request = protocol.PauseRequest(timeout=_PAUSE_SECONDS)
+        first = state = protocol.PauseState.model_validate(self._post(protocol.PAUSE, request))
+        while state.under_way:
+            state = protocol.PauseState.model_validate(self._post(protocol.PAUSE, request))
+        return first.at_pause
 
     def resume(self) -> None:
         """Let the policy's calls and reflections go on."""
-        self._http.post(RESUME).raise_for_status()
+        self._post(protocol.RESUME)
 
     def drain(self, seconds: float) -> dict[str, float]:
         """Wait at most ``seconds`` for the running reflections; return the gateway's metrics of the step.
@@ -134,14 +107,11 @@ class GatewayClient:
             GatewayError: as `settle`, which comes first.
         """
         self.settle()
-        response = self._http.post(DRAIN, json=DrainRequest(timeout=seconds).model_dump(), timeout=seconds + _SECONDS)
-        response.raise_for_status()
-        return response.json()
+        return self._post(protocol.DRAIN, protocol.DrainRequest(timeout=seconds), seconds + _SECONDS)
 
-    def updated(self, step: int, results: list[UpdateResult]) -> None:
+    def updated(self, step: int, results: list[protocol.UpdateResult]) -> None:
         """Tell what an update made of its rollouts, for their traces."""
-        request = UpdatedRequest(step=step, results=results)
-        self._http.post(UPDATED, json=request.model_dump(exclude_none=True)).raise_for_status()
+        self._post(protocol.UPDATED, protocol.UpdatedRequest(step=step, results=results))
 
     def snapshot(self, file: Path) -> None:
         """Write the memory to ``file``.
@@ -149,18 +119,17 @@ class GatewayClient:
         Raises:
             GatewayError: the gateway refuses; the message says why.
         """
-        self._ask(SNAPSHOT, file, "save")
+        self._post(protocol.SNAPSHOT, protocol.FileRequest(path=str(file)), None)
 
     def restore(self, file: Path) -> None:
-        """Replace the memory by the one in ``file``.
+        """Replace the memory by the one in ``file``; raises as `snapshot`."""
+        self._post(protocol.RESTORE, protocol.FileRequest(path=str(file)), None)
 
-        Raises:
-            GatewayError: the gateway refuses; the message says why.
-        """
-        self._ask(RESTORE, file, "restore")
-
-    def _ask(self, route: str, file: Path, verb: str) -> None:
-        response = self._http.post(route, json=FileRequest(path=str(file)).model_dump(), timeout=None)
+    def _post(self, route: str, request: BaseModel | None = None, timeout: float | None = _SECONDS) -> Any:
+        body = request and request.model_dump(exclude_none=True)
+        response = self._http.post(route, json=body, timeout=timeout)
         if response.status_code == 409:
+            verb = route.rpartition("/")[2]
             raise GatewayError(f"the gateway cannot {verb} the memory: {response.json()['detail']}")
         response.raise_for_status()
+        return response.json()

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,12 @@ from agentlightning.verl.agl_rollout_manager import (
 )
 
 from empo2.recipe.config import Algorithm, Settings
-from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.failures import first_error
 from empo2.recipe.marked_lines import say_note
 from empo2.recipe.protocol import TAG, Mode, RolloutTag, StepProgress, scope_of
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.rollout_calls import rollout_times
-from empo2.recipe.trainer.step_results import StepResults, Unusable
+from empo2.recipe.trainer.step_results import StepResults
 
 _NONE_PLAYS_SECONDS = 120  # a controller asks every few seconds, and an agent may need a minute to start
 _LOG_CHARACTERS = 100_000
@@ -72,58 +72,19 @@ def why_none_plays(progress: StepProgress, controller_log: Path | None) -> str:
     """
     if progress.calls or progress.ended:
         return ""
-    said = f"no agent has called the model for {_NONE_PLAYS_SECONDS} s, {progress.queued} of {progress.rollouts} "
-    said += "rollouts wait for a controller: "
     log = controller_log.read_text(errors="replace") if controller_log and controller_log.exists() else ""
-    if problem := progress.problem or first_error(log[-_LOG_CHARACTERS:]):
-        return said + problem
+    problem = progress.problem or first_error(log[-_LOG_CHARACTERS:])
+    if not problem and progress.controllers == "silent":
+        problem = "none asks the gateway for them; start `empo2 controller --gateway URL`"
+    elif not problem and progress.controllers == "refused":
+        problem = "the gateway refuses its key; its EMPO2_KEY must be the gateway's"
+    elif not problem:
+        idle = "it starts none" if progress.queued else "agents that were started are silent"
+        problem = f"{idle}; see {controller_log or 'its log'}"
     return (
-        said
-        + {
-            "silent": "none asks the gateway for them; start `empo2 controller --gateway URL`",
-            "refused": "the gateway refuses its key; its EMPO2_KEY must be the gateway's",
-            "ask": f"it starts none; see {controller_log or 'its log'}"
-            if progress.queued
-            else f"agents that were started are silent; see {controller_log or 'their logs'}",
-        }[progress.controllers]
+        f"no agent has called the model for {_NONE_PLAYS_SECONDS} s, {progress.queued} of {progress.rollouts} rollouts "
+        f"wait for a controller: {problem}"
     )
-
-
-class TagRequests(RolloutHooks):
-    """Hook that writes a rollout's tag into its metadata, after the user's own hooks.
-
-    agent-lightning requests the training rollouts of a step group by group. Of the validation rollouts every second one
-    is played with memory, if any are.
-    """
-
-    def __init__(self, hooks: RolloutHooks | None, settings: Settings, step: int, group_size: int) -> None:
-        self._hooks = hooks or RolloutHooks()
-        self._step = step
-        self._tags = draw_tags(settings.algorithm, step, group_size)
-        self._with_memory = itertools.cycle((False, settings.run.validate_with_memory))
-        self._scope_fields = settings.memory.scope
-        self._distills = settings.algorithm.distills
-
-    def on_enqueue(self, request: RolloutCreate) -> RolloutCreate:
-        task = dict(request.input)
-        request = self._hooks.on_enqueue(request)
-        if request.is_train:
-            mode, pair = next(self._tags)
-        elif next(self._with_memory):
-            mode, pair = Mode.of(memory=True), None
-        else:
-            return request
-        scope = scope_of(task, self._scope_fields)
-        more = {"read_only": not request.is_train, "teaches": mode.off_policy and self._distills, "step": self._step}
-        tag = RolloutTag(**mode.model_dump(), scope=scope, pair=pair, **more)
-        metadata = request.metadata if isinstance(request.metadata, dict) else dict(request.metadata or {})
-        return request.model_copy(update={"metadata": {**metadata, TAG: tag.model_dump(exclude_none=True)}})
-
-    def on_succeeded(self, rollout: Rollout, events: dict[str, list[Any]], store: Any) -> None:
-        self._hooks.on_succeeded(rollout, events, store)
-
-    def on_failed(self, rollout: Rollout, store: Any) -> None:
-        self._hooks.on_failed(rollout, store)
 
 
 class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
@@ -137,7 +98,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         version: number of updates that the weights of the model servers have had.
         pauses: whether rollouts may still run when those that were waited for have ended.
         controller_log: of a controller on this machine, by which the user is told why no rollout starts.
-        hooks: the user's own.
+        hooks: the user's own, called before a request gets its tag.
         others: agent-lightning's further arguments.
 
     Attributes:
@@ -163,19 +124,27 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         **others: Any,
     ) -> None:
         algorithm = settings.algorithm
-        self._validates_with_memory = settings.run.validate_with_memory and algorithm.name == "empo2"
-        tagging = TagRequests(hooks, settings, step, group_size) if algorithm.name == "empo2" else hooks
-        super().__init__(**others | {"step": step, "train_rollout_n": group_size, "hooks": tagging})
+        own = hooks or RolloutHooks()
+        called: Any = own
+        if algorithm.name == "empo2":
+            called = SimpleNamespace(
+                on_enqueue=lambda request: self._tagged(dict(request.input), own.on_enqueue(request)),
+                on_succeeded=own.on_succeeded,
+                on_failed=own.on_failed,
+            )
+        super().__init__(**others | {"step": step, "train_rollout_n": group_size, "hooks": called})
         self._has_user_hooks = hooks is not None
+        self._validates_with_memory = settings.run.validate_with_memory and algorithm.name == "empo2"
+        self._tags = draw_tags(algorithm, step, group_size)
+        self._with_memory = itertools.cycle((False, settings.run.validate_with_memory))
         self._settings = settings
         self._gateway = gateway
-        self._max_prompt_tokens = max_prompt_tokens
         self._version = version
         self._pauses = pauses
         self._controller_log = controller_log
         self._tell_at = perf_counter() + _NONE_PLAYS_SECONDS
         self.carried_over: list[EnqueuedRollout] = []
-        self.results = StepResults()
+        self.results = StepResults(max_prompt_tokens, algorithm.failed_rollout_return)
         self.played: list[CompletedRollout] = []
         self.metrics: dict[str, float] = {}
         self._settling = 0.0
@@ -219,6 +188,29 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         """Return all events as recorded, and trimmed. The server would trim only the last call of equal prompts."""
         events = self._get_events(rollout_id)
         return events, [_to_triplet_format(event) for event in events]
+
+    def _tagged(self, task: dict[str, Any], request: RolloutCreate) -> RolloutCreate:
+        """Return a request with its tag; agent-lightning makes the training rollouts of a step group by group.
+
+        Of the validation rollouts every second one is played with memory, if any are.
+        """
+        algorithm = self._settings.algorithm
+        if request.is_train:
+            mode, pair = next(self._tags)
+        elif next(self._with_memory):
+            mode, pair = Mode.of(memory=True), None
+        else:
+            return request
+        tag = RolloutTag(
+            **mode.model_dump(),
+            scope=scope_of(task, self._settings.memory.scope),
+            pair=pair,
+            read_only=not request.is_train,
+            teaches=mode.off_policy and algorithm.distills,
+            step=self._step,
+        )
+        metadata = dict(request.metadata or {}) | {TAG: tag.model_dump(exclude_none=True)}
+        return request.model_copy(update={"metadata": metadata})
 
     def _create_rollouts(self, data: dict[str, Any], *, is_train: bool) -> list[EnqueuedRollout]:
         if not is_train and self._validates_with_memory:  # all are played at the same time
@@ -280,20 +272,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
             "timing_s/embedding": self._settling,
             "timing_s/drain": perf_counter() - ended,
         }
-        self.metrics |= rollout_times(played)
-        self.played, results = played, self.results
-        failed_return = self._settings.algorithm.failed_rollout_return
-        usable = []
-        for rollout in played:
-            try:
-                if is_train:
-                    usable.append(results.train(rollout, failed_return, self._max_prompt_tokens))
-                elif not results.validate(rollout).mode.memory:
-                    usable.append(rollout)
-            except Unusable as why:
-                results.drop(rollout, why.reason, why.error)
-        if is_train:
-            usable = results.drop_groups_of_one(usable)
-        if not usable:
-            raise NoUsableRollouts(results.why_none())
+        self.played = played
+        usable = self.results.usable(played, is_train=is_train)
+        self.metrics |= rollout_times(played, self.results.calls)
         return usable

@@ -69,14 +69,6 @@ os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # three workers 
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15, upstream's, starves the model beside its own agents
 
 
-def use_token() -> None:
-    """Let Ray ask for its token, and present it, in this process and all that it starts, also if Ray is imported."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
-
-    Config.initialize("")  # as ray.init does where it sets the mode itself
-
-
 def use_network() -> None:
     """Let gloo, NCCL and vLLM of a Ray worker use the run's network, by this host's own names.
 
@@ -105,49 +97,46 @@ def start_ray(config: DictConfig) -> None:
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     import ray
     from ray._private import ray_constants
+    from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
 
     if ray.is_initialized():
         return
-    if options.get("address") == "local":  # else Ray puts the host's address on the network in the place of 127.0.0.1
+    address = options.get("address")
+    joined = address not in (None, "local")
+    if address == "local":  # else Ray puts the host's address on the network in the place of 127.0.0.1
         os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for the processes that it starts
         ray_constants.ENABLE_RAY_CLUSTER = False
-    use_token()
-    joined = options.get("address") not in (None, "local")
-    network = OmegaConf.select(config, "empo2.hardware.network") if joined else None
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray asks for its token, and presents it
+    Config.initialize("")  # as ray.init does where it sets the mode itself
     runtime_env = dict(options.pop("runtime_env", None) or {})
+    variables = dict(VARIABLES)
+    if joined and (network := OmegaConf.select(config, "empo2.hardware.network")):
+        variables[NETWORK] = network
     # Not agent-lightning's worker_process_setup_hook: idle workers would import verl for nothing. The loss is
     # registered by the module that the loss function lies in (objective.py).
     if not joined and not runtime_env.keys() - {"env_vars"} and (command := worker_command()):
         runtime_env["py_executable"] = command
-    runtime_env["env_vars"] = VARIABLES | ({NETWORK: network} if network else {}) | runtime_env.get("env_vars", {})
-    if options.get("address") in (None, "local"):
+    runtime_env["env_vars"] = variables | runtime_env.get("env_vars", {})
+    if not joined:
         options["_temp_dir"] = os.environ.get("RAY_TMPDIR")
-    if options.get("address") == "local" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+    if address == "local" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-
-    def start() -> None:
-        ray.init(runtime_env=runtime_env, **options)
-
-    try:
-        start()
-    except (ValueError, TypeError):  # wrong options
-        raise
-    except Exception as error:
-        ray.shutdown()
-        first = _one_line(error)
+    failed = None
+    while True:
         try:
-            start()
+            ray.init(runtime_env=runtime_env, **options)
+            break
+        except (ValueError, TypeError):  # wrong options
+            raise
         except Exception as error:
-            raise Empo2Error(
-                f"Ray does not start, tried twice: {_one_line(error)}; look into {_logs()}, and see whether the "
-                "machine has memory, disk and a core left"
-            ) from None
-        say_note(f"Ray was started at the second attempt; the first one failed: {first}")
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:_CHARACTERS]}"
-
-
-def _logs() -> Path:
-    return Path(os.environ.get("RAY_TMPDIR") or "/tmp/ray") / "session_latest" / "logs"
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:_CHARACTERS]}"
+            if failed:
+                logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp/ray") / "session_latest" / "logs"
+                raise Empo2Error(
+                    f"Ray does not start, tried twice: {said}; look into {logs}, and see whether the machine has "
+                    "memory, disk and a core left"
+                ) from None
+            failed = said
+            ray.shutdown()
+    if failed:
+        say_note(f"Ray was started at the second attempt; the first one failed: {failed}")

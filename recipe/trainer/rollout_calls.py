@@ -172,32 +172,28 @@ def rows_of(turns: Iterable[PlayedCall]) -> list[list[PlayedCall]]:
     return rows
 
 
-def fitting(turns: Iterable[PlayedCall], max_prompt_tokens: float) -> list[PlayedCall]:
-    """Return the turns of the rows whose prompt is not too long."""
-    return [turn for row in rows_of(turns) if len(row[0].prompt) <= max_prompt_tokens for turn in row]
-
-
 def _begins(ids: list[int], begin: list[int]) -> bool:
     return ids[: len(begin)] == begin
 
 
-def rollout_times(rollouts: Iterable[CompletedRollout]) -> dict[str, float]:
+def rollout_times(rollouts: Iterable[CompletedRollout], calls: Mapping[str, Sequence[PlayedCall]]) -> dict[str, float]:
     """Return the mean seconds of a rollout's parts, over the rollouts that called the model, as metrics.
 
     ``queue``: until its agent was started, ``start``: until its first call, ``model``: all of its calls, as the gateway
     saw them, ``agent``: the rest, until its end was noticed, also while its calls waited for an update. Parallel calls
     of one agent each count in full.
+
+    Args:
+        calls: by rollout id.
     """
-    sums: dict[str, float] = dict.fromkeys(("queue", "start", "model", "agent"), 0.0)
-    count = 0
+    parts: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
-        calls = calls_of(rollout.events)
-        if not calls or rollout.running_at is None or rollout.finished_at is None:
+        of_rollout = calls[rollout.rollout_id]
+        if not of_rollout or rollout.running_at is None or rollout.finished_at is None:
             continue
-        count += 1
-        first, model = min(call.begun for call in calls), sum(call.seconds for call in calls)
-        sums["queue"] += rollout.running_at - rollout.enqueue_time
-        sums["start"] += first - rollout.running_at
-        sums["model"] += model
-        sums["agent"] += rollout.finished_at - first - model
-    return {f"timing_s/rollout_{name}": total / count for name, total in sums.items() if count}
+        first, model = min(call.begun for call in of_rollout), sum(call.seconds for call in of_rollout)
+        parts["queue"].append(rollout.running_at - rollout.enqueue_time)
+        parts["start"].append(first - rollout.running_at)
+        parts["model"].append(model)
+        parts["agent"].append(rollout.finished_at - first - model)
+    return {f"timing_s/rollout_{name}": sum(seconds) / len(seconds) for name, seconds in parts.items()}

@@ -1,31 +1,30 @@
 """One trained episode of each step as text, for `empo2 report`: what was read, what was trained, what was masked."""
 
-from collections.abc import Mapping
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from verl import DataProto
 
 from empo2.recipe.redaction import redacted
-from empo2.recipe.trainer.step_results import RolloutResult
+from empo2.recipe.trainer.step_results import Results
 
 _ADVANTAGES = "returns"  # of a batch, before agent-lightning's division by tokens and rows (use_given_advantages)
 _PROMPT_TOKENS, _REST_TOKENS = 1000, 3000  # of a row: the end of its prompt, and the beginning of what follows it
 
 
-class Decoder(Protocol):
-    def decode(self, token_ids: list[int], /) -> Any: ...
+def episode_record(
+    step: int, batch: DataProto, results: Results, masked: torch.Tensor, known: torch.Tensor, tokenizer: Any
+) -> dict[str, Any]:
+    """Return a line of ``episodes.jsonl`` without secrets: one row that was trained, the first one of its episode.
 
-
-def recorded_row(batch: DataProto, results: Mapping[str, RolloutResult]) -> int:
-    """Return the row of the step to record, the first one of its episode.
-
-    It is one with an advantage or a teacher if there is any, rather off-policy, rather with memory.
+    It is one with an advantage or a teacher if there is any, rather off-policy, rather with memory. ``spans`` are
+    ``[kind, text, tokens]``, at most 4,000 tokens in all; a kind is ``read``, ``trained`` or ``masked``.
 
     Args:
         batch: before the update, with its advantages.
-        results: by rollout id.
+        masked: [rows, tokens], bool: those of the response that the update masked.
+        known: [rows], bool; whether that is known of a row.
     """
     rollouts = batch.non_tensor_batch["rollout_id_list"].tolist()
     advantages = batch.batch[_ADVANTAGES]
@@ -35,35 +34,15 @@ def recorded_row(batch: DataProto, results: Mapping[str, RolloutResult]) -> int:
         learns = bool(advantages[row].any() or batch.batch["distilled"][row])
         return learns, mode.off_policy, mode.memory
 
-    return rollouts.index(rollouts[max(range(len(rollouts)), key=telling)])
-
-
-def episode_record(
-    step: int,
-    batch: DataProto,
-    row: int,
-    results: Mapping[str, RolloutResult],
-    masked: torch.Tensor | None,
-    tokenizer: Decoder,
-) -> dict[str, Any]:
-    """Return a line of ``episodes.jsonl`` without secrets: one row that was trained.
-
-    ``spans`` are ``[kind, text, tokens]``, at most 4,000 tokens in all; a kind is ``read``, ``trained`` or ``masked``.
-
-    Args:
-        row: see `recorded_row`.
-        results: by rollout id.
-        masked: [tokens], bool: those of the response that the update masked; None if that is not known.
-    """
-    rollout = batch.non_tensor_batch["rollout_id_list"][row]
-    result = results[rollout]
+    rollout = rollouts[max(range(len(rollouts)), key=telling)]
+    row, result = rollouts.index(rollout), results[rollout]
     trained = batch.batch["response_mask"][row].bool()
     present = batch.batch["attention_mask"][row].bool()
-    mask_known, masked = masked is not None, trained & False if masked is None else masked
+    of_row = masked[row] & known[row]
     rest = present[-len(trained) :]
     prompt = batch.batch["prompts"][row][present[: -len(trained)]].tolist()
     kinds = ["read"] * len(prompt)
-    kinds += ["masked" if m else "trained" if t else "read" for t, m in zip(trained[rest], masked[rest], strict=True)]
+    kinds += ["masked" if m else "trained" if t else "read" for t, m in zip(trained[rest], of_row[rest], strict=True)]
     tokens = [*prompt, *batch.batch["responses"][row][rest].tolist()]
     first, last = max(0, len(prompt) - _PROMPT_TOKENS), len(prompt) + _REST_TOKENS
     spans = []
@@ -77,9 +56,9 @@ def episode_record(
             "mode": result.mode.name,
             "task": dict(result.task),
             "return": result.return_,
-            "advantage": float(batch.batch[_ADVANTAGES][row][trained].mean()) if trained.any() else 0.0,
+            "advantage": float(advantages[row][trained].mean()) if trained.any() else 0.0,
             "tips": list(result.tips),
-            "mask_known": mask_known,
+            "mask_known": bool(known[row]),
             "cut": first > 0 or last < len(tokens),
             "spans": spans,
         }

@@ -1,26 +1,20 @@
 """Put EMPO²'s advantages, mode flags and teachers on agent-lightning's rows, and note what was trained of a call."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from agentlightning.verl.agl_rollout_manager import CompletedRollout
 from verl import DataProto
 
 from empo2.recipe.protocol import TOP_TOKENS, UpdateResult
 from empo2.recipe.rollout_log import CallRow
 from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
-from empo2.recipe.trainer.step_results import RolloutResult, StepResults, trained_rows
+from empo2.recipe.trainer.step_results import Results, StepResults
 
 
-def set_advantages(batch: DataProto, results: Mapping[str, RolloutResult], advantages: Mapping[str, float]) -> None:
-    """Put each rollout's advantage on the trained tokens of its rows, and flag the rows' modes; in place.
-
-    Args:
-        results: by rollout id.
-        advantages: by rollout id.
-    """
+def set_advantages(batch: DataProto, results: Results, advantages: Mapping[str, float]) -> None:
+    """Put each rollout's advantage on the trained tokens of its rows, and flag the rows' modes; in place."""
     ids = batch.non_tensor_batch["rollout_id_list"].tolist()
     rows = torch.tensor([advantages[rollout] for rollout in ids])
     batch.batch[GIVEN_ADVANTAGES] = rows.unsqueeze(-1) * batch.batch["response_mask"]
@@ -29,9 +23,7 @@ def set_advantages(batch: DataProto, results: Mapping[str, RolloutResult], advan
     batch.batch["distilled"] = torch.zeros(len(ids), dtype=torch.bool)
 
 
-def distill(
-    batch: DataProto, chosen: Collection[str], played: Iterable[CompletedRollout], max_prompt_tokens: float = math.inf
-) -> dict[str, float]:
+def distill(batch: DataProto, chosen: Collection[str], results: StepResults) -> dict[str, float]:
     """Take the advantages from off-policy rows, flag the rows of the chosen rollouts, and give them their teacher.
 
     The teacher of a token is what vLLM sampled it from: the log-probs of its likeliest tokens, with tips in the prompt.
@@ -40,8 +32,6 @@ def distill(
     Args:
         batch: all rows of the adapter, as `set_advantages` leaves them; changed in place.
         chosen: see `worth_imitating`.
-        played: the step's rollouts, with their events.
-        max_prompt_tokens: of a row's prompt.
 
     Returns:
         The number of distilled rows, and of their tokens without a teacher.
@@ -50,9 +40,9 @@ def distill(
     batch.batch[GIVEN_ADVANTAGES][batch.batch["off_policy"]] = 0.0
     ids = torch.zeros(*mask.shape, TOP_TOKENS, dtype=torch.int32)
     log_probs = torch.full(ids.shape, -math.inf)
-    rows = {each.rollout_id: trained_rows(each, max_prompt_tokens) for each in played if each.rollout_id in chosen}
-    for row, turns in turns_of_rows(batch, rows):
-        tops = [top for turn in turns for top in turn.tops]
+    answered = {rollout: results.answered(rollout) for rollout in chosen}
+    for row, rollout, turns in turns_of_rows(batch, {rollout: results.kept[rollout] for rollout in chosen}):
+        tops = [top for turn in turns for top in answered[rollout][turn].tops]
         for token, top in zip(mask[row].nonzero()[:, 0].tolist(), tops, strict=False):  # the rest lies beyond the row
             if top:
                 ids[row, token, : len(top)] = torch.tensor([*top])
@@ -66,16 +56,16 @@ def distill(
     }
 
 
-def turns_of_rows[T](batch: DataProto, rows: Mapping[str, Iterable[T]]) -> Iterator[tuple[int, T]]:
-    """Yield the number of each row of a batch with its turns, whose replies are its trained tokens and what is cut.
+def turns_of_rows(batch: DataProto, results: Results) -> Iterator[tuple[int, str, Sequence[int]]]:
+    """Yield each row of a batch, its rollout and its turns, whose replies are its trained tokens and what is cut.
 
     Args:
-        rows: of rollouts by id, see `trained_rows` and ``RolloutResult.rows``; those of other rollouts are passed over.
+        batch: all rows of the adapter; those of other rollouts are passed over.
     """
-    ahead = {rollout: iter(of_rollout) for rollout, of_rollout in rows.items()}
+    ahead = {rollout: iter(result.rows) for rollout, result in results.items()}
     for row, rollout in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
         if rollout in ahead:
-            yield row, next(ahead[rollout])
+            yield row, rollout, next(ahead[rollout])
 
 
 def groups_without_gradient(batch: DataProto) -> float:
@@ -87,7 +77,7 @@ def groups_without_gradient(batch: DataProto) -> float:
 
 def add_masks(
     calls: Sequence[CallRow],
-    results: Mapping[str, RolloutResult],
+    results: Results,
     batch: DataProto,
     masked: torch.Tensor,
     known: torch.Tensor,
@@ -95,7 +85,6 @@ def add_masks(
     """Note in the calls which tokens of their replies were trained, and which of these were masked; in place.
 
     Args:
-        results: by rollout id.
         batch: all rows of the adapter.
         masked: [rows, tokens], bool.
         known: [rows], bool; whether that is known of a row.
@@ -104,11 +93,10 @@ def add_masks(
     for call in calls:
         if len(call.get("response_ids", ())):
             answered.setdefault(call["rollout"], []).append(call)
-    rollouts = batch.non_tensor_batch["rollout_id_list"].tolist()
-    for row, turns in turns_of_rows(batch, {rollout: result.rows for rollout, result in results.items()}):
+    for row, rollout, turns in turns_of_rows(batch, results):
         flags = masked[row][batch.batch["response_mask"][row].bool()].numpy()
         for turn in turns:
-            call = answered[rollouts[row]][turn]
+            call = answered[rollout][turn]
             own, flags = np.split(flags, [len(call["trained"])])  # the rest of a reply lies beyond the row's end
             call["trained"][: len(own)] = True
             call["masked"] = np.pad(own, (0, len(call["trained"]) - len(own))) if known[row] else None

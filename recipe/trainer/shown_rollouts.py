@@ -15,7 +15,7 @@ from empo2.recipe.messages import Message, reply_of
 from empo2.recipe.protocol import RolloutTag
 from empo2.recipe.redaction import redacted
 from empo2.recipe.rollout_log import CallRow, Phase
-from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of
+from empo2.recipe.trainer.rollout_calls import PlayedCall
 from empo2.recipe.trainer.step_results import StepResults, mode_of
 
 _TEXT_CHARACTERS = 20_000  # of one text, such as an image in a message
@@ -39,7 +39,7 @@ def call_rows(
     rows: list[CallRow] = []
     texts = _tip_texts(memory)
     for rollout in played:
-        error, calls = reported_error(rollout.events), calls_of(rollout.events)
+        error, calls = reported_error(rollout.events), results.calls[rollout.rollout_id]
         dropped, tag = results.dropped.get(rollout.rollout_id), RolloutTag.read(rollout.metadata)
         example = dropped.error if dropped else None
         same = {

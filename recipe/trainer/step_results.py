@@ -1,5 +1,6 @@
 """The results of a step's rollouts: which are trained on, which are dropped, and why."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +10,10 @@ import numpy as np
 from agentlightning.schemas import RolloutState
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
+from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.failures import FAILED_BY_AGENT, cause_of_failure, numbers_of, reported_error
 from empo2.recipe.protocol import PANEL, Mode, RolloutTag
-from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, fitting, rows_of, turns_of
+from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, rows_of, turns_of
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,12 @@ class DroppedRollout:
     mode: Mode
 
 
-class Unusable(Exception):
-    """A rollout that is not used.
+type Results = Mapping[str, RolloutResult]
+"""By rollout id."""
 
-    Args:
-        reason: see `DroppedRollout`.
-        error: what happened, where the rollout does not say it.
-    """
+
+class Unusable(Exception):
+    """A rollout that is not used, by `DroppedRollout`'s ``reason``, and ``error`` where the rollout does not say it."""
 
     def __init__(self, reason: str, error: str = "") -> None:
         super().__init__(reason, error)
@@ -79,20 +80,64 @@ class StepResults:
     """The results of one step's rollouts.
 
     Attributes:
+        max_prompt_tokens: of a training row's prompt.
+        failed_rollout_return: given to training rollouts that failed by their agent; None to leave them out.
         kept: by rollout id.
         dropped: by rollout id.
         left_out: what is not trained of the rollouts: ``turns_dropped`` have no tip-free prompt, ``repeated_calls`` are
             requests that were sent again (see `turns_of`), ``overlong_rows`` have a prompt that is too long.
+        calls: of all rollouts that were played, by id.
     """
 
+    max_prompt_tokens: float = math.inf
+    failed_rollout_return: float | None = None
     kept: dict[str, RolloutResult] = field(default_factory=dict)
     dropped: dict[str, DroppedRollout] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
+    calls: dict[str, list[PlayedCall]] = field(default_factory=dict)
 
     @property
     def reasons(self) -> Counter[str]:
         """Return the number of dropped rollouts by reason."""
         return Counter(each.reason for each in self.dropped.values())
+
+    def answered(self, rollout: str) -> list[PlayedCall]:
+        """Return the calls of a rollout that have a reply, by their numbers."""
+        return [call for call in self.calls[rollout] if call.reply]
+
+    def usable(self, played: Sequence[CompletedRollout], *, is_train: bool) -> list[CompletedRollout]:
+        """Keep or drop each rollout, and return what agent-lightning gets: to train on, or for its validation metrics.
+
+        Those metrics are about the policy alone, without memory. Training rollouts that are alone in their group are
+        dropped, since verl would use a lone rollout's raw score as its advantage.
+
+        Raises:
+            NoUsableRollouts: none is left; the message says why.
+        """
+        usable = []
+        for rollout in played:
+            try:
+                if is_train:
+                    usable.append(self.train(rollout))
+                elif not self.validate(rollout).mode.memory:
+                    usable.append(rollout)
+            except Unusable as why:
+                self.drop(rollout, why.reason, why.error)
+        if is_train:
+            sizes = Counter(rollout.data_id for rollout in usable)
+            for rollout in usable:
+                if sizes[rollout.data_id] == 1:
+                    self.drop(rollout, "alone_in_group")
+            usable = [rollout for rollout in usable if sizes[rollout.data_id] > 1]
+        if not usable:
+            reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in self.reasons.most_common())
+            errors = Counter(each.error for each in self.dropped.values() if each.error).most_common(1)
+            example = f"for example: {errors[0][0]}; " if errors else ""
+            raise NoUsableRollouts(
+                f"none of {len(self.dropped)} rollouts can be used: {reasons or 'none was played'} ({example}see "
+                "controller.log)"
+            )
+        return usable
 
     def validate(self, rollout: CompletedRollout) -> RolloutResult:
         """Keep and return the result of a validation rollout.
@@ -100,43 +145,41 @@ class StepResults:
         Raises:
             Unusable: it has none.
         """
+        calls = self.calls[rollout.rollout_id] = calls_of(rollout.events)
         result = self.kept[rollout.rollout_id] = RolloutResult(
             group=rollout.data_id,
             mode=mode_of(rollout),
-            return_=_return_of(rollout, calls_of(rollout.events), None),
+            return_=_return_of(rollout, calls, None),
             panel=panel_of(rollout),
             agent_metrics=_agent_metrics(rollout),
         )
         return result
 
-    def train(
-        self, rollout: CompletedRollout, failed_rollout_return: float | None, max_prompt_tokens: float
-    ) -> CompletedRollout:
+    def train(self, rollout: CompletedRollout) -> CompletedRollout:
         """Keep the result of a training rollout, and return the rollout with the turns that are trained.
 
         A turn whose tip-free prompt is not known is left out of an off-policy update, never trained with its tips.
-
-        Args:
-            failed_rollout_return: given to rollouts that failed by their agent; None to leave them out.
-            max_prompt_tokens: of a row's prompt.
 
         Raises:
             Unusable: it cannot be trained on.
         """
         mode, calls = mode_of(rollout), calls_of(rollout.events)
-        return_ = _return_of(rollout, calls, failed_rollout_return)
-        answered, turns = [call for call in calls if call.reply], turns_of(calls)
+        self.calls[rollout.rollout_id] = calls
+        return_ = _return_of(rollout, calls, self.failed_rollout_return)
+        answered, turns = self.answered(rollout.rollout_id), turns_of(calls)
         if any(turn.log_probs is None or len(turn.log_probs) != len(turn.reply) for turn in turns):
             raise Unusable("no_log_probs")  # one row without them would cost the whole batch its rollout_log_probs
         known = [each for turn in turns if (each := turn.as_trained(mode)) is not None]
-        trained = fitting(known, max_prompt_tokens)
+        rows = rows_of(known)
+        fitting = [row for row in rows if len(row[0].prompt) <= self.max_prompt_tokens]
+        trained = [turn for row in fitting for turn in row]
         self.left_out["repeated_calls"] += len(answered) - len(turns)
         self.left_out["turns_dropped"] += len(turns) - len(known)
-        self.left_out["overlong_rows"] += sum(len(row[0].prompt) > max_prompt_tokens for row in rows_of(known))
+        self.left_out["overlong_rows"] += len(rows) - len(fitting)
         if not known:
             raise Unusable("no_tip_free_prompt")
         if not trained:
-            raise Unusable("overlong", f"its prompt exceeds model.max_prompt_tokens={max_prompt_tokens}")
+            raise Unusable("overlong", f"its prompt exceeds model.max_prompt_tokens={self.max_prompt_tokens}")
         self.kept[rollout.rollout_id] = RolloutResult(
             group=rollout.data_id,
             mode=mode,
@@ -158,27 +201,8 @@ class StepResults:
         said = str(error or reported_error(rollout.events) or rollout.error_message or "")
         self.dropped[rollout.rollout_id] = DroppedRollout(reason, said, panel_of(rollout), mode_of(rollout))
 
-    def drop_groups_of_one(self, rollouts: Sequence[CompletedRollout]) -> list[CompletedRollout]:
-        """Drop rollouts that are alone in their group, and return the others.
 
-        verl would use a lone rollout's raw score as its advantage.
-        """
-        sizes = Counter(rollout.data_id for rollout in rollouts)
-        for rollout in rollouts:
-            if sizes[rollout.data_id] == 1:
-                self.drop(rollout, "alone_in_group")
-        return [rollout for rollout in rollouts if sizes[rollout.data_id] > 1]
-
-    def why_none(self) -> str:
-        """Return one line that says why none of the rollouts can be used."""
-        reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in self.reasons.most_common())
-        errors = Counter(each.error for each in self.dropped.values() if each.error).most_common(1)
-        example = f"for example: {errors[0][0]}; " if errors else ""
-        count = len(self.dropped)
-        return f"none of {count} rollouts can be used: {reasons or 'none was played'} ({example}see controller.log)"
-
-
-def groups_of(results: Mapping[str, RolloutResult]) -> list[list[str]]:
+def groups_of(results: Results) -> list[list[str]]:
     """Return the rollout ids of each group."""
     groups: dict[str, list[str]] = defaultdict(list)
     for rollout, result in results.items():
@@ -186,14 +210,13 @@ def groups_of(results: Mapping[str, RolloutResult]) -> list[list[str]]:
     return list(groups.values())
 
 
-def staleness(results: Mapping[str, RolloutResult], version: int) -> dict[str, float]:
+def staleness(results: Results, version: int) -> dict[str, float]:
     """Return how many updates lie between the first weights that sampled a trained rollout and these.
 
     - ``empo2/staleness_mean``, ``empo2/staleness_max``: over the rollouts;
     - ``empo2/rollouts_of_several_versions``: those whose turns were sampled by more than one.
 
     Args:
-        results: by rollout id.
         version: of the weights that are about to be updated (updates before them).
     """
     sampled = [result.versions for result in results.values() if result.versions]
@@ -203,13 +226,6 @@ def staleness(results: Mapping[str, RolloutResult], version: int) -> dict[str, f
         "empo2/staleness_max": float(max(ages)),
         "empo2/rollouts_of_several_versions": float(sum(len(versions) > 1 for versions in sampled)),
     }
-
-
-def trained_rows(rollout: CompletedRollout, max_prompt_tokens: float) -> list[list[PlayedCall]]:
-    """Return the turns of each row that is trained of a rollout, in the order of the adapter's rows."""
-    mode = mode_of(rollout)
-    known = [each for turn in turns_of(calls_of(rollout.events)) if (each := turn.as_trained(mode)) is not None]
-    return rows_of(fitting(known, max_prompt_tokens))
 
 
 def mode_of(rollout: CompletedRollout) -> Mode:

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,10 @@ class RunTracking(Tracking):
     def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
         super().log(data=data, step=step, backend=backend)
         if self._file is not None:
-            line = {"step": step} | {key: _json_number(value) for key, value in data.items()}
+            numbers = {key: float(value) for key, value in data.items()}
+            line = {"step": step} | {key: number if math.isfinite(number) else None for key, number in numbers.items()}
             with self._file.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-
-
-def _json_number(value: Any) -> float | None:
-    value = float(value)
-    return value if math.isfinite(value) else None
 
 
 def training_metrics(results: StepResults, success_return: float) -> dict[str, float]:
@@ -126,28 +122,23 @@ def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> d
     if alone:
         metrics["val/return_without_failures"] = float(np.mean([result.return_ for result in alone]))
 
-    def returns(memory: bool, panels: Collection[str]) -> list[float]:
-        asked = [each for each in (*kept, *dropped) if each.mode.memory == memory and each.panel in panels]
-        return [each.return_ if isinstance(each, RolloutResult) else algorithm.failure_return for each in asked]
-
-    panels = {each.panel for each in (*kept, *dropped)}
-    for name, included in (("val", panels - {TRAIN_PANEL}), *((f"val/{panel}", {panel}) for panel in panels if panel)):
-        metrics |= _with_and_without(name, returns(False, included), returns(True, included), algorithm)
-    return metrics
-
-
-def _with_and_without(
-    name: str, without: Sequence[float], with_memory: Sequence[float], algorithm: Algorithm
-) -> dict[str, float]:
-    """Return means and success rates of returns without and with memory, and how far they are apart."""
-    metrics: dict[str, float] = {}
-    for kind, returns in (("", without), ("memory_", with_memory)):
-        if returns:
-            metrics[f"{name}/{kind}return"] = float(np.mean(returns))
-            metrics[f"{name}/{kind}success_rate"] = float(np.mean(np.array(returns) >= algorithm.success_return))
-    if without and with_memory:
-        metrics[f"{name}/memory_gap"] = metrics[f"{name}/memory_return"] - metrics[f"{name}/return"]
-        metrics[f"{name}/memory_success_gap"] = metrics[f"{name}/memory_success_rate"] - metrics[f"{name}/success_rate"]
+    returns: dict[str, list[float]] = defaultdict(list)
+    for each in (*kept, *dropped):
+        value = each.return_ if isinstance(each, RolloutResult) else algorithm.failure_return
+        kind = "memory_" if each.mode.memory else ""
+        if each.panel:
+            returns[f"val/{each.panel}/{kind}"].append(value)
+        if each.panel != TRAIN_PANEL:
+            returns[f"val/{kind}"].append(value)
+    for name, values in returns.items():
+        metrics[f"{name}return"] = float(np.mean(values))
+        metrics[f"{name}success_rate"] = float(np.mean(np.array(values) >= algorithm.success_return))
+    for name in returns:
+        if f"{name}memory_" in returns:
+            metrics[f"{name}memory_gap"] = metrics[f"{name}memory_return"] - metrics[f"{name}return"]
+            metrics[f"{name}memory_success_gap"] = (
+                metrics[f"{name}memory_success_rate"] - metrics[f"{name}success_rate"]
+            )
     return metrics
 
 

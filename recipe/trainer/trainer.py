@@ -17,20 +17,11 @@ from omegaconf import OmegaConf
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
-from empo2.recipe import baselines, preemption
+from empo2.recipe import baselines, preemption, run_folder
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
 from empo2.recipe.marked_lines import say_note
 from empo2.recipe.rollout_log import CallRow, Phase, write_rollouts
-from empo2.recipe.run_folder import (
-    EPISODES_FILE,
-    MEMORY_FILE,
-    ROLLOUTS,
-    checkpoint_folder,
-    is_complete,
-    mark_complete,
-    remove_old_checkpoints,
-)
 from empo2.recipe.trainer.advantages import (
     range_warning,
     rollout_advantages,
@@ -42,7 +33,7 @@ from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_row
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import by_kind, hybrid_loss
-from empo2.recipe.trainer.row_text import episode_record, recorded_row
+from empo2.recipe.trainer.row_text import episode_record
 from empo2.recipe.trainer.rows import add_masks, distill, groups_without_gradient, set_advantages, update_results
 from empo2.recipe.trainer.shown_rollouts import call_rows
 from empo2.recipe.trainer.step_results import StepResults, staleness
@@ -96,10 +87,6 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         self.actor_rollout_wg.set_loss_fn(partial(hybrid_loss, config=actor_config, **loss))
 
     @property
-    def _max_prompt_tokens(self) -> int:
-        return self.config.agentlightning.trace_aggregator.trajectory_max_prompt_length
-
-    @property
     def _run_directory(self) -> Path | None:
         """Return the run's folder; None in a script of the user's own."""
         directory = (self.config.get("empo2") or {}).get("run_directory")
@@ -113,7 +100,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             settings=self._settings,
             gateway=self._gateway,
             group_size=self._group_size,
-            max_prompt_tokens=self._max_prompt_tokens,
+            max_prompt_tokens=self.config.agentlightning.trace_aggregator.trajectory_max_prompt_length,
             version=self._version,
             pauses=self.is_async,
             controller_log=self._run_directory and self._run_directory / "controller.log",
@@ -151,16 +138,14 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             return batch, metrics
         algorithm, results = self._settings.algorithm, self._results
         trained = results.kept
-        paper, played = baselines.asked_for(self._settings, "algorithm.advantage"), self._manager.played
-        turns = paper.TurnAdvantages(algorithm, played, self._max_prompt_tokens) if paper else None
+        paper = baselines.asked_for(self._settings, "algorithm.advantage")
         advantages = rollout_advantages(trained, algorithm)
-        self._note_rollouts("training", advantages)
         set_advantages(batch, trained, advantages)
-        if turns:
-            metrics |= turns.add(batch, trained)
+        if paper:
+            metrics |= paper.add_turn_advantages(batch, results, algorithm)
         if algorithm.distills and batch.batch["off_policy"].any():
-            chosen = worth_imitating(trained, algorithm)
-            metrics |= distill(batch, chosen, played, self._max_prompt_tokens)
+            metrics |= distill(batch, worth_imitating(trained, algorithm), results)
+        self._note_rollouts("training", advantages)
         sampled = sum(result.reply_tokens for result in trained.values())
         metrics |= training_metrics(results, algorithm.success_return) | self._manager.metrics
         metrics |= {
@@ -176,7 +161,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             metrics["empo2/tip_gain"] = gain
         print(step_line(self.global_steps, metrics, rollouts=len(trained), rows=len(batch)), flush=True)
         if self.global_steps == 1:
-            warnings = [range_warning(trained, algorithm), turns.warning(metrics) if turns else ""]
+            warnings = [range_warning(trained, algorithm), paper.warning(metrics) if paper else ""]
             if metrics["empo2/groups_without_gradient"] == 1:
                 warnings.append(tolerance_warning(trained, algorithm))
             for warning in filter(None, warnings):
@@ -187,8 +172,9 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         """Note what `_write_rollouts` writes of the current batch, and forget its events."""
         played, self._manager.played = self._manager.played, []
         if (run := self._run_directory) is not None:
-            memory = run / MEMORY_FILE
+            memory = run / run_folder.MEMORY_FILE
             self._unwritten = call_rows(played, self._results, self.global_steps, phase, advantages, memory)
+        self._results.calls.clear()
 
     def _write_rollouts(self) -> None:
         """Write the rollouts that are noted to the run's folder; the run goes on where that fails."""
@@ -196,7 +182,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         if (run := self._run_directory) is None or not rows:
             return
         try:
-            write_rollouts(run / ROLLOUTS, rows, self._settings.run.keep_rollouts)
+            write_rollouts(run / run_folder.ROLLOUTS, rows, self._settings.run.keep_rollouts)
         except (OSError, ValueError, TypeError) as error:  # such as a full disk
             say_note(f"step {self.global_steps}: WARNING: its rollouts are not kept: {error}")
 
@@ -209,7 +195,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             self.global_steps -= 1
             self._end_with_this_step()
             directory = Path(self.config.trainer.default_local_dir).absolute()
-            if not is_complete(checkpoint_folder(directory, self.global_steps)):
+            if not run_folder.is_complete(run_folder.checkpoint_folder(directory, self.global_steps)):
                 self._save_checkpoint()
             return None
         preemption.save_first()
@@ -297,10 +283,8 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         if (directory := self._run_directory) is not None:
             results = self._results.kept
             add_masks(self._unwritten, results, batch, masked, known)
-            row = recorded_row(batch, results)
-            mask = masked[row] if known[row] else None
-            record = episode_record(self.global_steps, batch, row, results, mask, self.tokenizer)
-            with (directory / EPISODES_FILE).open("a") as file:
+            record = episode_record(self.global_steps, batch, results, masked, known, self.tokenizer)
+            with (directory / run_folder.EPISODES_FILE).open("a") as file:
                 file.write(json.dumps(record) + "\n")
         name_sums(metrics)
         metrics["empo2/updates"] = [len(planned) // size]
@@ -316,19 +300,19 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
         directory = Path(self.config.trainer.default_local_dir).absolute()
-        folder = checkpoint_folder(directory, self.global_steps)
+        folder = run_folder.checkpoint_folder(directory, self.global_steps)
         if self._settings.algorithm.name == "empo2":
-            self._gateway.snapshot(folder / MEMORY_FILE)
-        mark_complete(folder)
+            self._gateway.snapshot(folder / run_folder.MEMORY_FILE)
+        run_folder.mark_complete(folder)
         if keep := self.config.trainer.max_actor_ckpt_to_keep:
-            remove_old_checkpoints(directory, keep)
+            run_folder.remove_old_checkpoints(directory, keep)
 
     def _load_checkpoint(self) -> Any:
         result = super()._load_checkpoint()
         if self.global_steps > 0 and self._settings.algorithm.name == "empo2":
             trainer = self.config.trainer
-            folder = checkpoint_folder(Path(trainer.default_local_dir).absolute(), self.global_steps)
+            folder = run_folder.checkpoint_folder(Path(trainer.default_local_dir).absolute(), self.global_steps)
             if trainer.resume_mode == "resume_path":
                 folder = Path(trainer.resume_from_path).absolute()
-            self._gateway.restore(folder / MEMORY_FILE)
+            self._gateway.restore(folder / run_folder.MEMORY_FILE)
         return result

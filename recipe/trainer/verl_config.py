@@ -3,13 +3,13 @@
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.config import VLLM_TRACES, Algorithm, Settings, load_settings
+from empo2.recipe.config import VLLM_TRACES, Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.network import LOOPBACK
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS, scope_of
@@ -35,7 +35,7 @@ def build_verl_config(
 
     Raises:
         ConfigError: verl or a logger is not installed, a key under ``verl`` is not one of verl's or agent-lightning's,
-            or as `check_lora`, `check_parallel`, `check_distillation` and `check_async`.
+            or as `check_options`.
     """
     # agent-lightning's own search path is pkg://verl, and would import verl before Ray has been started.
     verl = importlib.util.find_spec("verl")
@@ -79,76 +79,69 @@ def build_verl_config(
             reason = str(error).splitlines()[0]
             shown = redacted({key.rpartition(".")[2]: value}).popitem()[1]
             raise ConfigError(f"verl.{key}={shown!r}: not an option of verl or agent-lightning: {reason}") from None
-    check_lora(config)
-    check_parallel(config, "fsdp2")
-    check_distillation(settings.algorithm, config)
     for name in settings.run.loggers:
         if name != "console" and importlib.util.find_spec(name) is None:
             raise ConfigError(f"run.loggers={settings.run.loggers}: the package {name} is not installed; add it by pip")
     with open_dict(config):
         config.empo2 = literally(settings.to_dict() | {"run_directory": str(run_directory)})
-    check_async(settings, config)
+    check_options(settings, config, "fsdp2")
     return config
 
 
-def check_lora(config: DictConfig) -> None:
-    """Refuse a LoRA that vLLM gets as an adapter: agents name the model, and vLLM would sample without the adapter.
-
-    Raises:
-        ConfigError: verl's ``lora_rank`` is given without ``lora.merge``.
-    """
-    model = config.actor_rollout_ref.model
-    if model.lora_rank > 0 and not model.lora.merge:
-        raise ConfigError(
-            f"actor_rollout_ref.model.lora_rank={model.lora_rank}: vLLM answers agents without the LoRA unless it is "
-            "merged; set actor_rollout_ref.model.lora.merge=True"
-        )
-
-
-def check_parallel(config: DictConfig, *strategies: str) -> None:
-    """Refuse to split a row over GPUs, since ``updates.lay_out`` deals whole rows to as many ranks as there are GPUs.
+def check_options(settings: Settings, config: DictConfig, *strategies: str) -> None:
+    """Refuse options of verl and agent-lightning that EMPO² cannot be right with.
 
     Args:
-        strategies: those of verl that are allowed; our engine is registered for fsdp2 alone.
+        strategies: of verl's that are allowed; our engine is registered for fsdp2 alone. Rows must not be split over
+            GPUs, since ``updates.lay_out`` deals whole rows to as many ranks as there are GPUs.
 
     Raises:
-        ConfigError: actor or reference have another strategy, sequence parallelism, or rows by tokens with sdpa.
+        ConfigError: names the option, its value and why.
     """
-    models, sdpa = config.actor_rollout_ref, "model.override_config.attn_implementation"
-    for part in ("actor", "ref"):
-        if (strategy := models[part].strategy) not in strategies:
-            raise ConfigError(f"actor_rollout_ref.{part}.strategy={strategy!r}: must be {' or '.join(strategies)}")
+
+    def refuse(key: str, why: str) -> NoReturn:
+        raise ConfigError(f"{key}={OmegaConf.select(config, key)!r}: {why}")
+
+    algorithm, model, actor = settings.algorithm, "actor_rollout_ref.model", "actor_rollout_ref.actor"
+    # vLLM would get the LoRA as an adapter, but agents name the model.
+    if OmegaConf.select(config, f"{model}.lora_rank") > 0 and not OmegaConf.select(config, f"{model}.lora.merge"):
+        refuse(f"{model}.lora_rank", f"vLLM answers agents without it unless it is merged; set {model}.lora.merge=True")
+    for part in (actor, "actor_rollout_ref.ref"):
+        if OmegaConf.select(config, f"{part}.strategy") not in strategies:
+            refuse(f"{part}.strategy", f"must be {' or '.join(strategies)}")
         for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
-            if (size := OmegaConf.select(models, f"{part}.{key}") or 1) > 1:
-                raise ConfigError(
-                    f"actor_rollout_ref.{part}.{key}={size}: rows would get into wrong updates, and sdpa would see "
-                    "only a part of each; set it to 1. Longer rows: model.lora_rank, hardware.offload or more memory"
+            if (OmegaConf.select(config, f"{part}.{key}") or 1) > 1:
+                refuse(
+                    f"{part}.{key}",
+                    "rows would get into wrong updates, and sdpa would see only a part of each; set it to 1. For "
+                    "longer rows use model.lora_rank, hardware.offload or more memory",
                 )
-    for key in ("actor.use_dynamic_bsz", "ref.log_prob_use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz"):
-        if OmegaConf.select(models, key) and OmegaConf.select(models, sdpa) == "sdpa":
-            raise ConfigError(
-                f"actor_rollout_ref.{key}=True: sdpa gets a dense mask, and no flash kernel, for a pass of several "
-                "rows; set it to False (hardware.micro_batch is the number of rows)"
+    attention = OmegaConf.select(config, f"{model}.override_config.attn_implementation")
+    for name in ("actor.use_dynamic_bsz", "ref.log_prob_use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz"):
+        key = f"actor_rollout_ref.{name}"
+        if OmegaConf.select(config, key) and attention == "sdpa":
+            refuse(
+                key,
+                "sdpa gets a dense mask, and no flash kernel, for a pass of several rows; set it to False "
+                "(hardware.micro_batch is the number of rows)",
             )
-
-
-def check_distillation(algorithm: Algorithm, config: DictConfig) -> None:
-    """Refuse to distill with a model or an actor that does not give the log-probs of tokens that were not sampled.
-
-    Raises:
-        ConfigError: names verl's option.
-    """
-    if algorithm.distills and (strategy := config.actor_rollout_ref.actor.strategy) != "fsdp2":
-        raise ConfigError(
-            f"actor_rollout_ref.actor.strategy={strategy!r}: does not give the log-probs that "
-            f"algorithm.off_policy_loss={algorithm.off_policy_loss!r} needs; set it to fsdp2"
+    gives_log_probs = {f"{actor}.strategy": "fsdp2", f"{model}.use_fused_kernels": False}
+    for key, value in (gives_log_probs | {f"{actor}.calculate_sum_pi_squared": False}).items():
+        if algorithm.distills and (OmegaConf.select(config, key) or False) != value:
+            loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
+            refuse(key, f"does not give the log-probs that {loss} needs; set it to {value}")
+    chosen, trained = config.agentlightning.async_rollout, config.data.train_batch_size
+    if chosen.enabled and (chosen.async_train_batch_size is None or chosen.async_train_batch_size <= trained):
+        refuse(
+            "agentlightning.async_rollout.async_train_batch_size",
+            "is the number of groups that are played at once, of which a step trains "
+            f"data.train_batch_size={trained} (algorithm.tasks_per_step); must exceed it",
         )
-    for key in ("model.use_fused_kernels", "actor.calculate_sum_pi_squared"):
-        if algorithm.distills and OmegaConf.select(config, f"actor_rollout_ref.{key}"):
-            raise ConfigError(
-                f"actor_rollout_ref.{key}=True: does not give the log-probs that algorithm.off_policy_loss="
-                f"{algorithm.off_policy_loss!r} needs; set it to False"
-            )
+    if chosen.enabled and algorithm.name == "empo2" and algorithm.mode_per == "step":
+        raise ConfigError(
+            "algorithm.mode_per='step': with agentlightning.async_rollout.enabled groups that were issued in different "
+            "steps are trained together, so a step has no mode of its own; set it to group"
+        )
 
 
 def read_settings(config: DictConfig) -> Settings:
@@ -158,7 +151,7 @@ def read_settings(config: DictConfig) -> Settings:
 
     Raises:
         ConfigError: a setting is unknown, ill-typed or impossible, or stands under a key that nothing reads; or
-            as `check_lora`, `check_parallel` and `check_distillation`.
+            as `check_options`.
     """
     for key in map(str, config):
         if key.startswith("+"):
@@ -166,8 +159,6 @@ def read_settings(config: DictConfig) -> Settings:
                 f"{key}: the + belongs to Hydra's command line; OmegaConf.from_dotlist takes it for a part of the "
                 f"name, which nothing reads. Write {key.lstrip('+')}.KEY=VALUE"
             )
-    check_lora(config)
-    check_parallel(config, "fsdp2", "fsdp")  # a script that does not choose has fsdp, with verl's own engine
     layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
     layer.pop("run_directory", None)
     actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
@@ -188,30 +179,8 @@ def read_settings(config: DictConfig) -> Settings:
     for section, values in said.items():
         layer[section] = values | layer.get(section, {})
     settings = load_settings(layer=layer)
-    check_distillation(settings.algorithm, config)
+    check_options(settings, config, "fsdp2", "fsdp")  # a script that does not choose has fsdp, with verl's own engine
     return settings
-
-
-def check_async(settings: Settings, config: DictConfig) -> None:
-    """Refuse asynchronous rollouts with settings that they cannot be right with.
-
-    Raises:
-        ConfigError: names the setting and why.
-    """
-    chosen, algorithm = config.agentlightning.async_rollout, settings.algorithm
-    if not chosen.enabled:
-        return
-    size, trained = chosen.async_train_batch_size, config.data.train_batch_size
-    if size is None or size <= trained:
-        raise ConfigError(
-            f"agentlightning.async_rollout.async_train_batch_size={size}: is the number of groups that are played at "
-            f"once, of which a step trains data.train_batch_size={trained} (algorithm.tasks_per_step); must exceed it"
-        )
-    if algorithm.name == "empo2" and algorithm.mode_per == "step":
-        raise ConfigError(
-            "algorithm.mode_per='step': with agentlightning.async_rollout.enabled groups that were issued in different "
-            "steps are trained together, so a step has no mode of its own; set it to group"
-        )
 
 
 def check_tasks(
@@ -366,7 +335,7 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
             f"{policy}.lora_rank": model.lora_rank,
             f"{policy}.lora_alpha": model.lora_alpha,
             f"{policy}.target_modules": "all-linear",
-            f"{policy}.lora.merge": True,  # see check_lora; compat/lora.py mends verl's merging
+            f"{policy}.lora.merge": True,  # see check_options; compat/verl.py mends verl's merging
         }
     return values
 

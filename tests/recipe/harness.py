@@ -327,7 +327,14 @@ async def trained(
     url = str(gateway.client.base_url)
     asked = GatewayClient(url, KEY)
     manager = Empo2RolloutManager(
-        agl_base_url=url, agl_key=KEY, model=MODEL, step=0, group_size=1, settings=load_settings("cpu"), gateway=asked
+        agl_base_url=url,
+        agl_key=KEY,
+        model=MODEL,
+        step=0,
+        group_size=1,
+        max_prompt_tokens=limit,
+        settings=load_settings("cpu"),
+        gateway=asked,
     )
     detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()["rollout"]
     enqueued = EnqueuedRollout(data_id="0", rollout_id=rollout, step=0, sample_idx_in_step=0, enqueue_time=0)
@@ -341,7 +348,7 @@ async def trained(
         pad_token_id=0,
         trace_aggregator_level="trajectory",
     )
-    rows, metrics = adapter.get_train_data_batch([manager.results.train(completed, None, limit)])
+    rows, metrics = adapter.get_train_data_batch([manager.results.train(completed)])
     batches = [row.batch for row in rows]
     ids = [batch["input_ids"][batch["attention_mask"].bool()].tolist() for batch in batches]
     return ids, batches, metrics, manager.results

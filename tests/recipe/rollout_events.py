@@ -9,6 +9,8 @@ from agentlightning.verl.agl_rollout_manager import CompletedRollout
 from empo2.recipe.protocol import CALL_EVENT, Mode
 
 Event = dict[str, Any]
+TIP_FREE = [[1, 2], [1, 2, 10, 11, 3]]  # prompts of two turns
+WITH_TIPS = [[1, 900, 2], [1, 900, 2, 10, 11, 901, 3]]
 _SAMPLED: Any = object()
 
 
@@ -49,6 +51,17 @@ def refused(status: int | None, error: str = "no", messages: Sequence[Event] = (
 def recorded(prompt: Sequence[int], **data: Any) -> Event:
     """The gateway's event of a call."""
     return {"event_type": CALL_EVENT, "timestamp": 1.0, "data": {"prompt_token_ids": [*prompt], **data}}
+
+
+def two_turns(**first: Any) -> list[Event]:
+    """An episode whose tips are the tokens from 900 on."""
+    known = {"tip_free_prompt_token_ids": TIP_FREE[0], "tip_ids": [7], "intrinsic_reward": 1.0} | first
+    return [
+        request(WITH_TIPS[0], [10, 11], [-0.1, -0.2]),
+        recorded(WITH_TIPS[0], **known),
+        request(WITH_TIPS[1], [12], [-0.3]),
+        recorded(WITH_TIPS[1], tip_free_prompt_token_ids=TIP_FREE[1], tip_ids=[8, 7], intrinsic_reward=0.25),
+    ]
 
 
 def rollout_of(name: str, events: Sequence[Event], mode: Mode | None = None, **changes: Any) -> CompletedRollout:

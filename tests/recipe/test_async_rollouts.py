@@ -53,13 +53,24 @@ async def test_calls_wait_behind_a_closed_gate(gateway: GatewayUnderTest) -> Non
     assert ["alpha" in seen.prompt for seen in gateway.model.requests()[-3:]].count(True) == 1
 
 
-async def test_a_pause_waits_for_the_calls_under_way(gateway: GatewayUnderTest) -> None:
-    gateway.model.delay = lambda path, body: 1.0
-    call = asyncio.create_task(gateway.call(await gateway.create(), ROOMS[0]))
-    await until(lambda: gateway.model.requests())
-    assert await pause(gateway, timeout=0.01) == (1, 1)
-    assert await pause(gateway) == (1, 0)
-    assert (await call).status_code == 200
+async def test_a_pause_waits_for_the_calls_under_way(tmp_path: Path) -> None:
+    """Also for those that are not trained, if the policy answers them."""
+    async with running_gateway(tmp_path, "gateway.trained_calls=[{model: policy}]") as gateway:
+        rollout = await gateway.create()
+
+        def call(model: str) -> asyncio.Task[httpx.Response]:
+            return asyncio.create_task(gateway.call(rollout, {**ROOMS[0], "model": model}))
+
+        gateway.model.delay = lambda path, body: 1.0
+        before = [call("policy"), call("judge")]
+        await until(lambda: len(gateway.model.requests(CHAT)) == 2)
+        assert await pause(gateway, timeout=0.01) == (2, 2)
+        assert await pause(gateway) == (2, 0)
+        later = call("judge")
+        done, _ = await asyncio.wait([later], timeout=_A_WHILE)
+        assert not done
+        await resume(gateway)
+        assert [(await each).status_code for each in (*before, later)] == [200] * 3
 
 
 async def test_the_memory_does_not_change_while_the_weights_do(gateway: GatewayUnderTest) -> None:
@@ -77,20 +88,6 @@ async def test_the_memory_does_not_change_while_the_weights_do(gateway: GatewayU
     metrics = await gateway.drain()
     assert (metrics["empo2/tips_written"], metrics["empo2/reflections_failed"]) == (1, 0)
     assert [text for _, text, _ in (await gateway.snapshot())[0]] == ["alpha", "beta"]
-
-
-async def test_calls_that_are_not_trained_wait_if_the_policy_answers_them(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "gateway.trained_calls=[{model: policy}]") as gateway:
-        rollout = await gateway.create()
-        gateway.model.delay = lambda path, body: 0.5
-        first = asyncio.create_task(gateway.call(rollout, {**ROOMS[0], "model": "judge"}))
-        await until(lambda: gateway.model.requests(CHAT))
-        assert await pause(gateway) == (1, 0)
-        second = asyncio.create_task(gateway.call(rollout, {**ROOMS[0], "model": "judge"}))
-        done, _ = await asyncio.wait([second], timeout=_A_WHILE)
-        assert first.done() and not done
-        await resume(gateway)
-        assert (await second).status_code == 200
 
 
 def test_the_trainer_asks_until_all_calls_are_answered() -> None:
@@ -126,58 +123,55 @@ def manager(gateway: GatewayUnderTest, seed: int, *, step: int) -> Iterator[Empo
             yield made
 
 
-async def test_a_run_says_why_no_agent_plays_and_goes_on_waiting(
-    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+async def test_a_run_says_once_that_no_agent_plays_and_goes_on_waiting(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The trainer waits for two rollouts; the controllers are: none, one with a wrong key, one that starts none."""
     monkeypatch.setattr("empo2.recipe.trainer.manager._NONE_PLAYS_SECONDS", 0.5)
-    waiting = "empo2: note: no agent has called the model for 0.5 s, 2 of 2 rollouts wait for a controller: "
     said: list[str] = []
 
     def notes() -> list[str]:
         return [line for line in capsys.readouterr().out.splitlines() if "note" in line]
 
-    async def told() -> str:
-        said.clear()
+    await resume(gateway)
+    with manager(gateway, 0, step=1) as made:
+        playing = asyncio.create_task(asyncio.to_thread(made.enqueue_and_wait_until_completed, TASK, is_train=True))
         await until(lambda: said.extend(notes()) or said)
-        return said[0].removeprefix(waiting)
+        await asyncio.sleep(_A_WHILE)
+        assert not playing.done() and not notes()
+        for rollout in list(_rollouts):
+            await gateway.patch(rollout, "running")
+            await gateway.call(rollout, ROOMS[0])
+            await gateway.finish(rollout)
+        await playing
+    waiting = "empo2: note: no agent has called the model for 0.5 s, 2 of 2 rollouts wait for a controller: "
+    assert said == [waiting + "none asks the gateway for them; start `empo2 controller --gateway URL`"]
+
+
+async def test_why_no_agent_plays(gateway: GatewayUnderTest, tmp_path: Path) -> None:
+    """No controller, one with a wrong key, one that starts none, and says why in its log, or of a rollout."""
+
+    async def why(log: Path | None = None) -> str:
+        progress = StepProgress.model_validate((await gateway.state())["progress"])
+        return why_none_plays(progress, log).partition("1 of 1 rollouts wait for a controller: ")[2]
 
     async def asks(key: str) -> None:
         await gateway.client.get("/api/rollouts?state_in=queuing", headers={"Authorization": f"Bearer {key}"})
 
-    async def played(log: Path | None = None) -> str:
-        await resume(gateway)
-        with manager(gateway, 0, step=1) as made:
-            made._controller_log = log
-            playing = asyncio.create_task(asyncio.to_thread(made.enqueue_and_wait_until_completed, TASK, is_train=True))
-            answer = await told()
-            await asyncio.sleep(_A_WHILE)
-            assert not playing.done() and not notes()  # it is said once
-            for rollout in list(_rollouts):
-                await gateway.patch(rollout, "running")
-                await gateway.call(rollout, ROOMS[0])
-                await gateway.finish(rollout)
-            await playing
-            return answer
-
-    assert await played() == "none asks the gateway for them; start `empo2 controller --gateway URL`"
+    (rollout,) = (await gateway.client.post("/api/rollouts", json=[{"input": {}, "metadata": {}}])).json()
     await asks("wrong")
-    assert await played() == "the gateway refuses its key; its EMPO2_KEY must be the gateway's"
+    assert await why() == "the gateway refuses its key; its EMPO2_KEY must be the gateway's"
     await asks(AGENT_KEY)
-    assert await played() == "it starts none; see its log"
+    assert await why() == "it starts none; see its log"
     log = tmp_path / "controller.log"
     log.write_text('x\nTraceback (most recent call last):\n  File "a.py", line 1, in b\nOSError: no more processes\n')
-    assert await played(log) == "OSError: no more processes"
-
-
-async def test_agents_that_play_or_have_failed_need_no_explanation(gateway: GatewayUnderTest) -> None:
-    assert why_none_plays(StepProgress(rollouts=2, ended=1), None) == ""
-    assert why_none_plays(StepProgress(rollouts=2, calls=1), None) == ""
-    rollout = await gateway.create()
-    await gateway.client.patch(f"/api/rollouts/{rollout}", json={"status": {"error_message": "ErrImagePull: gone"}})
-    state = (await gateway.client.get("/empo2/state")).json()["progress"]
-    said = why_none_plays(StepProgress.model_validate(state), None)
-    assert said.endswith("0 of 1 rollouts wait for a controller: ErrImagePull: gone")
+    assert await why(log) == "OSError: no more processes"
+    failed = {"status": {"error_message": "ErrImagePull: gone"}}
+    await gateway.client.patch(f"/api/rollouts/{rollout['rollout_id']}", json=failed)
+    assert await why() == "ErrImagePull: gone"
+    for progress in (StepProgress(rollouts=2, ended=1), StepProgress(rollouts=2, calls=1)):
+        assert why_none_plays(progress, None) == ""
+    idle = why_none_plays(StepProgress(rollouts=2, controllers="ask"), None)
+    assert idle.endswith("agents that were started are silent; see its log")
 
 
 async def test_a_group_that_outlives_its_step(gateway: GatewayUnderTest) -> None:
@@ -201,17 +195,21 @@ async def test_a_group_that_outlives_its_step(gateway: GatewayUnderTest) -> None
 
 
 async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, later: Empo2RolloutManager) -> None:
+    def plays(manager: Empo2RolloutManager, tasks: list[str], carried: list[Any], groups: int) -> asyncio.Task[Any]:
+        wait = manager.enqueue_and_wait_until_group_completed
+        options = {"is_train": True, "target_finished_group_num": groups}
+        return asyncio.create_task(asyncio.to_thread(wait, {"task": tasks}, carried, **options))
+
+    async def wait_at_the_gate(body: Any) -> list[asyncio.Task[Any]]:
+        """Calls of the slow rollouts, which wait rather than being answered that there is no server."""
+        calls = [asyncio.create_task(gateway.call(rollout, body)) for rollout in slow]
+        done, _ = await asyncio.wait(calls, timeout=_A_WHILE)
+        assert not done
+        return calls
+
     known = set(_rollouts)
     await asyncio.to_thread(first.register_model, [gateway.model.url])
-    ending = asyncio.create_task(
-        asyncio.to_thread(
-            first.enqueue_and_wait_until_group_completed,
-            {"task": ["slow", "fast", "fast"]},
-            [],
-            is_train=True,
-            target_finished_group_num=2,
-        )
-    )
+    ending = plays(first, ["slow", "fast", "fast"], [], 2)
     await until(lambda: len(_rollouts) == len(known) + 6)
     slow, fast = [*_rollouts][-6:-4], [*_rollouts][-4:]
     for rollout in (*slow, *fast):
@@ -225,28 +223,15 @@ async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, late
     assert [rollout.rollout_id for rollout in usable] == fast
     assert [rollout.rollout_id for rollout in carried] == slow
     assert first.results.dropped == {}
-    assert staleness(first.results.kept, 0)["empo2/staleness_max"] == 0
 
-    second = [asyncio.create_task(gateway.call(rollout, ROOMS[1])) for rollout in slow]
-    done, _ = await asyncio.wait(second, timeout=_A_WHILE)
-    assert not done  # the weights change
+    second = await wait_at_the_gate(ROOMS[1])  # the weights change
     await resume(gateway)  # as where a validation was played in between
     await asyncio.to_thread(later.delete_model)
     await asyncio.gather(*second)  # they were let through: the servers are deleted after that
-    third = [asyncio.create_task(gateway.call(rollout, ROOMS[2])) for rollout in slow]
-    done, _ = await asyncio.wait(third, timeout=_A_WHILE)
-    assert not done  # rather than answered that there is no server
+    third = await wait_at_the_gate(ROOMS[2])
     await asyncio.to_thread(later.register_model, [gateway.model.url])
     assert [answer.status_code for answer in await asyncio.gather(*second, *third)] == [200] * 4
-    ending = asyncio.create_task(
-        asyncio.to_thread(
-            later.enqueue_and_wait_until_group_completed,
-            {"task": ["new"]},
-            carried,
-            is_train=True,
-            target_finished_group_num=1,
-        )
-    )
+    ending = plays(later, ["new"], carried, 1)
     for number, rollout in enumerate(slow):
         await gateway.finish(rollout, float(number))
     usable, carried = await ending
@@ -263,11 +248,6 @@ async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, late
         for triplet in triplets:
             length = len(triplet.response["token_ids"])
             assert triplet.response["log_probs"] == pytest.approx([-0.5 - i / 100 for i in range(length)])
-    assert staleness(kept, 1) == {
-        "empo2/staleness_mean": 1,
-        "empo2/staleness_max": 1,
-        "empo2/rollouts_of_several_versions": 2,
-    }
     (new,) = {_rollouts[rollout.rollout_id].metadata.empo2["rollout_mode"] for rollout in carried}  # pyright: ignore
     assert (len(carried), new) == (2, "no-memory")
 
@@ -277,10 +257,8 @@ async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, late
 
 
 def test_staleness_counts_from_the_first_weights_that_sampled_a_rollout() -> None:
-    def result(*versions: int) -> RolloutResult:
-        return RolloutResult("g", NO_MEMORY, 0.0, versions=versions)
-
-    results: dict[str, Any] = {"a": result(7), "b": result(5, 6, 7), "c": result(6, 7), "d": result(4)}
+    versions = {"a": [7], "b": [5, 6, 7], "c": [6, 7], "d": [4]}
+    results = {name: RolloutResult("g", NO_MEMORY, 0.0, versions=each) for name, each in versions.items()}
     assert staleness(results, 7) == {
         "empo2/staleness_mean": (0 + 2 + 1 + 3) / 4,
         "empo2/staleness_max": 3,

@@ -8,18 +8,16 @@ from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is i
 # isort: split
 import numpy as np
 import pytest
-from verl import DataProto
 
-from empo2.recipe.baselines.gigpo.advantage import TurnAdvantages, step_returns
+from empo2.recipe.baselines.gigpo.advantage import add_turn_advantages, step_returns, turn_advantages, warning
 from empo2.recipe.config import load_settings
 from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.advantages import rollout_advantages
 from empo2.recipe.trainer.rows import set_advantages
-from empo2.recipe.trainer.step_results import RolloutResult, StepResults
+from empo2.recipe.trainer.step_results import StepResults
 
 from .rollout_events import adapted, recorded, request, rollout_of
 
-PROMPT, RESPONSE = 12, 16
 WITHOUT, ON, OFF = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
 GIGPO = load_settings("gpu", ["algorithm.advantage=gigpo", "algorithm.return_tolerance=0"]).algorithm
 FROM_0 = {"return_scale": 1.0, "intrinsic_coefficient": 0.0, "failure_return": 0.0}
@@ -54,10 +52,6 @@ class Played(NamedTuple):
                 events.append(recorded(sent, **own))
         return rollout_of(name, events, self.mode, data_id=self.group, final_reward=self.return_)
 
-    @property
-    def result(self) -> RolloutResult:
-        return RolloutResult(self.group, self.mode or WITHOUT, self.return_)
-
 
 def played(return_: float, states: str, *, group: str = "g", mode: Mode = WITHOUT) -> Played:
     """An episode whose turns began in these states, a letter each; "_" is a call without messages."""
@@ -81,34 +75,34 @@ def by_hand(episodes: dict[str, Played], *, by_std: bool) -> dict[str, list[floa
 
 
 def made(episodes: dict[str, Played], **changes: Any) -> dict[str, list[float]]:
-    turns = TurnAdvantages(algorithm(**changes), [episode.rollout(name) for name, episode in episodes.items()])
-    advantages, _ = turns.of({name: episode.result for name, episode in episodes.items()})
+    results = StepResults()
+    for name, episode in episodes.items():
+        results.train(episode.rollout(name))
+    advantages, _ = turn_advantages(results, algorithm(**changes))
     return {name: [advantages[name, t] for t in range(len(episode.turns))] for name, episode in episodes.items()}
 
 
-@pytest.mark.parametrize("by_std", [True, False])
-def test_two_rollouts_of_three_turns(by_std: bool) -> None:
+@pytest.mark.parametrize(("by_std", "a", "c"), [(True, 0.70711, 0.70711), (False, 3.61, 4.05)])
+def test_two_rollouts_of_three_turns(by_std: bool, a: float, c: float) -> None:
     """Both begin in a; the first comes through b and c, the second through c and d.
 
     R_t: 9.025, 9.5, 10 and 1.805, 1.9, 2. Of a: ±3.61; of c: 10 and 1.9, ±4.05; with std ±1/√2; b and d are alone.
     """
-    episodes = {"x": played(10, "abc"), "y": played(2, "acd")}
-    a, c = (0.70711, 0.70711) if by_std else (3.61, 4.05)
-    want = {"x": [a, 0, c], "y": [-a, -c, 0]}
-    found = made(episodes, normalize_by_std=by_std)
-    for name, values in want.items():
-        assert found[name] == pytest.approx(values, rel=1e-4)
-        assert found[name] == pytest.approx(by_hand(episodes, by_std=by_std)[name], rel=1e-9)
+    found = made({"x": played(10, "abc"), "y": played(2, "acd")}, normalize_by_std=by_std)
+    assert found == {"x": pytest.approx([a, 0, c], rel=1e-4), "y": pytest.approx([-a, -c, 0], rel=1e-4)}
 
 
 def test_which_turns_are_compared() -> None:
     """a, b, a: both visits of a are in its cluster. R: 0.9025, 0.95, 1; of a without std: -0.04875, +0.04875.
 
-    Turns of another task, and those without messages, are alone.
+    Turns of another task, and those without messages, are alone. Nearly equal ones have no advantage.
     """
     assert made({"x": played(1, "aba")}, normalize_by_std=False)["x"] == pytest.approx([-0.04875, 0, 0.04875])
     assert made({"x": played(1, "a", group="g"), "y": played(5, "a", group="h")}) == {"x": [0.0], "y": [0.0]}
     assert made({"x": played(1, "__"), "y": played(5, "__")}) == {"x": [0.0, 0.0], "y": [0.0, 0.0]}
+    episodes = {"x": played(10.0, "a"), "y": played(10.4, "a"), "z": played(7.0, "b"), "w": played(9.0, "b")}
+    found = made(episodes, return_tolerance=0.005)
+    assert found["x"] == found["y"] == [0.0] and found["w"][0] > 0.7
 
 
 @pytest.mark.parametrize("by_std", [True, False])
@@ -119,11 +113,11 @@ def test_against_numpy_whatever_the_order(by_std: bool) -> None:
         for group in "gh"
         for i in range(5)
     }
-    want = by_hand(episodes, by_std=by_std)
+    want = {
+        name: pytest.approx(values, rel=1e-6, abs=1e-9) for name, values in by_hand(episodes, by_std=by_std).items()
+    }
     for order in (episodes, dict(reversed(episodes.items()))):
-        found = made(order, normalize_by_std=by_std)
-        for name in episodes:
-            assert found[name] == pytest.approx(want[name], rel=1e-6, abs=1e-9)
+        assert made(order, normalize_by_std=by_std) == want
 
 
 def test_a_late_failure_is_as_bad_as_an_early_one() -> None:
@@ -135,25 +129,11 @@ def test_a_late_failure_is_as_bad_as_an_early_one() -> None:
     assert made(late_success, **SCIENCEWORLD)["early"][0] == pytest.approx(0.70711, rel=1e-4)
 
 
-@pytest.mark.parametrize("by_std", [True, False])
-def test_affine_changes_of_the_returns_change_nothing(by_std: bool) -> None:
-    """Equal episodes, of 0..1, 0..100 and -100..100, with 1/n and a scale of 1 / the range."""
-    generator = np.random.default_rng(1)
-    of_unit = {
-        f"r{i}": Played(
-            float(generator.integers(5) / 4),
-            [(str(state), 1, float(generator.random())) for state in generator.choice(list("abc"), 8)],
-        )
-        for i in range(6)
-    }
-    common = {"normalize_by_std": by_std, "return_scale": None, "intrinsic_coefficient": 0.01}
-    want = made(of_unit, failure_return=0.0, success_return=1.0, **common)
-    assert max(abs(value) for values in want.values() for value in values) > 0.1
-    for least, most in ((0.0, 100.0), (-100.0, 100.0)):
-        changed = {name: each._replace(return_=least + (most - least) * each.return_) for name, each in of_unit.items()}
-        found = made(changed, failure_return=least, success_return=most, **common)
-        for name in want:
-            assert found[name] == pytest.approx(want[name], abs=2e-4 if by_std else 1e-9)  # std + 1e-6
+@pytest.mark.parametrize(("least", "most"), [(0.0, 1.0), (0.0, 100.0), (-100.0, 100.0)])
+def test_affine_changes_of_the_returns_change_nothing(least: float, most: float) -> None:
+    """R_1 = 0.75 + 0.01/4 = 0.7525, R_0 = 0.95·0.7525 + 0.01/2, in shares of the range."""
+    chosen = algorithm(failure_return=least, success_return=most, return_scale=None, intrinsic_coefficient=0.01)
+    assert step_returns(least + 0.75 * (most - least), [0.5, 0.25], chosen) == pytest.approx([0.719875, 0.7525])
 
 
 def test_intrinsic_reward_is_a_reward_of_its_turn() -> None:
@@ -166,79 +146,44 @@ def test_intrinsic_reward_is_a_reward_of_its_turn() -> None:
     assert made({"x": new._replace(return_=99.0), "y": known._replace(return_=99.0)}, **changes)["x"][0] > 0.7
 
 
-def test_nearly_equal_turns_have_no_advantage() -> None:
-    episodes = {"x": played(10.0, "a"), "y": played(10.4, "a"), "z": played(7.0, "b"), "w": played(9.0, "b")}
-    found = made(episodes, return_tolerance=0.005)
-    assert (found["x"], found["y"]) == ([0.0], [0.0])
-    assert found["w"][0] > 0.7
-
-
 def test_off_policy_turns_are_measured_against_turns_without_tips() -> None:
-    episodes = {
-        "u": played(0, "a"),
-        "v": played(2, "a"),
-        "s": played(10, "ab", mode=OFF),
-        "t": played(10, "ab", mode=OFF),
-    }
-    found = made(episodes, normalize_by_std=False)
-    assert (found["u"], found["v"]) == ([-1.0], [1.0])
-    assert found["s"] == found["t"] == pytest.approx([9.5 - 1, 0])
-    on_policy = made(episodes | {name: played(10, "ab", mode=ON) for name in "st"}, normalize_by_std=False)
-    assert on_policy["s"] == [0.0, 0.0]
+    episodes = {"u": played(0, "a"), "v": played(2, "a")}
+    found = made(episodes | {name: played(10, "ab", mode=OFF) for name in "st"}, normalize_by_std=False)
+    assert found == {"u": [-1.0], "v": [1.0], "s": pytest.approx([9.5 - 1, 0]), "t": pytest.approx([9.5 - 1, 0])}
+    found = made(episodes | {name: played(10, "ab", mode=ON) for name in "st"}, normalize_by_std=False)
+    assert found["s"] == [0.0, 0.0]
 
 
-# Rows
+# Rows: of the rollouts ±4; of the turns in a ±3.61, in c ±4.05 (see above), elsewhere 0
 
 
 EPISODES = {
     "g1": Played(10.0, [(" a  dark\n room ", 2, 0), ("b", 1, 0), ("c", 3, 0)]),
     "g2": Played(2.0, [("a dark room", 1, 0), ("c", 2, 0), ("d", 2, 0)]),
 }
+EXPECTED = {"g1": [7.61] * 2 + [4.0] + [8.05] * 3, "g2": [-7.61] + [-8.05] * 2 + [-4.0] * 2}
 
 
-def trained(mode: Mode | None, *, split: bool = False, response: int = RESPONSE) -> tuple[DataProto, dict[str, float]]:
-    """The rows as they are trained, and the metrics."""
+@pytest.mark.parametrize("mode", [None, WITHOUT, OFF])
+@pytest.mark.parametrize(("split", "room", "sizes"), [(False, 16, (6, 5)), (True, 16, (6, 5)), (False, 4, (3, 3))])
+def test_the_advantage_of_each_token(mode: Mode | None, split: bool, room: int, sizes: tuple[int, int]) -> None:
+    """Of merged and unmerged rows, of untagged rollouts, of off-policy ones whose tips were taken out.
+
+    In four positions g1 has the replies in a and b with what stands between them, and g2 those in a and c.
+    """
     chosen = algorithm(normalize_by_std=False)
-    episodes = {name: episode._replace(mode=mode) for name, episode in EPISODES.items()}
-    rollouts = [episode.rollout(name, split=split) for name, episode in episodes.items()]
     results = StepResults()
-    batch, _ = adapted([results.train(rollout, None, PROMPT) for rollout in rollouts], PROMPT, response)
-    turns = TurnAdvantages(chosen, rollouts, PROMPT)
+    rollouts = [episode._replace(mode=mode).rollout(name, split=split) for name, episode in EPISODES.items()]
+    batch, _ = adapted([results.train(rollout) for rollout in rollouts], 12, room)
     set_advantages(batch, results.kept, rollout_advantages(results.kept, chosen))
-    return batch, turns.add(batch, results.kept)
-
-
-def token_advantages(batch: DataProto) -> dict[str, list[float]]:
-    """Of the sampled tokens of each rollout, in their order, over all of its rows."""
+    metrics = add_turn_advantages(batch, results, chosen)
+    assert len(batch) == (6 if split else 2)
     found = defaultdict(list)
     for row, name in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
         advantages, mask = batch.batch["given_advantages"][row], batch.batch["response_mask"][row].bool()
         found[name] += advantages[mask].tolist()
         assert not advantages[~mask].any()
-    return dict(found)
-
-
-# Of the rollouts: ±4. Of the turns in a: ±3.61, in c: ±4.05 (see above), elsewhere 0.
-EXPECTED = {"g1": [7.61] * 2 + [4.0] + [8.05] * 3, "g2": [-7.61] + [-8.05] * 2 + [-4.0] * 2}
-
-
-@pytest.mark.parametrize("mode", [None, WITHOUT, OFF])
-@pytest.mark.parametrize("split", [False, True])
-def test_merged_rows_equal_unmerged_rows(mode: Mode | None, split: bool) -> None:
-    """Token by token; untagged rollouts of plain GRPO, and off-policy rollouts whose tips were taken out."""
-    batch, metrics = trained(mode, split=split)
-    assert len(batch) == (6 if split else 2)
-    found = token_advantages(batch)
-    assert found == {name: pytest.approx(values) for name, values in EXPECTED.items()}
+    assert found == {name: pytest.approx(EXPECTED[name][:size]) for name, size in zip(found, sizes, strict=True)}
     # Clusters {g1's a, g2's}, {b}, {g1's c, g2's}, {d}: six turns in four, four of them share.
     assert metrics == {"gigpo/cluster_size_mean": 1.5, "gigpo/shared_turns": pytest.approx(4 / 6)}
-    assert TurnAdvantages.warning(metrics) == ""
-
-
-def test_tokens_beyond_the_end_of_a_row() -> None:
-    """Four positions: of g1 the replies in a and b with what stands between them, of g2 those in a and c."""
-    batch, _ = trained(WITHOUT, response=4)
-    assert token_advantages(batch) == {
-        "g1": pytest.approx([7.61] * 2 + [4.0]),
-        "g2": pytest.approx([-7.61] + [-8.05] * 2),
-    }
+    assert warning(metrics) == ""

@@ -1,29 +1,22 @@
 """Two ranks of verl's FSDP2 engine, on gloo, train the same step as one: the loss of whole groups, dealt over ranks."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from .engine_parts import command
+
 RUN = """
-import json, sys
-from functools import partial
+import sys
+from pathlib import Path
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from verl import DataProto
-from verl.utils.distributed import initialize_global_process_group_ray
-
-initialize_global_process_group_ray()
 import numpy as np
+import torch
 from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE
-from verl.trainer.config import CheckpointConfig
+from engine_parts import FP32, make, save_llama
+from verl import DataProto
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import (
-    FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, PolicyLossConfig,
-)
-from verl.workers.engine import EngineRegistry
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
 from empo2.recipe.trainer.objective import hybrid_loss
@@ -31,6 +24,9 @@ from empo2.recipe.trainer.updates import planned_batch
 
 UPDATES = 2
 folder = sys.argv[1]
+if not Path(folder, "config.json").exists():  # one rank comes first
+    save_llama(folder, vocab_size=97)
+engine = make(folder, optimizer=dict(lr=0.01), mixed_precision=FP32)
 rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 # Three groups of 4, 3 and 4 rollouts, of which one has two rows; prompts of 2 to 6 tokens, replies of 3 to 8.
@@ -64,15 +60,6 @@ planned, size = planned_batch(batch, updates=UPDATES, ranks=ranks, micro_batch=1
 assert len(planned) == UPDATES * size
 part = planned.chunk(ranks)[rank]  # as verl's dispatch
 
-fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-engine = EngineRegistry.get_engine_cls("language_model", "fsdp2")(
-    HFModelConfig(path=folder, load_tokenizer=False, enable_gradient_checkpointing=False,
-                  override_config={"attn_implementation": "sdpa"}),
-    FSDPEngineConfig(strategy="fsdp2", model_dtype="fp32", use_torch_compile=False, mixed_precision=fp32),
-    FSDPOptimizerConfig(lr=0.01, total_training_steps=9),
-    CheckpointConfig(),
-)
-engine.initialize()
 config = FSDPActorConfig(
     strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, ppo_mini_batch_size=1, clip_ratio_low=0.2,
     clip_ratio_high=0.3, clip_ratio_c=10.0, policy_loss=PolicyLossConfig(loss_mode=PER_ROLLOUT_MEAN_LOSS_MODE),
@@ -102,31 +89,13 @@ weights = torch.cat([p.full_tensor().detach().flatten() for p in engine.module.p
 torch.save({"gradients": gradients, "weights": weights, "seen": seen}, f"{folder}/{ranks}-{rank}.pt")
 """
 
-MODEL = """
-import sys, torch
-from transformers import LlamaConfig, LlamaForCausalLM
-torch.manual_seed(0)
-LlamaForCausalLM(LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                             num_attention_heads=2)).save_pretrained(sys.argv[1])
-"""
-
 
 def train(folder: Path, ranks: int) -> list[Any]:
     """What each rank has seen and has got."""
     import torch
 
-    processes = []
-    for rank in range(ranks):
-        environment = os.environ | {
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "DIST_INIT_METHOD": f"file://{folder}/rendezvous-{ranks}",
-            "VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl",
-        }
-        command = [sys.executable, "-c", RUN, str(folder)]
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    commands = [command(RUN, folder / f"rendezvous-{ranks}", folder, rank=rank, ranks=ranks) for rank in range(ranks)]
+    processes = [subprocess.Popen(**each, stderr=subprocess.PIPE) for each in commands]
     for process in processes:
         _, errors = process.communicate(timeout=280)
         assert process.returncode == 0, errors[-3000:]
@@ -136,7 +105,6 @@ def train(folder: Path, ranks: int) -> list[Any]:
 def test_two_ranks_train_the_step_of_one(tmp_path: Path) -> None:
     import torch
 
-    subprocess.run([sys.executable, "-c", MODEL, str(tmp_path)], check=True)
     [alone] = train(tmp_path, 1)
     both = train(tmp_path, 2)
     assert not set(both[0]["seen"]) & set(both[1]["seen"])  # each row is on one rank

@@ -26,6 +26,7 @@ from empo2.recipe.rollout_log import (
     rollout_files,
     write_rollouts,
 )
+from empo2.recipe.trainer.rollout_calls import calls_of
 from empo2.recipe.trainer.shown_rollouts import call_rows
 from empo2.recipe.trainer.step_results import StepResults
 
@@ -109,8 +110,13 @@ def test_files_that_are_not_there_or_damaged(tmp_path: Path) -> None:
             read(folder)
 
 
-def rows_of(rollouts: list[Any], results: StepResults | None = None, memory: Path = Path("none")) -> list[CallRow]:
-    return call_rows(rollouts, results or StepResults(), 3, "training", {"trained": 1.0}, memory)
+def rows_of(rollouts: list[Any], memory: Path = Path("none"), /, **dropped: str) -> list[CallRow]:
+    """Of rollouts as they are logged, with the reasons of those that were dropped."""
+    results = StepResults(calls={each.rollout_id: calls_of(each.events) for each in rollouts})
+    for each in rollouts:
+        if reason := dropped.get(each.rollout_id):
+            results.drop(each, reason)
+    return call_rows(rollouts, results, 3, "training", {"trained": 1.0, "abc111": 0.812}, memory)
 
 
 def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +125,7 @@ def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     events = [request([1], [2], messages=[{"role": "user", "content": text}], text=text), refused(400, text)]
     error = {"event_type": ERROR_EVENT, "data": ERROR | {"message": text, "output": text}}
     bad = rollout_of("a", [*events, error], input={"api_key": "sk-1234", "said": text}, error_message=text)
-    results = StepResults()
-    results.drop(bad, "no_reward")
-    write_rollouts(tmp_path / "rollouts", rows_of([bad], results), "all")
+    write_rollouts(tmp_path / "rollouts", rows_of([bad], a="no_reward"), "all")
     (file,) = rollout_files(tmp_path / "rollouts")
     said = str(pq.read_table(file).to_pylist())
     assert said.count("the door says") == 2 * 4 + 3 and "hush" not in said and "sk-1234" not in said
@@ -139,7 +143,7 @@ def test_any_tool_reads_tokens_messages_and_tips(tmp_path: Path, monkeypatch: py
         tip_ids = [1, 99] if len(prompt) == 2 else []  # 99 has been dropped since
         events += [request(prompt, reply, version=4), recorded(prompt, tip_ids=tip_ids, visits=2, intrinsic_reward=0.5)]
     quiet = rollout_of("quiet", [], OFF_POLICY, final_reward=None, running_at=None)
-    rows = rows_of([rollout_of("trained", events, OFF_POLICY), quiet], memory=tmp_path / "memory.sqlite")
+    rows = rows_of([rollout_of("trained", events, OFF_POLICY), quiet], tmp_path / "memory.sqlite")
     (folder := tmp_path / "runs/first/rollouts").parent.mkdir(parents=True)
     write_rollouts(folder, rows, "all")
     (file,) = rollout_files(folder)
@@ -189,21 +193,15 @@ def test_why_rollouts_were_dropped() -> None:
         rollout_of("alone", []),
         rollout_of("trained", []),
     ]
-    results = StepResults()
-    for each, reason in zip(played, ("failed_by_agent", "failed_by_system", "alone_in_group"), strict=False):
-        results.drop(each, reason)
-    assert "for example: KeyError: 'x' (quiz.py:3 in run)" in results.why_none()
-    rows = {row["rollout"]: row for row in rows_of(played, results)}
+    dropped = {"agent": "failed_by_agent", "late": "failed_by_system", "alone": "alone_in_group"}
+    rows = {row["rollout"]: row for row in rows_of(played, **dropped)}
     assert {name: (row["dropped"], row["cause"], row["example"], row["advantage"]) for name, row in rows.items()} == {
         "agent": ("failed_by_agent", "KeyError at quiz.py:3 in run", "KeyError: 'x' (quiz.py:3 in run)", None),
         "late": ("failed_by_system", "local subprocess timed out", "local subprocess timed out", None),
         "alone": ("alone_in_group", "", "", None),
         "trained": (None, None, None, 1.0),
     }
-    assert [rows["agent"][name] for name in ("error", "output")] == [
-        "KeyError: 'x' (quiz.py:3 in run)",
-        ERROR["output"],
-    ]
+    assert (rows["agent"]["error"], rows["agent"]["output"]) == ("KeyError: 'x' (quiz.py:3 in run)", ERROR["output"])
 
 
 def test_what_is_kept_of_a_rollout_is_bounded() -> None:
@@ -241,9 +239,7 @@ def folder(tmp_path: Path) -> Path:
     failed: dict[str, Any] = {"rollout_state": RolloutState.FAILED, "final_reward": None}
     error = {"event_type": ERROR_EVENT, "data": ERROR}
     bad = rollout_of("abd222", [request([1], [2]), error], OFF_POLICY, error_message="exited", **failed)
-    results = StepResults()
-    results.drop(bad, "failed_by_agent")
-    rows = call_rows([good, bad], results, 3, "training", {"abc111": 0.812}, tmp_path / "none")
+    rows = rows_of([good, bad], abd222="failed_by_agent")
     rows[0]["masked"] = [False, True, True]
     write_rollouts(tmp_path / "rollouts", rows, "all")
     spans = [["read", "A dark room.", 4], ["trained", "lo", 1], ["masked", "ok", 1]]

@@ -3,9 +3,8 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,7 +26,7 @@ from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, Ste
 from empo2.recipe.trainer.tracking import step_line, training_metrics, validation_metrics
 
 from .model_server import serving
-from .rollout_events import recorded, refused, request, rollout_of
+from .rollout_events import refused, request, rollout_of, two_turns
 
 KEY = "secret"
 PAPER = load_settings("gpu")
@@ -50,30 +49,25 @@ def modes_of(algorithm: Algorithm, step: int, groups: int) -> list[Mode]:
 # Modes
 
 
-def name(mode: Mode) -> str:
-    return f"{mode.rollout_mode}, {mode.update_mode}"
-
-
 def test_frequencies_of_the_modes() -> None:
     """p = 0.25 and q = 2/3, in 20,000 groups: within five standard deviations; one draw for each, or for the step."""
     steps = [modes_of(algorithm(mode_per="group"), step, 20) for step in range(1000)]
-    found = Counter(name(mode) for modes in steps for mode in modes)
+    found = Counter(mode.name for modes in steps for mode in modes)
     p, q = 0.25, 0.6667
-    expected = {name(NO_MEMORY): 1 - p, name(ON_POLICY): p * (1 - q), name(OFF_POLICY): p * q}
+    expected = {"no memory": 1 - p, "memory, on-policy": p * (1 - q), "memory, off-policy": p * q}
     assert found.keys() == expected.keys()
     for mode, share in expected.items():
         assert found[mode] / 20_000 == pytest.approx(share, abs=5 * math.sqrt(share * (1 - share) / 20_000))
-    assert sum(len(set(map(name, modes))) > 1 for modes in steps) > 900
+    assert sum(len({mode.name for mode in modes}) > 1 for modes in steps) > 900
     for step in range(200):
-        assert len(set(map(name, modes_of(algorithm(mode_per="step"), step, 16)))) == 1
+        assert len({mode.name for mode in modes_of(algorithm(mode_per="step"), step, 16)}) == 1
 
 
 def test_draws_hang_on_seed_and_step_alone() -> None:
-    steps = range(1, 200)
-    first = [modes_of(algorithm(seed=5), step, 4) for step in steps]
-    again = [modes_of(algorithm(seed=5), step, 4) for step in reversed(steps)]
-    assert first == again[::-1]
-    assert first != [modes_of(algorithm(seed=6), step, 4) for step in steps]
+    def modes(seed: int, steps: Iterable[int]) -> list[list[Mode]]:
+        return [modes_of(algorithm(seed=seed), step, 4) for step in steps]
+
+    assert modes(5, range(1, 200)) == modes(5, reversed(range(1, 200)))[::-1] != modes(6, range(1, 200))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +81,7 @@ def test_draws_hang_on_seed_and_step_alone() -> None:
 )
 def test_certain_draws(chosen: str, p: float, q: float, only: Mode) -> None:
     certain = algorithm(name=chosen, memory_probability=p, off_policy_probability=q, mode_per="group")
-    assert {name(mode) for step in range(300) for mode in modes_of(certain, step, 4)} == {name(only)}
+    assert all(mode == only for step in range(300) for mode in modes_of(certain, step, 4))
 
 
 # Scopes
@@ -107,77 +101,30 @@ def test_scopes_never_mix_and_are_unambiguous() -> None:
 # Rollouts
 
 
-def turn_events(tips: int = 900) -> list[dict[str, Any]]:
-    """Of an episode of two turns, whose tips are the tokens from 900 on."""
-    first, second = [1, tips, 2], [1, tips, 2, 10, 11, tips + 1, 3]
-    return [
-        request(first, [10, 11]),
-        recorded(first, tip_free_prompt_token_ids=[1, 2], intrinsic_reward=1.0),
-        request(second, [12]),
-        recorded(second, tip_free_prompt_token_ids=[1, 2, 10, 11, 3], intrinsic_reward=0.25),
-    ]
-
-
 def completed(
     mode: Mode | None = OFF_POLICY, name: str = "r", events: list[dict[str, Any]] | None = None, **changes: Any
 ) -> CompletedRollout:
-    return rollout_of(name, turn_events() if events is None else events, mode, **changes)
+    return rollout_of(name, two_turns() if events is None else events, mode, **changes)
 
 
-def manager(*played: CompletedRollout, drained: Any = None, limit: float = math.inf, **changes: Any) -> Any:
-    """A manager with the paper's settings but for ``changes``; its agent-lightning hands it the rollouts ``played``."""
-
-    class Played(Empo2RolloutManager):
-        def _create_rollouts(self, data: dict[str, Any], *, is_train: bool) -> list[Any]:
-            return list(played)
-
-        def _get_rollout(self, rollout_id: str) -> Any:
-            return SimpleNamespace(status=SimpleNamespace(state=RolloutState.SUCCEEDED))
-
-        @staticmethod
-        def _record_lifecycle_timestamps(enqueued_rollout: Any, rollout: Any) -> None: ...
-
-        def _build_completed_rollout(self, enqueued_rollout: Any, rollout: Any) -> CompletedRollout:
-            return enqueued_rollout
-
-        def _delete_rollout(self, rollout_id: str) -> None: ...
-
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=drained or {}))
-    return Played(
-        agl_base_url="http://127.0.0.1:9",
-        agl_key=KEY,
-        model="m",
-        step=7,
-        group_size=2,
-        max_prompt_tokens=limit,
-        settings=settings(**changes),
-        gateway=GatewayClient("http://gateway", KEY, transport),
-    )
-
-
-def train(*played: CompletedRollout, **changes: Any) -> tuple[Empo2RolloutManager, list[CompletedRollout]]:
-    """Play the rollouts beside two good ones of their group."""
-    made = manager(*played, *(completed(name=f"beside {number}") for number in range(2)), **changes)
-    usable = made.enqueue_and_wait_until_completed({}, is_train=True)
-    return made, [rollout for rollout in usable if not rollout.rollout_id.startswith("beside")]
+def train(*played: CompletedRollout, **of_step: Any) -> tuple[StepResults, list[CompletedRollout]]:
+    """Use the rollouts beside two good ones of their group."""
+    results = StepResults(**of_step)
+    beside = [completed(name=f"beside {number}") for number in range(2)]
+    usable = results.usable([*played, *beside], is_train=True)
+    return results, [rollout for rollout in usable if not rollout.rollout_id.startswith("beside")]
 
 
 def test_intrinsic_reward_reaches_the_score() -> None:
-    """The authors' code computes it and then reads other scores. The return that is reported is the environment's."""
-    made, (trained,) = train(completed())
-    assert trained.final_reward == 50
-    result = made.results.kept["r"]
-    assert (result.return_, result.intrinsic, result.mode) == (50.0, 1.25, OFF_POLICY)
+    """The authors' code computes it and reads other scores. What is reported is the environment's, never clamped."""
+    for mode, reward in ((None, -100.0), (ON_POLICY, 1e6), (OFF_POLICY, 50.0)):
+        results, (trained,) = train(completed(mode, final_reward=reward))
+        result = results.kept["r"]
+        assert trained.final_reward == result.return_ == reward
+        assert (result.intrinsic, result.mode) == (1.25, mode or NO_MEMORY)
     other = RolloutResult(group="g", mode=OFF_POLICY, return_=10.0)
     scaled = algorithm(return_scale=0.01, intrinsic_coefficient=0.01)  # 2 of -100..100
     assert compared_scores([result, other], scaled) == pytest.approx([0.01 * (50 + 2 * 1.25), 0.1])
-
-
-@pytest.mark.parametrize("reward", [-100.0, 0.0, 1e6])
-def test_rewards_are_never_clamped(reward: float) -> None:
-    made, (trained,) = train(completed(None, final_reward=reward))
-    assert trained.final_reward == made.results.kept["r"].return_ == reward
-    assert made.results.kept["r"].mode == NO_MEMORY
 
 
 @pytest.mark.parametrize(
@@ -189,15 +136,13 @@ def test_rewards_are_never_clamped(reward: float) -> None:
         ({"final_reward": math.nan}, "no_reward"),
         ({"events": [request([1, 900, 2], [10, 11], None)]}, "no_log_probs"),
         ({"events": [request([1, 900, 2], [10, 11], [-0.1])]}, "no_log_probs"),
-        ({"events": turn_events()[::2]}, "no_tip_free_prompt"),
+        ({"events": two_turns()[::2]}, "no_tip_free_prompt"),
     ],
 )
 def test_unusable_rollouts_are_counted(changes: dict[str, Any], reason: str) -> None:
-    made, usable = train(completed(**changes, error_message="boom"))
-    assert usable == []
-    assert made.results.kept.keys() == {"beside 0", "beside 1"}
-    assert made.results.reasons == {reason: 1}
-    assert made.results.dropped["r"].error == "boom"
+    results, usable = train(completed(**changes, error_message="boom"))
+    assert (usable, results.reasons, results.dropped["r"].error) == ([], {reason: 1}, "boom")
+    assert results.kept.keys() == {"beside 0", "beside 1"}
 
 
 def test_a_rollout_left_alone_by_overlong_ones_is_not_overlong() -> None:
@@ -207,10 +152,10 @@ def test_a_rollout_left_alone_by_overlong_ones_is_not_overlong() -> None:
     others = [
         rollout_of(f"other {value}", [request([1], [2])], data_id="h", final_reward=value) for value in (60.0, 80.0)
     ]
-    made = manager(*long, fourth, *others, limit=6)
-    usable = made.enqueue_and_wait_until_completed({}, is_train=True)
+    results = StepResults(max_prompt_tokens=6)
+    usable = results.usable([*long, fourth, *others], is_train=True)
     assert [rollout.rollout_id for rollout in usable] == ["other 60.0", "other 80.0"]
-    metrics = training_metrics(made.results, 100)
+    metrics = training_metrics(results, 100)
     assert (metrics["empo2/overlong_rows"], metrics["empo2/rollouts_dropped"]) == (3, 4)
     assert (metrics["empo2/dropped/overlong"], metrics["empo2/dropped/alone_in_group"]) == (3, 1)
     assert (metrics["training/return"], metrics["training/return_std"]) == (70, 10)
@@ -220,7 +165,7 @@ def test_a_rollout_left_alone_by_overlong_ones_is_not_overlong() -> None:
         "their prompt exceeds model.max_prompt_tokens"
     )
     advantages = {"other 60.0": -1.0, "other 80.0": 1.0}
-    rows = call_rows(made.played, made.results, 7, "training", advantages, Path("none"))
+    rows = call_rows([*long, fourth, *others], results, 7, "training", advantages, Path("none"))
     told = {row["rollout"]: (row["dropped"], row["example"]) for row in rows}
     assert told["long 1"] == ("overlong", "its prompt exceeds model.max_prompt_tokens=6")
     assert (told["fourth"], told["other 60.0"]) == (("alone_in_group", ""), (None, None))
@@ -232,15 +177,9 @@ SPLIT_AND_CUT = {"empo2/unmerged_rollouts": 0, "empo2/cut_rows": 0, "empo2/reply
 def test_rows_that_are_too_long_are_left_out_alone() -> None:
     """The second of three chats; the replies of the others stay, and its tokens are counted as lost."""
     chats = [request([1], [2]), request([3] * 9, [4, 5]), request([6], [7])]
-    made, (trained,) = train(completed(None, events=chats), limit=8)
+    results, (trained,) = train(completed(None, events=chats), max_prompt_tokens=8)
     assert [triplet.response["token_ids"] for triplet in trained.triplets or []] == [[2], [7]]
-    assert (made.results.left_out["overlong_rows"], made.results.kept["r"].reply_tokens) == (1, 4)
-
-
-def test_nothing_but_overlong_rows() -> None:
-    made = manager(completed(), completed(name="s"), limit=1)
-    with pytest.raises(NoUsableRollouts, match=r"2 overlong .*its prompt exceeds model\.max_prompt_tokens=1;"):
-        made.enqueue_and_wait_until_completed({}, is_train=True)
+    assert (results.left_out["overlong_rows"], results.kept["r"].reply_tokens) == (1, 4)
 
 
 # Who failed: what agent-lightning's LocalReconciler says, and how the last model call ended
@@ -267,14 +206,13 @@ def test_who_failed(message: str | None, calls: list[dict[str, Any]], reason: st
     failed = completed(
         ON_POLICY, events=calls, rollout_state=RolloutState.FAILED, error_message=message, final_reward=None
     )
-    made, usable = train(failed)
-    assert (usable, made.results.reasons) == ([], {reason: 1})
-    made, usable = train(failed, failed_rollout_return=-100.0)
+    results, usable = train(failed)
+    assert (usable, results.reasons) == ([], {reason: 1})
+    results, usable = train(failed, failed_rollout_return=-100.0)
     if reason == "failed_by_agent":
-        assert (usable[0].final_reward, made.results.kept["r"].return_) == (-100, -100)
-        assert not made.results.dropped
+        assert (usable[0].final_reward, results.kept["r"].return_, results.dropped) == (-100, -100, {})
     else:
-        assert (usable, made.results.reasons) == ([], {reason: 1})
+        assert (usable, results.reasons) == ([], {reason: 1})
 
 
 def lost(reason: str = "failed_by_system", mode: Mode = NO_MEMORY, panel: str = "") -> DroppedRollout:
@@ -305,7 +243,7 @@ def test_validation_with_memory_and_on_panels() -> None:
     }
     dropped = {"h": lost("no_reward", ON_POLICY, "unseen"), "i": lost("no_reward", NO_MEMORY, "train")}
     metrics = validation_metrics(
-        [StepResults(kept), StepResults(dropped=dropped)], algorithm(failure_return=-100, success_return=100)
+        [StepResults(kept=kept), StepResults(dropped=dropped)], algorithm(failure_return=-100, success_return=100)
     )
     parts = ("return", "success_rate", "memory_return", "memory_success_rate", "memory_gap", "memory_success_gap")
     means = {
@@ -325,17 +263,17 @@ def test_validation_with_memory_is_told_from_the_policy_alone() -> None:
     alone = completed(None, "a", [request([1], [10], None)], input={"panel": "unseen"})  # no log-probs are needed
     with_memory = completed(ON_POLICY, "b", input={"panel": "unseen"}, final_reward=80.0)
     failed = completed(ON_POLICY, "c", input={"panel": None}, final_reward=None)
-    made = manager(alone, with_memory, failed)
-    assert made.enqueue_and_wait_until_completed({}, is_train=False) == [alone]
-    kept = {name: (result.mode.memory, result.panel, result.return_) for name, result in made.results.kept.items()}
+    results = StepResults()
+    assert results.usable([alone, with_memory, failed], is_train=False) == [alone]
+    kept = {name: (result.mode.memory, result.panel, result.return_) for name, result in results.kept.items()}
     assert kept == {"a": (False, "unseen", 50.0), "b": (True, "unseen", 80.0)}
-    assert made.results.dropped == {"c": lost("no_reward", ON_POLICY)}
+    assert results.dropped == {"c": lost("no_reward", ON_POLICY)}
 
 
 def reporting(name: str, *reported: Any, **changes: Any) -> CompletedRollout:
     """A rollout whose reward events hold these ``metrics``."""
     rewards = [{"event_type": "reward", "data": {"value": 50.0, "metrics": metrics}} for metrics in reported]
-    return completed(None, name, [*turn_events(), *rewards], **changes)
+    return completed(None, name, [*two_turns(), *rewards], **changes)
 
 
 def test_numbers_that_agents_report_are_averaged() -> None:
@@ -350,30 +288,31 @@ def test_numbers_that_agents_report_are_averaged() -> None:
         reporting("nothing"),
     ]
     for is_train, phase in ((True, "training"), (False, "val")):
-        made = manager(*rollouts)
-        made.enqueue_and_wait_until_completed({}, is_train=is_train)
-        assert made.results.reasons == {"no_reward": 1}
-        metrics = training_metrics(made.results, 100) if is_train else validation_metrics([made.results], algorithm())
+        results = StepResults()
+        results.usable(rollouts, is_train=is_train)
+        assert results.reasons == {"no_reward": 1}
+        metrics = training_metrics(results, 100) if is_train else validation_metrics([results], algorithm())
         assert {name: value for name, value in metrics.items() if "/agent/" in name} == {
             f"{phase}/agent/corrected": pytest.approx((0.25 + 0.5 + 1.0) / 3),
             f"{phase}/agent/tool_errors": 3.5,
         }
 
 
-def test_rollout_alone_in_its_group_is_dropped() -> None:
-    """verl would take its raw score for its advantage."""
-    made = manager(*(completed(name=name, data_id=name[0]) for name in ("g1", "h1", "h2")))
-    usable = made.enqueue_and_wait_until_completed({}, is_train=True)
-    assert [rollout.rollout_id for rollout in usable] == ["h1", "h2"] == list(made.results.kept)
-    assert made.results.reasons == {"alone_in_group": 1}
-
-
-def test_nothing_usable_says_why() -> None:
-    failed = completed(rollout_state=RolloutState.FAILED, error_message="no java")
-    made = manager(failed, completed(name="s", final_reward=None), drained={"empo2/calls": 3})
-    with pytest.raises(NoUsableRollouts, match=r"none of 2 rollouts.*1 failed by system, 1 no reward.*no java"):
-        made.enqueue_and_wait_until_completed({}, is_train=True)
-    assert made.metrics["empo2/calls"] == 3
+@pytest.mark.parametrize(
+    ("rollouts", "limit", "why"),
+    [
+        (
+            [completed(rollout_state=RolloutState.FAILED, error_message="no java"), completed(final_reward=None)],
+            math.inf,
+            r"none of 2 rollouts.*1 failed by system, 1 no reward.*no java",
+        ),
+        ([completed(), completed()], 1, r"2 overlong .*its prompt exceeds model\.max_prompt_tokens=1;"),
+    ],
+)
+def test_nothing_usable_says_why(rollouts: list[CompletedRollout], limit: float, why: str) -> None:
+    named = [rollout.model_copy(update={"rollout_id": str(number)}) for number, rollout in enumerate(rollouts)]
+    with pytest.raises(NoUsableRollouts, match=why):
+        StepResults(limit).usable(named, is_train=True)
 
 
 # The gateway
@@ -387,11 +326,11 @@ STATE = {"model": "m", "memory_size": 0, "episodes": 0, "reflections": 0}
 
 
 def test_handshake_compares_model_temperatures_and_returns() -> None:
-    sampled = {"temperature": 1.0, "val_temperature": 0.4, "success_return": 100.0, "failure_return": 0.0}
-    served = {f"{'algorithm' if 'return' in name else 'model'}.{name}": value for name, value in sampled.items()} | {
-        "model.path": "m"
-    }
-    client = gateway(STATE | sampled)
+    sampled = {"temperature": 1.0, "val_temperature": 0.4}
+    returns = {"success_return": 100.0, "failure_return": 0.0}
+    served = {f"model.{name}": value for name, value in sampled.items()} | {"model.path": "m"}
+    served |= {f"algorithm.{name}": value for name, value in returns.items()}
+    client = gateway(STATE | sampled | returns)
     client.check(served)
     gateway(STATE).check({**served, "model.temperature": 0.7})  # a gateway that does not say
     for setting, value in served.items():
@@ -425,18 +364,22 @@ def test_a_gateway_that_is_not_there_yet_is_waited_for(capsys: pytest.CaptureFix
         client.check({})
 
 
-def test_handshake_with_something_else() -> None:
-    with pytest.raises(Empo2Error, match="EMPO2_ADMIN_KEY is wrong: give the gateway at http://gw and its trainer"):
-        gateway({}, status=401).check({})
-    with pytest.raises(Empo2Error, match="EMPO2_ADMIN_KEY is an agent's key"):
-        gateway({}, status=403).check({})
-    with pytest.raises(Empo2Error, match="is not an EMPO² gateway"):
-        gateway({}, status=404).check({})
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "EMPO2_ADMIN_KEY is wrong: give the gateway at http://gw and its trainer"),
+        (403, "EMPO2_ADMIN_KEY is an agent's key"),
+        (404, "is not an EMPO² gateway"),
+    ],
+)
+def test_handshake_with_something_else(status: int, said: str) -> None:
+    with pytest.raises(Empo2Error, match=said):
+        gateway({}, status).check({})
 
 
 def test_gateway_that_cannot_restore() -> None:
     with pytest.raises(GatewayError, match="cannot restore the memory: another embedder"):
-        gateway({"detail": "another embedder"}, status=409).restore(Path("memory.sqlite"))
+        gateway({"detail": "another embedder"}, 409).restore(Path("memory.sqlite"))
 
 
 # Tags, on agent-lightning's own server
@@ -458,28 +401,18 @@ def server() -> Iterator[str]:
     proxy = {"model_name": "m", "include_log_probs": True, "train": {"temperature": 1.0}, "val": {"temperature": 0.4}}
     with serving(create_app({"key": KEY, "default_proxy": proxy})) as url:
         yield url
-
-
-@pytest.fixture
-def store(empty_stores: None) -> dict[str, Any]:
-    return _rollouts
+    _rollouts.clear()
 
 
 TASKS = {"task": ["find-animal", "find-plant", "find-animal"], "variation": [0, 5, 1]}
 
 
 def create(
-    server: str,
-    *,
-    is_train: bool = True,
-    hooks: Any = None,
-    step: int = 7,
-    validate_with_memory: bool = False,
-    **changes: Any,
-) -> None:
+    server: str, *, is_train: bool = True, hooks: Any = None, step: int = 7, with_memory: bool = False, **changes: Any
+) -> list[Any]:
+    """The rollouts as the server has them."""
     chosen = settings(**changes)
-    run = chosen.run.model_copy(update={"validate_with_memory": validate_with_memory})
-    chosen = chosen.model_copy(update={"run": run})
+    run = chosen.run.model_copy(update={"validate_with_memory": with_memory})
     made = Empo2RolloutManager(
         agl_base_url=server,
         agl_key=KEY,
@@ -487,32 +420,30 @@ def create(
         step=step,
         group_size=4,
         hooks=hooks,
-        settings=chosen,
+        settings=chosen.model_copy(update={"run": run}),
         gateway=GatewayClient(server, KEY),
     )
+    _rollouts.clear()
     with made.client:
         made._create_rollouts(TASKS, is_train=is_train)
+    return [*_rollouts.values()]
+
+
+def tag_of(mode: Mode, task: Any, step: int, **more: Any) -> dict[str, Any]:
+    scope = scope_of(task, ["task", "variation"])
+    return {**mode.model_dump(), "scope": scope, "read_only": False, "teaches": False, "step": step} | more
 
 
 @pytest.mark.parametrize("step", range(1, 4))
-def test_tags_reach_the_server(server: str, store: dict[str, Any], step: int) -> None:
+def test_tags_reach_the_server(server: str, step: int) -> None:
+    """One tag for all rollouts that are compared with each other; the agent sees nothing of it."""
     drawing = {"mode_per": "group", "memory_probability": 0.5}
-    create(server, step=step, **drawing)
+    rollouts = create(server, step=step, **drawing)
     modes = modes_of(algorithm(**drawing), step, 3)
-    rollouts = list(store.values())
-    assert len(rollouts) == 12
-    for number, rollout in enumerate(rollouts):
-        group = number // 4  # one tag for all rollouts that are compared with each other
-        task = {"task": TASKS["task"][group], "variation": TASKS["variation"][group]}
-        scope = scope_of(task, ["task", "variation"])
-        assert rollout.metadata.empo2 == {
-            **modes[group].model_dump(),
-            "scope": scope,
-            "read_only": False,
-            "teaches": False,
-            "step": step,
-        }
-        assert rollout.input == task  # the agent sees nothing of it
+    tasks = [dict(zip(TASKS, values, strict=True)) for values in zip(*TASKS.values(), strict=True)]
+    assert [rollout.input for rollout in rollouts] == [task for task in tasks for _ in range(4)]
+    tags = [tag_of(mode, task, step) for mode, task in zip(modes, tasks, strict=True) for _ in range(4)]
+    assert [rollout.metadata.empo2 for rollout in rollouts] == tags
 
 
 @pytest.mark.parametrize("size", [2, 4, 5])
@@ -520,53 +451,46 @@ def test_half_of_a_paired_group_sees_tips(size: int) -> None:
     """Every second rollout of a memory group, so that neither half starts before the other; other groups stay whole."""
     paired = algorithm(baseline="paired", mode_per="group", memory_probability=0.5)
     tags = list(itertools.islice(draw_tags(paired, 3, size), 200 * size))
-    groups = [tags[start : start + size] for start in range(0, len(tags), size)]
     pairs = set()
-    for mode, group in zip(modes_of(paired, 3, 200), groups, strict=True):
+    for mode, group in zip(modes_of(paired, 3, 200), itertools.batched(tags, size), strict=True):
         if mode.memory:
             assert [drawn for drawn, _ in group] == [mode if number % 2 else NO_MEMORY for number in range(size)]
             (pair,) = {pair for _, pair in group}
             assert pair is not None and pair not in pairs
             pairs.add(pair)
         else:
-            assert group == [(NO_MEMORY, None)] * size
+            assert [*group] == [(NO_MEMORY, None)] * size
     assert 70 < len(pairs) < 130
     whole = algorithm(mode_per="group", memory_probability=0.5)
-    assert [mode for mode, pair in itertools.islice(draw_tags(whole, 3, 2), 400) if pair is None] == [
-        mode for mode in modes_of(whole, 3, 200) for _ in range(2)
-    ]
+    expected = [(mode, None) for mode in modes_of(whole, 3, 200) for _ in range(2)]
+    assert [*itertools.islice(draw_tags(whole, 3, 2), 400)] == expected
 
 
-def test_pair_reaches_the_server(server: str, store: dict[str, Any]) -> None:
-    create(server, baseline="paired", memory_probability=1.0, off_policy_probability=1.0)
-    tags = [rollout.metadata.empo2 for rollout in store.values()]
+def test_pair_reaches_the_server(server: str) -> None:
+    rollouts = create(server, baseline="paired", memory_probability=1.0, off_policy_probability=1.0)
+    tags = [rollout.metadata.empo2 for rollout in rollouts]
     assert [tag["rollout_mode"] for tag in tags] == ["no-memory", "memory"] * 6
     assert [tag["update_mode"] for tag in tags] == ["on-policy", "off-policy"] * 6
-    assert [len({tag["pair"] for tag in tags[start : start + 4]}) for start in (0, 4, 8)] == [1, 1, 1]
-    assert len({tag["pair"] for tag in tags}) == 3
+    pairs = [{tag["pair"] for tag in group} for group in itertools.batched(tags, 4)]
+    assert [*map(len, pairs)] == [1, 1, 1] and len(set.union(*pairs)) == 3
 
 
-def test_users_hooks_are_still_called(server: str, store: dict[str, Any]) -> None:
+def test_users_hooks_are_still_called(server: str) -> None:
+    """Before the tag is made, of the task as it was."""
     hooks = Hooks()
-    create(server, hooks=hooks)
-    assert len(hooks.seen) == 12
-    assert all(set(seen) == {"task", "variation"} for seen in hooks.seen)
-    for rollout in store.values():
-        assert rollout.input["from"] == "hook"
-        assert rollout.metadata.mine == 1
-        assert set(rollout.metadata.empo2) == {"rollout_mode", "update_mode", "scope", "read_only", "teaches", "step"}
+    rollouts = create(server, hooks=hooks, memory_probability=0.0)
+    assert [set(seen) for seen in hooks.seen] == [{"task", "variation"}] * 12
+    for rollout, task in zip(rollouts, hooks.seen, strict=True):
+        assert (rollout.input["from"], rollout.metadata.mine) == ("hook", 1)
+        assert rollout.metadata.empo2 == tag_of(NO_MEMORY, task, 7)
 
 
-def test_each_validation_task_is_played_without_and_with_memory(server: str, store: dict[str, Any]) -> None:
-    create(server, is_train=False, validate_with_memory=True, memory_probability=0.0)
-    rollouts = list(store.values())
+def test_each_validation_task_is_played_without_and_with_memory(server: str) -> None:
+    rollouts = create(server, is_train=False, with_memory=True, memory_probability=0.0)
     assert [rollout.input["variation"] for rollout in rollouts] == [0, 0, 5, 5, 1, 1]
     assert not any(hasattr(rollout.metadata, "empo2") for rollout in rollouts[::2])
     for rollout in rollouts[1::2]:
-        scope = scope_of(rollout.input, ["task", "variation"])
-        expected = {**ON_POLICY.model_dump(), "scope": scope, "read_only": True, "teaches": False, "step": 7}
-        assert rollout.metadata.empo2 == expected
+        assert rollout.metadata.empo2 == tag_of(ON_POLICY, rollout.input, 7, read_only=True)
     for name, is_train, count in (("empo2", False, 3), ("grpo", False, 3), ("grpo", True, 12)):
-        store.clear()
-        create(server, is_train=is_train, validate_with_memory=name == "grpo", name=name, memory_probability=1.0)
-        assert len(store) == count and not any(hasattr(rollout.metadata, "empo2") for rollout in store.values())
+        rollouts = create(server, is_train=is_train, with_memory=name == "grpo", name=name, memory_probability=1.0)
+        assert len(rollouts) == count and not any(hasattr(rollout.metadata, "empo2") for rollout in rollouts)

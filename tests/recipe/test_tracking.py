@@ -13,13 +13,6 @@ from empo2.recipe.trainer.verl_config import build_verl_config
 STEPS = {1: {"training/return": 0.25, "val/return": 1.0}, 2: {"training/return": -3.5}}
 
 
-def config_of(folder: Path, *loggers: str) -> dict[str, Any]:
-    settings = load_settings("cpu", [f"run.loggers=[{', '.join(loggers)}]"])
-    config = build_verl_config(settings, model_path="m", run_directory=folder, gateway_url="", gateway_key="")
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    return values
-
-
 @pytest.mark.stack
 @pytest.mark.usefixtures("offline_wandb")
 def test_tensorboard_and_wandb_write_to_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +27,9 @@ def test_tensorboard_and_wandb_write_to_the_runs_folder(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path / "elsewhere")
     run = tmp_path / "run"
     run.mkdir()
-    config = config_of(run, "tensorboard", "wandb")
+    settings = load_settings("cpu", ["run.loggers=[tensorboard, wandb]"])
+    made = build_verl_config(settings, model_path="m", run_directory=run, gateway_url="", gateway_key="")
+    config: Any = OmegaConf.to_container(made, resolve=True)
     trainer = config["trainer"]
     assert (trainer["project_name"], trainer["experiment_name"]) == ("empo2", "run")
     tracking = RunTracking("empo2", "run", default_backend=trainer["logger"], config=config)

@@ -15,7 +15,6 @@ import pytest
 import torch
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
 from agentlightning.verl.per_rollout_loss import normalize_advantages_by_rollout
-from agentlightning.verl.rollout_level_advantage import compute_rollout_level_advantage
 from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
 from omegaconf import OmegaConf
 from verl import DataProto
@@ -30,10 +29,10 @@ from empo2.recipe.trainer.compat.agentlightning import (
     count_mini_batches_in_rows,
     use_given_advantages,
 )
-from empo2.recipe.trainer.row_text import episode_record, recorded_row
+from empo2.recipe.trainer.row_text import episode_record
 from empo2.recipe.trainer.rows import add_masks, distill, set_advantages
 from empo2.recipe.trainer.shown_rollouts import call_rows
-from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, StepResults
+from empo2.recipe.trainer.step_results import DroppedRollout, StepResults
 from empo2.recipe.trainer.trainer import Empo2Trainer
 
 from .rollout_events import adapted, recorded, request, rollout_of
@@ -43,8 +42,8 @@ ALGORITHM = load_settings("cpu").algorithm
 NO_MEMORY, ON_POLICY, OFF_POLICY = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
 
 
-def played(returns: dict[str, float], mode: Mode | None = None) -> list[CompletedRollout]:
-    """One-turn rollouts named by their group and number, with replies of different lengths."""
+def played(returns: dict[str, float], mode: Mode | None = None, states: str = "") -> list[CompletedRollout]:
+    """One-turn rollouts named by their group and number, with replies of different lengths, begun in these states."""
     generator = np.random.default_rng(0)
     rollouts = []
     for number, (name, value) in enumerate(returns.items()):
@@ -52,24 +51,20 @@ def played(returns: dict[str, float], mode: Mode | None = None) -> list[Complete
         prompt = [100, 101, 102]
         events = [
             request(prompt, range(size), generator.uniform(-4, 0, size).tolist()),
-            recorded(prompt, tip_free_prompt_token_ids=prompt),
+            recorded(prompt, tip_free_prompt_token_ids=prompt, observation=states[number : number + 1]),
         ]
-        own = {"data_id": name.rsplit("-", 1)[0], "sample_idx_in_step": number, "final_reward": value}
+        group, index = name.split("-")
+        own = {"data_id": group, "sample_idx_in_step": int(index), "final_reward": value}
         rollouts.append(rollout_of(name, events, mode, **own))
     return rollouts
 
 
-def train_on(rollouts: list[CompletedRollout]) -> tuple[list[CompletedRollout], StepResults]:
+def rows_of(rollouts: list[CompletedRollout]) -> tuple[Any, StepResults]:
+    """The rows of a step with their advantages."""
     results = StepResults()
-    return [results.train(rollout, None, PROMPT) for rollout in rollouts], results
-
-
-def results_of(returns: dict[str, float], mode: Mode = NO_MEMORY) -> dict[str, RolloutResult]:
-    return {name: RolloutResult(name.rsplit("-", 1)[0], mode, value) for name, value in returns.items()}
-
-
-def compared(batch: DataProto, results: dict[str, RolloutResult]) -> None:
-    set_advantages(batch, results, rollout_advantages(results, ALGORITHM))
+    batch, _ = adapted([results.train(rollout) for rollout in rollouts], PROMPT, RESPONSE)
+    set_advantages(batch, results.kept, rollout_advantages(results.kept, ALGORITHM))
+    return batch, results
 
 
 # Rows
@@ -84,123 +79,33 @@ class Words:
 
 def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
     """Of two groups with an advantage the off-policy one; the update says which of its tokens it masked."""
-    returns = {"g-0": 1.0, "g-1": 2.0, "h-2": 3.0, "h-3": 4.0}
-    batch, _ = adapted(train_on(played(returns))[0], PROMPT, RESPONSE)
-    results = results_of(returns) | results_of({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)
-    results["h-2"] = replace(results["h-2"], tips=(7, 5), task={"room": "den", "api_key": "hush-hush"})
-    compared(batch, results)
+    rollouts = [*played({"g-0": 1.0, "g-1": 2.0}), *played({"h-2": 3.0, "h-3": 4.0}, OFF_POLICY)]
+    rollouts[2].input = {"room": "den", "api_key": "hush-hush"}
+    rollouts[2].events[1]["data"]["tip_ids"] = [7, 5]
+    batch, results = rows_of(rollouts)
     assert batch.batch["off_policy"].tolist() == [False, False, True, True]
     size = int(batch.batch["response_mask"][2].sum())
     assert size >= 3  # of h-2's reply, which played() draws
     batch.batch["returns"] = batch.batch[GIVEN_ADVANTAGES]  # as before an update
-
-    row = recorded_row(batch, results)
-    masked = torch.arange(RESPONSE) == 1
-    record = episode_record(3, batch, row, results, masked, Words())
+    masked, known = torch.zeros(4, RESPONSE, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
+    masked[2, 1] = True
     rest = "".join(f"{token} " for token in range(2, size))
-    assert record["spans"] == [
-        ["read", "100 101 102 ", 3],
-        ["trained", "0 ", 1],
-        ["masked", "1 ", 1],
-        ["trained", rest, size - 2],
-    ]
-    assert (record["step"], record["mode"], record["return"], record["tips"]) == (3, "memory, off-policy", 3.0, [7, 5])
-    assert (row, record["rollout"]) == (2, "h-2")
-    assert record["task"] == {"room": "den", "api_key": "(secret, left out)"}
-    assert record["advantage"] == pytest.approx(rollout_advantages(results, ALGORITHM)["h-2"], rel=1e-5)
-    assert (record["mask_known"], record["cut"]) == (True, False)
-
-    record = episode_record(3, batch, row, results, None, Words())
+    advantage = rollout_advantages(results.kept, ALGORITHM)["h-2"]
+    assert episode_record(3, batch, results.kept, masked, known, Words()) == {
+        "step": 3,
+        "rollout": "h-2",
+        "mode": "memory, off-policy",
+        "task": {"room": "den", "api_key": "(secret, left out)"},
+        "return": 3.0,
+        "advantage": pytest.approx(advantage, rel=1e-5),
+        "tips": [7, 5],
+        "mask_known": True,
+        "cut": False,
+        "spans": [["read", "100 101 102 ", 3], ["trained", "0 ", 1], ["masked", "1 ", 1], ["trained", rest, size - 2]],
+    }
+    record = episode_record(3, batch, results.kept, masked, ~known, Words())
     assert record["mask_known"] is False
     assert [span[0] for span in record["spans"]] == ["read", "trained"]
-
-    on_policy = results_of(returns)
-    record = episode_record(3, batch, recorded_row(batch, on_policy), on_policy, masked & False, Words())
-    assert (record["mode"], record["mask_known"]) == ("no memory", True)
-
-
-def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The update hands over which tokens it masked; of a row that it left out nothing is known."""
-    trainer = trainer_of(in_groups(8), monkeypatch, mode=OFF_POLICY)
-    trainer.config.empo2 = {"run_directory": str(tmp_path)}
-    batch, _ = trainer._rollout(DataProto(), is_train=True)
-    batch = normalised(batch)
-    trainer.tokenizer = Words()
-    trainer.config.empo2 = None
-    trainer._update_actor(batch)  # in a script of the user's own, without a run's folder
-    trainer.config.empo2 = {"run_directory": str(tmp_path)}
-    for trainer.global_steps in (7, 8):
-        trainer._update_actor(batch)
-    real = trainer.trained.batch["token_weight"] > 0  # a filler is a copy of the first row
-    assert sorted(trainer.trained.batch["first_index"][real].tolist()) == [*range(0, 8 * RESPONSE, RESPONSE)]
-    trainer.config.actor_rollout_ref.actor.use_kl_loss = False
-    batch.batch["advantages"][:] = 0.0  # all rows but the first one of an update are left out
-    batch.batch["returns"][0] = 0.0  # so that another row is recorded
-    trainer._update_actor(batch)
-    # The gateway is told of all rollouts, whose traces get it; of the eight rows two were updated in the end.
-    (step, first), *_, (_, last) = trainer.told
-    assert step == 7 and {each.rollout_id for each in first} == set(batch.non_tensor_batch["rollout_id_list"])
-    assert sorted(each.masked_tokens for each in first) == [0] * 7 + [1]
-    sums = (batch.batch["returns"] * batch.batch["response_mask"]).sum(-1) / batch.batch["response_mask"].sum(-1)
-    advantages = dict(zip(batch.non_tensor_batch["rollout_id_list"], sums.tolist(), strict=True))
-    assert {each.rollout_id: each.advantage for each in last} == pytest.approx(advantages)
-    assert [each.masked_tokens for each in last].count(None) == 7 and all(each.off_policy for each in last)
-    records = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == [7, 8, 8]
-    assert [span[0] for span in records[0]["spans"]] == ["read", "masked", "trained"] and records[0]["advantage"] != 0
-    assert [record["mask_known"] for record in records] == [True, True, False]
-    trainer._write_rollouts()
-    calls = [read_calls(tmp_path / "rollouts", rollout)[0] for rollout in in_groups(8)]
-    assert all(call["trained"] and all(call["trained"]) for call in calls)
-    assert [call["masked"] and call["masked"][0] for call in calls] == [True, *[None] * 7]  # the last update left 7 out
-
-
-def test_each_step_leaves_its_rollouts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With what became of them: trained, dropped, or without any that can be used; also where the update fails."""
-    returns = {"g-0": 1.0, "g-1": 3.0}
-    trainer = trainer_of(returns, monkeypatch, mode=ON_POLICY)
-    trainer.config.empo2 = {"run_directory": str(tmp_path)}
-    trainer._manager.played = [*played(returns), *played({"h-2": 2.0})]
-    trainer._results.drop(trainer._manager.played[2], "alone_in_group")
-
-    def step(self: Any, *_: Any) -> None:
-        self._rollout(DataProto(), is_train=True)
-        assert self._manager.played == []
-        raise RuntimeError("CUDA out of memory")  # of an update
-
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", step)
-    with pytest.raises(RuntimeError, match="CUDA"):
-        trainer._train_step({}, False)
-    folder = tmp_path / "rollouts"
-    found = {each.id: each for each in read_rollouts(folder)}
-    assert [(each.step, each.dropped, each.return_) for each in found.values()] == [
-        (7, None, 1.0),
-        (7, None, 3.0),
-        (7, "alone_in_group", 2.0),
-    ]
-    assert [found[name].advantage for name in returns] == pytest.approx([-0.7071, 0.7071], rel=1e-3)
-
-    def unusable(*_: Any) -> None:
-        raise NoUsableRollouts("none")
-
-    trainer.global_steps = 8
-    trainer._manager.played = played({"h-0": 4.0})
-    trainer._manager.results.drop(trainer._manager.played[0], "alone_in_group")
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", unusable)
-    with pytest.raises(NoUsableRollouts):
-        trainer._train_step({}, False)
-    (last,) = read_rollouts(folder, step=8)
-    assert (last.id, last.dropped) == ("h-0", "alone_in_group")
-
-    trainer._manager.played = played({"i-0": 4.0})
-    folder.rename(tmp_path / "before")
-    folder.write_text("no folder")
-    trainer._note_rollouts("validation", {})
-    trainer._write_rollouts()  # the run goes on
-    said = capsys.readouterr().out
-    assert "empo2: note: step 8: WARNING: its rollouts are not kept: " in said
 
 
 def test_masks_are_kept_by_call(tmp_path: Path) -> None:
@@ -215,8 +120,7 @@ def test_masks_are_kept_by_call(tmp_path: Path) -> None:
         event for ids, reply in turns for event in (request(ids, reply), recorded(ids, tip_free_prompt_token_ids=ids))
     ]
     episodes = [rollout_of(name, events, OFF_POLICY, final_reward=float(name[1])) for name in ("g1", "g2")]
-    prepared, results = train_on(episodes)
-    batch, _ = adapted(prepared, PROMPT, RESPONSE)
+    batch, results = rows_of(episodes)
     assert batch.non_tensor_batch["rollout_id_list"].tolist() == ["g1", "g1", "g2", "g2"]
     rows = call_rows(episodes, results, 1, "training", {}, tmp_path / "none")
     masked = torch.zeros(4, RESPONSE, dtype=torch.bool)
@@ -234,43 +138,11 @@ def test_masks_are_kept_by_call(tmp_path: Path) -> None:
     assert [call["masked"] for call in read_calls(tmp_path / "rollouts", "g2")] == [None, None, [no, no], None]
 
 
-def test_off_policy_episode_is_one_row() -> None:
-    """Three turns whose tips are the tokens from 900 on: one tip-free prompt, vLLM's log-probs taken with the tips."""
-    turns = [
-        # sent, without tips, reply, log-probs
-        ([1, 900, 2], [1, 2], [10, 11], [-0.1, -0.2]),
-        ([1, 900, 2, 10, 11, 901, 3], [1, 2, 10, 11, 3], [12], [-0.3]),
-        ([1, 900, 2, 10, 11, 901, 3, 12, 4], [1, 2, 10, 11, 3, 12, 4], [13], [-0.4]),
-    ]
-
-    events = []
-    for sent, free, reply, log_probs in turns:
-        events += [request(sent, reply, log_probs), recorded(sent, tip_free_prompt_token_ids=free)]
-    episodes = [
-        rollout_of(name, events, OFF_POLICY if name[0] == "g" else ON_POLICY, data_id=name[0], final_reward=value)
-        for name, value in {"g1": 1.0, "g2": 2.0, "h1": 3.0, "h2": 4.0}.items()
-    ]
-    prepared, results = train_on(episodes)
-    rows, _ = adapted(prepared, PROMPT, RESPONSE)
-    compared(rows, results.kept)
-    assert rows.non_tensor_batch["rollout_id_list"].tolist() == ["g1", "g2", "h1", "h2"]
-    assert rows.batch["off_policy"].tolist() == [True, True, False, False]
-    ids, mask = rows.batch["input_ids"], rows.batch["attention_mask"].bool()
-    assert ids[0][mask[0]].tolist() == [1, 2, 10, 11, 3, 12, 4, 13]
-    assert ids[2][mask[2]].tolist() == [1, 900, 2, 10, 11, 901, 3, 12, 4, 13]
-    assert rows.batch["response_mask"][0].tolist() == [1, 1, 0, 1, 0, 1, 0, 0]
-    assert rows.batch["response_mask"][2].tolist() == [1, 1, 0, 0, 1, 0, 1, 0]
-    for row in range(4):
-        trained = rows.batch["response_mask"][row].bool()
-        assert rows.batch["responses"][row][trained].tolist() == [10, 11, 12, 13]
-        assert rows.batch["rollout_log_probs"][row][trained].tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
-
-
-def test_each_token_has_its_own_teacher_in_whatever_row_it_lies() -> None:
-    """Of each sampled token the likeliest are itself and one a hundred higher, so that nothing can be confused.
+def test_rows_without_tips_and_the_teacher_of_each_token() -> None:
+    """Tips are the tokens from 900 on. The likeliest tokens of a sampled one are itself and one a hundred higher.
 
     Turns merge, a rewritten history opens a row, a request was sent again, a turn has no tip-free prompt, a row is cut,
-    a call has no teacher.
+    a call has no teacher. On-policy rollouts of the same calls keep their tips.
     """
     turns = [
         # sent, without tips, reply
@@ -293,28 +165,38 @@ def test_each_token_has_its_own_teacher_in_whatever_row_it_lies() -> None:
             recorded(sent, **known, **({} if number == 7 else tops)),
         ]
     rollouts = [
-        rollout_of(name, events, OFF_POLICY, data_id="g", final_reward=value)
-        for name, value in {"a": 0, "b": 2}.items()
+        rollout_of(name, of_rollout, mode, data_id="g" if name in "abcd" else "h", final_reward=value)
+        for name, of_rollout, mode, value in (
+            *(("a", events, OFF_POLICY, 0.0), ("b", events, OFF_POLICY, 2.0)),
+            *(("c", events[:2], NO_MEMORY, 1.0), ("d", events[:2], NO_MEMORY, -1.0)),
+            *(("e", events[:8], ON_POLICY, 1.0), ("f", events[:8], ON_POLICY, -1.0)),
+        )
     ]
-    without = [
-        rollout_of(n, events[:2], NO_MEMORY, data_id="g", final_reward=v) for n, v in {"c": 1.0, "d": -1.0}.items()
-    ]
-    prepared, results = train_on([*rollouts, *without])
-    batch, _ = adapted(prepared, PROMPT, RESPONSE)
-    compared(batch, results.kept)
-    assert batch.non_tensor_batch["rollout_id_list"].tolist() == [*"aaaabbbbcd"]
-    chosen = worth_imitating(results.kept, ALGORITHM)
-    metrics = distill(batch, chosen, rollouts, PROMPT)
+    batch, results = rows_of(rollouts)
+    assert batch.non_tensor_batch["rollout_id_list"].tolist() == [*"aaaabbbbcdef"]
+    assert batch.batch["off_policy"].tolist() == [True] * 8 + [False] * 4
+    assert batch.batch["memory"].tolist() == [True] * 8 + [False] * 2 + [True] * 2
+    mask = batch.batch["response_mask"].bool()
+    for row, ids, trained in (
+        (0, [1, 2, 10, 11, 3, 13, 4, 14, 15], [1, 1, 0, 1, 0, 1, 1, 0]),
+        (10, [1, 900, 2, 10, 11, 901, 3, 13, 4, 14, 15], [1, 1, 0, 0, 1, 0, 1, 1]),
+    ):
+        assert batch.batch["input_ids"][row][batch.batch["attention_mask"][row].bool()].tolist() == ids
+        assert mask[row].tolist() == trained
+        assert batch.batch["responses"][row][mask[row]].tolist() == [10, 11, 13, 14, 15]
+        log_probs = batch.batch["rollout_log_probs"][row][mask[row]].tolist()
+        assert log_probs == pytest.approx([-0.1, -0.11, -0.13, -0.14, -0.15])  # taken with the tips
+
+    metrics = distill(batch, worth_imitating(results.kept, ALGORITHM), results)
     assert metrics == {"empo2/distilled_rows": 4, "empo2/untaught_tokens": 1}
-    assert batch.batch["distilled"].tolist() == [False] * 4 + [True] * 4 + [False] * 2
-    assert batch.batch["memory"].tolist() == [True] * 8 + [False] * 2
+    assert batch.batch["distilled"].tolist() == [False] * 4 + [True] * 4 + [False] * 4
     assert not batch.batch[GIVEN_ADVANTAGES][:8].any() and batch.batch[GIVEN_ADVANTAGES][8:].any()
     taught = []
-    for row in range(10):
+    for row in range(12):
         for token in range(RESPONSE):
             ids, log_probs = (batch.batch[name][row, token] for name in ("teacher_tokens", "teacher_log_probs"))
             sampled = int(batch.batch["responses"][row, token])
-            if row not in range(4, 8) or not batch.batch["response_mask"][row, token] or sampled == 28:
+            if row not in range(4, 8) or not mask[row, token] or sampled == 28:
                 assert not log_probs.isfinite().any()
                 continue
             taught.append(sampled)
@@ -324,61 +206,36 @@ def test_each_token_has_its_own_teacher_in_whatever_row_it_lies() -> None:
     assert taught == [10, 11, 13, 14, 15, 16, *range(18, 26)]
 
 
-def test_a_step_in_which_all_with_tips_succeed_is_distilled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its advantages are 0, and yet it has a gradient; without distillation it has none."""
-    returns = {"g-0": 100.0, "g-1": 100.0}
-    for loss, flat in (("ratio", 1.0), ("distillation", 0.0)):
-        trainer = trainer_of(returns, monkeypatch, mode=OFF_POLICY)
-        trainer._settings = load_settings("gpu", [f"algorithm.off_policy_loss={loss}"])
-        batch, metrics = trainer._rollout(DataProto(), is_train=True)
-        assert metrics["empo2/groups_without_gradient"] == flat
-        assert metrics.get("empo2/distilled_rows") == (None if flat else 2)
-        assert ("teacher_log_probs" in batch.batch) is (not flat)
-        reply = int(batch.batch["response_mask"].sum())
-        assert metrics.get("empo2/untaught_tokens") == (None if flat else reply)  # played() records no likeliest tokens
-
-
 # The trainer's own overrides, without Ray
 
 
 def configuration(**agentlightning: Any) -> Any:
+    aggregator = {"trajectory_max_prompt_length": PROMPT}
+    actor = {"ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 3, "use_kl_loss": True, "entropy_coeff": 0.0}
+    rollout, ref = {"n": 8, "log_prob_micro_batch_size_per_gpu": 2}, {"log_prob_micro_batch_size_per_gpu": None}
     return OmegaConf.create(
         {
-            "agentlightning": {
-                "max_ppo_update_times": None,
-                "trace_aggregator": {"trajectory_max_prompt_length": PROMPT},
-                **agentlightning,
-            },
+            "agentlightning": {"max_ppo_update_times": None, "trace_aggregator": aggregator, **agentlightning},
             "trainer": {"balance_batch": True},
-            "actor_rollout_ref": {
-                "rollout": {"n": 8, "log_prob_micro_batch_size_per_gpu": 2},
-                "ref": {"log_prob_micro_batch_size_per_gpu": None},
-                "actor": {
-                    "ppo_mini_batch_size": 2,
-                    "ppo_micro_batch_size_per_gpu": 3,
-                    "use_kl_loss": True,
-                    "entropy_coeff": 0.0,
-                },
-            },
+            "actor_rollout_ref": {"rollout": rollout, "ref": ref, "actor": actor},
         }
     )
 
 
-def trainer_of(
-    returns: dict[str, float], monkeypatch: pytest.MonkeyPatch, *, mode: Mode = NO_MEMORY, gpus: int = 1
-) -> Any:
+def trainer_of(rollouts: list[CompletedRollout], monkeypatch: pytest.MonkeyPatch, *settings: str, gpus: int = 1) -> Any:
     """A trainer whose agent-lightning returns these rollouts, and whose verl notes what it is given to train on."""
     trainer: Any = object.__new__(Empo2Trainer)
     trainer.config = configuration()
     trainer._group_size = count_mini_batches_in_rows(trainer.config)
-    trainer._settings = load_settings("gpu", ["algorithm.updates_per_step=2"])
+    trainer._settings = load_settings("gpu", ["algorithm.updates_per_step=2", *settings])
     trainer.global_steps, trainer.is_async, trainer._unwritten = 7, False, []
-    trainer.resource_pool_manager = type("Pool", (), {"get_n_gpus": lambda self: gpus})()
-    rollouts = played(returns, mode)
-    prepared, results = train_on(rollouts)
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: gpus)
+    results = StepResults()
+    prepared = [results.train(rollout) for rollout in rollouts]
     trainer._manager = SimpleNamespace(results=results, metrics={"empo2/calls": 3}, played=rollouts)
     trainer.told = []
     trainer._gateway = SimpleNamespace(updated=lambda step, results: trainer.told.append((step, results)))
+    trainer.tokenizer = Words()
     trainer.sums = {
         "trained_tokens": [10.0, 30.0],
         "pg_clipfrac": [1.0, 3.0],
@@ -391,9 +248,6 @@ def trainer_of(
         "log_ppl_gap": [1.0, 7.0],
         "masked_at": [0, 0],
     }
-
-    def rollout(self: Any, gen_batch: DataProto, is_train: bool) -> tuple[DataProto, dict[str, Any]]:
-        return adapted(prepared, PROMPT, RESPONSE)
 
     def update(self: Any, batch: DataProto) -> DataProto:
         trainer.trained, trainer.mini_batch = batch, self.config.actor_rollout_ref.actor.ppo_mini_batch_size
@@ -408,11 +262,15 @@ def trainer_of(
     upstream = AgentLightningRayPPOTrainer
     monkeypatch.setattr(agl_trainer, "compute_rollout_level_advantage", None)
     use_given_advantages()
-    monkeypatch.setattr(upstream, "_rollout", rollout)
+    monkeypatch.setattr(upstream, "_rollout", lambda *_: adapted(prepared, PROMPT, RESPONSE))
     monkeypatch.setattr(upstream, "_update_actor", update)
     monkeypatch.setattr(upstream, "_compute_old_log_prob", forward)
     monkeypatch.setattr(upstream, "_compute_ref_log_prob", lambda self, batch: forward(self, batch)[0])
     return trainer
+
+
+def rollout(trainer: Any) -> tuple[DataProto, dict[str, Any]]:
+    return trainer._rollout(DataProto(), True)
 
 
 def in_groups(count: int) -> dict[str, float]:
@@ -422,11 +280,8 @@ def in_groups(count: int) -> dict[str, float]:
 
 def normalised(batch: DataProto) -> DataProto:
     """What ``_train_step`` does between the rollouts and the update."""
-    batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
-    batch.non_tensor_batch["uid"] = batch.non_tensor_batch["data_id_list"]
-    batch, _ = agl_trainer.compute_rollout_level_advantage(
-        batch, adv_estimator="grpo", gamma=1.0, lam=1.0, num_repeat=1, norm_adv_by_std_in_grpo=True
-    )
+    given: Any = agl_trainer.compute_rollout_level_advantage
+    batch, _ = given(batch)
     batch.batch["advantages"] = normalize_advantages_by_rollout(
         batch.batch["advantages"],
         batch.batch["response_mask"],
@@ -446,31 +301,10 @@ def test_upstream_drops_and_orders_no_row() -> None:
         count_mini_batches_in_rows(configuration(max_ppo_update_times=3))
 
 
-@pytest.mark.parametrize("by_std", [True, False])
-def test_advantages_are_those_of_verls_grpo(monkeypatch: pytest.MonkeyPatch, by_std: bool) -> None:
-    """Whatever ``_train_step`` asks for, it gets the advantages that the batch brings: the same as verl's here."""
-    algorithm = ALGORITHM.model_copy(update={"normalize_by_std": by_std})
-    returns = in_groups(16)
-    batch, _ = adapted(train_on(played(returns))[0], PROMPT, RESPONSE)
-    results = results_of(returns)
-    set_advantages(batch, results, rollout_advantages(results, algorithm))
-    batch.batch["token_level_rewards"] = torch.zeros(16, RESPONSE)  # float32: the adapter's bfloat16 has three digits
-    batch.batch["token_level_rewards"][:, 0] = torch.tensor([0.01 * value for value in returns.values()])
-    batch.non_tensor_batch["uid"] = batch.non_tensor_batch["data_id_list"]
-    asked: dict[str, Any] = {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "num_repeat": 1}
-    verls, _ = compute_rollout_level_advantage(batch.select_idxs([*range(16)]), **asked, norm_adv_by_std_in_grpo=by_std)
-    monkeypatch.setattr(agl_trainer, "compute_rollout_level_advantage", compute_rollout_level_advantage)
-    use_given_advantages()
-    ours, _ = agl_trainer.compute_rollout_level_advantage(batch, **asked)
-    assert ours.batch["advantages"].abs().sum() > 1
-    np.testing.assert_allclose(ours.batch["advantages"], verls.batch["advantages"], rtol=1e-4, atol=1e-6)
-    assert "given_advantages" not in ours.batch
-
-
 def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """And turns the sums of the loss into means: a mean of fractions would weigh a token by its neighbours' number."""
-    trainer = trainer_of(in_groups(31), monkeypatch, gpus=2)
-    batch, metrics = trainer._rollout(DataProto(), is_train=True)
+    trainer = trainer_of(played(in_groups(31)), monkeypatch, gpus=2)
+    batch, metrics = rollout(trainer)
     assert capsys.readouterr().out.splitlines()[-1] == "step 7: training on 31 rollouts in 31 rows"
     assert len(batch) == 31  # nothing but real rows, in whatever upstream makes of them
     assert metrics["empo2/off_policy_rows"] == metrics["empo2/reply_tokens_lost"] == 0
@@ -481,106 +315,116 @@ def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert (trainer.mini_batch, len(trainer.trained)) == (18, 36)
     assert trainer.trained.batch["response_mask"].any(-1).sum() == 31
     assert trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size == 1  # the next step starts anew
-    means = {"actor/pg_clipfrac": [0.1], "actor/ppo_kl": [0.1], "actor/pg_clipfrac_lower": [0.0]}
-    # What vLLM and trainer disagree by is of the first update alone, since later ones see another policy.
-    rest = {"empo2/masked_token_fraction": [0.25], "rollout_corr/log_ppl_abs_diff": [0.25], "empo2/updates": [2]}
-    rest |= {"empo2/disagreeing_rows": [3]}
-    assert output.meta_info["metrics"] == means | rest
+    assert output.meta_info["metrics"] == {
+        "actor/pg_clipfrac": [0.1],
+        "actor/ppo_kl": [0.1],
+        "actor/pg_clipfrac_lower": [0.0],
+        "empo2/masked_token_fraction": [0.25],
+        # What vLLM and trainer disagree by is of the first update alone, since later ones see another policy.
+        "rollout_corr/log_ppl_abs_diff": [0.25],
+        "empo2/updates": [2],
+        "empo2/disagreeing_rows": [3],
+    }
     trainer.sums["compared_rows"] = [0, 4]  # of an off-policy step, where there is nothing to compare
     assert "rollout_corr/log_ppl_abs_diff" not in trainer._update_actor(batch).meta_info["metrics"]
 
 
-def test_old_log_probs_of_off_policy_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tips and all as vLLM sampled them (the paper's tables); or the tip-free policy's own (its Algorithm 1).
+def test_old_and_reference_log_probs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off-policy: as vLLM sampled, with tips (the paper's tables); or the tip-free policy's own (its Algorithm 1).
 
-    Those of on-policy rows are vLLM's either way.
+    Those of on-policy rows are vLLM's either way. 14 or 15 rows on four GPUs in micro-batches of two.
     """
-    trainer = trainer_of(in_groups(15), monkeypatch, mode=OFF_POLICY, gpus=4)
-    batch, _ = trainer._rollout(DataProto(), is_train=True)
+    trainer = trainer_of(played(in_groups(15), OFF_POLICY), monkeypatch, gpus=4)
+    batch, _ = rollout(trainer)
     kept = batch.batch["rollout_log_probs"].clone()
     assert (kept[batch.batch["response_mask"] == 1] < 0).all()
     assert trainer._compute_old_log_prob(batch)[0].batch["old_log_probs"].tolist() == kept.tolist()
+    own = -batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5  # as forward() gives
+    assert trainer._compute_ref_log_prob(batch).batch["ref_log_prob"].tolist() == own.tolist()
+    assert len(trainer.forwarded) == 16
 
     trainer._settings = load_settings("gpu", ["algorithm.off_policy_old_log_probs=tip-free"])
     batch.batch["off_policy"][3] = False
     old, flops = trainer._compute_old_log_prob(batch)
-    want = -batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5
-    want[3] = kept[3]
-    assert flops == 12.5
-    assert old.batch["old_log_probs"].tolist() == want.tolist()
+    own[3] = kept[3]
+    assert (old.batch["old_log_probs"].tolist(), flops) == (own.tolist(), 12.5)
     assert batch.batch["rollout_log_probs"].tolist() == kept.tolist()
-    # 14 rows on four GPUs in micro-batches of two.
-    assert len(trainer.forwarded) == 16
-    assert trainer.forwarded.batch["response_mask"].any(-1).sum() == 14
+    assert (len(trainer.forwarded), trainer.forwarded.batch["response_mask"].any(-1).sum()) == (16, 14)
 
     batch.batch["off_policy"][:] = False
     old, flops = trainer._compute_old_log_prob(batch)
     assert (old.batch["old_log_probs"].tolist(), flops) == (kept.tolist(), 0)
 
 
-def test_reference_log_probs_of_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = trainer_of(in_groups(15), monkeypatch, gpus=4)
-    batch, _ = trainer._rollout(DataProto(), is_train=True)
-    reference = trainer._compute_ref_log_prob(batch).batch["ref_log_prob"]
-    assert len(trainer.forwarded) == 16
-    assert reference.tolist() == (-batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5).tolist()
+@pytest.mark.parametrize(("loss", "flat"), [("ratio", 1.0), ("distillation", 0.0)])
+def test_a_step_in_which_all_with_tips_succeed_is_distilled(
+    monkeypatch: pytest.MonkeyPatch, loss: str, flat: float
+) -> None:
+    """Its advantages are 0, and yet it has a gradient; without distillation it has none."""
+    rollouts = played({"g-0": 100.0, "g-1": 100.0}, OFF_POLICY)
+    batch, metrics = rollout(trainer_of(rollouts, monkeypatch, f"algorithm.off_policy_loss={loss}"))
+    assert metrics["empo2/groups_without_gradient"] == flat
+    assert metrics.get("empo2/distilled_rows") == (None if flat else 2)
+    assert ("teacher_log_probs" in batch.batch) is (not flat)
+    reply = int(batch.batch["response_mask"].sum())
+    assert metrics.get("empo2/untaught_tokens") == (None if flat else reply)  # played() records no likeliest tokens
 
 
+@pytest.mark.parametrize(("states", "shared", "both"), [("aabc", 0.5, 2 * 0.70711), ("abcd", 0.0, 0.70711)])
 def test_turns_of_one_state_are_compared_with_gigpo(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], states: str, shared: float, both: float
 ) -> None:
     """Two groups of two one-turn rollouts; those of g began in one state: twice ±1/√2, those of h in two: once."""
-    returns = {"g-0": 10.0, "g-1": 50.0, "h-2": 30.0, "h-3": 90.0}
-    for states, shared, warned in (("aabc", 0.5, False), ("abcd", 0.0, True)):
-        trainer = trainer_of(returns, monkeypatch)
-        trainer._settings = load_settings("gpu", ["algorithm.advantage=gigpo"])
-        trainer.global_steps = 1
-        for rollout, state in zip(trainer._manager.played, states, strict=True):
-            rollout.events[1]["data"]["observation"] = state
-        batch, metrics = trainer._rollout(DataProto(), is_train=True)
-        assert (metrics["gigpo/shared_turns"], metrics["empo2/groups_without_gradient"]) == (shared, 0)
-        found = batch.batch["given_advantages"][:, 0].tolist()
-        once = 0.70711
-        both = 2 * once if shared else once
-        assert found == pytest.approx([-both, both, -once, once], rel=1e-3)
-        assert ("algorithm.advantage='gigpo'" in capsys.readouterr().out) == warned
+    rollouts = played({"g-0": 10.0, "g-1": 50.0, "h-2": 30.0, "h-3": 90.0}, NO_MEMORY, states)
+    trainer = trainer_of(rollouts, monkeypatch, "algorithm.advantage=gigpo")
+    trainer.global_steps = 1
+    batch, metrics = rollout(trainer)
+    assert (metrics["gigpo/shared_turns"], metrics["empo2/groups_without_gradient"]) == (shared, 0)
+    found = batch.batch[GIVEN_ADVANTAGES][:, 0].tolist()
+    assert found == pytest.approx([-both, both, -0.70711, 0.70711], rel=1e-3)
+    assert ("algorithm.advantage='gigpo'" in capsys.readouterr().out) == (not shared)
 
 
+@pytest.mark.parametrize(
+    ("step", "groups", "fraction", "spread"),
+    [
+        (1, {"a": [8.0, 8.0], "b": [8.0, 8.4], "c": [100.0, 100.0], "d": [8.0, 9.0]}, 0.75, None),
+        (1, {"a": [0.0, 0.25], "b": [0.5, 0.6]}, 1, "0.25"),
+        (2, {"a": [0.0, 0.25], "b": [0.5, 0.6]}, 1, None),
+        (1, {"a": [0.0, 0.0]}, 1, None),  # nothing that could be lost
+    ],
+)
 def test_groups_without_gradient_are_counted_and_the_first_step_without_any_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    step: int,
+    groups: dict[str, list[float]],
+    fraction: float,
+    spread: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Returns that are equal, differ by less than ScienceWorld's tolerance, all solve the task, and differ by more.
 
     Rewards of 0..1 with that tolerance: nothing would ever be learned, and nothing said.
     """
-
-    def without_gradient(step: int, **groups: list[float]) -> tuple[float, list[str]]:
-        returns = {f"{group}-{i}": value for group, pair in groups.items() for i, value in enumerate(pair)}
-        trainer = trainer_of(returns, monkeypatch)
-        trainer.global_steps = step
-        _, metrics = trainer._rollout(DataProto(), is_train=True)
-        said = [line for line in capsys.readouterr().out.splitlines() if "return_tolerance" in line]
-        return metrics["empo2/groups_without_gradient"], said
-
-    assert without_gradient(1, a=[8.0, 8.0], b=[8.0, 8.4], c=[100.0, 100.0], d=[8.0, 9.0]) == (0.75, [])
-    fraction, (line,) = without_gradient(1, a=[0.0, 0.25], b=[0.5, 0.6])
-    assert fraction == 1
-    assert line.startswith("step 1: WARNING: no group has a gradient: returns differ by up to 0.25 within a group")
-    assert "algorithm.return_tolerance=0.0025 of the range -100 to 100;" in line
-    assert without_gradient(2, a=[0.0, 0.25], b=[0.5, 0.6]) == (1, [])
-    assert without_gradient(1, a=[0.0, 0.0]) == (1, [])  # nothing that could be lost
+    returns = {f"{group}-{i}": value for group, pair in groups.items() for i, value in enumerate(pair)}
+    trainer = trainer_of(played(returns), monkeypatch)
+    trainer.global_steps = step
+    assert rollout(trainer)[1]["empo2/groups_without_gradient"] == fraction
+    said = [line for line in capsys.readouterr().out.splitlines() if "algorithm.return_tolerance=0.0025" in line]
+    want = f"step 1: WARNING: no group has a gradient: returns differ by up to {spread} within a group"
+    assert [line[: len(want)] for line in said] == ([want] if spread else [])
 
 
 def test_what_gets_no_gradient_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Replies beyond the row, requests that were sent again: a line in the run's output, not only a metric."""
     returns = in_groups(16)
-    trainer = trainer_of(returns, monkeypatch)
+    trainer = trainer_of(played(returns), monkeypatch)
     results, name = trainer._results, next(iter(returns))
     results.kept[name] = replace(results.kept[name], reply_tokens=500)
     for number in range(2):
         results.dropped[str(number)] = DroppedRollout("failed_by_agent", "", "", NO_MEMORY)
     results.left_out["repeated_calls"] = 3
-    batch, metrics = trainer._rollout(DataProto(), is_train=True)
+    batch, metrics = rollout(trainer)
     lost = metrics["empo2/reply_tokens_lost"]
     sampled = sum(result.reply_tokens for result in results.kept.values())
     assert lost == sampled - int(batch.batch["response_mask"].sum()) > 400
@@ -591,35 +435,111 @@ def test_what_gets_no_gradient_is_said(monkeypatch: pytest.MonkeyPatch, capsys: 
     )
 
 
+def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The update hands over which tokens it masked; of a row that it left out nothing is known."""
+    trainer = trainer_of(played(in_groups(8), OFF_POLICY), monkeypatch)
+    trainer.config.empo2 = {"run_directory": str(tmp_path)}
+    batch = normalised(rollout(trainer)[0])
+    trainer.config.empo2 = None
+    trainer._update_actor(batch)  # in a script of the user's own, without a run's folder
+    trainer.config.empo2 = {"run_directory": str(tmp_path)}
+    trainer._update_actor(batch)
+    real = trainer.trained.batch["token_weight"] > 0  # a filler is a copy of the first row
+    assert sorted(trainer.trained.batch["first_index"][real].tolist()) == [*range(0, 8 * RESPONSE, RESPONSE)]
+    trainer.global_steps, trainer.config.actor_rollout_ref.actor.use_kl_loss = 8, False
+    batch.batch["advantages"][:] = 0.0  # all rows but the first one of an update are left out
+    batch.batch["returns"][0] = 0.0  # so that another row is recorded
+    trainer._update_actor(batch)
+    # The gateway is told of all rollouts, whose traces get it; of the eight rows two were updated in the end.
+    (step, first), *_, (_, last) = trainer.told
+    assert step == 7 and {each.rollout_id for each in first} == set(batch.non_tensor_batch["rollout_id_list"])
+    assert sorted(each.masked_tokens for each in first) == [0] * 7 + [1]
+    sums = (batch.batch["returns"] * batch.batch["response_mask"]).sum(-1) / batch.batch["response_mask"].sum(-1)
+    advantages = dict(zip(batch.non_tensor_batch["rollout_id_list"], sums.tolist(), strict=True))
+    assert {each.rollout_id: each.advantage for each in last} == pytest.approx(advantages)
+    assert [each.masked_tokens for each in last].count(None) == 7 and all(each.off_policy for each in last)
+    records = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert [(record["step"], record["mask_known"]) for record in records] == [(7, True), (8, False)]
+    assert [span[0] for span in records[0]["spans"]] == ["read", "masked", "trained"] and records[0]["advantage"] != 0
+    trainer._write_rollouts()
+    calls = [read_calls(tmp_path / "rollouts", name)[0] for name in in_groups(8)]
+    assert all(call["trained"] and all(call["trained"]) for call in calls)
+    assert [call["masked"] and call["masked"][0] for call in calls] == [True, *[None] * 7]  # the last update left 7 out
+
+
+def test_each_step_leaves_its_rollouts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what became of them: trained, dropped, or without any that can be used; also where the update fails."""
+    rollouts = played({"g-0": 1.0, "g-1": 3.0, "h-2": 2.0}, ON_POLICY)
+    trainer = trainer_of(rollouts[:2], monkeypatch)
+    trainer.config.empo2 = {"run_directory": str(tmp_path)}
+
+    def plays(rollout: CompletedRollout) -> None:
+        trainer._manager.played = [*trainer._manager.played, rollout]
+        trainer._results.train(rollout)
+        trainer._results.drop(rollout, "alone_in_group")
+
+    def step(self: Any, *_: Any) -> None:
+        rollout(self)
+        assert self._manager.played == [] and not self._results.calls
+        raise RuntimeError("CUDA out of memory")  # of an update
+
+    plays(rollouts[2])
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", step)
+    with pytest.raises(RuntimeError, match="CUDA"):
+        trainer._train_step({}, False)
+    folder = tmp_path / "rollouts"
+    minus, half = (pytest.approx(sign * 0.7071, rel=1e-3) for sign in (-1, 1))
+    found = [(each.id, each.dropped, each.return_, each.advantage) for each in read_rollouts(folder, step=7)]
+    assert found[2] == ("h-2", "alone_in_group", 2.0, None)
+    assert found[1] == ("g-1", None, 3.0, half) and found[0] == ("g-0", None, 1.0, minus)
+
+    def unusable(*_: Any) -> None:
+        raise NoUsableRollouts("none")
+
+    trainer.global_steps = 8
+    plays(*played({"h-0": 4.0}))
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", unusable)
+    with pytest.raises(NoUsableRollouts):
+        trainer._train_step({}, False)
+    assert [(each.id, each.dropped) for each in read_rollouts(folder, step=8)] == [("h-0", "alone_in_group")]
+
+    folder.rename(tmp_path / "before")
+    folder.write_text("no folder")
+    plays(*played({"i-0": 4.0}))
+    trainer._note_rollouts("validation", {})
+    trainer._write_rollouts()  # the run goes on
+    assert "empo2: note: step 8: WARNING: its rollouts are not kept: " in capsys.readouterr().out
+
+
 def test_rollouts_that_outlive_their_step_are_not_lost_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step none of whose rollouts can be used is begun again, with those that still run; none of them is aborted."""
-    trainer = trainer_of(in_groups(16), monkeypatch)
+    trainer = trainer_of(played(in_groups(16)), monkeypatch)
     trainer.is_async, trainer._carry_over_rollouts = True, ["trained"]
     trainer._manager.carried_over = ["running"]
 
-    def rollout(self: Any, gen_batch: DataProto, is_train: bool) -> None:
+    def unusable(*_: Any) -> None:
         raise NoUsableRollouts("none")
 
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_rollout", rollout)
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_rollout", unusable)
     monkeypatch.delattr(AgentLightningRayPPOTrainer, "_abort_all_rollout_requests")
     with pytest.raises(NoUsableRollouts):
-        trainer._rollout(DataProto(), is_train=True)
+        rollout(trainer)
     assert trainer._carry_over_rollouts == ["running"]
 
 
 def test_rollouts_that_still_run_after_the_last_step_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = trainer_of(in_groups(16), monkeypatch)
+    trainer = trainer_of(played(in_groups(16)), monkeypatch)
     trainer.is_async, trainer.total_training_steps, dropped = True, 8, []
     trainer._manager.drop_carried_over = lambda: dropped.append(trainer.global_steps)
     kept = trainer._manager.results.kept
     for number, name in enumerate(kept):
         kept[name] = replace(kept[name], versions=[5, 6] if number < 4 else [6])
-    batch, metrics = trainer._rollout(DataProto(), is_train=True)
+    batch, metrics = rollout(trainer)
     assert (metrics["empo2/staleness_mean"], metrics["empo2/staleness_max"]) == (0.25, 1)
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", lambda *_: (metrics, normalised(batch)))
-    trainer._train_step({}, False)
-    assert dropped == []
-    batch.batch[GIVEN_ADVANTAGES] = batch.batch["advantages"]
-    trainer.global_steps = 8
-    trainer._train_step({}, False)
+    batch = normalised(batch)
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", lambda *_: (metrics, batch))
+    for trainer.global_steps in (7, 8):
+        trainer._train_step({}, False)
     assert dropped == [8]

@@ -1,15 +1,17 @@
-"""verl 0.8.0 with our engine, without a GPU, and without flash-attn.
+"""verl 0.8.0 with our engine, with a LoRA that is merged for vLLM, without a GPU, and without flash-attn.
 
 Loaded into every process that imports verl through ``VERL_USE_EXTERNAL_MODULES=empo2.recipe.trainer.compat.verl``,
 while ``verl/__init__.py`` runs and before any other verl module binds the names patched here. Each patch names
 the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fails when upstream fixes one.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,6 +118,50 @@ def push_unrounded_weights() -> None:
     model.convert_weight_keys = renamed
 
 
+def push_merged_lora() -> None:
+    """Copy the merged weights that verl pushes to vLLM with ``model.lora.merge``.
+
+    ``FSDPEngine.get_per_tensor_param`` merges the LoRA into the weights, takes references to them, and restores them in
+    place (``merged_lora_context``) before it reads the references: vLLM would get the weights without the LoRA.
+    verl 0.9.1 reads them inside the context (``_merged_lora_per_tensor_param``): this goes.
+    """
+    import verl.utils.fsdp_utils as fsdp_utils
+
+    renamed = fsdp_utils.normalize_peft_param_name  # called once, on the merged weights
+
+    def copied(params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: weight.detach().to("cpu", copy=True) for name, weight in renamed(params).items()}
+
+    fsdp_utils.normalize_peft_param_name = copied
+
+
+def keep_lora_trainable() -> None:
+    """Let a model's first forward pass be one without its LoRA, as the reference of the KL term is.
+
+    ``PeftModel.disable_adapter`` freezes the LoRA meanwhile, and FSDP2 (``FSDPParamGroup._init_mp_dtypes``) asks in the
+    first pass, once for all, which parameters are trained; then their gradients would keep bfloat16 and be refused.
+    verl computes old log-probs first, which the trainer here does not need. Stays with verl 0.9.1.
+    """
+    import verl.utils.fsdp_utils as fsdp_utils
+
+    apply = fsdp_utils.apply_fsdp2
+
+    @contextlib.contextmanager
+    def without_lora(model: Any, disable: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+        with disable():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.requires_grad_(True)
+            yield
+
+    def applied(model: Any, *args: Any, **kwargs: Any) -> None:
+        apply(model, *args, **kwargs)
+        if hasattr(model, "disable_adapter"):
+            model.disable_adapter = partial(without_lora, model, model.disable_adapter)
+
+    fsdp_utils.apply_fsdp2 = applied
+
+
 def use_trained_logits() -> None:
     """Train with our engine. ``EngineRegistry.register`` would keep verl's own for CUDA.
 
@@ -130,14 +176,12 @@ def use_trained_logits() -> None:
 
 
 import_without_sklearn()
-from empo2.recipe.trainer.compat import lora  # noqa: E402  imports these models
-
 if importlib.util.find_spec("flash_attn") is None:
     use_torch_padding_helpers()
 ray_environment.use_network()
 listen_at_the_master_address()
-lora.push_merged_lora()
-lora.keep_lora_trainable()
+push_merged_lora()
+keep_lora_trainable()
 if ray_environment.device() == "cpu":
     run_without_accelerator()
     if fast_dtype() == "float32":
