@@ -38,12 +38,10 @@ def controller(
 
     settings = options.settings()
     url, key = gateway.rstrip("/"), os.environ.pop(KEY, "")  # agents inherit the environment
+    agent = settings.agent.name if kubernetes is None else ""  # or says that there is none
+    check_gateway(url, key)
+    interruption.check()
     if kubernetes is None:
-        agent = settings.agent.name  # or says that there is none
-        check_gateway(url, key)
-        interruption.check()
         run_on_this_machine(url, key, agent, settings.agent.concurrency)
     else:
-        check_gateway(url, key)
-        interruption.check()
         run_on_kubernetes(url, key, kubernetes)

@@ -60,11 +60,7 @@ def look_at_cluster(
 
 
 def require_cluster(settings: Settings, model: str, say: Callable[[str], object]) -> None:
-    """Refuse a training that its cluster cannot do; nodes that are still starting are waited for.
-
-    Raises:
-        ConfigError: as `look_at_cluster`; names what the nodes lack; or as `machine.require_room`.
-    """
+    """Refuse a training that its cluster cannot do, by a ConfigError; nodes that are still starting are waited for."""
     found, gpus = look_at_cluster(settings, model, say=say, seconds=WAIT_SECONDS)
     if wrong := [f"{each.name}: {each.said}; {each.fix}" for each in found if each.fix]:
         raise ConfigError(f"hardware.ray_address={settings.hardware.cluster!r}: {' | '.join(wrong)}")
@@ -90,10 +86,8 @@ def _joined(address: str) -> Iterator[None]:
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except AuthenticationError:
-        raise ConfigError(
-            f"{name}: asks for its token, and this host has none or another; give that of the cluster, as "
-            "RAY_AUTH_TOKEN or in ~/.ray/auth_token"
-        ) from None
+        fix = "give the cluster's as RAY_AUTH_TOKEN or in ~/.ray/auth_token"
+        raise ConfigError(f"{name}: asks for its token, and this host has none or another; {fix}") from None
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{name}: cannot be joined: {' '.join(str(error).split())[:300]}") from None
     try:
