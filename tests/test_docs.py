@@ -147,7 +147,8 @@ def test_targets_of_make_exist(page: Page) -> None:
 @each_page
 def test_settings_and_panels_of_commands_are_accepted(page: Page) -> None:
     """As far as they can be checked without a model."""
-    panels_of = {"train": [], "gateway": [], "eval": ["scienceworld-paper"], "adapt": ["scienceworld-paper-seen"]}
+    panels_of: dict[str, list[str]] = {"train": [], "gateway": []}
+    panels_of |= {"eval": ["scienceworld-paper"], "adapt": ["scienceworld-paper-seen"]}
     for verb, *words in filter(None, commands(page, "empo2")):
         if verb not in panels_of:
             continue

@@ -66,8 +66,8 @@ def scopes_table(counts: Sequence[ScopeCounts]) -> Table:
     rows = [(_clean(scope_text(scope)), numbers) for scope, *numbers in largest]
     if len(counts) > 1:
         name = "all" if len(largest) == len(counts) else f"all {len(counts):,}; {len(largest)} are listed"
-        totals = [sum(column) for column in zip(*(count[1:] for count in counts), strict=True)]
-        rows.append((Text(name, "bold"), totals))
+        numbers = zip(*(count[1:] for count in counts), strict=True)
+        rows.append((Text(name, "bold"), [sum(column) for column in numbers]))
     for name, (tips, entries, states, plays, searches, hits, score) in rows:
         rate, mean = f"{hits / searches:.0%}" if searches else "", f"{score / plays:.2f}" if plays else ""
         table.add_row(name, *(f"{count:,}" for count in (tips, entries, states, plays)), rate, mean)
