@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -172,11 +172,7 @@ class Agent(_Section):
 
     @property
     def name(self) -> str:
-        """The class.
-
-        Raises:
-            ConfigError: none is given.
-        """
+        """The class; a ConfigError if none is given."""
         if self.class_ is None:
             raise ConfigError("agent.class=None: give the agent, module:Class, or --profile for ScienceWorld's")
         return self.class_
@@ -292,8 +288,6 @@ def load_settings(
 
     A profile plays ScienceWorld unless another layer gives ``tasks.source``.
 
-    All is checked.
-
     Raises:
         ConfigError: an unknown key (with the nearest right one), a wrong type or value, an unreadable file.
     """
@@ -301,21 +295,14 @@ def load_settings(
     profiles = values.pop("profiles")
     if profile is not None and profile not in profiles:
         raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
-    layers = [
-        world or {},
-        read_layer(file) if file is not None else {},
-        layer or {},
-        *map(_parse_override, overrides),
-    ]
+    layers = [world or {}, read_layer(file) if file is not None else {}, layer or {}, *map(_parse_override, overrides)]
     if profile is not None:
         layers = [profiles[profile], *_scienceworld(profile, layers), *layers]
     for each in layers:
         for section, names in each.items():
             if section in values and not isinstance(names, Mapping):
                 example = next(iter(values[section]), "NAME")
-                raise ConfigError(
-                    f"{section}={names!r}: is a section; set one of its keys, such as {section}.{example}"
-                )
+                raise ConfigError(f"{section}={names!r}: is a section; set its keys, such as {section}.{example}")
         _discard(values, each)
         values = lay_over(values, each)
     for name in masked_names(values):
@@ -324,7 +311,9 @@ def load_settings(
         settings = Settings.model_validate(values)
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
-    _check_together(settings)
+    baselines.check(settings)
+    for conflict in _conflicts(settings):
+        raise ConfigError(conflict)
     return settings
 
 
@@ -359,14 +348,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_layer(file: Path, option: str = "--config") -> Mapping[str, Any]:
-    """Return the settings of a YAML file, as sections.
-
-    Args:
-        option: that named the file; an error begins with it.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not a mapping.
-    """
+    """Return the settings of a YAML file that an option named; a ConfigError if it is none."""
     try:
         content = parse_yaml(file.read_text())
     except OSError as error:
@@ -385,9 +367,7 @@ def _parse_override(argument: str) -> dict[str, Any]:
     try:
         return nested(key, parse_yaml(text))
     except yaml.YAMLError:
-        raise ConfigError(
-            f"{argument!r}: the value is not YAML; put quotes around text with special characters"
-        ) from None
+        raise ConfigError(f"{argument!r}: not YAML; put quotes around text with special characters") from None
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
@@ -425,73 +405,51 @@ def _nearest(key: str) -> str:
     return f"; did you mean {close[0]}?" if close else "; see config.yaml for all of them"
 
 
-def _check_together(settings: Settings) -> None:
-    """Refuse values that contradict each other.
-
-    Raises:
-        ConfigError: names one of them and the others.
-    """
-    baselines.check(settings)
-    model, hardware, algorithm = settings.model, settings.hardware, settings.algorithm
-    if model.max_prompt_tokens + model.max_episode_tokens > model.max_context_tokens:
-        raise ConfigError(
-            f"model.max_context_tokens={model.max_context_tokens}: must hold max_prompt_tokens + max_episode_tokens "
-            f"= {model.max_prompt_tokens + model.max_episode_tokens}"
+def _conflicts(settings: Settings) -> Iterator[str]:
+    """Yield errors about values that contradict each other."""
+    model, hardware, algorithm, memory = settings.model, settings.hardware, settings.algorithm, settings.memory
+    longest = model.max_prompt_tokens + model.max_episode_tokens
+    if longest > model.max_context_tokens:
+        yield (
+            f"model.max_context_tokens={model.max_context_tokens}: must hold max_prompt_tokens + max_episode_tokens = "
+            f"{longest}"
         )
     if hardware.nodes > 1 and hardware.cluster is None:
-        raise ConfigError(
-            f"hardware.nodes={hardware.nodes}: are of a Ray cluster; on one of them, give hardware.ray_address=auto "
-            "(docs/cluster.md)"
-        )
+        yield f"hardware.nodes={hardware.nodes}: give their Ray cluster as hardware.ray_address=auto (docs/cluster.md)"
     gpus, each = hardware.nodes * hardware.gpus_per_node, hardware.gpus_per_node
     if each % hardware.tensor_parallel:
-        raise ConfigError(f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {each} GPUs of a node")
+        yield f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {each} GPUs of a node"
     loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
     if algorithm.distills and algorithm.name == "grpo":
-        raise ConfigError(f"{loss}: algorithm.name='grpo' shows no tips; set name to empo2 or this to ratio")
+        yield f"{loss}: algorithm.name='grpo' shows no tips; set name to empo2 or this to ratio"
     if algorithm.distills and algorithm.off_policy_old_log_probs == "tip-free":
-        raise ConfigError(
-            f"{loss}: has no ratio, for which algorithm.off_policy_old_log_probs='tip-free' would cost a forward pass; "
-            "set that to with-tips"
-        )
+        yield f"{loss}: has no ratio that needs algorithm.off_policy_old_log_probs='tip-free'; set that to with-tips"
     if algorithm.updates_per_step > algorithm.tasks_per_step:
-        raise ConfigError(
+        yield (
             f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed tasks_per_step="
             f"{algorithm.tasks_per_step}; each update learns from whole groups"
         )
     if algorithm.return_range <= 0:
-        raise ConfigError(
+        yield (
             f"algorithm.success_return={algorithm.success_return:g}: must exceed failure_return="
             f"{algorithm.failure_return:g}; they are the best and the worst return of an episode"
         )
-    memory = settings.memory
     if memory.retrieval == "value" and memory.candidates < memory.top_k:
-        raise ConfigError(
-            f"memory.candidates={memory.candidates}: must be at least top_k={memory.top_k}, which are shown of them"
-        )
+        yield f"memory.candidates={memory.candidates}: must be at least top_k={memory.top_k}, which are shown of them"
     if memory.similarity_statistics and memory.similarity_statistics[1] <= 0:
-        raise ConfigError(
-            f"memory.similarity_statistics={memory.similarity_statistics}: the second is a standard deviation, above 0"
-        )
-    if algorithm.name == "empo2":
-        for key, tokens in (
-            ("max_prompt_tokens", model.max_prompt_tokens),
-            ("max_episode_tokens", model.max_episode_tokens),
-        ):
-            if memory.episode_tokens >= tokens:
-                raise ConfigError(
-                    f"memory.episode_tokens={memory.episode_tokens}: must be below model.{key}={tokens}, which holds "
-                    "the agent's own text, too"
-                )
+        yield f"memory.similarity_statistics={memory.similarity_statistics}: the second, a deviation, must be above 0"
+    for key in ("max_prompt_tokens", "max_episode_tokens") if algorithm.name == "empo2" else ():
+        if memory.episode_tokens >= (tokens := getattr(model, key)):
+            yield (
+                f"memory.episode_tokens={memory.episode_tokens}: must be below model.{key}={tokens}, which holds the "
+                "agent's own text, too"
+            )
     try:
         settings.reflection.prompt.format(score="0", outcome="", words=1)
     except (LookupError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"reflection.prompt: only {{score}}, {{outcome}} and {{words}} are filled in, {{{{ is a brace ({error!r})"
-        ) from None
-    rows = algorithm.tasks_per_step * algorithm.rollouts_per_task
-    if rows % gpus:
-        raise ConfigError(
+        yield f"reflection.prompt: only {{score}}, {{outcome}} and {{words}} are filled in, {{{{ is a brace ({error!r})"
+    if algorithm.tasks_per_step * algorithm.rollouts_per_task % gpus:
+        yield (
             f"algorithm.tasks_per_step={algorithm.tasks_per_step}: times rollouts_per_task="
             f"{algorithm.rollouts_per_task} must be a multiple of the {gpus} GPUs"
         )
@@ -512,22 +470,19 @@ def warnings_of(settings: Settings) -> list[str]:
         )
     if settings.algorithm.name != "empo2":
         return warnings
+    tokens = f"memory.episode_tokens={memory.episode_tokens}"
     if memory.episode_tokens > model.max_prompt_tokens // 2:
-        warnings.append(
-            f"memory.episode_tokens={memory.episode_tokens}: tips may fill more than half of "
-            f"model.max_prompt_tokens={model.max_prompt_tokens}; a longer first prompt of the agent does not fit"
-        )
+        prompt = f"model.max_prompt_tokens={model.max_prompt_tokens}"
+        warnings.append(f"{tokens}: tips may fill more than half of {prompt}, which holds the agent's prompt, too")
     if memory.episode_tokens < memory.top_k * reflection.max_tokens:
-        warnings.append(
-            f"memory.episode_tokens={memory.episode_tokens}: may not hold memory.top_k={memory.top_k} tips of "
-            f"reflection.max_tokens={reflection.max_tokens}; an episode is shown those that fit"
-        )
+        tips = f"memory.top_k={memory.top_k} tips of reflection.max_tokens={reflection.max_tokens}"
+        warnings.append(f"{tokens}: may not hold {tips}; an episode is shown those that fit")
     steps = settings.tasks.args.get("max_steps")
     if isinstance(steps, int) and steps * _TURN_TOKENS + memory.episode_tokens > model.max_episode_tokens:
+        limit = f"model.max_episode_tokens={model.max_episode_tokens}"
         warnings.append(
-            f"tasks.args.max_steps={steps}: at about {_TURN_TOKENS} tokens a turn, and "
-            f"memory.episode_tokens={memory.episode_tokens}, an episode may outgrow "
-            f"model.max_episode_tokens={model.max_episode_tokens}; what lies beyond is not trained"
+            f"tasks.args.max_steps={steps}: at about {_TURN_TOKENS} tokens a turn, and {tokens}, an episode may "
+            f"outgrow {limit}; what lies beyond is not trained"
         )
     return warnings
 
@@ -543,19 +498,14 @@ def traces_endpoint(settings: Settings) -> str | None:
     if own is None and (switched_off or os.environ.get("OTEL_TRACES_EXPORTER") == "none" or not (whole or base)):
         return None
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        if os.environ.get(name, "") not in ("", "http/protobuf"):
-            raise ConfigError(
-                f"{name}={os.environ[name]}: must be http/protobuf; give the collector's port for it, often 4318"
-            )
+        if (protocol := os.environ.get(name)) not in (None, "", "http/protobuf"):
+            raise ConfigError(f"{name}={protocol}: must be http/protobuf; give the collector's port for it, often 4318")
     given = own or whole or base or ""
     return given if not own and whole else f"{given.rstrip('/').removesuffix(_TRACES)}{_TRACES}"
 
 
 def imported(name: str, key: str) -> Any:
-    """Return what a setting names as ``module:attribute``; modules of the current folder are found, too.
-
-    Args:
-        key: of the setting, for the message.
+    """Return what the setting ``key`` names as ``module:attribute``, also of a module in the current folder.
 
     Raises:
         ConfigError: it cannot be imported.

@@ -1,17 +1,15 @@
-"""`setup.sh` with a stubbed Python and uv, and what a built wheel holds."""
+"""`setup.sh` with a stubbed Python and uv, and what it installs."""
 
-import os
 import shutil
 import subprocess
-import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("recipe", "memory", "agents", "small_model")
+LIST = "requirements/cpu.txt"
 
 # A Python that says whether it is 3.12, and makes a venv that holds itself and, once asked, the stub of uv.
 PYTHON = """#!/bin/bash
@@ -64,21 +62,15 @@ class Checkout:
 
     def setup(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
         self.log.write_text("")
-        return subprocess.run(
-            ["bash", str(self.folder / "setup.sh"), *arguments],
-            env=self.environment | environment,
-            capture_output=True,
-            text=True,
-        )
+        command = ["bash", str(self.folder / "setup.sh"), *arguments]
+        return subprocess.run(command, env=self.environment | environment, capture_output=True, text=True)
+
+    def words(self, of: str) -> list[list[str]]:
+        """The words of each call of a tool."""
+        return [line.split() for line in self.log.read_text().splitlines() if of in line]
 
     def installed(self) -> list[str]:
-        """What uv was asked to install, call by call."""
-        return [line.split()[-1] for line in self.log.read_text().splitlines() if line.startswith("uv pip install")]
-
-    def venv_maker(self) -> str:
-        """The interpreter that made the venv."""
-        (line,) = [line for line in self.log.read_text().splitlines() if "-m venv" in line]
-        return line.split()[1]
+        return [words[-1] for words in self.words("uv pip install")]
 
 
 @pytest.fixture
@@ -90,7 +82,7 @@ def test_second_run_has_nothing_to_do(checkout):
     checkout.python(checkout.bin / "python3.12")
     first = checkout.setup()
     assert first.returncode == 0, first.stderr
-    assert checkout.installed() == ["requirements/cpu.txt", "."]
+    assert checkout.installed() == [LIST, "."]
     assert first.stdout.splitlines()[-1].endswith("s: Python 3.12.1, cpu profile, Java /the/java")
     assert "+ a-package" not in first.stdout
     again = checkout.setup()
@@ -105,14 +97,11 @@ def test_a_new_list_makes_the_venv_anew_and_a_new_pyproject_only_the_project(che
     checkout.setup()
     leftover = checkout.folder / ".venv" / "leftover"
     leftover.touch()
-    with (checkout.folder / "pyproject.toml").open("a") as file:
-        file.write("# changed\n")
-    checkout.setup()
-    assert (checkout.installed(), leftover.exists()) == (["."], True)
-    with (checkout.folder / "requirements" / "cpu.txt").open("a") as file:
-        file.write("another==1\n")
-    checkout.setup()
-    assert (checkout.installed(), leftover.exists()) == (["requirements/cpu.txt", "."], False)
+    for name, installed, kept in (("pyproject.toml", ["."], True), (LIST, [LIST, "."], False)):
+        with (checkout.folder / name).open("a") as file:
+            file.write("# changed\n")
+        checkout.setup()
+        assert (checkout.installed(), leftover.exists()) == (installed, kept)
 
 
 @pytest.mark.parametrize(("given", "expected"), [((), "gpu"), (("profile=cpu",), "cpu")])
@@ -129,7 +118,7 @@ def test_an_interrupted_run_is_done_again(checkout):
     assert checkout.setup().returncode != 0
     checkout.broken.unlink()
     assert checkout.setup().returncode == 0
-    assert checkout.installed() == ["requirements/cpu.txt", "."]
+    assert checkout.installed() == [LIST, "."]
 
 
 @pytest.mark.parametrize("found_by", ["PYTHON", "pyenv", "pyenv's folder", "uv"])
@@ -146,18 +135,13 @@ def test_which_python_is_taken(checkout, found_by):
         checkout.script(checkout.bin / "pyenv", f"#!/bin/bash\necho {python.parents[1]}\n")
     elif found_by == "uv":
         python = checkout.python(folder / "uvs" / "python3.12")
-        checkout.uv(checkout.bin / "uv", python=python)
+        checkout.uv(checkout.bin / "uv", python=python)  # which is used for the rest, too
     else:
         python = checkout.python(Path(checkout.environment["HOME"], ".pyenv", "versions", "3.12.4", "bin", "python"))
     assert checkout.setup(**chosen).returncode == 0
-    assert checkout.venv_maker() == str(python)
-
-
-def test_uv_on_the_path_is_used(checkout):
-    checkout.python(checkout.bin / "python3.12")
-    checkout.uv(checkout.bin / "uv")
-    assert checkout.setup().returncode == 0
-    assert (checkout.folder / ".venv" / "bin" / "uv").resolve() == checkout.bin / "uv"
+    if found_by == "uv":
+        assert (checkout.folder / ".venv" / "bin" / "uv").resolve() == checkout.bin / "uv"
+    assert [words[1] for words in checkout.words("-m venv")] == [str(python)]
 
 
 def test_no_python_is_one_line(checkout):
@@ -186,26 +170,3 @@ def test_lists_are_whole_and_plain():
         pins = [line for line in lines if not line.lstrip().startswith("#")]
         assert all(pin.count("==") == 1 and not set(pin) & set("@/;") for pin in pins)
         assert "numpy==2.2.6" in pins
-
-
-def test_wheel(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "config.yaml"):
-        shutil.copy(ROOT / name, source)
-    build = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
-    subprocess.run(
-        [sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True, env=os.environ
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        config = archive.read("empo2/recipe/config.yaml")
-    assert {name.split("/")[0] for name in names} == {"empo2", f"{wheel.name.rsplit('-', 3)[0]}.dist-info"}
-    expected = {f"empo2/{path.relative_to(ROOT)}" for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
-    expected |= {f"empo2/{name}/py.typed" for name in PACKAGES}
-    assert expected <= set(names)
-    assert "empo2/__init__.py" not in names
-    assert config == (ROOT / "config.yaml").read_bytes()

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,35 +20,31 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     lists = ["--constraint", "cpu.txt", "--overrides", "overrides.txt", "--excludes", "excludes-cpu.txt"]
     lists = [str(ROOT / "requirements" / name) if name.endswith("txt") else name for name in lists]
-    build = [
-        "build",
-        "--quiet",
-        "--wheel",
-        "--no-build-isolation",
-        "--python",
-        sys.executable,
-        "--out-dir",
-        str(folder),
-    ]
+    of_python = ["--quiet", "--python"]
     for arguments in (
-        [*build, str(ROOT)],
-        ["venv", "--quiet", "--python", sys.executable, str(folder / "venv")],
-        ["pip", "install", "--quiet", "--python", str(folder / "venv"), *lists, "empo2", "--find-links", str(folder)],
+        ["build", "--wheel", "--no-build-isolation", "--out-dir", str(folder), *of_python, sys.executable, str(ROOT)],
+        ["venv", *of_python, sys.executable, str(folder / "venv")],
+        ["pip", "install", *of_python, str(folder / "venv"), *lists, "empo2", "--find-links", str(folder)],
     ):
         subprocess.run([UV, *arguments], check=True, env=os.environ | {"UV_LINK_MODE": "hardlink"})
     return folder / "venv" / "bin"
 
 
 def run(program: Path, *arguments: str, folder: Path) -> tuple[int, str]:
-    done = subprocess.run(
-        [str(program), *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={**os.environ, "COLUMNS": "120"},
-    )
+    command, environment = [str(program), *arguments], {**os.environ, "COLUMNS": "120"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, env=environment)
     return done.returncode, done.stdout + done.stderr
+
+
+def test_it_holds_all_modules_and_config_yaml(environment: Path) -> None:
+    (wheel,) = environment.parents[1].glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names, config = {*archive.namelist()}, archive.read("empo2/recipe/config.yaml")
+    assert {name.split("/")[0] for name in names} == {"empo2", f"{wheel.name.rsplit('-', 3)[0]}.dist-info"}
+    packages = ("recipe", "memory", "agents", "small_model")
+    assert {f"empo2/{path.relative_to(ROOT)}" for name in packages for path in (ROOT / name).rglob("*.py")} <= names
+    assert {f"empo2/{name}/py.typed" for name in packages} <= names and "empo2/__init__.py" not in names
+    assert config == (ROOT / "config.yaml").read_bytes()
 
 
 def test_the_command_line_needs_neither_verl_nor_vllm(environment: Path, tmp_path: Path) -> None:

@@ -72,9 +72,7 @@ def check(
 
 
 def _gib(size: float) -> str:
-    from empo2.recipe.launcher.estimate import GIB
-
-    return f"{size / GIB:.1f}"
+    return f"{size / 2**30:.1f}"
 
 
 def _show_processes(settings: Settings, shape: "Shape") -> None:
@@ -82,9 +80,8 @@ def _show_processes(settings: Settings, shape: "Shape") -> None:
 
     terms = cpu_memory(settings, shape)
     print(f"\nGiB of main memory at the longest row, estimated; {shape.parameters / 1e6:.0f} million parameters")
-    for name, size in terms.items():
+    for name, size in {**terms, "sum": sum(terms.values())}.items():
         print(f"  {name:30}{_gib(size):>8}")
-    print(f"  {'sum':30}{_gib(sum(terms.values())):>8}")
 
 
 def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> bool:
@@ -92,9 +89,8 @@ def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> bool:
     from empo2.recipe.launcher import estimate
 
     phases, limit = estimate.phases(settings, shape, card), estimate.USABLE * card.memory
-    print(
-        f"\nGiB of each GPU of {estimate.gpus_of(settings)}, estimated; {shape.parameters / 1e9:.2f} billion parameters"
-    )
+    gpus = estimate.gpus_of(settings)
+    print(f"\nGiB of each GPU of {gpus}, estimated; {shape.parameters / 1e9:.2f} billion parameters")
     print(f"  {'':30}" + "".join(f"{name:>14}" for name in phases))
     for name in dict.fromkeys(name for terms in phases.values() for name in terms):
         print(f"  {name:30}" + "".join(_cell(terms, name) for terms in phases.values()).rstrip())
@@ -104,9 +100,8 @@ def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> bool:
     print(f"  {'sum (* its largest part)':30}" + "".join(f"{_gib(size):>14}" for size in sums))
     label = f"of {_gib(limit)} (95 % of {_gib(card.memory)})"
     print(f"  {label:30}" + "".join(f"{'fits' if good else 'TOO LARGE':>14}" for good in fitting))
-    print(
-        f"  The cache of each vLLM holds {max(0, room):.0f} sequences of {settings.model.max_context_tokens:,} tokens."
-    )
+    held = f"{max(0, room):.0f} sequences of {settings.model.max_context_tokens:,} tokens"
+    print(f"  The cache of each vLLM holds {held}.")
     if not all(fitting):
         print("change one of:" + "".join(f"\n  {each}" for each in estimate.remedies(settings, shape, card)[:4]))
     _show_step(settings, shape, card)
@@ -114,9 +109,8 @@ def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> bool:
 
 
 def _cell(terms: "Terms", name: str) -> str:
-    if not terms.get(name):
-        return f"{'':14}"
-    return f"{('* ' if name == max(terms, key=terms.__getitem__) else '') + _gib(terms[name]):>14}"
+    mark = "* " if name == max(terms, key=terms.__getitem__) else ""
+    return f"{mark + _gib(terms[name]) if terms.get(name) else '':>14}"
 
 
 def _show_step(settings: Settings, shape: "Shape", card: "Card") -> None:
@@ -126,23 +120,19 @@ def _show_step(settings: Settings, shape: "Shape", card: "Card") -> None:
     if step is None:
         print(f"\na step: the speed of {card.name} is unknown")
         return
-    algorithm = settings.algorithm
+    algorithm, first, turn = settings.algorithm, estimate.FIRST_PROMPT, estimate.TURN
     fewer = {"updates_per_step": max(1, algorithm.updates_per_step // 4)}  # four times the rows an update
-    even = estimate.step_time(
-        settings.model_copy(update={"algorithm": algorithm.model_copy(update=fewer)}), shape, card
-    )
-    print(
-        f"\na step, estimated by roofline; environments, embeddings and communication take no time\n"
-        f"  assumed     {algorithm.tasks_per_step * algorithm.rollouts_per_task} episodes of {estimate.TURNS} turns, "
-        f"{estimate.REPLY} tokens a reply, a first prompt of {estimate.FIRST_PROMPT} tokens, {estimate.TURN} a turn\n"
-        f"  tokens      {step.read:,} read and trained, {step.sampled:,} sampled\n"
-        f"  generation  {step.generation:.0f} s\n"
-        f"  update      {step.update:.0f} s, {algorithm.updates_per_step} optimizer steps"
-    )
+    changed = settings.model_copy(update={"algorithm": algorithm.model_copy(update=fewer)})
+    even = estimate.step_time(changed, shape, card)
+    episodes = f"{algorithm.tasks_per_step * algorithm.rollouts_per_task} episodes of {estimate.TURNS} turns"
+    prompts = f"a first prompt of {first} tokens, {turn} a turn"
+    print("\na step, estimated by roofline; environments, embeddings and communication take no time")
+    print(f"  assumed     {episodes}, {estimate.REPLY} tokens a reply, {prompts}")
+    print(f"  tokens      {step.read:,} read and trained, {step.sampled:,} sampled")
+    print(f"  generation  {step.generation:.0f} s")
+    print(f"  update      {step.update:.0f} s, {algorithm.updates_per_step} optimizer steps")
     if even is not None and even.update < step.update:
-        print(
-            f"              of it {step.update - even.update:.0f} s wait for the longest row; "
-            f"algorithm.updates_per_step={fewer['updates_per_step']}: {even.update:.0f} s"
-        )
+        wait = f"of it {step.update - even.update:.0f} s wait for the longest row"
+        print(f"              {wait}; algorithm.updates_per_step={fewer['updates_per_step']}: {even.update:.0f} s")
     hours = settings.run.steps * (step.generation + step.update) / 3600
     print(f"  training    {hours:.1f} hours at the least, {settings.run.steps} steps")

@@ -42,12 +42,10 @@ def controller(
     url, key = gateway.rstrip("/"), os.environ.pop(KEY, "")  # agents inherit the environment
     if endpoint := traces_endpoint(settings):
         os.environ[TRACES_VARIABLES[0]] = endpoint
+    agent = settings.agent.name if kubernetes is None else ""  # or says that there is none
+    check_gateway(url, key)
+    interruption.check()
     if kubernetes is None:
-        agent = settings.agent.name  # or says that there is none
-        check_gateway(url, key)
-        interruption.check()
         run_on_this_machine(url, key, agent, settings.agent.concurrency)
     else:
-        check_gateway(url, key)
-        interruption.check()
         run_on_kubernetes(url, key, kubernetes)

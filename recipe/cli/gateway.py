@@ -12,9 +12,8 @@ import typer
 
 from empo2.recipe import interruption
 from empo2.recipe.cli.options import SettingsOptions, with_options
-from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.protocol import Keys, Serving
+from empo2.recipe.protocol import Serving
 
 _FINISH_SECONDS = 3  # for calls under way when the gateway is told to end
 _STOP_SECONDS = 15  # in all; the launcher's guard kills after 20
@@ -41,7 +40,7 @@ def gateway(
     from empo2.recipe.gateway.app import make_gateway
     from empo2.recipe.gateway.logs import configure_logs
     from empo2.recipe.gateway.memory import open_memory
-    from empo2.recipe.launcher.commands import given_keys
+    from empo2.recipe.launcher.commands import ADMIN_KEY, KEY, given_keys
     from empo2.recipe.launcher.model_files import resolve_model
     from empo2.recipe.launcher.processes import bind
     from empo2.recipe.launcher.run_directory import check_memory_file
@@ -50,15 +49,19 @@ def gateway(
     os.umask(0o077)  # tips are for their owner only
     settings = options.settings()
     configure_logs()
-    keys = given_keys()
-    _check_keys(settings, keys)
+    keys, host = given_keys(), gateway_host(settings)
+    if bool(keys.agent) != bool(keys.admin):
+        given, missing = (KEY, ADMIN_KEY) if keys.agent else (ADMIN_KEY, KEY)
+        raise ConfigError(f"{given} is set, {missing} is not: set both, or neither")
+    if not keys.admin and host != "127.0.0.1":
+        raise ConfigError(f"gateway.host={host}: other machines can reach it; set the keys {KEY} and {ADMIN_KEY}")
     if memory.is_file():  # before the embedder is loaded
         check_memory_file(memory, settings, key=f"--memory {memory}")
     try:  # a server that runs already has names of its own
         model = settings.model.path if settings.model.server else str(resolve_model(settings.model.path))
     except OSError as error:
         raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
-    with bind(gateway_host(settings), settings.gateway.port) if fd is None else socket.socket(fileno=fd) as listener:
+    with bind(host, settings.gateway.port) if fd is None else socket.socket(fileno=fd) as listener:
         try:
             opened = open_memory(settings, memory)
         except EmbedderError as error:
@@ -79,23 +82,9 @@ def gateway(
         # Objects of torch and transformers live on; scanning them again would block the event loop for 0.3 seconds.
         gc.freeze()
         sys.setswitchinterval(_SWITCH_SECONDS)
-        address = listener.getsockname()
-        print(f"gateway at http://{address[0]}:{address[1]}, model {model}", flush=True)
+        address, port = listener.getsockname()[:2]
+        print(f"gateway at http://{address}:{port}, model {model}", flush=True)
         _serve(app, listener)
-
-
-def _check_keys(settings: Settings, keys: Keys) -> None:
-    from empo2.recipe.launcher.commands import ADMIN_KEY, KEY
-    from empo2.recipe.network import gateway_host
-
-    host = gateway_host(settings)
-    if bool(keys.agent) != bool(keys.admin):
-        given, missing = (KEY, ADMIN_KEY) if keys.agent else (ADMIN_KEY, KEY)
-        raise ConfigError(f"{given} is set, {missing} is not: set both, or neither")
-    if keys.agent and keys.agent == keys.admin:
-        raise ConfigError(f"{ADMIN_KEY} equals {KEY}, which agents get: give another one")
-    if not keys.admin and host != "127.0.0.1":
-        raise ConfigError(f"gateway.host={host}: other machines can reach it; set the keys {KEY} and {ADMIN_KEY}")
 
 
 def _serve(app: object, listener: socket.socket) -> None:

@@ -124,9 +124,7 @@ def init(
         about_scope = _scope_line(chosen, others, trial, len(rows))
         settings = load_settings(layer=layer)
         if not force and output.exists() and output.read_text() != drafts[output]:
-            raise ConfigError(
-                f"{output} exists and differs: --force overwrites it, --config {output} checks it as it is"
-            )
+            raise ConfigError(f"{output} exists and differs: --force overwrites it, --config {output} checks it")
         if not output.absolute().parent.is_dir():
             raise ConfigError(f"{output}: No such file or directory")
     check_agent(settings)
@@ -140,11 +138,9 @@ def init(
     if offered_tools(trace.calls):
         trained = load_settings("cpu", file=config, layer=layer)
         support = tool_support(trained.model, model_of(trained))
-        read = (
-            f"model.path={trained.model.path} (profile cpu) can call tools: vLLM reads its calls with the parser "
-            f"{support.parser}"
-        )
-        findings.append(Finding("wrong", support.problem) if support.problem else Finding("ok", read))
+        can = f"model.path={trained.model.path} (profile cpu) can call tools: vLLM reads its calls with the parser"
+        read = Finding("ok", f"{can} {support.parser}")
+        findings.append(Finding("wrong", support.problem) if support.problem else read)
     for finding in findings:
         print(f"{finding.level:6} {finding.text}")
     if trace.exit_code != 0:
@@ -173,11 +169,7 @@ def init(
 
 
 def _name_of(settings: Settings, task: dict[str, Any]) -> str:
-    """Return the command line, or the class.
-
-    Raises:
-        ConfigError: the command line names a program or a variable that does not exist.
-    """
+    """Return the command line, or the class; a ConfigError if it names a program or variable that is not there."""
     line = settings.agent.env.get("AGENT_COMMAND")
     if line is None:
         return settings.agent.name

@@ -20,33 +20,12 @@ import typer
 from rich.console import Console, RenderableType
 from rich.progress import track
 
-from empo2.memory import (
-    BySimilarity,
-    EmbedderError,
-    MemoryFileError,
-    MemoryStore,
-    Policy,
-    SentenceEmbedder,
-    embedder_name,
-)
-from empo2.memory.browse import (
-    embedder_of,
-    find_tips,
-    plays,
-    scope_counts,
-    scopes,
-    stored_tips,
-)
+from empo2.memory import BySimilarity, EmbedderError, MemoryFileError, MemoryStore, SentenceEmbedder, embedder_name
+from empo2.memory.browse import embedder_of, find_tips, plays, scope_counts, scopes, stored_tips
 from empo2.memory.file import reading
 from empo2.memory.transfer import export_records, import_records, read_records
-from empo2.recipe.cli.memory_tables import (
-    returns_table,
-    scope_fields,
-    scope_text,
-    scopes_table,
-    tips_table,
-    value_lines,
-)
+from empo2.recipe.cli import memory_tables as tables
+from empo2.recipe.cli.memory_tables import scope_fields, scope_text, tips_table
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway.memory import retrieval_policy
@@ -58,20 +37,15 @@ app = typer.Typer(rich_markup_mode=None, help="Show, search, move and thin out w
 
 
 def _age(text: str) -> int:
-    """Return an age in seconds."""
     if not (match := re.fullmatch(r"([0-9]{1,6})([mhdw])", text)):
         raise typer.BadParameter(f"{text!r} is not an age; give 30m, 12h, 7d or 2w (minutes, hours, days, weeks)")
     return int(match[1]) * _SECONDS[match[2]]
 
 
 def _memory_file(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    if not (path / MEMORY_FILE).is_file():
-        raise ConfigError(
-            f"{path}: a folder without {MEMORY_FILE}; give a memory file, or the folder of a run or of a checkpoint"
-        )
-    return path / MEMORY_FILE
+    if path.is_dir() and not (path / MEMORY_FILE).is_file():
+        raise ConfigError(f"{path}: a folder without {MEMORY_FILE}; give a memory file, or the folder of a run")
+    return path / MEMORY_FILE if path.is_dir() else path
 
 
 Memory = Annotated[
@@ -144,19 +118,18 @@ def search(
         name, dimension = embedder_of(db)
         embedder = SentenceEmbedder(name)
         if embedder.dimension != dimension:
-            raise ConfigError(
-                f"{memory}: its keys have {dimension} dimensions, those of {name!r} now have "
-                f"{embedder.dimension}; export it and import it into a new file"
-            )
-        key = embedder.embed([text])[0]
-        found = find_tips(db, chosen, key, _policy(policy, count))
+            changed = f"keys have {dimension} dimensions, those of {name!r} now have {embedder.dimension}"
+            raise ConfigError(f"{memory}: its {changed}; export it and import it into a new file")
+        key, defaults = embedder.embed([text])[0], load_settings().memory
+        choice = {"retrieval": policy, "top_k": count, "exploration": 0.0}
+        choice["candidates"] = max(count, defaults.candidates)
+        found = find_tips(db, chosen, key, retrieval_policy(load_settings(layer={"memory": choice})))
         nearest = find_tips(db, chosen, key, BySimilarity(1, -math.inf))
     if found:
         _print(tips_table([tip for tip, _ in found], [similarity for _, similarity in found]))
     elif nearest:
         ((tip, cosine),) = nearest
-        least = load_settings().memory.min_similarity
-        _print(f"no tip has a cosine above {least}; the highest is {cosine:.2f}:")
+        _print(f"no tip has a cosine above {defaults.min_similarity}; the highest is {cosine:.2f}:")
         _print(tips_table([tip], [cosine]))
     else:
         _print("no tips yet")
@@ -174,14 +147,13 @@ def stats(memory: Memory, scope: Scope = None) -> None:
     log = memory.with_name(memory.name + "-wal")
     size = memory.stat().st_size + (log.stat().st_size if log.exists() else 0)
     _print(f"{memory}: {size / 1e6:,.1f} MB, keys of {name} ({dimension} dimensions)\n", soft_wrap=True)
-    _print(scopes_table(counts))
+    _print(tables.scopes_table(counts))
     if played:
         _print()
-        _print(returns_table(played))
+        _print(tables.returns_table(played))
     if tips:
-        _print()
         unseen = sum(tip.shown == 0 for tip in tips)
-        _print("\n".join(value_lines(np.array([tip.value for tip in tips]))))
+        _print("\n".join(["", *tables.value_lines(np.array([tip.value for tip in tips]))]))
         _print(f"\nnever shown: {unseen:,} of {len(tips):,} tips ({unseen / len(tips):.0%})")
     if tips and tips[0].shown:
         _print("most shown:\n")
@@ -237,10 +209,7 @@ def import_(
         with reading(memory) as db:
             own, dimension = embedder_of(db)
         if embedder is not None and embedder_name(embedder) != own:
-            raise ConfigError(
-                f"--embedder {embedder}: {memory} has keys of {own!r}; give a new file, to which it "
-                "can be exported, too"
-            )
+            raise ConfigError(f"--embedder {embedder}: {memory} has keys of {own!r}; give a new file")
         name = own
         # Refuses a memory that is in use before many seconds are spent on loading the model.
         MemoryStore(memory, embedder=own, dimension=dimension).close()
@@ -295,11 +264,7 @@ def prune(
 
 
 def chosen_scopes(db: sqlite3.Connection, asked: str | None) -> list[str]:
-    """Return the scopes with the requested fields, or the scope with exactly this text.
-
-    Raises:
-        ConfigError: no scope matches.
-    """
+    """Return the scopes with the requested fields, or the scope with exactly this text; a ConfigError for none."""
     there = scopes(db)
     if asked is None:
         return there
@@ -314,10 +279,3 @@ def chosen_scopes(db: sqlite3.Connection, asked: str | None) -> list[str]:
         hint = f"the nearest is {nearest[0]}" if nearest else "the memory is empty"
         raise ConfigError(f"--scope {asked}: there is no such scope; {hint}")
     return matching
-
-
-def _policy(name: str, count: int) -> Policy:
-    """Return the gateway's policy of this name, with the settings of config.yaml."""
-    candidates = max(count, load_settings().memory.candidates)
-    choice = {"retrieval": name, "top_k": count, "candidates": candidates}
-    return retrieval_policy(load_settings(layer={"memory": choice}))

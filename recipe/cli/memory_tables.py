@@ -29,10 +29,9 @@ def scope_fields(text: str) -> dict[str, str]:
     try:
         fields = json.loads(text)
     except ValueError:
-        return {}
-    if not isinstance(fields, dict):
-        return {}
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+        fields = None
+    items = fields.items() if isinstance(fields, dict) else ()
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in items}
 
 
 def tips_table(tips: Sequence[StoredTip], cosines: Sequence[float] | None = None) -> Table:
@@ -67,9 +66,8 @@ def scopes_table(counts: Sequence[ScopeCounts]) -> Table:
     rows = [(_clean(scope_text(scope)), numbers) for scope, *numbers in largest]
     if len(counts) > 1:
         name = "all" if len(largest) == len(counts) else f"all {len(counts):,}; {len(largest)} are listed"
-        rows.append(
-            (Text(name, "bold"), [sum(column) for column in zip(*(count[1:] for count in counts), strict=True)])
-        )
+        numbers = zip(*(count[1:] for count in counts), strict=True)
+        rows.append((Text(name, "bold"), [sum(column) for column in numbers]))
     for name, (tips, entries, states, plays, searches, hits, score) in rows:
         rate, mean = f"{hits / searches:.0%}" if searches else "", f"{score / plays:.2f}" if plays else ""
         table.add_row(name, *(f"{count:,}" for count in (tips, entries, states, plays)), rate, mean)
@@ -80,16 +78,12 @@ def returns_table(plays: Sequence[Play]) -> Table:
     """Return a table of the plays' returns, separately for plays in which tips were found and plays without."""
     headings = ("plays", "number", "mean return", "median", "least", "most", "success")
     table = table_of(*headings, text=["plays"], padding=_PADDING)
-    for name, group in (
-        ("tips found", [play for play in plays if play.hits]),
-        ("none found", [play for play in plays if not play.hits]),
-    ):
-        if not group:
-            continue
-        scores = [play.score for play in group]
-        known = [play.success for play in group if play.success is not None]
-        figures = (f"{figure:.2f}" for figure in (np.mean(scores), np.median(scores), min(scores), max(scores)))
-        table.add_row(name, str(len(group)), *figures, f"{np.mean(known):.0%}" if known else "")
+    for name, found in (("tips found", True), ("none found", False)):
+        if group := [play for play in plays if bool(play.hits) == found]:
+            scores = [play.score for play in group]
+            known = [play.success for play in group if play.success is not None]
+            figures = (f"{figure:.2f}" for figure in (np.mean(scores), np.median(scores), min(scores), max(scores)))
+            table.add_row(name, str(len(group)), *figures, f"{np.mean(known):.0%}" if known else "")
     return table
 
 

@@ -49,14 +49,7 @@ class SettingsOptions:
     ] = None
 
     def settings(self, layer: Mapping[str, Any] | None = None) -> Settings:
-        """Return the settings.
-
-        Args:
-            layer: settings that lie over the file of ``--config``.
-
-        Raises:
-            ConfigError: as ``load_settings``.
-        """
+        """Return the settings, as ``load_settings``; ``layer`` lies over the file of ``--config``."""
         return load_settings(self.profile, self.overrides or (), file=self.config, layer=layer)
 
 

@@ -15,7 +15,7 @@ from empo2.recipe.redaction import redacted
 
 if TYPE_CHECKING:
     from empo2.recipe.evaluation.panels import Panel
-    from empo2.recipe.launcher.named_model import NamedModel
+    from empo2.recipe.launcher.checkpoints import NamedModel
     from empo2.recipe.launcher.serving import Served
 
 PanelName = Annotated[str, typer.Option(metavar="NAME", help="A panel by name, or a file like those.")]
@@ -23,21 +23,14 @@ PanelName = Annotated[str, typer.Option(metavar="NAME", help="A panel by name, o
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a command evaluates.
-
-    Attributes:
-        settings: with everything that the command line says, but for the model's path.
-        memory: the file that the gateway's memory begins with; None for an empty one.
-        folder: of the results.
-        facts: what decides the results; a folder of results belongs to one set of facts.
-    """
+    """What a command evaluates."""
 
     named: "NamedModel"
     panel: "Panel"
-    settings: Settings
-    memory: Path | None
-    folder: Path
-    facts: dict[str, Any]
+    settings: Settings  # with everything that the command line says, but for the model's path
+    memory: Path | None  # the file that the gateway's memory begins with; None for an empty one
+    folder: Path  # of the results
+    facts: dict[str, Any]  # what decides the results; a folder of results belongs to one set of facts
 
     def announce(self, missing: int, total: int) -> None:
         """Say what is evaluated, and how many of its episodes have no result yet."""
@@ -51,11 +44,7 @@ class Evaluated:
 
     @contextlib.contextmanager
     def serving(self, memory: Path | None) -> Iterator["Served"]:
-        """Check agent and hardware, start all that plays episodes, and stop it when the block is left.
-
-        Args:
-            memory: as the attribute.
-        """
+        """Check agent and hardware, start all that plays episodes with a memory, and stop it afterwards."""
         from empo2.recipe.launcher.machine import require_gpus
         from empo2.recipe.launcher.serving import serving
         from empo2.recipe.launcher.tasks import check_agent
@@ -94,11 +83,7 @@ class PanelOptions(SettingsOptions):
     ] = None
 
     def load_panel(self, name: str) -> "Panel":
-        """Return a panel, cut and changed as the options say.
-
-        Raises:
-            ConfigError: there is no such panel, group or field.
-        """
+        """Return a panel, cut and changed as the options say; a ConfigError if panel, group or field is not there."""
         from empo2.recipe.evaluation.panels import load_panel
 
         return load_panel(name, self.row or (), self.limit, self.only or ())
@@ -109,11 +94,8 @@ class PanelOptions(SettingsOptions):
         Args:
             remembers: False if no episode uses the memory; the gateway then loads no embedder.
             empty: True to ignore a checkpoint's memory.
-
-        Raises:
-            ConfigError: says what is wrong.
         """
-        from empo2.recipe.launcher.named_model import find_memory, find_model
+        from empo2.recipe.launcher.checkpoints import find_memory, find_model
         from empo2.recipe.launcher.run_directory import check_memory_file
         from empo2.recipe.launcher.tasks import check_rows
 
@@ -148,15 +130,9 @@ class PanelOptions(SettingsOptions):
 
 
 def settings_file(options: SettingsOptions, named: "NamedModel") -> Path | None:
-    """Return the file of ``--config``, or that of the model's run.
-
-    Raises:
-        ConfigError: there are both.
-    """
+    """Return the file of ``--config``, or that of the model's run; a ConfigError if there are both."""
     if options.config is not None and named.settings_file is not None:
-        raise ConfigError(
-            f"--config {options.config}: {named.name} has its run's settings; change some of them by key=value"
-        )
+        raise ConfigError(f"--config {options.config}: {named.name} has its run's settings; change them by key=value")
     return options.config or named.settings_file
 
 

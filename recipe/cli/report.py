@@ -1,5 +1,6 @@
 """``empo2 report``."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +24,6 @@ def report(
     Of several adaptations, one picture shows all curves. Of several evaluations, the differences from the first are
     printed: task by task, with 95 % intervals.
     """
-    import os
-
     from rich.console import Console
 
     from empo2.recipe.evaluation.adaptation_report import show_adaptations

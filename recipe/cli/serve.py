@@ -50,9 +50,9 @@ def serve(
     whoever has the key. Agents keep their temperature; one that sets none gets model.val_temperature.
     """
     from empo2.recipe.config import lay_over, load_settings, read_layer
+    from empo2.recipe.launcher.checkpoints import find_memory, find_model
     from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.machine import require_gpus
-    from empo2.recipe.launcher.named_model import find_memory, find_model
     from empo2.recipe.launcher.run_directory import check_memory_file
     from empo2.recipe.launcher.serving import gateway_of
     from empo2.recipe.protocol import Serving
@@ -63,10 +63,8 @@ def serve(
     given = {} if source is None else read_layer(source)
     # No agent is started; its variables may be secrets, which a run's settings lack.
     layer = {section: values for section, values in given.items() if section != "agent"}
-    chosen = {
-        "model": {"server": server},
-        "algorithm": {"name": "empo2" if memory else "grpo"},  # the latter loads no embedder
-    }
+    # grpo loads no embedder.
+    chosen = {"model": {"server": server}, "algorithm": {"name": "empo2" if memory else "grpo"}}
     settings = load_settings(options.profile, options.overrides or (), layer=lay_over(layer, chosen))
     file, tag, said = None, None, "none; --memory shows tips"
     if memory:
@@ -95,11 +93,7 @@ def serve(
 
 
 def _tag(file: Path, asked: str | None) -> tuple["RolloutTag", str]:
-    """Return the tag of calls that are shown a scope's tips, and what to say of them.
-
-    Raises:
-        ConfigError: there is no such scope, or there are several.
-    """
+    """Return the tag of calls that are shown a scope's tips, and what to say of it; a ConfigError unless it is one."""
     from empo2.memory.browse import scope_counts
     from empo2.memory.file import reading
     from empo2.recipe.cli.memory import chosen_scopes
@@ -112,20 +106,14 @@ def _tag(file: Path, asked: str | None) -> tuple["RolloutTag", str]:
         raise ConfigError(f"--memory: {file} has no tips" + (f" in --scope {asked}" if asked is not None else ""))
     if len(counts) > 1:
         names = ", ".join(scope_text(count.scope) for count in counts[:5])
-        raise ConfigError(
-            f"--memory: the memory has tips in {len(counts)} scopes, such as {names}; give one by --scope"
-        )
+        raise ConfigError(f"--memory: there are tips in {len(counts)} scopes, such as {names}; give one by --scope")
     (count,) = counts
     tag = RolloutTag(rollout_mode="memory", scope=count.scope, read_only=True)
     return tag, f"{count.tips:,} tips of scope {scope_text(count.scope) or 'all tasks'}, read only"
 
 
 def _say(served: "Served", name: str, *, secret: bool) -> None:
-    """Print how agents reach the model.
-
-    Args:
-        secret: True if the key comes from the environment and is not to be shown.
-    """
+    """Print how agents reach the model; a secret key, of the environment, is not shown."""
     url, key = f"{served.url}/v1", "$EMPO2_KEY" if secret else served.keys.agent
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     print(

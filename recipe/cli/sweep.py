@@ -74,6 +74,5 @@ def sweep(
     if arms:
         show_lines([Line(title, [read_run(run) for run in runs]) for title, runs in arms.items()], folder, Console())
     if failed:
-        raise ProcessError(
-            f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}; try again with this command"
-        )
+        count = f"{len(failed)} of {len(chosen)} runs failed"
+        raise ProcessError(f"{count}: {', '.join(failed)}; try again with this command")

@@ -4,12 +4,19 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from empo2.recipe import preemption
 from empo2.recipe.cli.options import SettingsOptions, with_options
+from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from empo2.recipe.launcher.tasks import Tasks
+
+_CALL_SECONDS = 60
 
 
 @with_options
@@ -28,7 +35,6 @@ def train(
     """Start gateway, controller and trainer, and train."""
     from rich.console import Console
 
-    from empo2.recipe.cli.tool_check import check_tools
     from empo2.recipe.evaluation.run_report import show_runs
     from empo2.recipe.launcher import plan
     from empo2.recipe.launcher.cluster import require_cluster
@@ -41,7 +47,7 @@ def train(
     settings = options.settings(plan.ablation(ablation) if ablation is not None else {})
     if gateway is None:
         console = Console()
-        run = launch(settings, options.profile, console, check=check_tools)
+        run = launch(settings, options.profile, console, check=_check_tools)
         show_runs([run], run, console)
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -52,3 +58,18 @@ def train(
                 say(f"warning  {warning}")
         folder = run_directory or open_run_directory(settings, options.profile)[0]
         train_only(settings, gateway, given_keys().admin, folder)
+
+
+def _check_tools(settings: Settings, tasks: "Tasks", model: str) -> None:
+    """Refuse a model without readable tool calls for an agent that offers tools in its first call.
+
+    Only for such a model the agent is started, with its first task and a scripted model.
+    """
+    from empo2.recipe.launcher.tool_calls import tool_support
+    from empo2.recipe.retrofit.findings import offered_tools
+    from empo2.recipe.retrofit.recorder import record
+
+    problem = tool_support(settings.model, model).problem
+    trace = record(settings, tasks.train[0], ["1"], _CALL_SECONDS, first_call_only=True) if problem else None
+    if trace and (tools := offered_tools(trace.calls[:1])):
+        raise ConfigError(f"model.path={settings.model.path!r}: the agent offers {', '.join(tools)}; {problem}")

@@ -31,19 +31,12 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Imported:
-    """What is known of an agent's class after its import.
+    """What is known of an agent's class after its import."""
 
-    Attributes:
-        agent_class: ``module:Class``.
-        environment: the variables during the import.
-        read: the names of those that were read, and of absent ones that were asked for.
-        refused: why no agent can be forked; None if they can.
-    """
-
-    agent_class: str
-    environment: dict[str, str]
-    read: frozenset[str]
-    refused: str | None
+    agent_class: str  # ``module:Class``
+    environment: dict[str, str]  # the variables during the import
+    read: frozenset[str]  # names of those that were read, and of absent ones that were asked for
+    refused: str | None  # why no agent can be forked; None if they can
 
     def refuses(self, agent_class: str, environment: dict[str, str]) -> str | None:
         """Return why an agent of this class with these variables cannot be forked; None if it can."""

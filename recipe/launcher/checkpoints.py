@@ -1,15 +1,27 @@
-"""Find a run's checkpoint, and merge its weights, and a LoRA into them, into a Hugging Face folder."""
+"""Find the model and the memory that a command line names: a run's, one of the Hugging Face hub, or a server's.
+
+A checkpoint's weights, and a LoRA into them, are merged into a Hugging Face folder.
+"""
 
 import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.errors import ConfigError, ProcessError
-from empo2.recipe.launcher.model_files import merge_adapter
-from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, complete_checkpoints, is_complete, step_of
+from empo2.recipe.launcher.model_files import merge_adapter, resolve_model
+from empo2.recipe.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    MEMORY_FILE,
+    SETTINGS_FILE,
+    complete_checkpoints,
+    is_complete,
+    step_of,
+)
 
 _MERGED = "merged"
 _ADAPTER = "lora_adapter"  # verl's merger puts a LoRA there, beside the weights that it belongs to
@@ -17,14 +29,7 @@ _LINES = 5
 
 
 def find_checkpoint(path: Path, step: int | None = None) -> Path:
-    """Return a checkpoint's folder: the given one, or one of a run's folder.
-
-    Args:
-        step: of the run's checkpoint; None for the last.
-
-    Raises:
-        ConfigError: there is no complete checkpoint.
-    """
+    """Return a checkpoint's folder, the given one or a run's of a step (the last); a ConfigError if there is none."""
     if is_complete(path) and step in (None, step_of(path)):
         return path
     if not (path / CONFIG_FILE).is_file() and not (path / CHECKPOINTS).is_dir():
@@ -43,11 +48,7 @@ def run_of(checkpoint: Path) -> Path:
 
 
 def merged(checkpoint: Path) -> Path:
-    """Return the Hugging Face folder of a checkpoint's weights, made once, inside of the checkpoint.
-
-    Raises:
-        ProcessError: verl's merger failed; the message has the end of its output.
-    """
+    """Return the Hugging Face folder of a checkpoint's weights, made once in it; a ProcessError if verl cannot."""
     from empo2.recipe.trainer.ray_environment import device
 
     target = checkpoint.absolute() / _MERGED
@@ -70,3 +71,72 @@ def merged(checkpoint: Path) -> Path:
             made = whole
         made.rename(target)  # atomic: the folder is complete or absent
     return target
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model that is evaluated, served or exported."""
+
+    name: str  # for people and folder names
+    model: str | None = None  # what vLLM loads, or the server's name of it; None for a checkpoint
+    checkpoint: Path | None = None  # its folder
+
+    @property
+    def settings_file(self) -> Path | None:
+        """The settings of the checkpoint's run, or those that were exported with a model."""
+        return run_of(self.checkpoint) / CONFIG_FILE if self.checkpoint else self._beside(SETTINGS_FILE)
+
+    @property
+    def memory(self) -> Path | None:
+        """The memory of the checkpoint's step, or the one that was exported with a model."""
+        return self._beside(MEMORY_FILE)
+
+    def _beside(self, name: str) -> Path | None:
+        file = Path(self.checkpoint or self.model or "", name)
+        return file if file.is_file() else None
+
+    def resolve(self) -> str:
+        """Return what vLLM loads; a checkpoint is merged at first."""
+        return str(merged(self.checkpoint)) if self.checkpoint else self.model or self.name
+
+
+def find_model(name: str, server: str | None) -> NamedModel:
+    """Return what MODEL means on the command line; a ConfigError if there is no such thing.
+
+    Args:
+        name: a run's folder (its last checkpoint), a checkpoint, a Hugging Face folder or name, or the server's name.
+        server: address of a server that has the model.
+    """
+    if server is not None:
+        return NamedModel(name.rsplit("/", 1)[-1], model=name)
+    path = Path(name).expanduser()
+    if is_complete(path) or (path / CONFIG_FILE).is_file() or (path / CHECKPOINTS).is_dir():
+        checkpoint = find_checkpoint(path)
+        return NamedModel(f"{run_of(checkpoint).name}-step-{step_of(checkpoint)}", checkpoint=checkpoint)
+    try:
+        model = resolve_model(name)
+    except OSError as error:
+        raise ConfigError(f"MODEL {name}: {error}") from None
+    if isinstance(model, str):
+        _check_hub_name(model)
+    return NamedModel(name.rstrip("/").rsplit("/", 1)[-1], model=str(model))
+
+
+def find_memory(path: Path) -> Path:
+    """Return the memory file of a run's folder or a checkpoint, or the file itself; a ConfigError if there is none."""
+    file = path / MEMORY_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError(f"--memory-from {path}: no memory; give a run's folder, a checkpoint or a memory file")
+    return file
+
+
+def _check_hub_name(name: str) -> None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        hf_hub_download(name, "config.json")
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        said = "no run, checkpoint or model in a folder of that name, nor one of the Hugging Face hub"
+        raise ConfigError(f"MODEL {name}: {said}: {reason}") from None

@@ -104,10 +104,8 @@ def _joined(address: str, name: str) -> Iterator[None]:
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except AuthenticationError:
-        raise ConfigError(
-            f"{name}: asks for its token, and this host has none or another; give that of the cluster, as "
-            "RAY_AUTH_TOKEN or in ~/.ray/auth_token"
-        ) from None
+        fix = "give the cluster's as RAY_AUTH_TOKEN or in ~/.ray/auth_token"
+        raise ConfigError(f"{name}: asks for its token, and this host has none or another; {fix}") from None
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{name}: cannot be joined: {' '.join(str(error).split())[:300]}") from None
     try:

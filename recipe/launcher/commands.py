@@ -23,21 +23,17 @@ _ANSWER_SECONDS = 1  # of one request; a server that starts may take connections
 
 
 def given_keys() -> Keys:
-    """Return the gateway's keys that the environment gives; empty where it gives none."""
-    return Keys(os.environ.get(KEY, ""), os.environ.get(ADMIN_KEY, ""))
+    """Return the gateway's keys that the environment gives, "" where it gives none; a ConfigError if they are equal."""
+    keys = Keys(os.environ.get(KEY, ""), os.environ.get(ADMIN_KEY, ""))
+    if keys.agent and keys.agent == keys.admin:
+        raise ConfigError(f"{ADMIN_KEY} equals {KEY}, which agents get: give another one")
+    return keys
 
 
 def given_or_random_keys() -> Keys:
-    """Return the gateway's keys, random where the environment gives none.
-
-    Raises:
-        ConfigError: they are equal.
-    """
+    """Return the gateway's keys, random where the environment gives none."""
     given = given_keys()
-    keys = Keys(given.agent or secrets.token_urlsafe(24), given.admin or secrets.token_urlsafe(24))
-    if keys.agent == keys.admin:
-        raise ConfigError(f"{ADMIN_KEY} equals {KEY}, which agents get: give another one")
-    return keys
+    return Keys(given.agent or secrets.token_urlsafe(24), given.admin or secrets.token_urlsafe(24))
 
 
 def environment_without(*names: str) -> dict[str, str]:
@@ -99,11 +95,9 @@ def start_gateway(
 
 
 def start_controller(processes: Processes, settings: Settings, url: str, keys: Keys) -> None:
-    """Start the controller of the gateway at ``url``.
+    """Start the controller of the gateway at ``url``, which keeps its rollouts: if it ends, those under way fail alone.
 
-    Its environment, without the key, becomes that of the agents; it has the collector's address, where
-    ``gateway.traces`` gives one. Its rollouts are kept by the gateway: if
-    it ends, those that it was playing fail, and the others are played.
+    Its environment, without the key, becomes that of the agents; it has the address of the collector of traces.
     """
     environment = {KEY: keys.agent}
     if endpoint := traces_endpoint(settings):
@@ -112,14 +106,7 @@ def start_controller(processes: Processes, settings: Settings, url: str, keys: K
 
 
 def wait_for(url: str, check: Callable[[], object]) -> None:
-    """Return once a server answers.
-
-    Args:
-        check: called again and again; raises if the server's process has ended.
-
-    Raises:
-        ProcessError: there is no answer after half an hour.
-    """
+    """Return once a server answers; until then, ``check`` raises if its process has ended. As `first_answer`."""
     with httpx.Client(timeout=_ANSWER_SECONDS) as client:
         first_answer(lambda: client.get(url), lambda _: check())
 

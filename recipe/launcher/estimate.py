@@ -42,20 +42,16 @@ class Card:
     flops: float | None = None
 
 
-def _card(name: str, mib: int, terabytes: float, teraflops: float) -> Card:
-    return Card(name, mib * 2**20, terabytes * 1e12, teraflops * 1e12)
-
-
 # NVIDIA's data sheets of the SXM cards, the L40S and the Ada architecture; without sparsity.
 CARDS = {
-    card.name: card
-    for card in (
-        _card("h200-141", 143_771, 4.8, 989),
-        _card("h100-80", 81_559, 3.35, 989),
-        _card("a100-80", 81_920, 2.039, 312),
-        _card("a100-40", 40_960, 1.555, 312),
-        _card("l40s-48", 46_068, 0.864, 362),
-        _card("rtx4090-24", 24_564, 1.008, 165),
+    name: Card(name, mib * 2**20, terabytes * 1e12, teraflops * 1e12)
+    for name, mib, terabytes, teraflops in (
+        ("h200-141", 143_771, 4.8, 989),
+        ("h100-80", 81_559, 3.35, 989),
+        ("a100-80", 81_920, 2.039, 312),
+        ("a100-40", 40_960, 1.555, 312),
+        ("l40s-48", 46_068, 0.864, 362),
+        ("rtx4090-24", 24_564, 1.008, 165),
     )
 }
 
@@ -126,9 +122,9 @@ SHAPES = {
 
 def shape_of(config: dict[str, Any]) -> Shape | None:
     """Return the shape that a config.json describes; None if it is no dense decoder of this family."""
-    if config.get("model_type") not in ("llama", "mistral", "qwen2", "qwen3"):
+    if (kind := config.get("model_type")) not in ("llama", "mistral", "qwen2", "qwen3"):
         return None
-    kind, heads = config["model_type"], config["num_attention_heads"]
+    heads = config["num_attention_heads"]
     return Shape(
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
@@ -346,10 +342,9 @@ def cpu_memory(settings: Settings, shape: Shape, *, width: int) -> Terms:
     tokens = (model.max_prompt_tokens + model.max_episode_tokens) * settings.hardware.micro_batch
     values = 5 * shape.intermediate + 14 * shape.hidden  # of a layer and token; all are kept: no checkpoints on CPUs
     trained = 16 * shape.trained(model.lora_rank) + (4 * shape.parameters if model.lora_rank else 0)
+    row = tokens * shape.layers * values * width + logits(settings, shape)
     return {
-        "trainer's workers": workers * IMPORTS
-        + trained
-        + workers * (tokens * shape.layers * values * width + logits(settings, shape)),
+        "trainer's workers": workers * (IMPORTS + row) + trained,
         "trainer": IMPORTS,
         "vLLM: server": IMPORTS,
         "vLLM: engine": IMPORTS + width * shape.parameters + settings.hardware.kv_cache * GIB,

@@ -1,5 +1,6 @@
 """Export a checkpoint: a Hugging Face folder with weights, tokenizer, chat template, settings and a model card."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -11,14 +12,7 @@ import yaml
 from empo2.recipe.config import load_settings, read_layer
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.checkpoints import merged, run_of
-from empo2.recipe.run_folder import (
-    CONFIG_FILE,
-    MEMORY_FILE,
-    METRICS_FILE,
-    SETTINGS_FILE,
-    read_metrics,
-    step_of,
-)
+from empo2.recipe.run_folder import CONFIG_FILE, MEMORY_FILE, METRICS_FILE, SETTINGS_FILE, read_metrics, step_of
 
 _CARD = "README.md"
 _WEIGHTS = ".safetensors"
@@ -88,12 +82,9 @@ def model_card(checkpoint: Path, *, memory: bool) -> str:
 
 def _metadata(base: str) -> dict[str, Any]:
     on_the_hub = base.count("/") == 1 and not base.startswith(("/", ".", "~")) and not Path(base).exists()
-    return {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        **({"base_model": base} if on_the_hub else {}),
-        "tags": ["reinforcement-learning", "agent-lightning", "empo2"],
-    }
+    tags = ["reinforcement-learning", "agent-lightning", "empo2"]
+    found = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    return found | ({"base_model": base} if on_the_hub else {}) | {"tags": tags}
 
 
 def _results(run: Path, step: int) -> str:
@@ -121,9 +112,7 @@ def _differing(values: dict[str, Any] | Any, defaults: dict[str, Any]) -> dict[s
 def _link_weights(source: str, target: str) -> str:
     """Copy a file; make a hard link of a file of weights, which is large and is never edited in place."""
     if source.endswith(_WEIGHTS):
-        try:
+        with contextlib.suppress(OSError):  # another file system, or one without hard links
             os.link(source, target)
-        except OSError:  # another file system, or one without hard links
-            return shutil.copy2(source, target)
-        return target
+            return target
     return shutil.copy2(source, target)

@@ -16,20 +16,8 @@ from empo2.recipe.config import Settings, traces_endpoint, warnings_of
 from empo2.recipe.errors import ConfigError, Empo2Error, Preempted, ProcessError
 from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
+from empo2.recipe.launcher import commands
 from empo2.recipe.launcher.cluster import require_cluster
-from empo2.recipe.launcher.commands import (
-    ADMIN_KEY,
-    KEY,
-    empo2_command,
-    environment_without,
-    given_keys,
-    given_or_random_keys,
-    in_memory,
-    start_controller,
-    start_gateway,
-    url_of,
-    wait_for,
-)
 from empo2.recipe.launcher.machine import require_room
 from empo2.recipe.launcher.model_files import model_of
 from empo2.recipe.launcher.processes import bind, ending_descendants, running
@@ -53,6 +41,7 @@ _ANSWER_SECONDS = 3  # while the gateway is silent, nobody looks whether the pro
 Check = Callable[[Settings, Tasks, str], None]
 
 
+@ending_descendants()  # such as a world that lists its tasks
 def launch(settings: Settings, profile: str | None, console: Console, *, check: Check | None = None) -> Path:
     """Train with all processes on this machine; return the run's folder.
 
@@ -63,98 +52,87 @@ def launch(settings: Settings, profile: str | None, console: Console, *, check: 
         Empo2Error: a check failed or a process ended; nothing is left running.
         KeyboardInterrupt: the user interrupted the run; nothing is left running.
     """
-    with ending_descendants():  # such as a world that lists its tasks
-        return _launch(settings, profile, console, check)
-
-
-def _launch(settings: Settings, profile: str | None, console: Console, check: Check | None) -> Path:
     started = time.monotonic()
     if settings.model.server is not None:
         raise ConfigError(f"model.server={settings.model.server!r}: training starts its own vLLM; set it to null")
     room = require_room(settings) if settings.hardware.cluster is None else []
-    if not settings.agent.concurrency and not given_keys().agent:
-        raise ConfigError(f"agent.concurrency=0: the controllers of other hosts need the agents' key; give it as {KEY}")
+    if not settings.agent.concurrency and not commands.given_keys().agent:
+        raise ConfigError(f"agent.concurrency=0: controllers of other hosts need a key; give it as {commands.KEY}")
     agent = check_agent(settings)
     choice_of(settings.gateway.trained_calls)  # refuses what cannot be imported
     traces_endpoint(settings)  # refuses another protocol
     tasks = load_tasks(settings)
     StateReader(settings.memory)  # refuses a function that cannot be imported
     model = model_of(settings)
-    # Refuses wrong options before anything starts; the trainer builds its own configuration.
+    # Refuses wrong options; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
+    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     if settings.hardware.cluster is not None:
-        room = require_cluster(settings, model, partial(console.print, soft_wrap=True, highlight=False, markup=False))
+        room = require_cluster(settings, model, say)
     scopes = [scope_of(task, settings.memory.scope) for task in tasks.train]
     if check is not None:
         check(settings, tasks, model)
     recurrence = recurrence_warning(scopes, settings, settings.run.steps)
     for warning in filter(None, [*room, *warnings_of(settings), recurrence]):
-        console.print(f"warning  {warning}", soft_wrap=True, highlight=False, markup=False)
+        say(f"warning  {warning}")
     with bind(gateway_host(settings), settings.gateway.port) as listener:
-        url = url_of(listener)
+        url = commands.url_of(listener)
         directory, resumed = open_run_directory(settings, profile)
         (directory / TASKS_FILE).write_text(json.dumps(asdict(tasks), indent=1))
-        console.print(f"run    {directory}\nmodel  {model}", soft_wrap=True, highlight=False)
+        say(f"run    {directory}\nmodel  {model}")
         if (left := last_set_aside(directory)) is not None:
-            console.print(f"kept   {left}: what the start before this one left", soft_wrap=True, highlight=False)
+            say(f"kept   {left}: what the start before this one left")
+        done = step_of(resumed) if resumed else 0
         if resumed is not None:
-            console.print(f"resume after step {step_of(resumed)}, with the memory of that step", highlight=False)
+            say(f"resume after step {done}, with the memory of that step")
         if not settings.agent.concurrency:
-            console.print(f"play   other hosts, with the gateway {url}", soft_wrap=True, highlight=False)
+            say(f"play   other hosts, with the gateway {url}")
         if agent:
-            console.print(f"agent  {agent}", soft_wrap=True, highlight=False)
-        console.print(f"tasks  {len(tasks.train)} for training, {len(tasks.val)} for validation", highlight=False)
+            say(f"agent  {agent}")
+        say(f"tasks  {len(tasks.train)} for training, {len(tasks.val)} for validation")
 
-        keys = given_or_random_keys()
-        steps, done = settings.run.steps, step_of(resumed) if resumed else 0
-        watch = Watch(directory)
+        keys, watch = commands.given_or_random_keys(), Watch(directory)
         try:
             with (
-                running(directory, environment_without(*_RAY_TOKEN)) as processes,  # agents have no business in Ray
-                in_memory(settings) as file,
-                RunProgress(console, steps, done=done, started=started) as shown,
+                running(directory, commands.environment_without(*_RAY_TOKEN)) as processes,  # agents need no Ray
+                commands.in_memory(settings) as file,
+                RunProgress(console, settings.run.steps, done=done, started=started) as shown,
             ):
                 shown.loading(STAGES[0])
                 trainer = _trainer(directory, file, url)
                 token = {name: os.environ[name] for name in _RAY_TOKEN if name in os.environ}
-                secrets = {ADMIN_KEY: keys.admin, **token}
+                secrets = {commands.ADMIN_KEY: keys.admin, **token}
                 processes.start("trainer", trainer, secrets=secrets, inherit=(file,), may_end=True, saves=True)
-                start_gateway(processes, directory, file, listener, keys)
-                wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
+                commands.start_gateway(processes, directory, file, listener, keys)
+                commands.wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
                 if settings.agent.concurrency:
-                    start_controller(processes, settings, url, keys)
+                    commands.start_controller(processes, settings, url, keys)
                 headers = {"Authorization": f"Bearer {keys.admin}"}
                 with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS) as client:
                     watch.until_done(client, processes, shown)
         except Preempted as end:
-            _say_rollouts(directory, console)
+            _say_rollouts(directory, say)
             raise Preempted(f"{end}; {how_to_resume(directory).removeprefix('resume').strip()}") from None
         except (ProcessError, KeyboardInterrupt):
-            _say_rollouts(directory, console)
-            console.print(how_to_resume(directory), soft_wrap=True, highlight=False, markup=False)
+            _say_rollouts(directory, say)
+            say(how_to_resume(directory))
             raise
-        _say_rollouts(directory, console)
+        _say_rollouts(directory, say)
     return directory
 
 
-def _say_rollouts(directory: Path, console: Console) -> None:
-    """Print why rollouts of the run were dropped, one line for each cause, and what those that are kept take."""
-    said = []
+def _say_rollouts(directory: Path, say: Callable[[str], object]) -> None:
+    """Say why rollouts of the run were dropped, one line for each cause, and what those that are kept take."""
     with contextlib.suppress(Empo2Error):  # the run's own end matters more
-        said = [f"dropped  {dropped.told(directory)}" for dropped in read_dropped(directory / ROLLOUTS)]
+        for dropped in read_dropped(directory / ROLLOUTS):
+            say(f"dropped  {dropped.told(directory)}")
     if files := rollout_files(directory / ROLLOUTS):
         size = sum(file.stat().st_size for file in files) / 1e6
-        said.append(f"rollouts  {size:.1f} MB in {directory / ROLLOUTS}; empo2 show {directory}")
-    for line in said:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        say(f"rollouts  {size:.1f} MB in {directory / ROLLOUTS}; empo2 show {directory}")
 
 
 def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
-    """Run the trainer alone, in this process, against the gateway at ``url``.
-
-    Raises:
-        Empo2Error: as ``empo2.recipe.run_empo2`` does.
-    """
+    """Run the trainer alone, in this process, against the gateway at ``url``."""
     file = directory / TASKS_FILE
     tasks = Tasks(**json.loads(file.read_text())) if file.exists() else load_tasks(settings)
     model = model_of(settings)
@@ -177,4 +155,4 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
 
 
 def _trainer(directory: Path, settings: int, url: str) -> list[str]:
-    return [*empo2_command("train", settings), "--gateway", url, "--run-directory", str(directory)]
+    return [*commands.empo2_command("train", settings), "--gateway", url, "--run-directory", str(directory)]

@@ -20,7 +20,7 @@ from empo2.recipe.launcher.model_files import NOTES, SMOLLM2, resolve_model
 from empo2.recipe.launcher.processes import bind
 from empo2.recipe.network import gateway_host
 
-MOUNTS, SHARED = Path("/proc/mounts"), Path("/dev/shm")
+SHARED = Path("/dev/shm")
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 DRIVER, OLDER_DRIVER = 580, 575  # of CUDA 13.0, for which the pinned torch is built, and of 12.9 (torch +cu129)
 ESTIMATED = ("host memory", "cores", "disk")  # findings for which a run is warned, not refused
@@ -77,11 +77,7 @@ def card_of(name: str, memory: float) -> Card:
 
 
 def find_shape(settings: Settings) -> Shape | None:
-    """Return the model's shape, from its folder or the table; None if it is unknown.
-
-    Raises:
-        ConfigError: ``model.path`` is a folder that is not there or has no config.json.
-    """
+    """Return the model's shape, from its folder or the table; None if it is unknown, a ConfigError without a folder."""
     path = settings.model.path
     if path in (SMOLLM2, NOTES):
         return SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]
@@ -109,19 +105,13 @@ def _hub() -> Path:
 
 
 def require_gpus(settings: Settings) -> Gpus:
-    """Return the GPUs of this machine.
-
-    Raises:
-        ConfigError: they are fewer than ``hardware.gpus_per_node``, where ``hardware.device`` is gpu.
-    """
+    """Return the GPUs of this machine; a ConfigError if ``hardware.device=gpu`` and they are too few."""
     if settings.hardware.device == "cpu":
         return Gpus([])
     gpus, wanted = read_gpus(), settings.hardware.gpus_per_node
     if len(gpus.cards) < wanted:
-        raise ConfigError(
-            f"hardware.gpus_per_node={wanted}: this machine has {len(gpus.cards)}; --profile cpu needs none, gpu-1 and "
-            "gpu-24 one"
-        )
+        fix = "--profile cpu needs none, gpu-1 and gpu-24 one"
+        raise ConfigError(f"hardware.gpus_per_node={wanted}: this machine has {len(gpus.cards)}; {fix}")
     return gpus
 
 
@@ -146,9 +136,7 @@ def require_room(settings: Settings, gpus: Gpus | None = None) -> list[str]:
     share = estimate.excess(settings, shape, card)
     if share > 1:
         fixes = " or ".join(estimate.remedies(settings, shape, card)[:2])
-        said = (
-            f"{estimate.gpus_of(settings)} GPUs of {card.memory / GIB:.0f} GiB (estimated; empo2 check shows each part)"
-        )
+        said = f"{estimate.gpus_of(settings)} GPUs of {card.memory / GIB:.0f} GiB (estimated by empo2 check)"
         if share > _TOO_LARGE:
             raise ConfigError(f"model.path={settings.model.path!r}: does not fit {said}; change {fixes}")
         warnings.append(f"model.path={settings.model.path!r}: may not fit {said}; if memory runs out, change {fixes}")
@@ -199,9 +187,8 @@ def _memory(settings: Settings, shape: Shape | None) -> Finding:
         if shape is not None and (moved := estimate.offloaded(settings, shape)):
             parts["offloaded weights and optimizer"] = moved
     free, wanted = _free_memory(), sum(parts.values())
-    said = f"{wanted / GIB:.0f} GiB needed, {free / GIB:.0f} free: " + ", ".join(
-        f"{name} {size / GIB:.0f}" for name, size in parts.items()
-    )
+    told = ", ".join(f"{name} {size / GIB:.0f}" for name, size in parts.items())
+    said = f"{wanted / GIB:.0f} GiB needed, {free / GIB:.0f} free: {told}"
     return Finding("host memory", said, "lower agent.concurrency, or free memory" if wanted > free else "")
 
 
@@ -285,11 +272,9 @@ def _java(settings: Settings) -> Finding | None:
 def _folder(settings: Settings) -> Finding:
     """Return whether SQLite's shared memory works where the memory file will lie."""
     folder = Path(settings.run.directory).absolute()
-    mounts = [line.split()[1:3] for line in MOUNTS.read_text().splitlines() if line.count(" ") >= 2]
     existing = existing_folder(folder).resolve()
-    places = [(Path(place.replace("\\040", " ")), kind) for place, kind in mounts]
-    over = [(place, kind) for place, kind in places if existing.is_relative_to(place)]
-    kind = max(over, key=lambda each: len(each[0].parts))[1] if over else "unknown"  # the last mount is above others
+    over = [each for each in psutil.disk_partitions(all=True) if existing.is_relative_to(each.mountpoint)]
+    kind = max(over, key=lambda each: len(Path(each.mountpoint).parts)).fstype if over else "unknown"
     remote = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
     if remote and settings.hardware.nodes > 1:  # whose checkpoints need a shared disk
         return Finding("memory file", f"{folder} on {kind}; only processes of this host may open it")

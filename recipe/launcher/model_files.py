@@ -40,10 +40,11 @@ def resolve_model(name: str, cache: Path | None = None) -> Path | str:
         FileNotFoundError: `name` is a path and no checkpoint lies there, or the GGUF is not installed.
         ValueError: a file of the LoRA is not the one that its checksum was made of.
     """
+    cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "empo2" / "models"
     if name == SMOLLM2:
-        return _smollm2(cache or _default_cache())
+        return _smollm2(cache)
     if name == NOTES:
-        return _notes(cache or _default_cache(), _adapter())
+        return _notes(cache, _adapter())
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -51,27 +52,17 @@ def resolve_model(name: str, cache: Path | None = None) -> Path | str:
         return path.resolve()
     # A hub name has at most one slash and starts with a letter or digit; everything else can only mean a path.
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise FileNotFoundError(
-            f"no such directory: {name!r}; give an existing checkpoint directory, "
-            f"a Hugging Face name such as 'Qwen/Qwen2.5-7B-Instruct', {SMOLLM2!r} or {NOTES!r}"
-        )
+        known = f"a Hugging Face name such as 'Qwen/Qwen2.5-7B-Instruct', {SMOLLM2!r} or {NOTES!r}"
+        raise FileNotFoundError(f"no such directory: {name!r}; give an existing checkpoint directory, {known}")
     return name
 
 
 def model_of(settings: Settings) -> str:
-    """Return what `resolve_model` does for ``model.path``.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
+    """Return what `resolve_model` does for ``model.path``; a ConfigError if there is no such model."""
     try:
         return str(resolve_model(settings.model.path))
     except OSError as error:
         raise ConfigError(f"model.path: {error}") from None
-
-
-def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "empo2" / "models"
 
 
 def _smollm2(cache: Path) -> Path:
@@ -132,9 +123,8 @@ def verify(adapter: Path) -> str:
     for name in ADAPTER_FILES:
         found = hashlib.sha256((adapter / name).read_bytes()).hexdigest()
         if sums.get(name) != found:
-            raise ValueError(
-                f"{adapter / name}: sha256 is {found}, {CHECKSUMS} says {sums.get(name)}; get the file again with git"
-            )
+            differs = f"sha256 is {found}, {CHECKSUMS} says {sums.get(name)}"
+            raise ValueError(f"{adapter / name}: {differs}; get the file again with git")
     return sums[ADAPTER_FILES[-1]]
 
 
@@ -169,34 +159,25 @@ def _tokenizer(gguf: Path):
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    fields = GGUFReader(gguf).fields
-
-    def field(key: str):
-        return fields[key].contents()
-
-    tokens = field("tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges")]
+    fields = {key: field.contents() for key, field in GGUFReader(gguf).fields.items()}
+    tokens = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     # `tokenizer.ggml.pre = smollm`: llama.cpp's LLAMA_VOCAB_PRE_TYPE_SMOLLM.
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     bpe.decoder = decoders.ByteLevel()
-    kinds = field("tokenizer.ggml.token_type")
-    bpe.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=True)
-            if kind == TokenType.CONTROL
-        ]
-    )
+    kinds = zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
+    special = [token for token, kind in kinds if kind == TokenType.CONTROL]
+    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        bos_token=tokens[field("tokenizer.ggml.bos_token_id")],
-        eos_token=tokens[field("tokenizer.ggml.eos_token_id")],
-        pad_token=tokens[field("tokenizer.ggml.padding_token_id")],
-        unk_token=tokens[field("tokenizer.ggml.unknown_token_id")],
+        bos_token=tokens[fields["tokenizer.ggml.bos_token_id"]],
+        eos_token=tokens[fields["tokenizer.ggml.eos_token_id"]],
+        pad_token=tokens[fields["tokenizer.ggml.padding_token_id"]],
+        unk_token=tokens[fields["tokenizer.ggml.unknown_token_id"]],
         chat_template=CHAT_TEMPLATE.read_text().rstrip("\n"),
-        model_max_length=field("llama.context_length"),
+        model_max_length=fields["llama.context_length"],
         clean_up_tokenization_spaces=False,
     )

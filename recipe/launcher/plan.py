@@ -25,34 +25,21 @@ class _Part(BaseModel):
 
 
 class Arm(_Part):
-    """One configuration.
+    """One configuration."""
 
-    Attributes:
-        title: its name in the report; None for its key.
-        seeds: how many, from 1 on; None for the file's.
-        ablation: arm of ``recipe/sweeps/ablations.yaml`` whose settings it has.
-        settings: laid over those.
-    """
-
-    title: str | None = None
-    seeds: _Count | None = None
-    ablation: str | None = None
-    settings: dict[str, Any] = {}
+    title: str | None = None  # in the report; None for its key
+    seeds: _Count | None = None  # how many, from 1 on; None for the file's
+    ablation: str | None = None  # arm of recipe/sweeps/ablations.yaml whose settings it has
+    settings: dict[str, Any] = {}  # laid over those
 
 
 class Sweep(_Part):
-    """The content of a sweep's file.
+    """The content of a sweep's file."""
 
-    Attributes:
-        seeds: of each arm that does not say otherwise.
-        settings: of all arms.
-        arms: by name; empty for one with the file's name.
-        grid: values by dotted key of a setting; every arm is trained with each combination of them.
-    """
-
-    seeds: _Count = 1
-    settings: dict[str, Any] = {}
-    arms: dict[_Name, Arm] = {}
+    seeds: _Count = 1  # of each arm that does not say otherwise
+    settings: dict[str, Any] = {}  # of all arms
+    arms: dict[_Name, Arm] = {}  # by name; empty for one with the file's name
+    # Values by dotted key of a setting; every arm is trained with each combination of them.
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
 
 
@@ -101,9 +88,7 @@ def read_plan(
         for seed in range(1, seeds + 1):
             trial = f"{name}-{seed}"
             if trial in trials:
-                raise ConfigError(
-                    f"{file}: {trial} is the name of two runs; rename an arm, or change the grid's values"
-                )
+                raise ConfigError(f"{file}: {trial} is the name of two runs; rename an arm, or change the grid")
             run = {"name": trial, "directory": str(folder), "resume": "auto"}
             own = lay_over(settings.to_dict(), {"run": run, "algorithm": {"seed": seed}})
             trials[trial] = Trial(name, title, seed, Settings.model_validate(own))
@@ -111,11 +96,7 @@ def read_plan(
 
 
 def ablation(name: str) -> dict[str, Any]:
-    """Return the settings of a named ablation.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
+    """Return the settings of a named ablation; a ConfigError if there is none of this name."""
     arms = _read(ABLATIONS).arms
     if name not in arms:
         close = get_close_matches(name, arms, n=1)

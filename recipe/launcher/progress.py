@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,8 +84,7 @@ class RunProgress:
     """What a person who waits for a run sees: lines that stay and, on a terminal, one that changes.
 
     Args:
-        steps: of the run.
-        done: of them, when a run is continued.
+        done: of the steps, when a run is continued.
         started: ``time.monotonic()`` at the start.
 
     Attributes:
@@ -92,19 +92,13 @@ class RunProgress:
     """
 
     def __init__(self, console: Console, steps: int, *, done: int = 0, started: float) -> None:
-        self._console = console
+        self.say = partial(console.print, soft_wrap=True, highlight=False, markup=False)  # shows a line that stays
         self._steps, self._done = steps, done
         self._started = self._said = started
         self.stage: str | None = None
         self._played = False
-        columns = (
-            SpinnerColumn(),
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
-        )
+        counts = (SpinnerColumn(), TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20))
+        columns = (*counts, TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
         self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
         self._task = self._bar.add_task("", total=steps, completed=done) if self._bar else TaskID(0)
 
@@ -117,10 +111,6 @@ class RunProgress:
         if self._bar:
             self._bar.stop()
 
-    def say(self, text: str) -> None:
-        """Show a line that stays."""
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
-
     def loading(self, stage: str) -> None:
         """Show what is being loaded, and what is left; "" for nothing."""
         if stage == self.stage:
@@ -128,8 +118,7 @@ class RunProgress:
         self.stage, self._said = stage, time.monotonic()
         left = STAGES[STAGES.index(stage) + 1 :] if stage else ()
         text = f"loading {stage}" if stage else "all is loaded"
-        if left:
-            text += f"; then {', '.join(left)}"
+        text += f"; then {', '.join(left)}" if left else ""
         if self._bar:
             self._bar.update(self._task, description=text)
         else:
@@ -149,7 +138,7 @@ class RunProgress:
             self.say(f"first rollout {time.monotonic() - self._started:.0f} s after the start")
         if not self._played:
             return
-        text = playing_text(progress)
+        text = _playing(progress)
         if self._bar:
             self._bar.update(self._task, description=text)
         elif time.monotonic() - self._said >= _QUIET_SECONDS:
@@ -157,8 +146,7 @@ class RunProgress:
             self.say(f"step {self._done + 1}/{self._steps}  {text}" if not progress.validation else text)
 
 
-def playing_text(progress: StepProgress) -> str:
-    """Return what is being done in a step: its rollouts, or what comes after them."""
+def _playing(progress: StepProgress) -> str:
     if not progress.rollouts:
         return "rollouts are done; the policy is updated"
     kind = "validation rollouts" if progress.validation else "rollouts"

@@ -42,16 +42,13 @@ def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, P
         The folder, and the checkpoint to continue from; None for a new run.
 
     Raises:
-        ConfigError: the folder exists and may not or cannot be continued, it cannot be written, or ``memory.from``
-            cannot be copied.
+        ConfigError: the folder exists and cannot be continued or written, or ``memory.from`` cannot be copied.
     """
     try:
         return _open(settings, profile)
     except OSError as error:
-        raise ConfigError(
-            f"run.directory={settings.run.directory!r}: {error.filename or 'the run'} cannot be written: "
-            f"{error.strerror}; give a folder that can"
-        ) from None
+        said = f"{error.filename or 'the run'} cannot be written: {error.strerror}"
+        raise ConfigError(f"run.directory={settings.run.directory!r}: {said}; give a folder that can") from None
 
 
 def last_set_aside(directory: Path) -> Path | None:
@@ -84,10 +81,8 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
             _lock(directory)
             _set_aside(directory, 0, run.validate_first)
         else:
-            raise ConfigError(
-                f"run.name={name!r}: {directory} exists; give another run.name, continue it with run.resume=auto, "
-                "or remove it"
-            ) from None
+            fix = "give another run.name, continue it with run.resume=auto, or remove it"
+            raise ConfigError(f"run.name={name!r}: {directory} exists; {fix}") from None
         directory.chmod(0o700)
     if checkpoint is None and source is not None:
         copy_memory(source, directory / MEMORY_FILE)
@@ -111,11 +106,10 @@ def _continue(settings: Settings, directory: Path) -> Path | None:
     before, now = yaml.safe_load(config.read_text()), settings.to_dict()
     for key in _FIXED:
         section, setting = key.split(".")
-        if (began := before[section].get(setting, now[section][setting])) != now[section][setting]:
-            raise ConfigError(
-                f"{key}={now[section][setting]!r}: the run {name!r} began with {began!r}, which "
-                "cannot change; give that, or another run.name"
-            )
+        given = now[section][setting]
+        if (began := before[section].get(setting, given)) != given:
+            said = f"the run {name!r} began with {began!r}, which cannot change"
+            raise ConfigError(f"{key}={given!r}: {said}; give that, or another run.name")
     checkpoint = last_checkpoint(directory / CHECKPOINTS)
     step = step_of(checkpoint) if checkpoint else 0
     if step >= settings.run.steps:
@@ -129,9 +123,8 @@ def _lock(directory: Path) -> None:
     try:
         fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(
-            f"run.name={directory.name!r}: another process is training in {directory}; wait for it, or stop it"
-        ) from None
+        said = f"another process is training in {directory}; wait for it, or stop it"
+        raise ConfigError(f"run.name={directory.name!r}: {said}") from None
 
 
 def _set_aside(directory: Path, step: int, validates: bool) -> None:
@@ -166,24 +159,15 @@ def _memory_source(settings: Settings) -> Path | None:
 
 
 def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
-    """Refuse a file that is not a memory, or was written with another embedder than ``memory.embedder``.
-
-    Args:
-        key: the setting that named the file; the error begins with it.
-
-    Raises:
-        ConfigError: the file is refused.
-    """
+    """Refuse a file, named by ``key``, that is no memory or is of another embedder than ``memory.embedder``."""
     try:
         with reading(path) as database:
             name, _ = embedder_of(database)
     except MemoryFileError as error:
         raise ConfigError(f"{key}: {error}") from None
     if name != embedder_name(settings.memory.embedder):
-        raise ConfigError(
-            f"{key}: {path} was written with embedder {name!r}, not memory.embedder={settings.memory.embedder!r}; give "
-            "that, or move the memory to it with `empo2 memory export` and `empo2 memory import`"
-        )
+        said = f"{path} was written with embedder {name!r}, not memory.embedder={settings.memory.embedder!r}"
+        raise ConfigError(f"{key}: {said}; give that, or move it with `empo2 memory export` and `empo2 memory import`")
 
 
 def write_settings(settings: Settings, directory: Path) -> None:

@@ -13,15 +13,7 @@ import httpx
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import VLLM_TRACES, Settings, load_settings, traces_endpoint
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.commands import (
-    environment_without,
-    given_or_random_keys,
-    in_memory,
-    start_controller,
-    start_gateway,
-    url_of,
-    wait_for,
-)
+from empo2.recipe.launcher import commands
 from empo2.recipe.launcher.processes import Processes, bind, running
 from empo2.recipe.launcher.run_directory import write_settings
 from empo2.recipe.launcher.tool_calls import tool_support
@@ -34,35 +26,21 @@ _GPU_MEMORY = 0.9  # of each GPU: there is no trainer beside vLLM
 
 @dataclass(frozen=True)
 class Served:
-    """A gateway with a model behind it.
+    """A gateway with a model behind it."""
 
-    Attributes:
-        client: of the gateway, with its admin key.
-        url, keys: of the gateway.
-        processes: the gateway's and all others; ``processes.check`` raises if one ended or the user interrupted.
-    """
-
-    client: httpx.Client
+    client: httpx.Client  # of the gateway, with its admin key
     url: str
     keys: Keys
-    processes: Processes
+    processes: Processes  # the gateway's and all others
 
 
 @contextlib.contextmanager
 def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]:
-    """Start everything that agents need to play with ``model``, and stop it when the block is left.
-
-    Args:
-        settings, directory, model: as for `gateway_of`.
-
-    Raises:
-        Empo2Error: a process ended, or the server does not answer.
-        KeyboardInterrupt: the user interrupted.
-    """
+    """Start a gateway as `gateway_of` and the controller that plays its rollouts, and stop both afterwards."""
     if not settings.agent.concurrency:
         raise ConfigError("agent.concurrency=0: is for empo2 train; here this host's controller plays, so raise it")
     with gateway_of(settings, directory, model) as served:
-        start_controller(served.processes, settings, served.url, served.keys)
+        commands.start_controller(served.processes, settings, served.url, served.keys)
         yield served
 
 
@@ -75,32 +53,28 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
         directory: existing folder for logs, settings and the gateway's memory.
         model: the name or folder that vLLM loads, or the server's name for it.
         agents: how agents are answered that have no rollout; None if there are none.
-
-    Raises:
-        Empo2Error: a process ended, or the server does not answer.
-        KeyboardInterrupt: the user interrupted.
     """
     if settings.model.server is not None:
         check_server(settings.model.server, model)
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": model})})
     write_settings(settings, directory)
-    keys = given_or_random_keys()
+    keys = commands.given_or_random_keys()
     if settings.model.server is None:
-        environment, secrets = environment_without() | _vllm_environment(settings), {}
+        environment, secrets = commands.environment_without() | _vllm_environment(settings), {}
     else:  # the server's key is for the gateway alone, which sends the agents' calls
-        environment, secrets = environment_without(_SERVER_KEY), {_SERVER_KEY: os.environ.get(_SERVER_KEY, "")}
+        environment, secrets = commands.environment_without(_SERVER_KEY), {_SERVER_KEY: os.environ.get(_SERVER_KEY, "")}
     options = [] if agents is None else ["--serving", agents.model_dump_json()]
     with bind(gateway_host(settings), settings.gateway.port) as listener:
-        url = url_of(listener)
-        with running(directory, environment) as processes, in_memory(settings) as file:
+        url = commands.url_of(listener)
+        with running(directory, environment) as processes, commands.in_memory(settings) as file:
             endpoint = settings.model.server
             if endpoint is None:
                 name = agents.name if agents else None
                 endpoint = _start_vllm(settings, model, processes, name, key=model_key(keys.admin))
-            start_gateway(processes, directory, file, listener, keys, options=options, secrets=secrets)
-            wait_for(f"{url}/healthz", processes.check)
+            commands.start_gateway(processes, directory, file, listener, keys, options=options, secrets=secrets)
+            commands.wait_for(f"{url}/healthz", processes.check)
             if settings.model.server is None:
-                wait_for(f"{endpoint}/models", processes.check)
+                commands.wait_for(f"{endpoint}/models", processes.check)
             with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys.admin}"}, timeout=60) as client:
                 client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
                 yield Served(client, url, keys, processes)
@@ -108,49 +82,36 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
 
 @contextlib.contextmanager
 def vllm_server(model: str, *overrides: str) -> Iterator[str]:
-    """Start vLLM alone, on the machine's GPU or its CPU; yield its address, and stop it when the block is left.
-
-    Args:
-        overrides: settings, as ``key=value``.
-    """
+    """Start vLLM alone, on the machine's GPU or its CPU; yield its address, and stop it when the block is left."""
     from empo2.recipe.trainer.ray_environment import device
 
     own = load_settings("cpu" if device() == "cpu" else "gpu-1", overrides)
-    environment = environment_without() | _vllm_environment(own)
+    environment = commands.environment_without() | _vllm_environment(own)
     with tempfile.TemporaryDirectory(prefix="vllm-") as logs, running(Path(logs), environment) as processes:
         endpoint = _start_vllm(own, model, processes)
-        wait_for(f"{endpoint}/models", processes.check)
+        commands.wait_for(f"{endpoint}/models", processes.check)
         yield endpoint
 
 
 def check_server(url: str, model: str) -> None:
-    """Check that an OpenAI-compatible server answers and has the model; OPENAI_API_KEY is its key, if it needs one.
-
-    Raises:
-        ConfigError: it does not answer, refuses the key, or does not list the model.
-    """
-    key = os.environ.get(_SERVER_KEY)
+    """Refuse an OpenAI-compatible server that does not answer, refuses OPENAI_API_KEY, or has no such model."""
+    key, name = os.environ.get(_SERVER_KEY), f"model.server={url!r}"
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        response = httpx.get(
-            f"{url.rstrip('/')}/models", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=30
-        )
+        response = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=30)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError(
-            f"model.server={url!r}: no server answers ({error}); give the address that ends with /v1"
-        ) from None
+        raise ConfigError(f"{name}: no server answers ({error}); give the address that ends with /v1") from None
     if response.status_code in (401, 403):
-        raise ConfigError(f"model.server={url!r}: refuses the key; set OPENAI_API_KEY")
+        raise ConfigError(f"{name}: refuses the key; set {_SERVER_KEY}")
     if response.status_code in (404, 405):
         return  # some servers have no list of models
     try:
         names = [entry["id"] for entry in response.raise_for_status().json()["data"]]
     except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
-        raise ConfigError(
-            f"model.server={url!r}: answers {response.status_code} to /models, not a list of models; give the address "
-            "that ends with /v1"
-        ) from None
+        said = f"answers {response.status_code} to /models, not a list of models"
+        raise ConfigError(f"{name}: {said}; give the address that ends with /v1") from None
     if model not in names:
-        raise ConfigError(f"model.server={url!r}: has no model {model!r}; it has {', '.join(sorted(names)[:10])}")
+        raise ConfigError(f"{name}: has no model {model!r}; it has {', '.join(sorted(names)[:10])}")
 
 
 def vllm_command(settings: Settings, model: str, port: int, name: str | None = None) -> list[str]:

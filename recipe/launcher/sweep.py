@@ -18,8 +18,7 @@ from empo2.recipe.launcher.progress import NewLines, step_summary
 from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import CONFIG_FILE, METRICS_FILE, read_lines
 
-type Show = Callable[[str], None]
-"""Shows a line of progress."""
+type Show = Callable[[str], None]  # shows a line of progress
 type Command = Callable[[int], list[str]]
 
 _COMPARED = ("algorithm", "model", "agent", "tasks", "memory", "reflection")
@@ -28,21 +27,14 @@ _POLL_SECONDS = 1
 
 
 def train_all(trials: Sequence[Trial], folder: Path, show: Show, command: Command = _EMPO2_TRAIN) -> dict[str, str]:
-    """Train all trials that have not ended yet; one that fails does not keep the others from being trained.
-
-    Returns:
-        Why trials failed, by name.
-
-    Raises:
-        KeyboardInterrupt: the user interrupted the sweep; nothing is left running.
-    """
+    """Train all trials that have not ended yet, whichever of them fail; return why trials failed, by name."""
     failed = {}
     for number, trial in enumerate(trials, 1):
         place = f"run {number} of {len(trials)}  {trial.name}"
         if has_ended(trial, folder):
             show(f"{place}  has ended before")
             continue
-        show(f"{place}  begins; its log is {log_of(trial, folder)}")
+        show(f"{place}  begins; its log is {folder / trial.name}.log")
         try:
             train(trial, folder, lambda text, place=place: show(f"{place}  {text}"), command)
         except ProcessError as error:
@@ -52,11 +44,7 @@ def train_all(trials: Sequence[Trial], folder: Path, show: Show, command: Comman
 
 
 def check_settings(trials: Sequence[Trial], folder: Path) -> None:
-    """Refuse to go on with runs that began with other settings; how long and where they run may change.
-
-    Raises:
-        ConfigError: names the run, the setting and both values.
-    """
+    """Refuse to go on with runs that began with other settings; how long and where they run may change."""
     for trial in trials:
         file = folder / trial.name / CONFIG_FILE
         before = yaml.safe_load(file.read_text()) if file.is_file() else {}
@@ -64,20 +52,15 @@ def check_settings(trials: Sequence[Trial], folder: Path) -> None:
         for section in _COMPARED:
             for key, value in before.get(section, {}).items():
                 if key in now[section] and now[section][key] != value:
-                    raise ConfigError(
-                        f"{trial.name}: its run in {folder} began with {section}.{key}={value!r}, the sweep now has "
-                        f"{now[section][key]!r}; give another --output, or remove that run"
-                    )
+                    changed = f"began with {section}.{key}={value!r}, the sweep now has {now[section][key]!r}"
+                    fix = "give another --output, or remove that run"
+                    raise ConfigError(f"{trial.name}: its run in {folder} {changed}; {fix}")
 
 
 def has_ended(trial: Trial, folder: Path) -> bool:
     """Return True if the last step of a trial has its metrics."""
-    return reaches_end(folder / trial.name / METRICS_FILE, trial)
-
-
-def reaches_end(metrics: Path, trial: Trial) -> bool:
-    """Return True if a file of metrics, a line for each step, has a trial's last step."""
-    return max((row["step"] for row in read_lines(metrics)), default=-1) >= trial.settings.run.steps
+    steps = [row["step"] for row in read_lines(folder / trial.name / METRICS_FILE)]
+    return max(steps, default=-1) >= trial.settings.run.steps
 
 
 def train(trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAIN) -> None:
@@ -109,12 +92,7 @@ def train(trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAI
             processes.check()
             time.sleep(_POLL_SECONDS)
     if not has_ended(trial, folder):
-        raise ProcessError(f"{trial.name} ended before its last step; see {log_of(trial, folder)}")
-
-
-def log_of(trial: Trial, folder: Path) -> Path:
-    """Return the file that holds what `empo2 train` printed."""
-    return folder / f"{trial.name}.log"
+        raise ProcessError(f"{trial.name} ended before its last step; see {folder / trial.name}.log")
 
 
 def clock_of(trial: Trial, folder: Path) -> Path:

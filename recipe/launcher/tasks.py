@@ -1,23 +1,30 @@
-"""Load the tasks and check the agent that the settings name."""
+"""Load the tasks, of a function, a file or a data set of the Hugging Face hub; check the agent."""
 
 import contextlib
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from empo2.recipe.config import Settings, imported
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.task_files import is_data, read_tasks
 from empo2.recipe.protocol import MADE_UP, PANEL, TRAIN_PANEL, UNSEEN_PANEL, scope_of
+
+_HUB = "hub:"
+_FILES = (".jsonl", ".parquet")
+_EVERY = 10  # of a file without validation tasks, each tenth row is one
+
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Tasks:
     """Training and validation tasks: JSON-like rows, each the input of a rollout."""
 
-    train: list[dict[str, Any]]
-    val: list[dict[str, Any]]
+    train: Rows
+    val: Rows
 
 
 def check_agent(settings: Settings) -> str | None:
@@ -25,16 +32,11 @@ def check_agent(settings: Settings) -> str | None:
 
     Returns:
         The line that the class's ``check()`` returns; None if it has no ``check()`` or returns none.
-
-    Raises:
-        ConfigError: there is none, it cannot be imported, has no ``run()``, or its ``check()`` fails.
     """
     name = settings.agent.name
     loaded = imported(name, "agent.class")
     if not hasattr(loaded, "run"):
-        raise ConfigError(
-            f"agent.class={name!r}: has no run() method; agent-lightning calls {name.split(':')[1]}().run()"
-        )
+        raise ConfigError(f"agent.class={name!r}: has no run() method, which agent-lightning calls")
     try:
         return loaded.check() if hasattr(loaded, "check") else None
     except Exception as error:
@@ -66,14 +68,13 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
         made_up: accept the tasks that ``empo2 init`` has made up.
 
     Raises:
-        ConfigError: the function cannot be imported, refuses its arguments, or gives no tasks, tasks without a scope,
-            or tasks that are made up.
+        ConfigError: there are no such tasks, they have no scope, or they are made up.
     """
     tasks = settings.tasks
     if tasks.source is None:
         raise ConfigError("tasks.source=None: give the tasks, module:function, or --profile for ScienceWorld's")
     try:
-        if is_data(tasks.source):
+        if tasks.source.startswith(_HUB) or tasks.source.endswith(_FILES):
             train, val = read_tasks(tasks.source, **tasks.args)
         else:
             with _quiet_interrupts():
@@ -84,10 +85,8 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
         raise ConfigError(f"tasks.source={tasks.source!r}: gave {len(train)} training and {len(val)} validation tasks")
     train, val = [dict(row) for row in train], [dict(row) for row in val]
     if not made_up and any(row.get(MADE_UP) for row in [*train, *val]):
-        raise ConfigError(
-            f"tasks.source={tasks.source!r}: its tasks are made up by `empo2 init`; put your own there, or give "
-            "tasks.source=FILE.jsonl"
-        )
+        made = f"tasks.source={tasks.source!r}: its tasks are made up by `empo2 init`"
+        raise ConfigError(f"{made}; put your own there, or give tasks.source=FILE.jsonl")
     if settings.run.validate_training_tasks:
         val = [{PANEL: UNSEEN_PANEL, **row} for row in val] + [{**row, PANEL: TRAIN_PANEL} for row in train]
     for task in [*train, *(val if settings.run.validate_with_memory else ())]:
@@ -98,14 +97,7 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
 
 
 def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse rows that the agent's variables, the scope or, for the text games of this package, the world do not fit.
-
-    Args:
-        panel: name of the rows' panel, for the message.
-
-    Raises:
-        ConfigError: names the first row that is refused, and why.
-    """
+    """Refuse rows of a panel that the agent's variables, the scope or a text game of this package do not fit."""
     agent = settings.agent
     episode = getattr(imported(agent.name, "agent.class"), "episode", None)
     fields = {value.removeprefix("input.").partition(".")[0] for value in agent.env.values() if value[:6] == "input."}
@@ -119,3 +111,84 @@ def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]
                 episode(**row)
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"{where}: {error}") from None
+
+
+def read_tasks(
+    source: str,
+    *,
+    validation: str | None = None,
+    most_validation_tasks: int = 100,
+    config: str | None = None,
+    split: str = "train",
+) -> tuple[Rows, Rows]:
+    """Return training and validation tasks.
+
+    Args:
+        source: a file, or ``hub:NAME``.
+        validation: another file, or another split on the hub; without it, every tenth row is a validation task.
+        most_validation_tasks: at most so many, from the beginning.
+        config: configuration of the hub's data set, as ``main`` of gsm8k.
+        split: of the hub's data set, for training.
+
+    Raises:
+        ConfigError: it cannot be read, or a row is not a JSON object.
+        TypeError: an argument that there is not.
+    """
+    hub = source.startswith(_HUB)
+    train = _of_hub(source, config, split) if hub else _of_file(source)
+    if validation:
+        val = _of_hub(source, config, validation) if hub else _of_file(validation)
+    else:
+        if len(train) < 2:
+            raise ConfigError(f"tasks.source={source!r}: has {len(train)} rows; give two or more")
+        val = train[::_EVERY][:most_validation_tasks]
+        held_out = set(range(0, len(train), _EVERY)[: len(val)])
+        train = [row for number, row in enumerate(train) if number not in held_out]
+    return train, val[:most_validation_tasks]
+
+
+def _of_file(name: str) -> Rows:
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import read_table  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+
+    file, source = Path(name).expanduser(), f"tasks.source={name!r}"
+    if file.suffix not in _FILES:
+        raise ConfigError(f"tasks.args.validation={name!r}: give a {' or '.join(_FILES)} file")
+    try:
+        rows = _json_lines(file, source) if file.suffix == ".jsonl" else read_table(file).to_pylist()
+    except OSError as error:
+        raise ConfigError(f"{source}: {error.strerror or error}") from None
+    except ArrowInvalid as error:
+        raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from None
+    for number, row in enumerate(rows):
+        try:
+            json.dumps(row)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{source}: row {number} is not JSON-like: {error}") from None
+    return rows
+
+
+def _json_lines(file: Path, source: str) -> Rows:
+    rows = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{source}: line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{source}: line {number} is not an object with the task's fields")
+        rows.append(row)
+    return rows
+
+
+def _of_hub(source: str, config: str | None, split: str) -> Rows:
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(source.removeprefix(_HUB), config, split=split).to_list()  # pyright: ignore
+    except Exception as error:  # of many packages: the network, the hub, the data set's files
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        fix = "without a network, give a file: FILE.jsonl or FILE.parquet"
+        raise ConfigError(f"tasks.source={source!r}: cannot be loaded ({reason}); {fix}") from None

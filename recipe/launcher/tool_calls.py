@@ -1,8 +1,8 @@
 """Whether vLLM can read the tool calls that a model writes, and with which of its parsers."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from empo2.recipe.config import Model
 
@@ -27,25 +27,15 @@ PARSERS = (
 )
 
 
-@dataclass(frozen=True)
-class ToolSupport:
-    """What vLLM does with the tools that an agent offers.
-
-    Attributes:
-        parser: vLLM's ``--tool-call-parser``; None if it reads no calls.
-        problem: why not, and what to do; "" if there is a parser.
-    """
+class ToolSupport(NamedTuple):
+    """vLLM's ``--tool-call-parser``, or why it reads no calls of tools that an agent offers, and what to do."""
 
     parser: str | None
     problem: str = ""
 
 
 def tool_support(model: Model, path: str) -> ToolSupport:
-    """Return what ``model.tool_parser`` says or, for ``auto``, what the model's chat template tells.
-
-    Args:
-        path: a folder, or a name on the Hugging Face hub.
-    """
+    """Return what ``model.tool_parser`` says or, for ``auto``, the chat template of a folder or a model of the hub."""
     if model.tool_parser == "none":
         return ToolSupport(None, "model.tool_parser=none: vLLM reads no tool calls; set it to auto, or name a parser")
     if model.tool_parser != "auto":

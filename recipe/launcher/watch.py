@@ -44,11 +44,7 @@ class Watch:
         self._warned = False
 
     def until_done(self, client: httpx.Client, processes: Processes, shown: RunProgress) -> None:
-        """Return when the trainer is done.
-
-        Raises:
-            Empo2Error, KeyboardInterrupt: as `look`.
-        """
+        """Return when the trainer is done; raise as `look`."""
         done = False
         while not done:
             done = processes.done("trainer")
@@ -66,11 +62,7 @@ class Watch:
                 time.sleep(_POLL_SECONDS)
 
     def look(self, processes: Processes, shown: RunProgress) -> None:
-        """Check the processes, and show what the trainer has said since the last look.
-
-        Raises:
-            Empo2Error, KeyboardInterrupt: as `Processes.check` and `Workers.check`.
-        """
+        """Show what the trainer has said since the last look; raise as `Processes.check` and `Workers.check`."""
         if processes.warned and not self._warned:
             self._warned = True
             shown.say(f"{processes.warned}: the step is finished and a checkpoint saved; a second signal ends at once")
@@ -112,11 +104,7 @@ class Workers:
         return any("vLLM" in title for title in self._seen.values())
 
     def check(self) -> None:
-        """Look for new ones, and for those that have ended; return at once if the last look was seconds ago.
-
-        Raises:
-            ProcessError: one ended half a minute ago, and the trainer still runs.
-        """
+        """Look for new and ended ones every few seconds; a ProcessError half a minute after one has ended."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return

@@ -5,6 +5,7 @@ import math
 import socket
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,8 +39,7 @@ def with_gpus(count: int, name: str = "H100 80GB HBM3", mib: int = 81_559, drive
 def lines_of(profile: str, *arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, list[str]]]:
     """The exit code, and the words of each line about the machine by its name."""
     code = main(["check", "--profile", profile, *arguments])
-    printed = capsys.readouterr().out
-    lines = [line for line in printed.split("\n\n")[0].splitlines()[1:]]
+    lines = capsys.readouterr().out.split("\n\n")[0].splitlines()[1:]
     return code, {line[9:24].strip(): [line[:9].strip(), line[24:]] for line in lines}
 
 
@@ -163,36 +163,34 @@ def test_main_memory_and_disk() -> None:
     ],
 )
 def test_profiles_on_cards(profile: str, card: str, fits: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page shows those that fit."""
     assert main(["check", "--profile", profile, "--gpu", card]) == (0 if fits else 1)
     printed = capsys.readouterr().out
     assert ("TOO LARGE" in printed, "change one of:" in printed) == (not fits, not fits)
     assert "estimated by roofline" in printed and "(pretended; driver not checked)" in printed
+    if fits:
+        _, memory, step = printed.split("\n\n")
+        page = (Path(__file__).parents[2] / "docs/gpus.md").read_text()
+        assert memory in page, "paste the output of empo2 check into docs/gpus.md anew"
+        assert step in page
 
 
 def test_what_it_advises_fits() -> None:
-    for profile, card in (("gpu", "rtx4090-24"), ("gpu-1", "rtx4090-24")):
-        for remedy in estimate.remedies(load_settings(profile), *_of(profile, card)):
-            changed = load_settings(profile, remedy.split())
-            assert estimate.excess(changed, *_of(profile, card)) <= 1, remedy
-    assert estimate.remedies(load_settings("gpu", ["hardware.micro_batch=2"]), *_of("gpu", "a100-40"))[0] == (
-        "hardware.micro_batch=1"
-    )
+    for profile in ("gpu", "gpu-1"):
+        shape, card = SHAPES[load_settings(profile).model.path], CARDS["rtx4090-24"]
+        for remedy in estimate.remedies(load_settings(profile), shape, card):
+            assert estimate.excess(load_settings(profile, remedy.split()), shape, card) <= 1, remedy
+    two_rows = load_settings("gpu", ["hardware.micro_batch=2"])
+    assert estimate.remedies(two_rows, SHAPES[two_rows.model.path], CARDS["a100-40"])[0] == "hardware.micro_batch=1"
     huge = load_settings("gpu-1", ["model.path=Qwen/Qwen2.5-14B-Instruct", "model.max_context_tokens=32768"])
     shape = SHAPES["Qwen/Qwen2.5-14B-Instruct"]
     assert estimate.remedies(huge, shape, CARDS["rtx4090-24"])[0].startswith(("another card", "a smaller"))
 
 
-def _of(profile: str, card: str) -> tuple[estimate.Shape, estimate.Card]:
-    return SHAPES[load_settings(profile).model.path], CARDS[card]
-
-
-def test_the_cpu_profile_is_shown_by_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cpu_profile_is_shown_by_process_and_an_unknown_card_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     main(["check", "--profile", "cpu"])
     printed = capsys.readouterr().out
     assert "vLLM: engine" in printed and "gateway with embedder" in printed
-
-
-def test_an_unknown_card_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--profile", "gpu", "--gpu", "h100"]) == 2
     assert "--gpu h100: is unknown; there are h200-141, h100-80" in capsys.readouterr().err
 
@@ -248,9 +246,8 @@ def test_train_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     memory, cores, _ = machine.require_room(load_settings("gpu", ["run.save_every=0", "run.directory=/dev/shm"]))
     assert memory.startswith("host memory: 154 GiB needed, 1 free") and cores.startswith("cores: 1: ")
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/home {tmp_path} nfs4 rw 0 0\n")
-    monkeypatch.setattr(machine, "MOUNTS", mounts)
+    remote = [SimpleNamespace(mountpoint="/", fstype="nfs4")]
+    monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: remote)
     monkeypatch.setattr(machine, "SHARED", tmp_path / "none")
     with_gpus(8, driver="550.54.15")
     with pytest.raises(ConfigError, match=r"driver: 550.*\| memory file: .* on nfs4; .*\| shared memory: .*--shm-size"):
@@ -264,78 +261,46 @@ def test_train_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_memory_file_needs_a_local_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mount: str, wrong: bool
 ) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/home {tmp_path} {mount} rw 0 0\n")
-    monkeypatch.setattr(machine, "MOUNTS", mounts)
+    mounts = {"/": "ext4", str(tmp_path): mount}.items()
+    listed = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounts]
+    monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: listed)
     code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", capsys=capsys)
     assert (code, found["memory file"][0]) == ((1, "WRONG") if wrong else (0, "ok"))
     assert f"on {mount}" in found["memory file"][1]
 
 
-def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = f"gateway.port={taken.getsockname()[1]}"
-        code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", port, capsys=capsys)
-    assert code == 1 and found["port"][0] == "WRONG" and port in found["port"][1]
-
-
-def test_java_is_asked_for_where_the_world_needs_it(
+def test_a_port_that_is_taken_and_java_that_the_world_needs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA", "/no/such/java")
-    code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", capsys=capsys)
-    assert code == 1 and found["Java"][0] == "WRONG" and "/no/such/java" in found["Java"][1]
-    code, found = lines_of(
-        "gpu-24", "--gpu", "rtx4090-24", "tasks.source=tasks.jsonl", "agent.class=mine:Agent", capsys=capsys
-    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = f"gateway.port={taken.getsockname()[1]}"
+        code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", port, capsys=capsys)
+    assert code == 1 and found["port"][0] == "WRONG" and port in found["port"][1]
+    assert found["Java"][0] == "WRONG" and "/no/such/java" in found["Java"][1]
+    mine = ["tasks.source=tasks.jsonl", "agent.class=mine:Agent"]
+    code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", *mine, capsys=capsys)
     assert code == 0 and "Java" not in found
 
 
 def test_memory_disk_and_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    limit, used = tmp_path / "max", tmp_path / "used"
-    limit.write_text(f"{9 * GIB}\n")
-    used.write_text(f"{8 * GIB}\n")
-    monkeypatch.setattr(machine, "LIMIT", limit)
-    monkeypatch.setattr(machine, "USED", used)
+    for name, size in (("LIMIT", 9 * GIB), ("USED", 8 * GIB)):
+        (tmp_path / name).write_text(f"{size}\n")
+        monkeypatch.setattr(machine, name, tmp_path / name)
     monkeypatch.setattr(machine, "SHARED", tmp_path / "none")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with_gpus(8)
     code, found = lines_of("gpu", "run.keep_checkpoints=1000000", capsys=capsys)
     assert code == 1
-    assert found["host memory"][0] == "WRONG" and "1 free" in found["host memory"][1]
-    assert found["disk"][0] == "WRONG" and "run.keep_checkpoints" in found["disk"][1]
-    assert found["model"][0] == "WRONG" and "HF_HUB_OFFLINE" in found["model"][1]
-    assert found["shared memory"][0] == "WRONG" and "--shm-size" in found["shared memory"][1]
-
-
-def test_nothing_heavy_is_imported() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys; from empo2.recipe.cli import main; main(['check', '--profile', 'gpu', '--gpu', 'h100-80']); "
-        "sys.exit(sum(name in sys.modules for name in ('torch', 'verl', 'vllm', 'ray')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    wrong = {"host memory": "1 free", "disk": "run.keep_checkpoints", "model": "HF_HUB_OFFLINE"}
+    for name, said in (wrong | {"shared memory": "--shm-size"}).items():
+        assert found[name][0] == "WRONG" and said in found[name][1]
 
 
 def test_options_of_verl_are_checked_as_well(capsys: pytest.CaptureFixture[str]) -> None:
     option = "verl.actor_rollout_ref.ref.strategy=megatron"
     assert main(["check", "--profile", "gpu", "--gpu", "h100-80", option]) == 2
     assert "actor_rollout_ref.ref.strategy='megatron': must be fsdp2" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("profile", "card"), [("gpu", "h100-80"), ("gpu", "a100-40"), ("gpu-1", "h100-80"), ("gpu-24", "rtx4090-24")]
-)
-def test_the_page_shows_the_estimates(profile: str, card: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["check", "--profile", profile, "--gpu", card])
-    _, memory, step = capsys.readouterr().out.split("\n\n")
-    page = (Path(__file__).parents[2] / "docs/gpus.md").read_text()
-    assert memory in page, "paste the output of empo2 check into docs/gpus.md anew"
-    assert step in page

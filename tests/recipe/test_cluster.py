@@ -32,34 +32,19 @@ from .harness import KEY, ROOMS, running_gateway
 def _addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with two networks."""
     given = {"lo": "127.0.0.1", "eth0": "192.168.7.4", "ib0.1": "10.0.3.9"}
-    listed = {
-        name: [
-            SimpleNamespace(family=socket.AF_PACKET, address="02:00"),
-            SimpleNamespace(family=socket.AF_INET, address=a),
-        ]
-        for name, a in given.items()
-    }
+    card = SimpleNamespace(family=socket.AF_PACKET, address="02:00")
+    listed = {name: [card, SimpleNamespace(family=socket.AF_INET, address=a)] for name, a in given.items()}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: listed)
     monkeypatch.setattr(socket, "gethostname", lambda: "worker-3")
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ("10.0.0.0/16", ("10.0.3.9", "ib0.1")),
-        ("ib0.1", ("10.0.3.9", "ib0.1")),
-        ("192.168.7.4", ("192.168.7.4", "eth0")),
-        ("127.0.0.1", ("127.0.0.1", "lo")),
-    ],
-)
-def test_each_host_finds_its_own_address(_addresses: None, given: str, found: tuple[str, str]) -> None:
-    assert network.address_in(given) == found
-
-
-@pytest.mark.parametrize("given", ["10.1.0.0/16", "eth1"])
-def test_a_host_without_an_address_says_what_it_has(_addresses: None, given: str) -> None:
-    with pytest.raises(ConfigError, match=rf"hardware.network='{given}': worker-3 has no address .* ib0.1 10.0.3.9"):
-        network.address_in(given)
+def test_each_host_finds_its_own_address_or_says_what_it_has(_addresses: None) -> None:
+    assert network.address_in("10.0.0.0/16") == network.address_in("ib0.1") == ("10.0.3.9", "ib0.1")
+    assert network.address_in("192.168.7.4") == ("192.168.7.4", "eth0")
+    assert network.address_in("127.0.0.1") == ("127.0.0.1", "lo")
+    for given in ("10.1.0.0/16", "eth1"):
+        with pytest.raises(ConfigError, match=rf"hardware.network='{given}': worker-3 has no .* ib0.1 10.0.3.9"):
+            network.address_in(given)
 
 
 def test_the_gateway_listens_where_other_hosts_are(_addresses: None) -> None:
@@ -93,14 +78,8 @@ def ray_options(*settings: str) -> dict[str, Any]:
 
 def test_a_cluster_that_runs_is_joined_and_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    own = {
-        "address": "local",
-        "num_cpus": 3,
-        "num_gpus": 1,
-        "_node_ip_address": "127.0.0.1",
-        "include_dashboard": False,
-    }
-    assert ray_options() == own
+    own = {"address": "local", "num_cpus": 3, "num_gpus": 1, "_node_ip_address": "127.0.0.1"}
+    assert ray_options() == own | {"include_dashboard": False}
     assert ray_options("hardware.ray_address=auto", "hardware.nodes=2") == {"address": "auto"}
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert ray_options("hardware.nodes=2") == {"address": "head:6379"}
@@ -163,24 +142,21 @@ def test_the_driver_of_each_node_is_looked_at(tmp_path: Path, monkeypatch: pytes
     settings = load_settings("gpu", ["hardware.ray_address=auto", "hardware.nodes=2", f"run.directory={tmp_path}"])
     drivers = {"10.0.0.1": "580.65.06", "10.0.0.2": "550.54.15"}
     answers = {address: ({}, Gpus([CARDS["h100-80"]] * 8, driver)) for address, driver in drivers.items()}
-    monkeypatch.setattr(cluster, "_joined", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(cluster, "_joined", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(cluster, "_wait", lambda *_: Finding("nodes", "2 of 2"))
     monkeypatch.setattr(cluster, "_ask_nodes", lambda *_: answers)
     with pytest.raises(ConfigError, match=r"'auto': node 10.0.0.2: driver 550.54.15; CUDA 13.0 needs 580: install 580"):
         cluster.require_cluster(settings, str(tmp_path), print)
 
 
-def test_an_address_without_a_cluster_is_refused_at_once() -> None:
+def test_no_cluster_and_a_host_that_is_no_node_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would wait for minutes, or abort with a stack trace."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         settings = load_settings("cpu", [f"hardware.ray_address={address}"])
         with pytest.raises(ConfigError, match=rf"ray_address='{address}': no Ray cluster answers .*cluster.md"):
             cluster.look_at_cluster(settings, "m")
-
-
-def test_a_host_that_is_no_node_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself would abort with a stack trace."""
     monkeypatch.setattr(psutil, "process_iter", lambda names: [SimpleNamespace(info={"name": "python"})])
     with pytest.raises(ConfigError, match=r"hardware.ray_address='auto': this host is no node of it"):
         cluster.look_at_cluster(load_settings("cpu", ["hardware.ray_address=auto"]), "m")
@@ -191,13 +167,8 @@ def test_a_host_that_is_no_node_is_told_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_host_or_worker_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        node = {
-            "NodeID": "n",
-            "Alive": True,
-            "NodeManagerAddress": "127.0.0.1",
-            "NodeManagerHostname": "b",
-            "NodeManagerPort": server.getsockname()[1],
-        }
+        node = {"NodeID": "n", "Alive": True, "NodeManagerAddress": "127.0.0.1", "NodeManagerHostname": "b"}
+        node["NodeManagerPort"] = server.getsockname()[1]
         actors = {
             name: {"ActorClassName": name, "Address": {"NodeID": "n"}, "State": "ALIVE"}
             for name in ("WorkerDict", "vLLMHttpServer", "Other")

@@ -13,8 +13,8 @@ import yaml
 from empo2.memory import MemoryStore
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
+from empo2.recipe.launcher.checkpoints import find_model
 from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
-from empo2.recipe.launcher.named_model import find_model
 from empo2.recipe.launcher.run_directory import write_settings
 from empo2.recipe.run_folder import mark_complete
 
@@ -74,10 +74,9 @@ def test_an_exported_checkpoint_is_a_hugging_face_model(tmp_path: Path, base: An
     found = weights_of(target)
     assert {*found} == {*base.state_dict()}
     assert all(torch.equal(found[name], weight * 2) for name, weight in base.state_dict().items())
-    tokenizer, original = AutoTokenizer.from_pretrained(target), AutoTokenizer.from_pretrained(resolve_model(SMOLLM2))
-    assert tokenizer.apply_chat_template(CHAT, tools=[{"name": "look"}]) == original.apply_chat_template(
-        CHAT, tools=[{"name": "look"}]
-    )
+    tokenizer, original = (AutoTokenizer.from_pretrained(folder) for folder in (target, resolve_model(SMOLLM2)))
+    tools = [{"name": "look"}]
+    assert tokenizer.apply_chat_template(CHAT, tools=tools) == original.apply_chat_template(CHAT, tools=tools)
     with closing(sqlite3.connect(target / "memory.sqlite")) as database:
         assert database.execute("SELECT count(*) FROM tips").fetchone() == (0,)
 

@@ -32,27 +32,24 @@ def test_names(tmp_path, monkeypatch):
         model_files.verify(tmp_path)
 
 
-def test_two_processes_may_build_at_once(tmp_path, monkeypatch):
+def test_an_interrupted_build_leaves_nothing_and_two_processes_may_build_at_once(tmp_path, monkeypatch):
+    def interrupted(gguf: Path, target: Path) -> None:
+        target.mkdir()
+        raise KeyboardInterrupt
+
     def convert(gguf: Path, target: Path) -> None:
         target.mkdir()
         (tmp_path / target.name).mkdir()
         (tmp_path / target.name / "config.json").write_text("the other's, which was done first")
 
-    monkeypatch.setattr(model_files, "_convert", convert)
-    built = Path(resolve_model(SMOLLM2, tmp_path))
-    assert (built / "config.json").read_text().startswith("the other's")
-    assert list(tmp_path.iterdir()) == [built], "the loser's directory is gone"
-
-
-def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
-    def interrupted(gguf: Path, target: Path) -> None:
-        target.mkdir()
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(model_files, "_convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
         resolve_model(SMOLLM2, tmp_path)
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(model_files, "_convert", convert)
+    built = Path(resolve_model(SMOLLM2, tmp_path))
+    assert (built / "config.json").read_text().startswith("the other's")
+    assert list(tmp_path.iterdir()) == [built], "the loser's directory is gone"
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +69,8 @@ def render(tokenizer, messages: list[dict], answer_next: bool = False) -> list[i
 
 
 def test_a_chat_is_chatml_and_every_turn_is_in_it(tokenizer):
-    turns = [
-        {"role": role, "content": text}
-        for role, text in [("system", "one"), ("user", "two"), ("assistant", "three"), ("user", "four")]
-    ]
+    said = [("system", "one"), ("user", "two"), ("assistant", "three"), ("user", "four")]
+    turns = [{"role": role, "content": text} for role, text in said]
     ids = render(tokenizer, turns, answer_next=True)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (IM_START, IM_END, IM_END)
     assert tokenizer("a").input_ids == tokenizer.encode("a", add_special_tokens=False), "nothing is added"
@@ -115,15 +110,12 @@ def adapter(tmp_path, checkpoint) -> Path:
 
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(checkpoint)
-    config = LoraConfig(
-        r=4, lora_alpha=8, target_modules=["q_proj"], layers_to_transform=[0, 29], init_lora_weights=False
-    )
+    layers: Any = {"target_modules": ["q_proj"], "layers_to_transform": [0, 29]}
+    config = LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, **layers)
     folder = tmp_path / "adapter"
     get_peft_model(base, config).save_pretrained(folder)
-    sums = [
-        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in model_files.ADAPTER_FILES
-    ]
-    (folder / model_files.CHECKSUMS).write_text("".join(sums))
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in model_files.ADAPTER_FILES}
+    (folder / model_files.CHECKSUMS).write_text("".join(f"{checksum}  {name}\n" for name, checksum in sums.items()))
     return folder
 
 
@@ -161,7 +153,5 @@ def test_a_lora_that_is_not_the_one_of_the_checksum_is_refused(adapter):
 
 def test_the_lora_of_this_repository_is_whole_and_small():
     folder = model_files._adapter()
-    if not folder.is_dir():
-        pytest.skip("the LoRA is not in the repository yet: make small-model")
     model_files.verify(folder)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 10_000_000

@@ -23,32 +23,29 @@ from ..processes import until
 SWEEPS = ABLATIONS.parent
 
 
-def write(folder: Path, content: dict, name: str = "lr.yaml") -> Path:
+def write(folder: Path, content: dict | str, name: str = "lr.yaml") -> Path:
     file = folder / name
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
     return file
 
 
+ARMS = """
+seeds: 2
+settings: {run: {steps: 3}, algorithm: {mask_threshold: 0.1}}
+arms:
+  grpo: {settings: {algorithm: {name: grpo}}, seeds: 1}
+  bare: {title: no mask, ablation: no-mask, settings: {algorithm: {clip_low: 0.1}}}
+grid: {algorithm.learning_rate: [0.1, 0.2], memory.scope: [[], [task]]}
+"""
+
+
 def test_arms_grid_and_seeds(tmp_path: Path):
-    file = write(
-        tmp_path,
-        {
-            "seeds": 2,
-            "settings": {"run": {"steps": 3}, "algorithm": {"mask_threshold": 0.1}},
-            "arms": {
-                "grpo": {"settings": {"algorithm": {"name": "grpo"}}, "seeds": 1},
-                "bare": {"title": "no mask", "ablation": "no-mask", "settings": {"algorithm": {"clip_low": 0.1}}},
-            },
-            "grid": {"algorithm.learning_rate": [0.1, 0.2], "memory.scope": [[], ["task"]]},
-        },
-    )
+    file = write(tmp_path, ARMS)
     folder, trials = read_plan(file, profile="cpu", overrides=["run.directory=elsewhere", "algorithm.clip_high=0.5"])
     assert folder == Path("elsewhere/lr")
     assert [trial.seed for trial in trials] == [1] * 8 + [2] * 4
-    assert [trial.name for trial in trials[:2]] == [
-        "grpo-learning_rate-0.1-scope-1",
-        "grpo-learning_rate-0.1-scope-task-1",
-    ]
+    first = "grpo-learning_rate-0.1-scope"
+    assert [trial.name for trial in trials[:2]] == [f"{first}-1", f"{first}-task-1"]
     last = trials[-1]
     assert last.name == "bare-learning_rate-0.2-scope-task-2"
     assert last.title == "no mask, learning_rate=0.2, scope=['task']"
@@ -92,12 +89,11 @@ def test_the_sweeps_of_the_repository_have_arms_that_differ(file: Path):
 
 def test_an_ablation_changes_its_part_alone():
     paper = load_settings("gpu").to_dict()
-    changed = {}
+    changed: dict[str, list[str]] = {}
     for name in yaml.safe_load(ABLATIONS.read_text())["arms"]:
         own = load_settings("gpu", layer=ablation(name)).to_dict()
-        changed[name] = [
-            f"{section}.{key}" for section in own for key in own[section] if own[section][key] != paper[section][key]
-        ]
+        keys = [(section, key) for section in own for key in own[section]]
+        changed[name] = [f"{section}.{key}" for section, key in keys if own[section][key] != paper[section][key]]
     assert changed == {
         "empo2": [],
         "no-mask": ["algorithm.mask_threshold"],
@@ -134,9 +130,8 @@ import sys
 from pathlib import Path
 from empo2.recipe.launcher.plan import read_plan
 from empo2.recipe.launcher.sweep import train_all
-folder, trials = read_plan(Path(sys.argv[1]), Path(sys.argv[2]), profile="cpu")
-command = lambda file: [sys.executable, "-c", {TRAINER!r}, f"/dev/fd/{{file}}"]
-print("failed", train_all(trials, folder, lambda text: print(text, flush=True), command))
+_, trials = read_plan(Path(sys.argv[1]), Path(sys.argv[2]), profile="cpu")
+train_all(trials, Path(sys.argv[2]), print, lambda file: [sys.executable, "-c", {TRAINER!r}, f"/dev/fd/{{file}}"])
 """
 
 
@@ -205,19 +200,10 @@ def test_the_command_reports_all_runs_and_names_those_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     """`empo2 train` itself refuses arm b; the runs of arm a have ended."""
-    file = write(
-        tmp_path,
-        {
-            "seeds": 2,
-            "settings": {
-                "run": {"steps": 2},
-                "agent": {"class": "empo2.agents.scienceworld.agent:ScienceWorldAgent"},
-                "tasks": {"source": "no_such_module:load"},
-            },
-            "arms": {"a": {"title": "the <b> of arms"}, "b": {"seeds": 1}},
-        },
-        "mine.yaml",
-    )
+    agent = "empo2.agents.scienceworld.agent:ScienceWorldAgent"
+    settings = {"run": {"steps": 2}, "agent": {"class": agent}, "tasks": {"source": "no_such_module:load"}}
+    arms = {"a": {"title": "the <b> of arms"}, "b": {"seeds": 1}}
+    file = write(tmp_path, {"seeds": 2, "settings": settings, "arms": arms}, "mine.yaml")
     for seed in (1, 2):
         folder = tmp_path / "runs" / "mine" / f"a-{seed}"
         folder.mkdir(parents=True)

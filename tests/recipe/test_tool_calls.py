@@ -2,7 +2,6 @@
 
 import inspect
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,8 @@ from empo2.recipe.trainer.verl_config import build_verl_config
 
 from .model_server import tokenizer
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "act",
-            "parameters": {"type": "object", "properties": {"action": {"type": "string"}}},
-        },
-    }
-]
+PARAMETERS = {"type": "object", "properties": {"action": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "act", "parameters": PARAMETERS}}]
 USER = {"role": "user", "content": "a dark room"}
 
 
@@ -34,25 +26,19 @@ def render(chat: list[Any], *, template: str | None = None, answer_next: bool = 
     return tokenizer().apply_chat_template(chat, tokenize=False, **options)
 
 
-@cache
-def own_template() -> str:
+def test_without_tools_the_template_is_the_models_own():
     from gguf import GGUFReader
 
-    return GGUFReader(model_files._smollm2_gguf()).fields["tokenizer.chat_template"].contents()
-
-
-@pytest.mark.parametrize("answer_next", [False, True])
-@pytest.mark.parametrize(
-    "chat",
-    [
+    template = GGUFReader(model_files._smollm2_gguf()).fields["tokenizer.chat_template"].contents()
+    for chat in (
         [USER],
         [{"role": "system", "content": "You play.\n"}, USER],
         [USER, {"role": "assistant", "content": "go\n\n"}, {"role": "tool", "content": " x "}, USER],
         [{"role": "assistant", "content": ""}, {"role": "user", "content": "<tools>{{ 1 }}"}],
-    ],
-)
-def test_without_tools_the_template_is_the_models_own(chat: list[Any], answer_next: bool):
-    assert render(chat, answer_next=answer_next) == render(chat, template=own_template(), answer_next=answer_next)
+    ):
+        for answer_next in (False, True):
+            own = render(chat, template=template, answer_next=answer_next)
+            assert render(chat, answer_next=answer_next) == own
 
 
 def parsed(text: str, name: str = "hermes") -> tuple[str | None, list[tuple[str, Any]]]:
@@ -123,8 +109,7 @@ def test_the_template_tells_the_parser(tmp_path: Path, name: str, form: str):
         named = [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": template}]
         config = {"chat_template": template if form == "config" else named}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    model = load_settings("cpu").model
-    assert tool_support(model, str(tmp_path)).parser == name
+    assert tool_support(load_settings("cpu").model, str(tmp_path)).parser == name
 
 
 @pytest.mark.parametrize(
@@ -140,10 +125,9 @@ def test_where_calls_cannot_be_read_it_is_said_what_to_do(tmp_path: Path, templa
     if template is not None:
         (tmp_path / "chat_template.jinja").write_text(template)
     support = tool_support(load_settings("cpu").model, str(tmp_path))
-    assert support.parser is None
-    assert problem in support.problem
-    named = tool_support(load_settings("cpu", ["model.tool_parser=glm45"]).model, str(tmp_path))
-    assert (named.parser, named.problem) == ("glm45", "")
+    assert support.parser is None and problem in support.problem
+    named = load_settings("cpu", ["model.tool_parser=glm45"]).model
+    assert tool_support(named, str(tmp_path)) == ("glm45", "")
 
 
 def test_the_parser_reaches_vllm():
@@ -154,9 +138,8 @@ def test_the_parser_reaches_vllm():
     assert "--enable-auto-tool-choice" in words
     off = vllm_command(load_settings("cpu", ["model.tool_parser=none"]), model, 1)
     assert not {"--tool-call-parser", "--enable-auto-tool-choice"} & {*off}
-    config = build_verl_config(
-        settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="", tool_parser="hermes"
-    )
+    given: Any = {"model_path": model, "run_directory": Path(), "gateway_url": "", "gateway_key": ""}
+    config = build_verl_config(settings, tool_parser="hermes", **given)
     engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
     assert (engine.enable_auto_tool_choice, engine.tool_call_parser) == (True, "hermes")
     assert engine.distributed_executor_backend == "uni"

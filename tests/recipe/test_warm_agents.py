@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import psutil
@@ -30,6 +31,8 @@ from .harness import worker_command
 __all__ = ["mark"]
 
 AGENTS = "warm_agents_of_tests:Agent"
+SERVER = {"url": "http://gateway", "key": "k"}
+STATUS = {"state": "queuing", "created_at": 0, "updated_at": 0}
 
 
 class Warm:
@@ -40,10 +43,13 @@ class Warm:
         start_fork_server(agent_class)
 
     async def start(self, act: str, **variables: str) -> WarmAgent:
+        options = {"stdin": subprocess.DEVNULL, "start_new_session": True}
         environment = {**os.environ, "ACT": act, **variables}
-        return await start_agent(
-            *worker_command(self.agent_class), env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        return await start_agent(*worker_command(self.agent_class), env=environment, **options)
+
+    async def play(self, act: str, **variables: str) -> int:
+        """The exit code of an agent."""
+        return await (await self.start(act, **variables)).wait()
 
     def lines(self) -> list[str]:
         self.said += "".join(self.capfd.readouterr())
@@ -57,13 +63,7 @@ def kill_fork_server() -> None:
 
 
 @pytest.fixture
-def warm(
-    tmp_path: Path,
-    mark: str,
-    no_fork_server: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Callable[..., Warm]:
+def warm(tmp_path: Path, mark: str, no_fork_server: None, monkeypatch: Any, capfd: Any) -> Callable[..., Warm]:
     """Makes warm agents of a class; modules are also found in tmp_path."""
     folders = [str(Path(__file__).parent), str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
@@ -84,12 +84,12 @@ async def test_an_agent_is_a_process_of_its_own_with_its_variables_and_its_outpu
 
 async def test_nothing_passes_from_one_agent_to_the_next(warm) -> None:
     agents = warm()
-    assert await (await agents.start("write", MY_OLD="1")).wait() == 0
-    assert await (await agents.start("tell", MY_NEW="2")).wait() == 0
+    assert await agents.play("write", MY_OLD="1") == 0
+    assert await agents.play("tell", MY_NEW="2") == 0
     _, parent, _, imported_by, variables, *_ = next(line for line in agents.lines() if "|" in line).split("|")
     assert (parent, variables) == (imported_by, str({"MY_NEW": "2"}))
     for _ in range(2):
-        assert await (await agents.start("draw")).wait() == 0
+        assert await agents.play("draw") == 0
     first, second = (line.split("|") for line in agents.lines() if line.startswith("0."))
     assert first[0] != second[0]  # of random
     assert first[1] != second[1]  # of numpy
@@ -97,11 +97,7 @@ async def test_nothing_passes_from_one_agent_to_the_next(warm) -> None:
 
 @pytest.mark.parametrize(
     ("act", "code", "said"),
-    [
-        ("raise", 1, "ValueError: no such door"),
-        ("exit", 7, "exit leaves"),
-        ("crash", -signal.SIGSEGV, None),
-    ],
+    [("raise", 1, "ValueError: no such door"), ("exit", 7, "exit leaves"), ("crash", -signal.SIGSEGV, None)],
 )
 async def test_an_agents_end_is_its_own(warm, act: str, code: int, said: str | None) -> None:
     agents = warm()
@@ -110,7 +106,7 @@ async def test_an_agents_end_is_its_own(warm, act: str, code: int, said: str | N
     assert await failing.wait() == code == failing.returncode
     assert said is None or said in agents.lines()
     assert running.returncode is None
-    assert await (await agents.start("tell")).wait() == 0
+    assert await agents.play("tell") == 0
     os.killpg(running.pid, signal.SIGKILL)
     assert await running.wait() == -signal.SIGKILL
 
@@ -146,7 +142,7 @@ async def test_when_the_fork_server_is_killed_its_agents_fail_and_later_ones_are
     kill_fork_server()
     assert await running.wait() == -signal.SIGKILL
     until(lambda: not _alive(running.pid))
-    assert await (await agents.start("exit")).wait() == 7
+    assert await agents.play("exit") == 7
 
 
 async def test_an_agent_whose_session_comes_late_ends_with_the_fork_server(warm, tmp_path: Path, mark: str) -> None:
@@ -189,7 +185,7 @@ async def test_what_a_fork_would_break_starts_alone(warm, tmp_path: Path, why: s
     agents = warm("odd_agent:Agent")
     played = ["3", "4"] if why.startswith("leaves") else ["3"]  # it is said once
     for door in played:
-        assert await (await agents.start("", MY_DOOR=door)).wait() == 0
+        assert await agents.play("", MY_DOOR=door) == 0
     *doors, said = agents.lines()
     assert doors == [f"door {door}" for door in played]
     assert said.startswith("empo2: every agent starts a Python of its own") and why in said
@@ -198,7 +194,7 @@ async def test_what_a_fork_would_break_starts_alone(warm, tmp_path: Path, why: s
 async def test_another_class_starts_alone(warm) -> None:
     agents = warm()
     agents.agent_class = "warm_agents_of_tests:AwaitedAgent"
-    assert await (await agents.start("")).wait() == 0
+    assert await agents.play("") == 0
     told, said = agents.lines()
     assert told == "awaited"
     assert said.endswith("the run's agent is warm_agents_of_tests:Agent")
@@ -221,14 +217,12 @@ async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: 
     monkeypatch.setattr(local_reconciler, "asyncio", asyncio)
     start_agents_with(start)
     give_own_keys(Reconciler)
-    config = {"runner_type": "local", "agl_server": {"url": "http://gateway", "key": "k"}}
-    config["local_runner"] = {"maximum_size": 1, "poll_interval": 1}
+    config = {"runner_type": "local", "agl_server": SERVER, "local_runner": {"maximum_size": 1, "poll_interval": 1}}
     api = SimpleNamespace(patch=patch_status)
     reconciler = Reconciler(api, OmegaConf.create(config))  # pyright: ignore[reportArgumentType]
     local = {"agent_class": AGENTS, "env_map": {"MY_DOOR": "input.door"}}
     rollout = {"rollout_id": "r", "input": {"door": 3}, "config": {"local": local}}
-    status = {"state": "queuing", "created_at": 0, "updated_at": 0}
-    assert not await reconciler._spawn_for(Rollout.model_validate({**rollout, "status": status}))
+    assert not await reconciler._spawn_for(Rollout.model_validate({**rollout, "status": STATUS}))
     assert reconciler._config.agl_server.key == "k"
     assert failed == ["local subprocess spawn failed: not started"]
     ((command, options),) = started
@@ -241,12 +235,10 @@ async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: 
 def test_a_kubernetes_job_has_the_key_of_its_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the function with which agent-lightning's reconciler makes a Job, of the template of examples/cluster."""
     template = (Path(__file__).parents[2] / "examples/cluster/agent-job.yaml").read_text()
-    status = {"state": "queuing", "created_at": 0, "updated_at": 0}
-    config: dict[str, dict[str, object]] = {"agl_server": {"url": "http://gateway", "key": "k"}}
-    config["k8s_runner"] = {"namespace": "agents", "ttl_after_finished": 60}
+    config = {"agl_server": SERVER, "k8s_runner": {"namespace": "agents", "ttl_after_finished": 60}}
     monkeypatch.setenv(TRACES_VARIABLES[0], "http://collector:4318/v1/traces")
     for id in ("r", "s"):
-        rollout = {"rollout_id": id, "input": {"question": "2 + 2", "answer": "4"}, "status": status}
+        rollout: dict[str, Any] = {"rollout_id": id, "input": {"question": "2 + 2", "answer": "4"}, "status": STATUS}
         rollout["config"] = {"k8s": {"job_template": template}}
         job = with_own_key(k8s_reconciler.build_job_spec)(Rollout.model_validate(rollout), OmegaConf.create(config))
         (container,) = job["spec"]["template"]["spec"]["containers"]
@@ -278,7 +270,7 @@ async def test_why_a_pod_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
     patches: list[str] = []
 
     async def get(path: str, params: httpx.QueryParams) -> httpx.Response:
-        status = {"state": "running", "created_at": 0, "updated_at": 0}
+        status = {**STATUS, "state": "running"}
         found = [
             {"rollout_id": id, "input": {}, "config": {}}
             | {"status": {**status, "k8s_job_name": f"job-{id}", "error_message": message}}
