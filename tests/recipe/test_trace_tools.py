@@ -115,8 +115,14 @@ async def mlflow(folder: Path) -> AsyncIterator[Tool]:
         for trace in traces.get("traces", []):
             answer = await client.get("/api/3.0/mlflow/traces/get", params={"trace_id": trace["trace_id"]})
             spans += answer.raise_for_status().json()["trace"].get("spans", [])
-        ids = ("trace_id", "span_id", "parent_span_id")
-        return [Span(*(b64decode(span.get(key, "")).hex() for key in ids), span["name"]) for span in spans]
+
+        def id_of(span: Any, key: str) -> str:
+            return b64decode(span.get(key, "")).hex()
+
+        return [
+            Span(id_of(span, "trace_id"), id_of(span, "span_id"), id_of(span, "parent_span_id"), span["name"])
+            for span in spans
+        ]
 
     command = (TOOLS / "bin/mlflow", "server", "--host", "127.0.0.1", "--port", port, "--workers", 1)
     with process(folder, *command, *files, PATH=f"{TOOLS / 'bin'}:{os.environ['PATH']}"):
