@@ -246,8 +246,7 @@ class OtelTraces(Traces):
 
     def _facts(self, rollout_id: str, tag: RolloutTag | None = None) -> dict[str, Any]:
         """Return what all spans of a rollout say, whether it has a tag or not."""
-        rollout = upstream.rollout_of(rollout_id)
-        tag = tag or RolloutTag.read(rollout.metadata if rollout else None)
+        rollout, tag = upstream.rollout_of(rollout_id), tag or upstream.tag_of(rollout_id)
         facts = {names.PROVIDER: self._provider_name, **_mode(tag or Mode())}
         if tag:
             facts |= {names.SCOPE: tag.scope, names.STEP: tag.step}

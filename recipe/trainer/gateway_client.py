@@ -17,12 +17,11 @@ from empo2.recipe.protocol import (
     SNAPSHOT,
     STATE,
     UPDATED,
-    DrainRequest,
     FileRequest,
     GatewayState,
-    PauseRequest,
     PauseState,
     StepProgress,
+    TimeLimit,
     Unsettled,
     UpdatedRequest,
     UpdateResult,
@@ -127,7 +126,7 @@ class GatewayClient:
         """Hold the policy's calls and reflections; return how many were under way, when all of these are done."""
         states: list[PauseState] = []
         while not states or states[-1].under_way:
-            response = self._http.post(PAUSE, json=PauseRequest(timeout=_PAUSE_SECONDS).model_dump())
+            response = self._http.post(PAUSE, json=TimeLimit(timeout=_PAUSE_SECONDS).model_dump())
             response.raise_for_status()
             states.append(PauseState.model_validate(response.json()))
         return states[0].at_pause
@@ -143,7 +142,7 @@ class GatewayClient:
             GatewayError: as `settle`, which comes first.
         """
         self.settle()
-        response = self._http.post(DRAIN, json=DrainRequest(timeout=seconds).model_dump(), timeout=seconds + _SECONDS)
+        response = self._http.post(DRAIN, json=TimeLimit(timeout=seconds).model_dump(), timeout=seconds + _SECONDS)
         response.raise_for_status()
         return response.json()
 

@@ -29,31 +29,6 @@ class Dialect(Protocol):
         """
         ...
 
-    @staticmethod
-    def refusal(status: int, answer: bytes) -> Response:
-        """Return an error in the dialect's form, from one in OpenAI's or agent-lightning's."""
-        ...
-
-
-def as_openai_says(status: int, answer: bytes) -> Response:
-    """Return an error as it is: OpenAI's dialects share one form."""
-    return Response(answer, status, media_type="application/json")
-
-
-def problem_in(answer: bytes) -> str:
-    """Return the message of an error in OpenAI's or agent-lightning's form."""
-    try:
-        body = json.loads(answer)
-    except ValueError:
-        body = None
-    if isinstance(body, dict):
-        error = body.get("error", body.get("detail"))
-        if isinstance(error, dict) and isinstance(error.get("message"), str):
-            return error["message"]
-        if isinstance(error, str):
-            return error
-    return answer.decode(errors="replace")[:300]
-
 
 def event_stream(events: Iterable[str]) -> Response:
     """Return server-sent events; all are known already, and are sent at once."""
@@ -75,8 +50,24 @@ def reasoning_of(message: Body) -> str:
     return message.get("reasoning") or message.get("reasoning_content") or ""
 
 
+def text_part(text: str) -> Body:
+    return {"type": "text", "text": text}
+
+
 def image_part(url: Any) -> Body:
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def tool_call(id_: Any, name: Any, arguments: str) -> Body:
+    """Return a call of a tool as a chat has it."""
+    return {"id": str(id_), "type": "function", "function": {"name": str(name), "arguments": arguments}}
+
+
+def tool_result(id_: Any, parts: list[Body]) -> tuple[Body, list[Body]]:
+    """Return the message of a tool's result, and the images in it, which such a message cannot have."""
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    images = [part for part in parts if part["type"] != "text"]
+    return {"role": "tool", "tool_call_id": str(id_), "content": "\n".join(texts)}, images
 
 
 def content_of(parts: list[Body]) -> str | list[Body]:

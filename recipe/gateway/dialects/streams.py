@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from starlette.responses import Response
 
-from empo2.recipe.gateway.dialects.dialect import Body, as_openai_says, event, event_stream
+from empo2.recipe.gateway.dialects.dialect import Body, event, event_stream
 
 _SHARED = ("id", "created", "model", "system_fingerprint")
 _SPOKEN = ("reasoning", "reasoning_content", "refusal")  # parts of a message that are texts, beside its content
@@ -12,8 +12,6 @@ _SPOKEN = ("reasoning", "reasoning_content", "refusal")  # parts of a message th
 
 class StreamedCompletion:
     """A streamed call of ``chat/completions`` or ``completions``; see `Dialect`."""
-
-    refusal = staticmethod(as_openai_says)
 
     def __init__(self, path: str, body: Body) -> None:
         self.path = path
