@@ -187,7 +187,7 @@ class OtelTraces(Traces):
             names.OPERATION: names.AGENT,
             names.AGENT_NAME: local.agent_class if local else None,
             names.ATTEMPT: upstream.attempt_of(rollout_id),
-            names.TASK: json.dumps(redacted({"": rollout.input})[""], default=str)[:_TASK_CHARACTERS],
+            names.TASK: json.dumps(redacted(rollout.input), default=str)[:_TASK_CHARACTERS],
             **self._facts(rollout_id),
         }
         if episode:
@@ -208,7 +208,7 @@ class OtelTraces(Traces):
                 error = reported_error(events)
                 said = error or rollout.status.error_message or "it was deleted before it ended"
                 span.set({names.FAILURE: cause})
-                span.fail(error.type if error else cause, redacted({"": str(said)})[""])
+                span.fail(error.type if error else cause, redacted(str(said)))
 
     def updated(self, step: int, results: Sequence[UpdateResult]) -> None:
         for result in results:
@@ -308,8 +308,7 @@ class _Texts:
 
     def __init__(self, special_tokens: Sequence[str]) -> None:
         def clean(text: str) -> str:
-            lines = str(redacted({"": text})[""]).splitlines()
-            return "\n".join(clean_tip(line, special_tokens) for line in lines)
+            return "\n".join(clean_tip(line, special_tokens) for line in redacted(text).splitlines())
 
         self._clean = lru_cache(maxsize=4096)(clean)  # a chat is sent again with each of its turns
 
@@ -347,7 +346,7 @@ class _Sender(SpanExporter, logging.Handler):
 
     def __init__(self, endpoint: str) -> None:
         logging.Handler.__init__(self, logging.ERROR)
-        self._exporter, self._endpoint = OTLPSpanExporter(endpoint), redacted({"": endpoint})[""]
+        self._exporter, self._endpoint = OTLPSpanExporter(endpoint), redacted(endpoint)
         logger = logging.getLogger("opentelemetry")
         logger.handlers, logger.propagate = [self], False
         self._why, self._said = "", False

@@ -54,7 +54,7 @@ _ERRORS = {
 
 
 class AnthropicCall:
-    """A call of ``/v1/messages``; see `Dialect`.
+    """A call of ``/v1/messages``.
 
     Args:
         threads: of the rollout: by the id of each reply, the chat up to it. The answer is added to them, if the request

@@ -1,33 +1,13 @@
-"""What a dialect is, and how events are written to a stream."""
+"""What the dialects share: parts of a chat, and how events are written to a stream."""
 
 import json
 import secrets
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 
 from empo2.recipe.gateway.request import Body
-
-
-class Dialect(Protocol):
-    """One request of an agent, translated.
-
-    Attributes:
-        path: that the translated request is sent to, relative to ``/v1``.
-        body: the translated request.
-    """
-
-    path: str
-    body: Body
-
-    def answer(self, completion: Body) -> Response:
-        """Return the agent's answer, made from the whole answer to the translated request.
-
-        Raises:
-            LookupError, TypeError, AttributeError: that is no completion.
-        """
-        ...
 
 
 def event_stream(events: Iterable[str]) -> Response:

@@ -61,7 +61,7 @@ _EFFORTS = ("none", "low", "medium", "high")  # vLLM 0.20 refuses others
 
 
 class ResponsesCall:
-    """A call of ``/responses``; see `Dialect`.
+    """A call of ``/responses``.
 
     Args:
         stored: of the rollout: by the id of each response, all items up to and with it. The answer is added to them,

@@ -11,7 +11,7 @@ _SPOKEN = ("reasoning", "reasoning_content", "refusal")  # parts of a message th
 
 
 class StreamedCompletion:
-    """A streamed call of ``chat/completions`` or ``completions``; see `Dialect`."""
+    """A streamed call of ``chat/completions`` or ``completions``."""
 
     def __init__(self, path: str, body: Body) -> None:
         self.path = path

@@ -5,7 +5,7 @@ from starlette.responses import JSONResponse, Response
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall, as_anthropic_says
-from empo2.recipe.gateway.dialects.dialect import Body, Dialect
+from empo2.recipe.gateway.dialects.dialect import Body
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
@@ -79,7 +79,7 @@ class Dialects:
         except httpx.HTTPError as error:
             return refusal(502, f"the model server does not answer: {type(error).__name__}", call=True)
 
-    def _dialect(self, request: Request) -> Dialect:
+    def _dialect(self, request: Request) -> AnthropicCall | ResponsesCall | StreamedCompletion:
         match request.api:
             case "messages":
                 return AnthropicCall(request.body, self._held_of(request.rollout_id)[1])
