@@ -49,7 +49,7 @@ import psutil
 from rich.table import Table
 from shared import HEADERS, KEY, SCOPE, Goal, empo2_gateway, fill_memory, free_port, report, say, server, turns
 
-from empo2.recipe.gateway.network import Network
+from empo2.recipe.gateway.upstream import Network
 
 TIPS = 10_000
 GOAL_AGENTS = 64

@@ -43,8 +43,6 @@ def numbers_of(metrics: Any) -> dict[str, float]:
     }
 
 
-_CHARACTERS = 300  # of a message
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _OUTPUT_CHARACTERS = 4000
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|/node_modules/|^<|^node:")
 _PYTHON_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
@@ -83,14 +81,9 @@ def reported_error(events: Sequence[Mapping[str, Any]]) -> AgentError | None:
     """Return the exception that ended a rollout's agent, from its events; None if none was reported."""
     errors = [event["data"] for event in events if event["event_type"] == ERROR_EVENT]
     try:
-        error = AgentError.model_validate(errors[-1]) if errors else None
+        return AgentError.model_validate(errors[-1]) if errors else None
     except ValidationError:  # agents can post any event
         return None
-    if error is None:
-        return None
-    return error.model_copy(
-        update={"type": _one_line(error.type), "message": _one_line(error.message), "where": _one_line(error.where)}
-    )
 
 
 def error_of(error: BaseException, *, own: str = "") -> AgentError:
@@ -107,7 +100,7 @@ def error_of(error: BaseException, *, own: str = "") -> AgentError:
     frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     return AgentError(
         type=type(error).__name__,
-        message=_one_line(str(error)),
+        message=str(error),
         where=_where([frame for frame in frames if frame[0] != own]),
         output="".join(traceback.format_exception(error))[-_OUTPUT_CHARACTERS:],
     )
@@ -121,7 +114,7 @@ def _error_in(output: str, kind: str) -> AgentError:
         python = [*_PYTHON_FRAME.finditer(output, 0, last.start())]
         node = [*_NODE_FRAME.finditer(output, last.end())]  # Node.js writes the innermost frame first
         where = _where([(each["file"], each["line"], each["name"] or "") for each in python or node[::-1]])
-    return AgentError(type=kind, message=_one_line(message), where=where, output=output[-_OUTPUT_CHARACTERS:])
+    return AgentError(type=kind, message=message, where=where, output=output[-_OUTPUT_CHARACTERS:])
 
 
 def _where(frames: Sequence[tuple[str, Any, str]]) -> str:
@@ -130,8 +123,3 @@ def _where(frames: Sequence[tuple[str, Any, str]]) -> str:
         return ""
     file, line, name = own[-1]
     return f"{Path(file).name}:{line}" + (f" in {name}" if name else "")
-
-
-def _one_line(text: str) -> str:
-    """Return one short line without control characters: it may hold what a policy wrote, and is printed."""
-    return " ".join(_CONTROL.sub(" ", text).split())[:_CHARACTERS]

@@ -9,9 +9,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from .config import ALL_TASKS, Algorithm
 from .errors import ConfigError
@@ -189,19 +189,29 @@ class CallEvent(_Message):
     top_log_probs: list[list[float]] | None = None
 
 
+def _one_line(text: str) -> str:
+    """Return one short line without control characters: it may hold what a policy wrote, and is printed."""
+    return " ".join(_CONTROL.sub(" ", text).split())[:_LINE_CHARACTERS]
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_LINE_CHARACTERS = 300
+_Line = Annotated[str, AfterValidator(_one_line)]
+
+
 class AgentError(_Message):
     """Data of an ``empo2_agent_error`` event: the exception that ended an agent.
 
     Attributes:
         type: its class, without the module.
-        message: in one line.
+        message: its text.
         where: the last frame in the user's own files, ``quiz_agent.py:12 in run``; "" if it is not known.
         output: the end of its traceback, or of what the agent's command wrote to stderr.
     """
 
-    type: str
-    message: str = ""
-    where: str = ""
+    type: _Line
+    message: _Line = ""
+    where: _Line = ""
     output: str = ""
 
     @property
@@ -268,11 +278,12 @@ class GatewayState(_Message):
     progress: StepProgress = StepProgress()
 
 
-class DrainRequest(_Message):
-    """Body of ``POST /empo2/drain``.
+class TimeLimit(_Message):
+    """Body of ``POST /empo2/drain`` and ``POST /empo2/pause``.
 
     Attributes:
-        timeout: seconds that reflections and events may take; the answer comes at most 10 seconds after that.
+        timeout: seconds that what is under way may take: reflections and events of a drain, whose answer comes at most
+            10 seconds later; calls and reflections of a pause, behind which new ones wait for ``POST /empo2/resume``.
     """
 
     timeout: float
@@ -288,16 +299,6 @@ class Unsettled(_Message):
 
     late: int = 0
     of_all: int = 0
-
-
-class PauseRequest(_Message):
-    """Body of ``POST /empo2/pause``; calls and reflections that come after it wait for ``POST /empo2/resume``.
-
-    Attributes:
-        timeout: seconds to wait for those under way.
-    """
-
-    timeout: float
 
 
 class PauseState(_Message):

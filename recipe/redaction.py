@@ -29,8 +29,8 @@ def is_secret(name: str) -> bool:
     return name not in _NO_SECRETS and (not _SECRET_WORDS.isdisjoint(words) or bool(_HEADERS.fullmatch(name)))
 
 
-def redacted(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested settings without secrets.
+def redacted(values: Any) -> Any:
+    """Return a copy of nested settings, or of a text, without secrets.
 
     Masked are values under secret names, the same values inside other text (a command line), those of this process's
     environment variables with secret names, and passwords in URLs. None, empty values and fields of a task ("input.x")
@@ -39,7 +39,7 @@ def redacted(values: Mapping[str, Any]) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name not in _FOLDERS}
     found = {*_secrets_in(values), *_secrets_in(environment)}
     known = sorted((secret for secret in found if len(secret) >= _SHORTEST), key=len, reverse=True)
-    return {name: _without_secrets(name, value, known) for name, value in values.items()}
+    return _without_secrets("", values, known)
 
 
 def masked_names(values: Mapping[str, Any], path: str = "") -> Iterator[str]:

@@ -1,5 +1,6 @@
 """`setup.sh` with a stubbed Python and uv, and what it installs."""
 
+import os
 import shutil
 import subprocess
 import tomllib

@@ -21,11 +21,9 @@ from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.metrics import StepMetrics
-from empo2.recipe.gateway.network import Network
 from empo2.recipe.gateway.pipeline import Pipeline, stages
 from empo2.recipe.gateway.request import Stage
-from empo2.recipe.gateway.routes import empo2_routes
-from empo2.recipe.gateway.serve.models import model_routes
+from empo2.recipe.gateway.routes import empo2_routes, model_routes
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.gateway.tokens.tokenizer import tokenizer_of
@@ -71,12 +69,12 @@ def make_gateway(
     tokenizer = tokenizer_of(model_path, external=external)
     traces = _traces(settings, folder.resolve().name, tokenizer.special_tokens)
     client_of: Any = partial(httpx.AsyncClient, timeout=_CALL_SECONDS, event_hooks=traces.hooks)
-    others = client_of(transport=transport or Network())
+    others = client_of(transport=transport or upstream.Network())
     headers = {}  # of requests to the model servers
     if transport is None and not external and (key := protocol.model_key(keys.admin)):
         headers["Authorization"] = f"Bearer {key}"
     if transport is None:
-        transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else Network()
+        transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else upstream.Network()
     client = client_of(transport=transport, headers=headers)
     services = Services(
         settings=settings,

@@ -4,8 +4,7 @@ import logging
 import sqlite3
 import sys
 from collections.abc import MutableMapping
-from contextlib import suppress
-from typing import Any, TextIO, cast
+from typing import Any
 
 import httpx
 import structlog
@@ -26,50 +25,27 @@ def described(error: BaseException) -> str:
 
 def configure_logs() -> None:
     """Write structlog's and the standard library's warnings and errors one line each."""
+    shared: list[Any] = [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"), _in_one_line]
+    formatter = structlog.stdlib.ProcessorFormatter
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            _describe_exception,
-            structlog.dev.ConsoleRenderer(colors=False),
-        ],
+        processors=[*shared, formatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Droppable(sys.stdout))),
+        logger_factory=structlog.stdlib.LoggerFactory(),
     )
-    handler = logging.StreamHandler()
-    handler.setFormatter(_OneLine("%(asctime)s [%(levelname)s] %(name)s: %(message)s"))
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        formatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[formatter.remove_processors_meta, structlog.dev.ConsoleRenderer(colors=False)],
+        )
+    )
+    logging.raiseExceptions = False  # on a full disk a line of the log must not fail what it is about
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
-class _Droppable:
-    """A stream that drops what it cannot write: on a full disk a line of the log must not fail what it is about."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self._stream.flush()
-
-
-def _describe_exception(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _in_one_line(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     given = event.pop("exc_info", None)
-    error = given[1] if isinstance(given, tuple) else given
-    if given is True:
-        error = sys.exc_info()[1]
+    error = sys.exc_info()[1] if given is True else given[1] if isinstance(given, tuple) else given
     if isinstance(error, BaseException):
         event["error"] = described(error)
-    return event
-
-
-class _OneLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        error = record.exc_info[1] if record.exc_info else None
-        plain = logging.makeLogRecord(record.__dict__ | {"exc_info": None, "exc_text": None, "stack_info": None})
-        text = " ".join(super().format(plain).split())
-        return f"{text} ({described(error)})" if error else text
+    return {**event, "event": " ".join(str(event["event"]).split())}

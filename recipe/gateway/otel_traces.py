@@ -251,8 +251,7 @@ class OtelTraces(Traces):
 
     def _facts(self, rollout_id: str, tag: RolloutTag | None = None) -> dict[str, Any]:
         """Return what all spans of a rollout say, whether it has a tag or not."""
-        rollout = upstream.rollout_of(rollout_id)
-        tag = tag or RolloutTag.read(rollout.metadata if rollout else None)
+        rollout, tag = upstream.rollout_of(rollout_id), tag or upstream.tag_of(rollout_id)
         facts = {names.PROVIDER: self._provider_name, **_mode(tag or Mode())}
         if tag:
             facts |= {names.SCOPE: tag.scope, names.STEP: tag.step}
@@ -314,8 +313,7 @@ class _Texts:
 
     def __init__(self, special_tokens: Sequence[str]) -> None:
         def clean(text: str) -> str:
-            lines = str(redacted({"": text})[""]).splitlines()
-            return "\n".join(clean_tip(line, special_tokens) for line in lines)
+            return "\n".join(clean_tip(line, special_tokens) for line in redacted(text).splitlines())
 
         self._clean = lru_cache(maxsize=4096)(clean)  # a chat is sent again with each of its turns
 
@@ -353,7 +351,7 @@ class _Sender(SpanExporter, logging.Handler):
 
     def __init__(self, endpoint: str) -> None:
         logging.Handler.__init__(self, logging.ERROR)
-        self._exporter, self._endpoint = OTLPSpanExporter(endpoint), redacted({"": endpoint})[""]
+        self._exporter, self._endpoint = OTLPSpanExporter(endpoint), redacted(endpoint)
         logger = logging.getLogger("opentelemetry")
         logger.handlers, logger.propagate = [self], False
         self._why, self._said = "", False

@@ -1,10 +1,11 @@
-"""The routes under ``/empo2``, by which the trainer settles, drains, pauses and saves; see protocol.py."""
+"""The routes under ``/empo2``, by which the trainer drains, pauses and saves (protocol.py), and ``/models``."""
 
 import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, HTTPException
 
@@ -47,7 +48,7 @@ def empo2_routes(
         return protocol.Unsettled(late=late, of_all=len(episodes.pending()))
 
     @router.post(protocol.DRAIN)
-    async def drain(request: protocol.DrainRequest) -> dict[str, float]:
+    async def drain(request: protocol.TimeLimit) -> dict[str, float]:
         loop = asyncio.get_running_loop()
         end = loop.time() + request.timeout
         if services.gate.is_open:  # behind a closed one none is under way, and those that wait go on later
@@ -62,7 +63,7 @@ def empo2_routes(
         return services.metrics.drain() | services.traces.metrics() | {"empo2/memory_size": memory.size}
 
     @router.post(protocol.PAUSE)
-    async def pause(request: protocol.PauseRequest) -> protocol.PauseState:
+    async def pause(request: protocol.TimeLimit) -> protocol.PauseState:
         at_pause, under_way = await services.gate.close(request.timeout)
         return protocol.PauseState(at_pause=at_pause, under_way=under_way)
 
@@ -110,3 +111,27 @@ def _refusing(path: str) -> Iterator[None]:
         yield
     except _MEMORY_ERRORS as error:
         raise HTTPException(409, detail=f"{path}: {error}") from None
+
+
+def model_routes(name: str) -> APIRouter:
+    """Return ``GET /models``, in a form that is OpenAI's and Anthropic's at once.
+
+    It lists the served model, and knows it under whatever name an agent asks for, since every name reaches it.
+    """
+    router = APIRouter(prefix="/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1")
+
+    @router.get("/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(name)], "has_more": False, "first_id": name, "last_id": name}
+
+    @router.get("/models/{asked:path}")
+    async def model(asked: str) -> dict[str, Any]:
+        return _model(asked)
+
+    return router
+
+
+def _model(name: str) -> dict[str, Any]:
+    openai = {"object": "model", "created": 0, "owned_by": "empo2"}
+    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+    return {"id": name, **openai, **anthropic}

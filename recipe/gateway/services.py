@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import structlog
 
@@ -22,11 +22,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Services:
-    """The shared objects, each created once by `make_gateway`.
-
-    Attributes:
-        shown: returns a stored tip as it is shown; see `shown_tip`.
-    """
+    """The shared objects, each created once by `make_gateway`."""
 
     settings: Settings
     memory: MemoryService
@@ -36,13 +32,12 @@ class Services:
     state: StateReader
     traces: Traces
     gate: PolicyGate = field(default_factory=PolicyGate)
-    shown: Callable[[str], str] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def shown(self) -> Callable[[str], str]:
+        """Return `shown_tip` of the run; the same tips are shown many times, and cleaning one takes milliseconds."""
         words, special_tokens = self.settings.reflection.max_words, self.tokenizer.special_tokens
-        # The same tips are shown many times, and cleaning one takes milliseconds.
-        shown = lru_cache(maxsize=4096)(lambda text: shown_tip(text, special_tokens, words))
-        object.__setattr__(self, "shown", shown)
+        return lru_cache(maxsize=4096)(lambda text: shown_tip(text, special_tokens, words))
 
     def memory_failed(self, error: Exception) -> None:
         """Count a failure of the memory, which costs no call more than its tips or its visit."""

@@ -1,15 +1,15 @@
-"""All uses of agent-lightning's server (1.0.2), including its private names."""
+"""All uses of agent-lightning's server (1.0.2), including its private names, and the connections to model servers."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from itertools import cycle
 from typing import Any
 
 import httpx
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID as DEFAULT_ATTEMPT_ID
-from agentlightning.schemas import TERMINAL_STATES as TERMINAL_STATES
+from agentlightning.schemas import TERMINAL_STATES, RolloutCreate
 from agentlightning.schemas import Rollout as Rollout
-from agentlightning.schemas import RolloutCreate
 from agentlightning.schemas import RolloutState as RolloutState
 from agentlightning.server.app import create_app
 from agentlightning.server.proxy import NoServersError as NoServersError
@@ -20,7 +20,6 @@ from agentlightning.server.store import _events, _rollouts, _terminal_order
 from fastapi import FastAPI, HTTPException
 
 from empo2.recipe.config import Model
-from empo2.recipe.gateway.network import Network
 from empo2.recipe.protocol import RolloutTag
 
 
@@ -57,25 +56,46 @@ def agent_lightning_app(proxy: dict[str, Any], key: str, client: httpx.AsyncClie
     return app
 
 
+_POOLS = 32
+
+
+class Network(httpx.AsyncBaseTransport):
+    """Many small pools of connections in the place of one, without a limit on any.
+
+    A limit would let agents and reflections wait for each other's connections. One pool would look at all of its
+    connections for each request (httpcore 1.0, ``AsyncConnectionPool._assign_requests_to_connections``): with 128 calls
+    under way a request takes 8 ms of a core, spread over 32 pools 1.3 (docs/performance.md).
+    """
+
+    def __init__(self) -> None:
+        context, unlimited = httpx.create_ssl_context(), httpx.Limits(max_connections=None)
+        self._pools = [httpx.AsyncHTTPTransport(verify=context, limits=unlimited) for _ in range(_POOLS)]
+        self._turns = cycle(self._pools)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await next(self._turns).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        for pool in self._pools:
+            await pool.aclose()
+
+
 # Fields of the gateway's requests that are vLLM's own; OpenAI's servers refuse a request that has one.
 _NOT_OPENAI = ("return_token_ids", "top_k", "min_p", "repetition_penalty")
 
 
-class OpenAITransport(httpx.AsyncBaseTransport):
+class OpenAITransport(Network):
     """Sends requests as any OpenAI-compatible server takes them: with its key, and without vLLM's own fields."""
 
     def __init__(self, key: str | None) -> None:
+        super().__init__()
         self._key = key
-        self._transport = Network()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = {name: value for name, value in json.loads(request.content).items() if name not in _NOT_OPENAI}
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         sent = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=request.extensions)
-        return await self._transport.handle_async_request(sent)
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
+        return await super().handle_async_request(sent)
 
 
 class ServingRouter(ProxyRouter):
@@ -99,25 +119,19 @@ def forget_events(rollout_id: str) -> None:
         _events[rollout_id].clear()
 
 
-def exists(rollout_id: str) -> bool:
-    return rollout_id in _rollouts
-
-
 def rollout_of(rollout_id: str) -> Rollout | None:
-    """Return a rollout as it is now; it is replaced, not changed."""
+    """Return a rollout as it is now, since it is replaced, not changed; None if there is no such rollout."""
     return _rollouts.get(rollout_id)
 
 
-def metadata_of(rollout_id: str) -> Any:
-    """Return a rollout's metadata; None if there is no such rollout."""
+def tag_of(rollout_id: str) -> RolloutTag | None:
+    """Return a rollout's tag; None if it has none or is not there."""
     rollout = _rollouts.get(rollout_id)
-    return rollout.metadata if rollout else None
+    return RolloutTag.read(rollout.metadata) if rollout else None
 
 
-def state_of(rollout_id: str) -> RolloutState | None:
-    """Return a rollout's state; None if there is no such rollout."""
-    rollout = _rollouts.get(rollout_id)
-    return rollout.status.state if rollout else None
+def is_over(rollout: Rollout) -> bool:
+    return rollout.status.state in TERMINAL_STATES
 
 
 def rollouts_ended() -> int:
@@ -127,7 +141,7 @@ def rollouts_ended() -> int:
 
 def open_rollouts() -> list[Rollout]:
     """Return the rollouts that have not ended."""
-    return [each for each in _rollouts.values() if each.status.state not in TERMINAL_STATES]
+    return [each for each in _rollouts.values() if not is_over(each)]
 
 
 def attempt_of(rollout_id: str) -> str:
@@ -149,8 +163,7 @@ def rewards_of(rollout_id: str) -> list[Any]:
 
 def unread_pairs() -> set[str]:
     """Return the paired groups of which the trainer has not read and deleted all rollouts."""
-    tags = (RolloutTag.read(rollout.metadata) for rollout in _rollouts.values())
-    return {tag.pair for tag in tags if tag is not None and tag.pair is not None}
+    return {tag.pair for tag in map(tag_of, _rollouts) if tag is not None and tag.pair is not None}
 
 
 def unchanged_since(time: float) -> Iterator[str]:

@@ -90,7 +90,7 @@ class GatewayClient:
 
     def pause(self) -> int:
         """Hold the policy's calls and reflections; return how many were under way, when all of these are done."""
-        request = protocol.PauseRequest(timeout=_PAUSE_SECONDS)
+        request = protocol.TimeLimit(timeout=_PAUSE_SECONDS)
         first = state = protocol.PauseState.model_validate(self._post(protocol.PAUSE, request))
         while state.under_way:
             state = protocol.PauseState.model_validate(self._post(protocol.PAUSE, request))
@@ -107,7 +107,7 @@ class GatewayClient:
             GatewayError: as `settle`, which comes first.
         """
         self.settle()
-        return self._post(protocol.DRAIN, protocol.DrainRequest(timeout=seconds), seconds + _SECONDS)
+        return self._post(protocol.DRAIN, protocol.TimeLimit(timeout=seconds), seconds + _SECONDS)
 
     def updated(self, step: int, results: list[protocol.UpdateResult]) -> None:
         """Tell what an update made of its rollouts, for their traces."""

@@ -117,9 +117,9 @@ class GatewayUnderTest:
         replies = [message for message in body.get("messages", []) if message["role"] == "assistant"]
         return f"go {len(replies)}"
 
-    async def create(self, mode: str | None = "memory", update: str = "on-policy", scope: str = "a") -> str:
+    async def create(self, mode: str | None = "memory", update: str = "on-policy", scope: str = "a", **tag: Any) -> str:
         """A running rollout; untagged for mode None."""
-        tag = {"rollout_mode": mode, "update_mode": update, "scope": scope}
+        tag = {"rollout_mode": mode, "update_mode": update, "scope": scope, **tag}
         return await self.create_as({"empo2": tag} if mode else {})
 
     async def create_as(self, metadata: Any, **task: Any) -> str:
@@ -161,6 +161,18 @@ class GatewayUnderTest:
         await self.client.post(f"/empo2/rollouts/{rollout}/settle")
         return [prompt_ids(event) for event in await self.events(rollout, "model_request")]
 
+    async def episode(self, mode: str | None = "memory", bodies: list[Body] | None = None, score: Any = 1.0) -> str:
+        """An episode from its beginning to its reward; its reflection may still run."""
+        rollout = await self.create(mode)
+        await self.play(rollout, ROOMS if bodies is None else bodies)
+        await self.finish(rollout, score)
+        return rollout
+
+    async def calls(self, rollout: str) -> list[Body]:
+        """The memory's events of a rollout, when all are recorded."""
+        await self.client.post(f"/empo2/rollouts/{rollout}/settle")
+        return await self.events(rollout, "empo2_call")
+
     async def events(self, rollout: str, event_type: str) -> list[Body]:
         found = await self.client.get(f"/api/rollouts/{rollout}/events", params={"event_type": event_type})
         return [event["data"] for event in found.json()]
@@ -173,13 +185,17 @@ class GatewayUnderTest:
         await self.reward(rollout, score)
         (await self.patch(rollout, "succeeded")).raise_for_status()
 
+    async def ended(self, rollout: str, score: Any = 1.0) -> dict[str, float]:
+        """The step's metrics, of which this rollout's end is the last."""
+        await self.finish(rollout, score)
+        return await self.drain()
+
     async def store_tips(self, bodies: list[Body], *tips: str, scope: str = "a") -> None:
         """Episodes that leave these tips, each with a higher score than the one before."""
         for number, self.tip in enumerate(tips):
             rollout = await self.create("no-memory", scope=scope)
             await self.play(rollout, bodies)
-            await self.finish(rollout, 10.0 * number)
-            metrics = await self.drain()
+            metrics = await self.ended(rollout, 10.0 * number)
             assert metrics["empo2/tips_written"] == 1, metrics
 
     async def drain(self, timeout: float = SECONDS) -> dict[str, float]:
@@ -235,17 +251,17 @@ class Played:
 
 async def recorded(gateway: GatewayUnderTest, rollout: str) -> Played:
     """The answered calls of a rollout."""
-    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
+    calls = await gateway.calls(rollout)
     events = [event for event in await gateway.events(rollout, "model_request") if "choices" in event["response"]]
     replies = [event["response"]["choices"][0]["token_ids"] for event in events]
-    return Played([prompt_ids(event) for event in events], replies, await gateway.events(rollout, "empo2_call"))
+    return Played([prompt_ids(event) for event in events], replies, calls)
 
 
 def calling(name: str, arguments: Body, number: int = 0, form: str = "<call>{}") -> Body:
     """A reply that calls a tool, written as TOOL_TEMPLATE does, or in another form."""
     function = {"name": name, "arguments": arguments}
     call = {"id": f"call-{number}", "type": "function", "function": {**function, "arguments": json.dumps(arguments)}}
-    return {"content": None, "tool_calls": [call], "written": form.format(json.dumps(function))}
+    return {"content": None, "tool_calls": [call], "written": form.format(json.dumps(function, ensure_ascii=False))}
 
 
 def prompt_ids(event: Body) -> list[int]:

@@ -5,11 +5,9 @@ Prompts are rendered by a real chat template and a real tokenizer, for ``/tokeni
 
 import asyncio
 import json
-import random
 import socket
 import struct
 import time
-import zlib
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +26,6 @@ __all__ = ["serving"]
 
 Body = dict[str, Any]
 MODEL = str(resolve_model(SMOLLM2))
-_WORDS = ("go", "north", "look", "take", "the", "lamp", "open", "door", "wait", "\n", "3", "é")
 _POLL_SECONDS = 0.01
 
 
@@ -54,12 +51,6 @@ def normal(messages: list[Body]) -> list[Body]:
             call["function"]["arguments"] = json.loads(call["function"].get("arguments") or "{}")
         chat.append(message)
     return chat
-
-
-def seeded_reply(body: Body) -> str:
-    """A few words, the same for the same request."""
-    generator = random.Random(zlib.crc32(json.dumps(body.get("messages", body.get("prompt"))).encode()))
-    return " ".join(generator.choices(_WORDS, k=4)).strip() or "wait"
 
 
 @dataclass
@@ -98,7 +89,7 @@ class ModelServer:
 
     template: str | None = None
     takes_ids: bool = True
-    reply: Callable[[Body], str | Body] = seeded_reply
+    reply: Callable[[Body], str | Body] = lambda body: "wait"
     delay: Callable[[str, Body], float] = lambda path, body: 0
     fault: Callable[[str, Body], int | Literal["hang", "reset", "half"] | None] = lambda path, body: None
     answer: Callable[[Body], Any] | None = None
@@ -156,9 +147,8 @@ class ModelServer:
             return _error(400, f"This model's maximum context length is {self.context} tokens.")
         if self.answer is not None:
             return JSONResponse(self.answer(body))
-        answer = _completion(
-            body, seen.prompt_ids, self.reply(body), limit, chat=seen.path.endswith("chat/completions")
-        )
+        chat = seen.path.endswith("chat/completions")
+        answer = _completion(body, seen.prompt_ids, self.reply(body), limit, chat=chat)
         seen.reply_ids = answer["choices"][0]["token_ids"]
         return JSONResponse(answer)
 

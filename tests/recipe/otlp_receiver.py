@@ -35,11 +35,10 @@ class SeenSpan:
 
 @dataclass
 class OtlpReceiver:
-    """Attributes: `fault`, a status to answer with, "hang" for none before the end; `requests`, their headers."""
+    """Attributes: `fault`, a status to answer with, "hang" for none before the end."""
 
     fault: int | Literal["hang"] | None = None
     spans: list[SeenSpan] = field(default_factory=list)
-    requests: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
 
     def of(self, trace: str, count: int) -> list[SeenSpan]:
@@ -57,15 +56,13 @@ class OtlpReceiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 content = self.rfile.read(int(self.headers["content-length"]))
-                receiver.requests.append(dict(self.headers))
                 if receiver.fault == "hang":
                     over.wait(SECONDS)
                     return
                 if receiver.fault is None:
                     assert self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf"
-                    receiver.spans += _spans(
-                        gzip.decompress(content) if "content-encoding" in self.headers else content
-                    )
+                    packed = "content-encoding" in self.headers
+                    receiver.spans += _spans(gzip.decompress(content) if packed else content)
                 self.send_response(receiver.fault or 200)
                 self.end_headers()
 

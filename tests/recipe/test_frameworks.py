@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,7 @@ from .model_server import Body, tokenizer
 
 ROOT = Path(__file__).parents[2]
 PLAYER = Path(__file__).parent / "framework_player.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 OWN = "empo2.agents.frameworks"
 
 
@@ -68,15 +70,9 @@ class Players:
         """The actions of one episode."""
         if framework.agent not in self.started:
             with self.log.open("a") as log:
-                self.started[framework.agent] = subprocess.Popen(
-                    [sys.executable, str(PLAYER), framework.agent],
-                    cwd=ROOT,
-                    env={**os.environ, "PYTHONPATH": str(ROOT)},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                )
+                pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
+                command = [sys.executable, str(PLAYER), framework.agent]
+                self.started[framework.agent] = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **pipes)
         process = self.started[framework.agent]
         assert process.stdin and process.stdout
         process.stdin.write(json.dumps(variables) + "\n")
@@ -94,16 +90,14 @@ def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Players]:
         process.communicate()
 
 
-def in_words(gateway: GatewayUnderTest) -> Callable[[Body], str | Body]:
-    return lambda body: gateway.tip if is_reflection(body) else f"go {_replies(body)}"
-
-
-def in_calls(gateway: GatewayUnderTest) -> Callable[[Body], str | Body]:
-    """The model calls `act`, and writes its calls as TOOL_TEMPLATE does."""
+def replies(gateway: GatewayUnderTest, tools: bool) -> Callable[[Body], str | Body]:
+    """The model says what it does, or calls `act`, and writes its calls as TOOL_TEMPLATE does."""
 
     def reply(body: Body) -> str | Body:
+        if is_reflection(body):
+            return gateway.tip
         number = _replies(body)
-        return gateway.tip if is_reflection(body) else calling("act", {"action": f"go {number}"}, number)
+        return calling("act", {"action": f"go {number}"}, number) if tools else f"go {number}"
 
     return reply
 
@@ -114,19 +108,11 @@ def _replies(body: Body) -> int:
 
 def variables(gateway: GatewayUnderTest, rollout: str, **changes: int) -> dict[str, str]:
     """What agent-lightning's controller sets."""
-    episode = Episode(
-        task="find-animal",
-        variation=0,
-        simplification="easy",
-        **{"max_steps": 10, **changes},
-        actions="free-text",
-        choices=6,
-        seed=0,
-    )
-    return {
-        **{name: str(getattr(episode, path.removeprefix("input."))) for name, path in ENV_MAP.items()},
-        **gateway.variables(rollout),
-    }
+    fixed = {"simplification": "easy", "actions": "free-text", "choices": 6, "seed": 0, "max_steps": 10}
+    fields: Any = {**fixed, **changes}
+    episode = Episode(task="find-animal", variation=0, **fields)
+    told = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in ENV_MAP.items()}
+    return {**told, **gateway.variables(rollout)}
 
 
 async def play(
@@ -138,7 +124,7 @@ async def play(
     reply: Callable[[Body], str | Body] | None = None,
 ) -> tuple[list[str], Played]:
     """The actions of an episode, and what is recorded of it."""
-    gateway.model.reply = reply or (in_calls if framework.tools else in_words)(gateway)
+    gateway.model.reply = reply or replies(gateway, framework.tools)
     gateway.model.template = TOOL_TEMPLATE if framework.tools else None
     rollout = await gateway.create(mode, update)
     actions = await asyncio.to_thread(players.play, framework, variables(gateway, rollout))
@@ -189,16 +175,12 @@ async def test_an_agent_is_trained_as_it_is(gateway: GatewayUnderTest, players: 
         prompts = first.sent if update == "off-policy" else played.sent
         whole = [prompt + reply for prompt, reply in zip(prompts, played.replies, strict=True)]
         assert (await trained(gateway, gateway.rollouts[-1]))[0] == whole[-framework.rows :]
-    gateway.model.fault = lambda path, body: _shrink(gateway) if _replies(body) == 1 else None
+    gateway.model.fault = lambda path, body: setattr(gateway.model, "context", 10) if _replies(body) == 1 else None
     actions, _ = await play(gateway, players, framework, "no-memory")
     assert actions == ["go 0"]
     (reward,) = await gateway.events(gateway.rollouts[-1], "reward")
     assert reward["value"] == 25
     assert reward["message"].endswith("the chat outgrew the model's context")
-
-
-def _shrink(gateway: GatewayUnderTest) -> None:
-    gateway.model.context = 10
 
 
 MISTAKES = ["look", ("act", '{"act": "look"}'), ("fly", '{"action": "up"}')]
@@ -236,12 +218,12 @@ async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
 async def test_the_controllers_worker_finds_openai_agents_from_the_checkout(gateway: GatewayUnderTest):
     """Where a folder `agents` stands: the worker searches the current folder first. With the real ScienceWorld."""
     need(OPENAI_AGENTS.package)
-    gateway.model.reply, gateway.model.template = in_calls(gateway), TOOL_TEMPLATE
+    gateway.model.reply, gateway.model.template = replies(gateway, tools=True), TOOL_TEMPLATE
     rollout = await gateway.create("memory", "off-policy")
     process = await asyncio.create_subprocess_exec(
         *worker_command(OPENAI_AGENTS.agent),
         cwd=ROOT,
-        env={**os.environ, **variables(gateway, rollout, max_steps=2), "PYTHONPATH": str(ROOT)},
+        env={**ENVIRONMENT, **variables(gateway, rollout, max_steps=2)},
         stderr=subprocess.PIPE,
     )
     _, errors = await process.communicate()
@@ -261,13 +243,8 @@ def test_the_launcher_finds_openai_agents_from_the_checkout():
         "from empo2.recipe.launcher.tasks import check_agent; "
         "print(check_agent(load_settings('cpu', ['agent.class=' + sys.argv[1]])))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, OPENAI_AGENTS.agent],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", code, OPENAI_AGENTS.agent]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.stdout.startswith("ScienceWorld with Java at "), done.stderr
 
 

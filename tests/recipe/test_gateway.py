@@ -15,6 +15,7 @@ from agentlightning.server.store import _events, _rollouts
 from empo2.recipe.config import load_settings
 from empo2.recipe.gateway.tokens import rendering
 from empo2.recipe.gateway.tokens.tokenizer import PolicyTokenizer
+from empo2.recipe.protocol import StepProgress
 
 from . import toy_agent
 from .harness import (
@@ -25,6 +26,7 @@ from .harness import (
     SECONDS,
     TOOL_TEMPLATE,
     GatewayUnderTest,
+    assistant,
     both,
     controller,
     in_reflection,
@@ -34,6 +36,7 @@ from .harness import (
     trained,
     turns,
     until,
+    user,
 )
 from .model_server import MODEL, Body, tokenizer
 
@@ -58,36 +61,20 @@ async def test_an_untagged_call_passes_byte_for_byte(gateway: GatewayUnderTest, 
         assert (first.path, first.raw) == (second.path, second.raw)
 
 
-async def test_validation_calls_of_a_tagged_rollout_pass_untouched(gateway: GatewayUnderTest):
-    """Evaluation is without memory (paper)."""
-    await gateway.store_tips(ROOMS, "tip")
-    rollout = await gateway.create("memory")
-    url = f"{gateway.address(rollout, 'val')}/chat/completions"
-    (await gateway.client.post(url, json=ROOMS[0])).raise_for_status()
-    assert gateway.last().body["messages"] == ROOMS[0]["messages"]
-    assert await gateway.events(rollout, "empo2_call") == []
-
-
 @pytest.mark.parametrize("completions", [False, True])
 async def test_validation_with_memory_reads_and_leaves_nothing(gateway: GatewayUnderTest, completions: bool):
     """No visit, no value, no tip; sampled as any validation call, with the agent's own options."""
     await gateway.store_tips(ROOMS, "tip")
     before = await gateway.snapshot()
-    tag = {"rollout_mode": "memory", "update_mode": "on-policy", "scope": "a", "read_only": True}
-    rollout = await gateway.create_as({"empo2": tag})
-    root = gateway.address(rollout, "val")
-    if completions:
-        bodies = [{"prompt": "a dark room with a lamp"}]
-    else:
-        bodies = [{**body, "top_p": 0.5, "seed": 3} for body in ROOMS]
+    rollout = await gateway.create(read_only=True)
+    bodies = [{"prompt": "a dark room with a lamp"}] if completions else ROOMS
     path = "completions" if completions else "chat/completions"
     for body in bodies:
-        (await gateway.client.post(f"{root}/{path}", json=body)).raise_for_status()
+        asked = {**body, "top_p": 0.5, "seed": 3}
+        (await gateway.client.post(f"{gateway.address(rollout, 'val')}/{path}", json=asked)).raise_for_status()
     sent = gateway.model.requests(f"/v1/{path}")[-1].body
     assert str(sent).count("- tip") == 1  # in the first turn, and carried along
-    if not completions:
-        assert (sent["temperature"], sent["top_p"], sent["seed"]) == (0.4, 0.5, 3)
-        assert "top_k" not in sent
+    assert (sent["temperature"], sent["top_p"], sent["seed"]) == (0.4, 0.5, 3) and "top_k" not in sent
     await gateway.finish(rollout, 100.0)
     reflections = len(gateway.reflections())
     metrics = await gateway.drain()
@@ -106,45 +93,29 @@ async def test_validation_with_memory_reads_and_leaves_nothing(gateway: GatewayU
     assert (await gateway.state())["episodes"] == episodes - 1
 
 
-ACCEPTED = {
-    "token ids": b'{"prompt": [9690, 198], "max_tokens": 3}',
-    "a list of prompts": b'{"prompt": ["once", "twice"], "max_tokens": 3}',
-    "both messages and prompt": b'{"prompt": [1], "messages": [{"role": "user", "content": "hi"}]}',
-    "both, as text": b'{"prompt": "once", "messages": [{"role": "user", "content": "hi"}]}',
-}
-REFUSED = {
-    "too long": b'{"max_tokens": 100000, "messages": [{"role": "user", "content": "hi"}]}',
-}
+# Body, status, whether the answer is that of agent-lightning alone.
+ODD_REQUESTS = [
+    (b'{"max_tokens": 100000, "messages": [{"role": "user", "content": "hi"}]}', 400, True),
+    (b'{"prompt": [9690, 198], "max_tokens": 3}', 200, True),
+    (b'{"prompt": ["once", "twice"], "max_tokens": 3}', 200, True),
+    (b'{"prompt": [1], "messages": [{"role": "user", "content": "hi"}]}', 200, False),
+    (b'{"prompt": "once", "messages": [{"role": "user", "content": "hi"}]}', 200, False),
+]
 
 
 async def test_odd_requests_get_agent_lightnings_own_answers(gateway: GatewayUnderTest, plain: httpx.AsyncClient):
     await gateway.store_tips(turns("hi"), "tip")
-    for what, content in (REFUSED | ACCEPTED).items():
+    for content, status, unchanged in ODD_REQUESTS:
         rollout = await gateway.create("memory", "off-policy")
-        (status, answer), alone = await both(gateway, plain, rollout, content)
-        assert (status == 200) == (what in ACCEPTED), what
-        if what in ("both messages and prompt", "both, as text"):
-            assert (status, BLOCK in gateway.model.requests()[-2].prompt) == (200, True)
-        else:
-            assert (status, answer) == alone, what
-        if what in ("token ids", "a list of prompts"):
-            first, second = gateway.model.requests("/v1/completions")[-2:]
-            assert first.body["prompt"] == second.body["prompt"]
-        await gateway.finish(rollout)
-        await gateway.drain()  # its reflection is not to come between the next requests
+        told, alone = await both(gateway, plain, rollout, content)
+        *_, seen, _ = gateway.model.requests("/v1/completions" if unchanged and status == 200 else CHAT)
+        assert told[0] == status and (told == alone or not unchanged), content
+        assert (BLOCK in seen.prompt) == (not unchanged) or status != 200, content
+        await gateway.ended(rollout)  # its reflection is not to come between the next requests
 
 
-ODD_ANSWERS = [
-    {},
-    {"choices": None},
-    {"choices": ["x"]},
-    {"choices": {"a": 1}},
-    {"choices": [{"message": 3}]},
-    {"prompt_token_ids": [1], "choices": [{"message": {"content": 3, "tool_calls": [4]}}]},
-    "text",
-    None,
-    7,
-]
+_ODD_CHOICES: list[Any] = [None, ["x"], {"a": 1}, [{"message": 3}], [{"message": {"content": 3, "tool_calls": [4]}}]]
+ODD_ANSWERS = [{}, "text", None, 7, *({"prompt_token_ids": [1], "choices": choices} for choices in _ODD_CHOICES)]
 
 
 async def test_odd_answers_reach_the_agent_as_they_are(gateway: GatewayUnderTest, plain: httpx.AsyncClient):
@@ -154,8 +125,7 @@ async def test_odd_answers_reach_the_agent_as_they_are(gateway: GatewayUnderTest
         rollout = await gateway.create("memory", "off-policy")
         told, alone = await both(gateway, plain, rollout, ROOMS[0])
         assert told == alone, odd
-        await gateway.finish(rollout)
-    assert (await gateway.drain())["empo2/tips_written"] == 0
+        assert (await gateway.ended(rollout))["empo2/tips_written"] == 0
 
 
 async def test_no_model_server_and_a_paused_gateway_are_answered_as_without_memory(
@@ -176,8 +146,8 @@ async def test_no_model_server_and_a_paused_gateway_are_answered_as_without_memo
 
 async def test_a_rollout_without_a_tag_leaves_nothing_in_the_memory(gateway: GatewayUnderTest):
     """Nor does one whose tag is none."""
-    for tag in ({}, {"rollout_mode": "memory", "scope": 3}, "memory", None, []):
-        rollout = await gateway.create_as({"empo2": tag} if tag != {} else {})
+    for metadata in ({}, *({"empo2": tag} for tag in ({"rollout_mode": "memory", "scope": 3}, "memory", None, []))):
+        rollout = await gateway.create_as(metadata)
         await gateway.play(rollout, ROOMS)
         await gateway.finish(rollout)
         assert await gateway.events(rollout, "empo2_call") == []
@@ -192,51 +162,36 @@ async def test_a_rollout_without_a_tag_leaves_nothing_in_the_memory(gateway: Gat
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 _LOOK = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "lamp"}'}}]
 _WITH_TOOLS = [
-    {"role": "user", "content": "find the lamp"},
-    {"role": "assistant", "content": None, "tool_calls": _LOOK},
+    user("find the lamp"),
+    assistant(None, tool_calls=_LOOK),
     {"role": "tool", "tool_call_id": "1", "content": "a dark room"},
-    {"role": "assistant", "content": "go 1"},
+    assistant("go 1"),
     {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "a lamp"}]},
 ]
 EFFORT_TEMPLATE = "{% if reasoning_effort %}Effort {{ reasoning_effort }}.{% endif %}{{ style }}" + TOOL_TEMPLATE
-_DOOR = {"role": "user", "content": "a door"}
+_DOOR, _FIRST = user("a door"), ROOMS[0]["messages"]
+_PROMPTS = ("Find it. Action:", "Find it. Action:go 0\nA lamp. Action:", "x\n")
 _PREFILL = {"add_generation_prompt": False, "continue_final_message": True}
 
 # name: requests, the chat template, blocks of tips in each of them
 CONVERSATIONS: dict[str, tuple[list[Body], str | None, list[int]]] = {
     "whole chat": (ROOMS, None, [1, 2, 3]),
     "no system text": (turns("a room", "a lamp", "a door", "a cave"), None, [1, 2, 3, 4]),
-    "last turn only": (
-        [{"messages": [{"role": "user", "content": text}]} for text in ("a", "b c", "d")],
-        None,
-        [1] * 3,
-    ),
+    "last turn only": ([turns(text)[0] for text in ("a", "b c", "d")], None, [1] * 3),
     "a turn of white space": (turns("a room\n", "\n", "  ", ""), None, [1, 2, 3, 4]),
     "looks like tips": (turns(f"{BLOCK} of this task:\n- go\n\nlook", f"- {BLOCK}"), None, [1, 2]),
     "special tokens of its own": (turns("a<|im_end|>\n<|im_start|>user\nb", "<|im_end|>"), None, [1, 2]),
     "parts": (turns([{"type": "text", "text": "a"}, {"type": "text", "text": "b\n"}], "c"), None, [1, 2]),
     "unicode": (turns("naïve 雪\u200b", "e\u0301 🙂"), None, [1, 2]),
-    "rewritten": (
-        [*turns("a room"), {"messages": [{"role": "user", "content": "so far: a room"}, _DOOR]}],
-        None,
-        [1, 1],
-    ),
+    "rewritten": ([*turns("a room"), {"messages": [user("so far: a room"), _DOOR]}], None, [1, 1]),
     "truncated": ([ROOMS[0], ROOMS[1], {"messages": ROOMS[2]["messages"][3:]}], None, [1, 2, 1]),
-    "an assistant first": ([{"messages": [{"role": "assistant", "content": "go 0"}, _DOOR]}], None, [1]),
+    "an assistant first": ([{"messages": [assistant("go 0"), _DOOR]}], None, [1]),
     "tools": ([{"messages": _WITH_TOOLS[:n], "tools": TOOLS} for n in (1, 3, 5)], TOOL_TEMPLATE, [1, 2, 3]),
-    "prefilled": (
-        [ROOMS[0], {"messages": [*ROOMS[0]["messages"], {"role": "assistant", "content": "I"}], **_PREFILL}],
-        TOOL_TEMPLATE,
-        [1, 1],
-    ),
+    "prefilled": ([ROOMS[0], {"messages": [*_FIRST, assistant("I")], **_PREFILL}], TOOL_TEMPLATE, [1, 1]),
     "reasoning effort": (turns("a", "b", reasoning_effort="high"), EFFORT_TEMPLATE, [1, 2]),
     "template arguments": (turns("a", chat_template_kwargs={"style": "terse"}), EFFORT_TEMPLATE, [1]),
     "a template of its own": (turns("a", "b", chat_template=TOOL_TEMPLATE), None, [1, 2]),
-    "prompts": (
-        [{"prompt": "Find it. Action:"}, {"prompt": "Find it. Action:go 0\nA lamp. Action:"}, {"prompt": "x\n"}],
-        None,
-        [1, 2, 1],
-    ),
+    "prompts": ([{"prompt": text} for text in _PROMPTS], None, [1, 2, 1]),
 }
 
 
@@ -278,23 +233,6 @@ async def test_a_special_token_in_a_tip_never_reaches_a_prompt(gateway: GatewayU
     special = set(tokenizer().convert_tokens_to_ids(PolicyTokenizer(MODEL).special_tokens))
     assert len(special) == len(PolicyTokenizer(MODEL).special_tokens) > 2
     assert [i for i in told if i in special] == [i for i in plain if i in special]
-
-
-async def test_concurrent_calls_of_one_turn_show_the_same_tips(gateway: GatewayUnderTest):
-    """Error 12: the authors keep an episode's state on a shared instance."""
-    await gateway.store_tips(ROOMS, "first")
-    rollout = await gateway.create("memory")
-    gateway.words.gate.clear()
-    asked = [asyncio.create_task(gateway.call(rollout, ROOMS[0])) for _ in range(8)]
-    await asyncio.sleep(0.1)
-    gateway.words.gate.set()
-    await asyncio.gather(*asked)
-    await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
-    assert len({seen.raw for seen in gateway.model.requests()[-8:]}) == 1
-    assert len(await gateway.events(rollout, "empo2_call")) == 8
-    await gateway.store_tips(ROOMS, "second")
-    await gateway.call(rollout, ROOMS[0])
-    assert "second" not in gateway.last().prompt
 
 
 # Visits and reflections
@@ -362,28 +300,31 @@ async def test_a_reflection_extends_the_prompt_that_vllm_has_cached(
     rollout = await gateway.create(mode)
     await gateway.play(rollout, bodies)
     last = gateway.last()
-    await gateway.finish(rollout)
-    await gateway.drain()
+    await gateway.ended(rollout)
     reflection = gateway.reflections()[-1]
     cached = last.prompt_ids + last.reply_ids
     assert reflection.prompt_ids[: len(cached)] == cached
     assert ("- an old tip" in reflection.prompt) == (mode == "memory")
 
 
-async def test_a_tip_has_its_own_length_limit(gateway: GatewayUnderTest):
+async def test_a_tip_has_its_own_length_limit_and_is_stored_unless_it_is_degenerate(gateway: GatewayUnderTest):
     """Error 4: the authors cut tips at the length of an action."""
     gateway.tip = "Look behind the third door, then take the lamp to the cave and light it there before night falls."
     rollout = await gateway.create()
     answer = await gateway.call(rollout, {**ROOMS[0], "max_tokens": 2, "temperature": 0.1, "stop": ["door"]})
     assert answer.json()["usage"]["completion_tokens"] == 2
-    await gateway.finish(rollout)
-    await gateway.drain()
+    await gateway.ended(rollout)
     (reflection,) = gateway.reflections()
     settings = load_settings("cpu").reflection
     assert reflection.body["max_tokens"] == settings.max_tokens == 48
     assert reflection.body["temperature"] == settings.temperature
     assert "stop" not in reflection.body
-    assert (await gateway.snapshot())[0] == [("a", gateway.tip, 1.0)]
+    stored, gateway.tip = gateway.tip, "Write one note for the next player of this task."
+    await gateway.episode()
+    metrics = await gateway.drain()
+    assert (metrics["empo2/tips_refused/copy"], metrics["empo2/tips_refused"]) == (1, 1)
+    assert metrics["empo2/reflections_failed"] == 0
+    assert (await gateway.snapshot())[0] == [("a", stored, 1.0)]
 
 
 @pytest.mark.parametrize("fault", [500, 400, "hang"])
@@ -391,9 +332,7 @@ async def test_a_failed_reflection_is_counted_and_costs_the_rollout_nothing(tmp_
     """Error 6: in the authors' code it fails the rollout."""
     async with running_gateway(tmp_path, "reflection.timeout=0.5") as gateway:
         gateway.model.fault = in_reflection(fault)
-        rollout = await gateway.create()
-        await gateway.play(rollout, ROOMS)
-        await gateway.finish(rollout)
+        rollout = await gateway.episode()
         metrics = await gateway.drain()
         assert (metrics["empo2/tips_written"], metrics["empo2/reflections_failed"]) == (0, 1)
         detail = (await gateway.client.get(f"/api/rollouts/{rollout}")).json()
@@ -403,26 +342,13 @@ async def test_a_failed_reflection_is_counted_and_costs_the_rollout_nothing(tmp_
         await gateway.store_tips(ROOMS, "the next one")
 
 
-async def test_a_degenerate_tip_is_counted_and_not_stored(gateway: GatewayUnderTest):
-    gateway.tip = "Write one note for the next player of this task."
-    rollout = await gateway.create()
-    await gateway.play(rollout, ROOMS)
-    await gateway.finish(rollout)
-    metrics = await gateway.drain()
-    assert (metrics["empo2/tips_refused"], metrics["empo2/tips_refused/copy"]) == (1, 1)
-    assert metrics["empo2/reflections_failed"] == metrics["empo2/memory_size"] == 0
-
-
 async def test_a_chat_too_long_for_a_question_is_asked_about_shorter(gateway: GatewayUnderTest):
     rollout = await gateway.create("no-memory")
     await gateway.play(rollout, turns("a room " + "x " * 2000, "a lamp", "a door"))
     gateway.model.context = 1800
-    await gateway.finish(rollout)
-    assert (await gateway.drain())["empo2/tips_written"] == 1
+    assert (await gateway.ended(rollout))["empo2/tips_written"] == 1
     *_, refused, asked = gateway.reflections()
-    assert not refused.reply_ids
-    assert "Action: go 2" in asked.prompt
-    assert "Observation: a door" in asked.prompt
+    assert not refused.reply_ids and "Observation: a door\nAction: go 2" in asked.prompt
 
 
 async def test_a_rollout_that_is_deleted_right_after_its_end_is_reflected_on(gateway: GatewayUnderTest):
@@ -439,8 +365,7 @@ async def test_a_rollout_that_is_deleted_right_after_its_end_is_reflected_on(gat
     metrics = await gateway.drain()
     assert (metrics["empo2/tips_written"], metrics["empo2/memory_failures"]) == (1, 0)
     tips, entries = await gateway.snapshot()
-    assert tips == [("a", gateway.tip, 7.0)]
-    assert len(entries) == 1
+    assert (tips, len(entries)) == ([("a", gateway.tip, 7.0)], 1)
 
 
 async def test_progress_of_a_step(gateway: GatewayUnderTest):
@@ -449,8 +374,7 @@ async def test_progress_of_a_step(gateway: GatewayUnderTest):
     async def progress() -> dict:
         return (await gateway.state())["progress"]
 
-    nothing = {"rollouts": 0, "ended": 0, "validation": False, "calls": 0, "tips": 0}
-    nothing |= {"queued": 0, "controllers": "silent", "problem": ""}
+    nothing = StepProgress().model_dump()
     assert await progress() == nothing
     tagged, untagged, open_ = [await gateway.create(mode) for mode in ("memory", None, "memory")]
     await gateway.play(tagged, ROOMS)
@@ -493,8 +417,7 @@ async def test_metrics_are_exact_and_of_one_step(gateway: GatewayUnderTest):
     await gateway.play(other, ROOMS[:2])
     await gateway.finish(memory)
     gateway.model.fault = lambda path, body: 500 if is_reflection(body) else None
-    await gateway.finish(other)
-    metrics = await gateway.drain()
+    metrics = await gateway.ended(other)
     assert metrics.pop("empo2/memory_ms_per_call") > 0
     assert metrics.pop("empo2/embedding_ms_per_search") > 0
     tokens = tokenizer()(f"{BLOCK} of this task (each may be wrong):\n- beta\n- alpha\n\n")["input_ids"]
@@ -510,12 +433,9 @@ async def test_metrics_are_exact_and_of_one_step(gateway: GatewayUnderTest):
 
 
 async def test_an_episode_of_token_ids_has_no_state_to_leave_a_tip_under(gateway: GatewayUnderTest):
-    rollout = await gateway.create()
-    await gateway.play(rollout, [{"prompt": [9690, 198]}])
+    rollout = await gateway.episode(bodies=[{"prompt": [9690, 198]}])
     (call,) = await gateway.events(rollout, "empo2_call")
-    assert call["prompt_token_ids"] == call["tip_free_prompt_token_ids"] == [9690, 198]
-    assert "visits" not in call
-    await gateway.finish(rollout)
+    assert call["prompt_token_ids"] == call["tip_free_prompt_token_ids"] == [9690, 198] and "visits" not in call
     metrics = await gateway.drain()
     assert metrics["empo2/tips_written"] == metrics["empo2/memory_size"] == 0
 
@@ -573,9 +493,7 @@ async def test_an_unknown_tip_free_prompt_is_left_out_of_the_event(
     rollout = await gateway.create("memory", "off-policy")
     await gateway.play(rollout, ROOMS)
     calls = await gateway.events(rollout, "empo2_call")
-    assert [sorted(call) for call in calls] == [
-        ["intrinsic_reward", "observation", "prompt_token_ids", "scope", "tip_ids", "visits"]
-    ] * 3
+    assert len(calls) == 3 and not any("tip_free_prompt_token_ids" in call for call in calls)
     assert (await gateway.drain())["empo2/tokenize_failures"] == 3
 
 
@@ -606,17 +524,8 @@ async def test_an_agent_that_gives_up_is_noticed(gateway: GatewayUnderTest, mode
 
 async def test_reflections_never_stand_in_the_agents_way(gateway: GatewayUnderTest):
     """Error 9: a model server that hangs holds up no one; nor do a hundred calls that wait for it."""
-    tag = {"rollout_mode": "no-memory", "update_mode": "on-policy", "scope": "a"}
-    wanted = [{"input": {}, "metadata": {"empo2": tag}}] * 105
-    created = (await gateway.client.post("/api/rollouts", json=wanted)).json()
     gateway.model.fault = in_reflection("hang")
-
-    async def play(rollout: str) -> None:
-        await gateway.patch(rollout, "running")
-        await gateway.call(rollout, ROOMS[0])
-        await gateway.finish(rollout)
-
-    await asyncio.gather(*(play(rollout["rollout_id"]) for rollout in created))
+    await asyncio.gather(*(gateway.episode("no-memory", ROOMS[:1]) for _ in range(105)))
     assert (await gateway.state())["reflections"] == 105
     assert (await gateway.call(await gateway.create("memory"), ROOMS[0])).status_code == 200
     assert (await gateway.drain(timeout=0.1))["empo2/reflections_failed"] == 105
@@ -632,8 +541,7 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
     for update in ("on-policy", "off-policy"):
         rollout = await gateway.create("memory", update)
         sent = await gateway.play(rollout, ROOMS)
-        await gateway.finish(rollout, 3)
-        await gateway.drain()
+        await gateway.ended(rollout, 3)
         ids, rows, metrics, results = await trained(gateway, rollout)
         calls = await gateway.events(rollout, "empo2_call")
         observations = [call["observation"] for call in calls]  # without tips, in which rollouts differ
@@ -696,7 +604,5 @@ async def test_the_real_controller_plays_many_agents_at_once(gateway: GatewayUnd
     metrics = await gateway.drain()
     assert (metrics["empo2/tips_written"], metrics["empo2/reflections_failed"]) == (16, 0)
     assert metrics["empo2/memory_failures"] == metrics["empo2/tokenize_failures"] == 0
-    others = (
-        1 + toy_agent.CALLS
-    )  # of the agent that raised and the silent one; the hung one has come to one, or to none
+    others = 1 + toy_agent.CALLS  # of the agent that raised and the silent one; the hung one has come to one, or none
     assert metrics["empo2/calls"] - 16 * toy_agent.CALLS in (others, others + 1)

@@ -9,8 +9,8 @@ import pytest
 from empo2.recipe.config import load_settings, warnings_of
 from empo2.recipe.errors import ConfigError
 
-from .harness import STORES, GatewayUnderTest, Words, fill_memory, running_gateway
-from .model_server import Body, ModelServer, tokenizer
+from .harness import STORES, GatewayUnderTest, fill_memory, running_gateway, turns
+from .model_server import ModelServer, tokenizer
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -22,14 +22,14 @@ AS_ON_A_GPU = [f"memory.episode_tokens={BUDGET}", "memory.min_similarity=-1", "r
 AS_ON_A_GPU += [f"model.{name}={getattr(DEFAULT.model, name)}" for name in LENGTHS]
 TASK = "Your task is to find a living thing. First focus on the thing, then move it to the red box in the kitchen."
 ROOMS = ("kitchen", "hallway", "workshop", "greenhouse", "bathroom", "living room", "art studio", "outside", "foundry")
-THINGS = (
+THINGS = [
     "a table",
     "a glass cup (containing nothing)",
     "a bee hive",
     "a stove (turned off)",
     "a red box",
     "a painting",
-)
+]
 
 
 def observation(generator: random.Random) -> str:
@@ -48,10 +48,6 @@ def tip(number: int) -> str:
     while len(words) < 100:
         words += f"and went to the {generator.choice(ROOMS)} with {generator.choice(THINGS)}".split()
     return " ".join(words[:100])
-
-
-def store_tips(folder: Path, tips: list[str]) -> None:
-    fill_memory(folder / "memory.sqlite", tips, state=TASK)
 
 
 def length(text: str) -> int:
@@ -79,17 +75,15 @@ def long_context() -> ModelServer:
 @pytest.mark.parametrize("steps", [30, 120])
 async def test_an_episode_with_ten_tips_of_100_words_fits_the_default_profile(tmp_path: Path, steps: int):
     tips = [tip(number) for number in range(40)]
-    store_tips(tmp_path, tips)
+    fill_memory(tmp_path / "memory.sqlite", tips)
     async with running_gateway(tmp_path, *AS_ON_A_GPU, model=long_context()) as gateway:
         gateway.model.reply = lambda body: "move living thing to red box"
         plain = await play(gateway, await gateway.create("no-memory"), steps)
         rollout = await gateway.create("memory", "off-policy")
         prompts = await play(gateway, rollout, steps)
-        await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
-        calls = await gateway.events(rollout, "empo2_call")
+        calls = await gateway.calls(rollout)
         gateway.model.reply = gateway.reply
-        await gateway.finish(rollout)
-        metrics = await gateway.drain()
+        metrics = await gateway.ended(rollout)
     for before, after in pairwise(prompts):
         assert after[: len(before)] == before
     assert len(prompts[0]) <= DEFAULT.model.max_prompt_tokens
@@ -112,19 +106,14 @@ async def test_an_episode_with_ten_tips_of_100_words_fits_the_default_profile(tm
 async def test_tips_fill_the_budget_and_no_more(tmp_path: Path):
     """Tips of 40, 400, 30 and 20 words, the best first: what does not fit makes room for what does."""
     texts = [" ".join([f"{name}"] * words) for name, words in (("low", 20), ("mid", 30), ("long", 400), ("top", 40))]
-    store_tips(tmp_path, texts)
+    fill_memory(tmp_path / "memory.sqlite", texts)
     heading = length("Notes from earlier episodes of this task (each may be wrong):\n") + 1
     needed = heading + length(f"- {texts[3]}\n") + length(f"- {texts[1]}\n")
     for budget, expected in ((needed, [4, 2]), (needed - 1, [4, 1]), (heading, []), (1, [])):
-        async with running_gateway(
-            tmp_path,
-            "memory.min_similarity=-1",
-            f"memory.episode_tokens={budget}",
-            "reflection.max_words=400",
-            words=Words(),
-        ) as gateway:
+        options = ("memory.min_similarity=-1", f"memory.episode_tokens={budget}", "reflection.max_words=400")
+        async with running_gateway(tmp_path, *options) as gateway:
             rollout = await gateway.create("memory", "off-policy")
-            await gateway.play(rollout, [{"messages": [{"role": "user", "content": "a room"}]}])
+            await gateway.play(rollout, turns("a room"))
             (call,) = await gateway.events(rollout, "empo2_call")
             assert call["tip_ids"] == expected
             assert len(call["prompt_token_ids"]) - len(call["tip_free_prompt_token_ids"]) <= budget
@@ -135,21 +124,19 @@ async def test_tips_fill_the_budget_and_no_more(tmp_path: Path):
 
 async def test_agents_that_forget_are_shown_what_they_forgot(tmp_path: Path):
     """The budget is for what one prompt carries: an agent that sends its last turn only gets it in each of them."""
-    store_tips(tmp_path, [tip(number) for number in range(30)])
+    fill_memory(tmp_path / "memory.sqlite", [tip(number) for number in range(30)])
     async with running_gateway(tmp_path, *AS_ON_A_GPU, model=long_context()) as gateway:
         rollout = await gateway.create("memory")
-        bodies: list[Body] = [{"messages": [{"role": "user", "content": f"room {number}"}]} for number in range(4)]
-        await gateway.play(rollout, bodies)
+        await gateway.play(rollout, [turns(f"room {number}")[0] for number in range(4)])
         calls = await gateway.events(rollout, "empo2_call")
         assert [call["tip_ids"] for call in calls] == [list(range(30, 20, -1))] * 4
-        await gateway.finish(rollout)
-        metrics = await gateway.drain()
+        metrics = await gateway.ended(rollout)
         assert metrics["empo2/tips_per_episode"] == 10
         assert metrics["empo2/tip_tokens_per_episode"] < BUDGET
 
 
 async def test_prompts_of_completions_have_the_same_budget(tmp_path: Path):
-    store_tips(tmp_path, [tip(number) for number in range(30)])
+    fill_memory(tmp_path / "memory.sqlite", [tip(number) for number in range(30)])
     async with running_gateway(tmp_path, *AS_ON_A_GPU, model=long_context()) as gateway:
         gateway.model.reply = lambda body: " look"
         rollout = await gateway.create("memory")
@@ -165,9 +152,7 @@ async def test_prompts_of_completions_have_the_same_budget(tmp_path: Path):
 async def test_episodes_that_ended_by_their_context_are_counted(gateway: GatewayUnderTest):
     """Of four: one is refused at its end, one goes on with a shorter chat, one is refused for another reason."""
     gateway.model.context = 120
-    short: Body = {"messages": [{"role": "user", "content": "a room"}], "max_tokens": 8}
-    long: Body = {"messages": [{"role": "user", "content": "a room " * 200}], "max_tokens": 8}
-    odd: Body = {"messages": [{"role": "user", "content": 3}]}
+    (short,), (long,), (odd,) = (turns(content, max_tokens=8) for content in ("a room", "a room " * 200, 3))
     for bodies in ([short, long], [long, short], [short, odd], [short]):
         rollout = await gateway.create("no-memory")
         for body in bodies:
@@ -178,37 +163,33 @@ async def test_episodes_that_ended_by_their_context_are_counted(gateway: Gateway
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "key"),
     [
-        (["memory.episode_tokens=4500"], r"memory\.episode_tokens=4500: must be below model\.max_prompt_tokens=4500"),
-        (
-            ["memory.episode_tokens=4000", "model.max_episode_tokens=4000"],
-            r"memory\.episode_tokens=4000: must be below model\.max_episode_tokens=4000",
-        ),
+        (["memory.episode_tokens=4500"], "max_prompt_tokens=4500"),
+        (["memory.episode_tokens=4000", "model.max_episode_tokens=4000"], "max_episode_tokens=4000"),
     ],
 )
-def test_a_budget_that_leaves_the_agent_no_room_is_refused(overrides: list[str], words: str):
-    with pytest.raises(ConfigError, match=words):
+def test_a_budget_that_leaves_the_agent_no_room_is_refused(overrides: list[str], key: str):
+    with pytest.raises(ConfigError, match=rf"{overrides[0]}: must be below model\.{key}"):
         load_settings("gpu", overrides)
     load_settings("gpu", [*overrides, "algorithm.name=grpo"])  # has no tips
-
-
-@pytest.mark.parametrize("profile", ["gpu", "gpu-1", "gpu-24", "cpu"])
-def test_the_profiles_fit(profile: str):
-    assert warnings_of(load_settings(profile)) == []
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
         ("memory.episode_tokens=3000", "more than half of model.max_prompt_tokens=4500"),
-        ("memory.top_k=20", "may not hold memory.top_k=20 tips of reflection.max_tokens=160"),
+        (
+            "memory.top_k=20",
+            "may not hold memory.top_k=20 tips of reflection.max_tokens=160",
+        ),
         ("tasks.args.max_steps=200", "may outgrow model.max_episode_tokens=8192"),
     ],
 )
 def test_what_may_not_fit_is_warned_of(override: str, words: str):
     (warning,) = warnings_of(load_settings("gpu", [override]))
-    assert warning.startswith(override.replace("memory.top_k=20", "memory.episode_tokens=2048")) and words in warning
+    assert override in warning and words in warning
     assert warnings_of(load_settings("gpu", [override, "algorithm.name=grpo"])) == []
     (warning,) = warnings_of(load_settings("gpu", ["hardware.micro_batch=2", "algorithm.name=grpo"]))
     assert warning.startswith("hardware.micro_batch=2: rows of different lengths get a dense mask")
+    assert not any(warnings_of(load_settings(profile)) for profile in ("gpu", "gpu-1", "gpu-24", "cpu"))

@@ -21,7 +21,7 @@ async def values(gateway: GatewayUnderTest) -> dict[str, float]:
 
 async def shown_in(gateway: GatewayUnderTest, score: Any, bodies: list[Any] = ROOMS, state: str = "succeeded") -> str:
     """A memory episode from beginning to end."""
-    rollout = await gateway.create("memory")
+    rollout = await gateway.create()
     await gateway.play(rollout, bodies)
     await gateway.reward(rollout, score)
     await gateway.patch(rollout, state)
@@ -45,28 +45,28 @@ async def test_shown_tips_are_credited_under_every_policy(tmp_path: Path, retrie
         plays = await gateway.query("SELECT episode, scope, score, success, searches, hits FROM plays ORDER BY rowid")
         assert plays == [(first, "a", 50.0, 0, 3, 3), (second, "a", -100.0, 0, 1, 1)]
         credits = await gateway.query("SELECT credits.episode, text, turns FROM credits JOIN tips ON tips.id = tip_id")
-        assert sorted(credits) == sorted(
-            [(first, "alpha", 1), (first, "beta", 1), (second, "alpha", 1), (second, "beta", 1)]
-        )
+        assert sorted(credits) == sorted((episode, tip, 1) for episode in (first, second) for tip in ("alpha", "beta"))
 
 
 async def test_tips_of_a_paired_group_are_credited_with_what_they_added(gateway: GatewayUnderTest):
-    """Q <- 0.3 (R - mean R of the pair without tips), when the step is over and all of its rollouts have ended."""
+    """Q <- 0.3 (R - mean R of the pair without tips), when a step is over and all rollouts of the pair have ended."""
     await gateway.store_tips(ROOMS, "alpha")
     gateway.model.fault = in_reflection(500)
-    tag = {"update_mode": "on-policy", "scope": "a"}
 
-    async def play(pair: str, mode: str, score: Any) -> None:
-        rollout = await gateway.create_as({"empo2": {**tag, "rollout_mode": mode, "pair": pair}})
+    async def play(pair: str, mode: str, score: Any, rollout: str | None = None) -> None:
+        rollout = rollout or await gateway.create(mode, pair=pair)
         await gateway.play(rollout, ROOMS)
         await gateway.finish(rollout, score)
         await gateway.client.delete(f"/api/rollouts/{rollout}")
 
+    outlives_the_step = await gateway.create("no-memory", pair="p")
     await play("p", "memory", 80)  # ends before what it is compared with
     await play("p", "no-memory", 20)
     await play("other", "no-memory", -100)
-    await play("p", "no-memory", 40)
     await play("p", "no-memory", "lost")
+    await gateway.drain()
+    assert await values(gateway) == {"alpha": 0}
+    await play("p", "no-memory", 40, outlives_the_step)
     assert await values(gateway) == {"alpha": 0}
     await gateway.drain()
     assert await values(gateway) == {"alpha": pytest.approx(0.3 * (0.8 - 0.3))}
@@ -74,26 +74,6 @@ async def test_tips_of_a_paired_group_are_credited_with_what_they_added(gateway:
     await play("alone", "memory", 100)
     await gateway.drain()
     assert await values(gateway) == {"alpha": pytest.approx(0.15 + 0.3 * (1 - 0.15))}
-
-
-async def test_a_pair_of_which_a_rollout_still_runs_waits_for_it(gateway: GatewayUnderTest):
-    """Where rollouts outlive a step, the step's end says nothing about the pair."""
-    await gateway.store_tips(ROOMS, "alpha")
-    gateway.model.fault = in_reflection(500)
-    tag = {"update_mode": "on-policy", "scope": "a", "pair": "p"}
-    with_tips, without = [
-        await gateway.create_as({"empo2": {**tag, "rollout_mode": mode}}) for mode in ("memory", "no-memory")
-    ]
-    await gateway.play(with_tips, ROOMS)
-    await gateway.finish(with_tips, 80)
-    await gateway.drain()
-    assert await values(gateway) == {"alpha": 0}
-    await gateway.play(without, ROOMS)
-    await gateway.finish(without, 20)
-    for rollout in (with_tips, without):
-        await gateway.client.delete(f"/api/rollouts/{rollout}")
-    await gateway.drain()
-    assert await values(gateway) == {"alpha": pytest.approx(0.3 * (0.8 - 0.2))}
 
 
 async def test_a_search_that_finds_nothing_is_a_play_without_credit(gateway: GatewayUnderTest):
@@ -191,12 +171,8 @@ async def test_64_clients_read_and_write_at_once(gateway: GatewayUnderTest):
 
 
 async def test_plain_grpo_loads_no_embedder_and_touches_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    loaded = []
-
-    def load(model: str, device: str) -> Words:
-        loaded.append(model)
-        return Words()
-
+    loaded: list[str] = []
+    load: Any = lambda model, device: loaded.append(model) or Words()  # noqa: E731
     monkeypatch.setattr("empo2.recipe.gateway.memory.SentenceEmbedder", load)
     file = tmp_path / "memory.sqlite"
     memory = open_memory(load_settings("cpu", ["algorithm.name=grpo"]), file)

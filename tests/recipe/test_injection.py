@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from empo2.memory import Tip
-from empo2.recipe.gateway.tips.injection import Block, ChatRequest, EpisodeTips, PromptRequest, TippedRequest
+from empo2.recipe.gateway.tips.injection import Block, ChatRequest, EpisodeTips, PromptRequest
 from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.messages import newest_turn, text_of
 
@@ -59,7 +59,9 @@ def shown(sent: list[Message], text: str) -> list[int]:
 def test_tips_stand_in_the_newest_turn_and_again_where_they_stood():
     """Without the second half each turn's prompt would part from the last one's at the first tip."""
     tips, first = EpisodeTips(), [SYSTEM, user("a room")]
+    before = copy.deepcopy(first)
     sent = send(tips, first, "one", "two")
+    assert first == before  # the agent's own
     assert shown(sent, "one") == shown(sent, "two") == [1]
     assert sent[0] == SYSTEM
     assert sent[1]["content"].endswith("\n\na room")
@@ -74,13 +76,6 @@ def test_tips_stand_in_the_newest_turn_and_again_where_they_stood():
     last = send(tips, third)
     assert last[:4] == again
     assert last[4:] == third[4:]  # no tips found: nothing put in
-
-
-def test_the_agents_own_messages_are_not_changed():
-    messages = [SYSTEM, user([{"type": "text", "text": "a room"}])]
-    before = copy.deepcopy(messages)
-    send(EpisodeTips(), messages, "tip")
-    assert messages == before
 
 
 @pytest.mark.parametrize(
@@ -134,7 +129,7 @@ def send_prompt(tips: EpisodeTips, prompt: str, *texts: str) -> str:
     return request.fields["prompt"]
 
 
-def carried(request: TippedRequest) -> list[str]:
+def carried(request: ChatRequest) -> list[str]:
     return [tip.text for block in request.carried for tip in block.tips]
 
 
@@ -176,7 +171,9 @@ def test_a_prompt_extends_what_was_sent_and_answered():
     assert again.endswith("\nYou see a lamp.\nAction:")
     assert "- two" in again.removeprefix(sent)
     tips.replied(second, " take")
-    assert send_prompt(tips, second + " take\nTaken.").startswith(again + " take")
+    third = second + " take\nTaken."
+    assert PromptRequest(tips, third).fields["prompt"] == again + " take\nTaken."  # no tips were looked up
+    assert send_prompt(tips, third, "three").startswith(again + " take")
 
 
 _text = st.text(max_size=40) | st.sampled_from(["", "\n", " a lamp\n\n", "x\n", "<|im_start|>user\n", "- a note"])

@@ -6,7 +6,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from empo2.recipe.gateway.network import Network
+from empo2.recipe.gateway.upstream import Network
 
 
 async def test_calls_at_once_are_spread_evenly_and_none_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,19 +63,14 @@ async def test_what_is_not_chosen_passes_untouched(tmp_path: Path, monkeypatch: 
             assert (await client.post(f"{address}/embeddings", content=b'{"input": "x"}')).status_code == 201
             assert gateway.model.seen == []
             assert (await client.post(f"{address}/chat/completions", content=PLAYED)).status_code == 200
-        assert [(path, body) for path, _, body in other.seen] == [
-            ("chat/completions", JUDGED),
-            ("messages", JUDGED),
-            ("embeddings", b'{"input": "x"}'),
-        ]
+        paths, bodies = ["chat/completions", "messages", "embeddings"], [JUDGED, JUDGED, b'{"input": "x"}']
+        assert [(path, body) for path, _, body in other.seen] == [*zip(paths, bodies, strict=True)]
         for _, headers, _ in other.seen:
             assert headers["authorization"] == "Bearer the-judges-key"
             assert AGENT_KEY not in str(headers)
         assert other.seen[0][1]["x-mine"] == "1"
-        await gateway.client.post(f"/empo2/rollouts/{rollout}/settle")
         # No trace of them: the trained call is the only event, turn and visit.
-        assert len(await gateway.events(rollout, "model_request")) == 1
-        assert len(await gateway.events(rollout, "empo2_call")) == 1
+        assert len(await gateway.calls(rollout)) == len(await gateway.events(rollout, "model_request")) == 1
         metrics = await gateway.drain()
         assert (metrics["empo2/calls"], metrics["empo2/untrained_calls"]) == (1, 2)
 
@@ -102,10 +97,7 @@ async def test_a_server_that_is_down_is_an_error_of_the_call(tmp_path: Path):
         rollout = await gateway.create()
         async with gateway.as_agent() as client:
             answer = await client.post(f"{gateway.address(rollout)}/embeddings", json={"input": "x"})
-        assert (answer.status_code, answer.json()["error"]["message"]) == (
-            502,
-            "the server of calls that are not trained: ConnectError",
-        )
+        assert answer.status_code == 502 and "calls that are not trained: ConnectError" in answer.text
 
 
 RULES: list[tuple[str, tuple[str, dict[str, str], Any], bool]] = [
@@ -140,10 +132,7 @@ async def test_a_function_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert (await gateway.call(rollout, PLAYED)).status_code == 200
         assert (await gateway.call(rollout, PLAYED, headers={"X-Judge": "1"})).status_code == 201
         failed = await gateway.call(rollout, b'{"prompt": "x"}')
-        assert (failed.status_code, failed.json()["error"]["message"]) == (
-            500,
-            "gateway.trained_calls failed: ZeroDivisionError: division by zero",
-        )
+        assert failed.status_code == 500 and "gateway.trained_calls failed: ZeroDivisionError" in failed.text
 
 
 @pytest.mark.parametrize(

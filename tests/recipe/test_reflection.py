@@ -32,24 +32,23 @@ def asked(chats: list[list[Message]], replies: list[Message]) -> list[list[Messa
     return list(reflection_chats(chats, replies, ASK))
 
 
-def test_the_question_of_the_default_prompt():
-    expected = (
-        "The episode is over: the task was not completed, with a final score of -3.5. Write one note for the next "
-        "player of this task: what was tried, what it showed, and how far it was from completing the task. One "
-        "sentence, at most 40 words, no preamble."
-    )
-    assert user(expected) == ASK
-
-
 @pytest.mark.parametrize(
     ("prompt", "score", "success", "content"),
     [
+        (
+            CHAT.prompt,
+            -3.5,
+            False,
+            "The episode is over: the task was not completed, with a final score of -3.5. Write one note for the next "
+            "player of this task: what was tried, what it showed, and how far it was from completing the task. One "
+            "sentence, at most 7 words, no preamble.",
+        ),
         ("{outcome}; {score}; {words}", 100.0, True, "the task was completed; 100; 7"),
         ("{outcome}; {score}; {words}", 1 / 3, False, "the task was not completed; 0.333333; 7"),
         ("Say {{why}}.", 0.0, False, "Say {why}."),
     ],
 )
-def test_a_prompt_of_ones_own_is_filled_in(prompt: str, score: float, success: bool, content: str):
+def test_the_question_is_a_prompt_filled_in(prompt: str, score: float, success: bool, content: str):
     settings = reflection(f"prompt={prompt!r}", "max_words=7")
     assert question(settings, score, success) == user(content)
 
@@ -156,17 +155,12 @@ def test_a_tip_is_one_line_without_special_tokens_and_marks_of_templates(tokens:
     assert clean_tip(text, tokens) == tip
 
 
-def test_cleaning_takes_time_in_proportion_to_the_length():
+def test_long_tips_are_cleaned_and_cut_in_linear_time():
     started = time.perf_counter()
     clean_tip("<|" * 6000 + "a" + "|>" * 6000 + "]" * 6000, [])
-    assert time.perf_counter() - started < 2
-
-
-def test_a_stored_tip_is_shown_within_the_limit_whatever_its_length():
-    started = time.perf_counter()
     assert shown_tip("word " * 20_000, SPECIAL, 30) == " ".join(["word"] * 30)
     assert len(shown_tip("x" * 100_000, SPECIAL, 30)) == 12 * 30
-    assert time.perf_counter() - started < 1
+    assert time.perf_counter() - started < 3
 
 
 @pytest.mark.parametrize(
@@ -260,36 +254,28 @@ def test_a_tip_is_the_first_real_sentence_of_a_reply(reply: str, tip: str):
 
 
 @pytest.mark.parametrize(
-    ("reply", "words", "tip"),
+    ("reply", "words", "truncated", "tip"),
     [
-        ("Open the red door.", 4, "Open the red door."),
-        ("Open the red door.", 3, "Open the red"),
-        ("Open, the red door.", 1, "Open"),
-        ("Go on - the door is open", 3, "Go on"),
-        ("x" * 5000, 3, "x" * 36),
-        ("Open " + "x" * 5000, 3, "Open"),
-        ("Open " + "x" * 31, 3, "Open " + "x" * 31),
-        ("Open " + "x" * 32, 3, "Open"),
-        ("雪" * 100, 2, "雪" * 24),
+        ("Open the red door.", 4, False, "Open the red door."),
+        ("Open the red door.", 3, False, "Open the red"),
+        ("Open, the red door.", 1, False, "Open"),
+        ("Go on - the door is open", 3, False, "Go on"),
+        ("x" * 5000, 3, False, "x" * 36),
+        ("Open " + "x" * 5000, 3, False, "Open"),
+        ("Open " + "x" * 31, 3, False, "Open " + "x" * 31),
+        ("Open " + "x" * 32, 3, False, "Open"),
+        ("雪" * 100, 2, False, "雪" * 24),
+        # a reply that met its token limit loses its half word
+        ("The key opens the do", 30, True, "The key opens the"),
+        ("The key opens the ", 30, True, "The key opens the"),
+        ("The key opens it.", 30, True, "The key opens it."),
+        ("Open the door. Then g", 30, True, "Open the door."),
+        ("雪" * 10, 30, True, "雪" * 10),
+        ("", 30, True, ""),
     ],
 )
-def test_a_long_sentence_is_cut_after_a_whole_word(reply: str, words: int, tip: str):
-    assert tip_of(reply, [], words) == tip
-
-
-@pytest.mark.parametrize(
-    ("reply", "tip"),
-    [
-        ("The key opens the do", "The key opens the"),
-        ("The key opens the ", "The key opens the"),
-        ("The key opens it.", "The key opens it."),
-        ("Open the door. Then g", "Open the door."),
-        ("雪" * 10, "雪" * 10),
-        ("", ""),
-    ],
-)
-def test_a_reply_that_met_its_token_limit_loses_its_half_word(reply: str, tip: str):
-    assert tip_of(reply, SPECIAL, 30, truncated=True) == tip
+def test_a_long_or_truncated_sentence_ends_with_a_whole_word(reply: str, words: int, truncated: bool, tip: str):
+    assert tip_of(reply, SPECIAL, words, truncated) == tip
 
 
 PIECES = [
@@ -315,8 +301,6 @@ def test_whatever_the_reply_a_tip_is_one_clean_line_of_limited_length(reply: str
 
 
 QUESTION = ASK["content"]
-
-
 ORDINARY = [
     "Open the door.",
     "7",
@@ -358,19 +342,22 @@ COPIES = [
 VERDICTS = {None: ORDINARY, "empty": EMPTY, "repetition": REPETITIONS, "copy": COPIES}
 
 
-@pytest.mark.parametrize(("verdict", "tip"), [(verdict, tip) for verdict, tips in VERDICTS.items() for tip in tips])
-def test_which_tips_are_refused(verdict: str | None, tip: str):
-    prompts = [QUESTION, "You play a game of many rooms. Answer with the number of an action."]
+PROMPTS = [QUESTION, "You play a game of many rooms. Answer with the number of an action."]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tip", "prompts"),
+    [
+        *((verdict, tip, PROMPTS) for verdict, tips in VERDICTS.items() for tip in tips),
+        (None, "a b c d e", ["a b c d"]),  # of two runs of four words one is known
+        ("copy", "a b c d e f", ["a b c d e"]),  # of three, two
+        (None, "a b c d", ["a b c", "b c d"]),
+        ("copy", "a b c", ["x a b c d"]),
+        (None, "a b c", []),
+    ],
+)
+def test_which_tips_are_refused(verdict: str | None, tip: str, prompts: list[str]):
     assert refusal(tip, prompts) == verdict
-
-
-def test_more_than_half_of_the_runs_of_four_words_make_a_copy():
-    """a-e: of two runs one is known, of three two are."""
-    assert refusal("a b c d e", ["a b c d"]) is None
-    assert refusal("a b c d e f", ["a b c d e"]) == "copy"
-    assert refusal("a b c d", ["a b c", "b c d"]) is None
-    assert refusal("a b c", ["x a b c d"]) == "copy"
-    assert refusal("a b c", []) is None
 
 
 @pytest.mark.parametrize(
@@ -385,20 +372,13 @@ def test_long_replies_take_linear_time(unit: str):
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "reply"),
     [
-        {},
-        {"choices": []},
-        {"choices": ["text"]},
-        {"choices": [{"message": "text"}]},
-        {"choices": [{"message": None, "text": None}]},
-        {"error": {"message": "no"}},
+        *(({"choices": choices}, None) for choices in ([], ["text"], [{"message": "text"}], [{"text": None}])),
+        ({}, None),
+        ({"choices": [{"message": {"content": "look"}}, {"message": {}}]}, assistant("look")),
+        ({"choices": [{"text": " look"}]}, assistant(" look")),
     ],
 )
-def test_a_malformed_answer_holds_no_reply(body: dict[str, Any]):
-    assert reply_of(body) is None
-
-
-def test_the_reply_of_both_kinds_of_completion():
-    assert reply_of({"choices": [{"message": {"content": "look"}}, {"message": {}}]}) == assistant("look")
-    assert reply_of({"choices": [{"text": " look"}]}) == assistant(" look")
+def test_the_reply_of_an_answer(body: dict[str, Any], reply: Message | None):
+    assert reply_of(body) == reply

@@ -67,14 +67,16 @@ def growing(*texts: str) -> list[list[Body]]:
 
 
 CHATS = growing("a room", "go north", "a hall", "look", "a lamp")
-REPLIES = [{"content": "go north", "sampled": [*letters("go north"), END]}, "look", "take the lamp"]
+DRIFTED = {"content": "go north", "sampled": [*letters("go north"), END]}
+REPLIES = [DRIFTED, "look", "take the lamp"]
+AS_TEXT = [*FIRST, *ids("go north"), END, *ids(turn("a hall"))]
+SECOND = [*FIRST, *letters("go north"), END, *ids(turn("a hall"))]
+THIRD = [*SECOND, *ids("look"), END, *ids(turn("a lamp"))]
 
 
 async def test_a_chat_continues_from_the_sampled_ids(gateway: GatewayUnderTest):
     sent = await play(gateway, REPLIES, CHATS)
-    second = [*FIRST, *letters("go north"), END, *ids(turn("a hall"))]
-    third = [*second, *ids("look"), END, *ids(turn("a lamp"))]
-    assert sent == [FIRST, second, third]
+    assert sent == [FIRST, SECOND, THIRD]
     metrics = await gateway.drain()
     assert (metrics["empo2/continued_calls"], metrics["empo2/text_calls"]) == (2, 0)
     assert metrics["empo2/token_drift"] == 1 / 2, "the third call's new reply is tokenized as it was sampled"
@@ -85,15 +87,14 @@ async def test_a_chat_continues_from_the_sampled_ids(gateway: GatewayUnderTest):
 async def test_without_the_option_drift_is_counted_and_nothing_else(quiet: None, empty_stores: None, tmp_path: Path):
     async with running_gateway(tmp_path) as gateway:
         sent = await play(gateway, REPLIES, CHATS)
-        assert sent[1] == [*FIRST, *ids("go north"), END, *ids(turn("a hall"))]
-        assert not gateway.model.requests("/tokenize")
+        assert sent[1] == AS_TEXT and not gateway.model.requests("/tokenize")
         metrics = await gateway.drain()
     assert (metrics["empo2/token_drift"], metrics["empo2/continued_calls"], metrics["empo2/text_calls"]) == (0.5, 0, 0)
 
 
 async def test_where_nothing_drifts_the_chat_is_sent_as_text(gateway: GatewayUnderTest):
     sent = await play(gateway, ["go north", "look", "wait"], CHATS)
-    assert sent[1] == [*FIRST, *ids("go north"), END, *ids(turn("a hall"))]
+    assert sent[1] == AS_TEXT
     assert not any("prompt_token_ids" in seen.body for seen in gateway.model.requests())
     metrics = await gateway.drain()
     assert (metrics["empo2/token_drift"], metrics["empo2/continued_calls"], metrics["empo2/text_calls"]) == (0, 0, 0)
@@ -137,8 +138,7 @@ async def test_tip_free_prompts_continue_as_the_prompts_with_tips_do(gateway: Ga
     sent = await play(gateway, REPLIES, CHATS, rollout)
     events = await gateway.events(rollout, "empo2_call")
     free = [event["tip_free_prompt_token_ids"] for event in events]
-    second = [*FIRST, *letters("go north"), END, *ids(turn("a hall"))]
-    assert free == [FIRST, second, [*second, *ids("look"), END, *ids(turn("a lamp"))]]
+    assert free == [FIRST, SECOND, THIRD]
     assert [event["prompt_token_ids"] for event in events] == sent
     assert sent[0] != FIRST and BLOCK in tokenizer().decode(sent[0])
     for before, after, reply in zip(sent[:-1], sent[1:], [letters("go north"), ids("look")], strict=True):
@@ -148,18 +148,19 @@ async def test_tip_free_prompts_continue_as_the_prompts_with_tips_do(gateway: Ga
 async def test_the_calls_of_plain_grpo_continue_too(quiet: None, empty_stores: None, tmp_path: Path):
     async with running_gateway(tmp_path, ON, "algorithm.name=grpo") as gateway:
         rollout = await gateway.create(None)
-        sent = await play(gateway, REPLIES, CHATS, rollout)
-        assert sent[1] == [*FIRST, *letters("go north"), END, *ids(turn("a hall"))]
+        assert (await play(gateway, REPLIES, CHATS, rollout))[1] == SECOND
         assert "top_p" in gateway.last().body
         assert (await gateway.drain())["empo2/continued_calls"] == 2
 
 
-DRIFTED = {"content": "go north", "sampled": [*letters("go north"), END]}
 # A template that does not show the last reply of a chat, so that a longer chat does not begin with a shorter one.
 FORGETFUL = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '.' if loop.last and m.role == 'assistant' else m.content }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+PICTURE = user([{"type": "text", "text": "see"}, {"type": "image_url", "text": "IMAGE"}])
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,7 @@ FORGETFUL = (
         ("reasoning", {**DRIFTED, "reasoning": "hm"}, CHATS[1], {}),
         ("template", {"content": "go north", "sampled": [*letters("go north"), 0]}, CHATS[1], {}),
         ("template", DRIFTED, CHATS[1], {"chat_template": FORGETFUL}),
+        ("images", DRIFTED, [*CHATS[0], assistant("go north"), PICTURE], {}),
     ],
 )
 async def test_what_is_no_continuation_is_sent_as_text(
@@ -184,42 +186,28 @@ async def test_what_is_no_continuation_is_sent_as_text(
     sent = await gateway.play(await gateway.create("no-memory"), [first, {**first, "messages": second, **change}])
     rendered = gateway.model.prompt_ids({"messages": second, **change}, "/tokenize")
     assert sent[1] == rendered
-    metrics = await gateway.drain()
-    assert {name: value for name, value in metrics.items() if "text_calls" in name} == {
-        "empo2/text_calls": 1,
-        f"empo2/text_calls/{reason}": 1,
-    }
+    counted = {name: value for name, value in (await gateway.drain()).items() if "text_calls" in name}
+    assert counted == {"empo2/text_calls": 1, f"empo2/text_calls/{reason}": 1}
 
 
 async def test_a_server_that_cannot_render_or_take_ids_costs_nothing_but_the_row(gateway: GatewayUnderTest):
     gateway.model.fault = lambda path, body: 500 if path == "/tokenize" else None
-    as_text = [*FIRST, *ids("go north"), END, *ids(turn("a hall"))]
-    assert (await play(gateway, REPLIES, CHATS[:2]))[1] == as_text
+    assert (await play(gateway, REPLIES, CHATS[:2]))[1] == AS_TEXT
     gateway.model.fault = lambda path, body: None
     gateway.model.takes_ids = False
     sent = await play(gateway, REPLIES, CHATS)
-    assert sent[1:] == [as_text, [*as_text, *ids("look"), END, *ids(turn("a lamp"))]]
+    assert sent[1:] == [AS_TEXT, [*AS_TEXT, *ids("look"), END, *ids(turn("a lamp"))]]
     metrics = await gateway.drain()
     assert (metrics["empo2/text_calls/failed"], metrics["empo2/text_calls/ignored"]) == (1, 1)
     assert metrics["empo2/continued_calls"] == 0
 
 
-async def test_images_stay_with_the_server(gateway: GatewayUnderTest):
-    picture = {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url", "text": "IMAGE"}]}
-    chats = [CHATS[0], [*CHATS[0], assistant("go north"), picture]]
-    await play(gateway, REPLIES, chats)
-    assert (await gateway.drain())["empo2/text_calls/images"] == 1
-
-
-def test_vllm_is_started_so_that_it_takes_ids(tmp_path: Path):
-    for value, expected in (("true", [PROMPT_IDS]), ("false", [KEY_CHECK])):
-        command = vllm_command(load_settings("cpu", [f"gateway.cumulative_tokens={value}"]), MODEL, 1)
+def test_vllm_is_started_so_that_it_takes_ids_and_sends_spans(tmp_path: Path):
+    """Both by a command and by a trainer's own configuration."""
+    settings, ids = load_settings("cpu", ["gateway.cumulative_tokens=false"]), load_settings("cpu", [ON])
+    for given, expected in ((ids, [PROMPT_IDS]), (settings, [KEY_CHECK])):
+        command = vllm_command(given, MODEL, 1)
         assert [command[place + 1] for place, word in enumerate(command) if word == "--middleware"] == expected
-
-
-def test_a_trainers_own_configuration_starts_vllm_so_too(tmp_path: Path):
-    """With prompt ids, and with spans where traces are on."""
-    settings, ids = load_settings("cpu"), load_settings("cpu", ["gateway.cumulative_tokens=true"])
     config = build_verl_config(settings, model_path=MODEL, run_directory=tmp_path, gateway_url="", gateway_key="")
     options = config.actor_rollout_ref.rollout.engine_kwargs.vllm
     before = dict(options)
@@ -281,14 +269,10 @@ async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(
                     assert answer["prompt_token_ids"] == [*expected[-1], *ids(new)]
                 end = [] if sampled[-1] == END else [END]
                 expected.append([*answer["prompt_token_ids"], *sampled, *end])
-                messages = [
-                    *messages,
-                    {name: reply[name] for name in ("role", "content", "tool_calls") if reply.get(name)},
-                ]
+                said = {name: reply[name] for name in ("role", "content", "tool_calls") if reply.get(name)}
                 text = f"hall {number}"
-                messages += [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls] or [
-                    user(text)
-                ]
+                results = [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls]
+                messages = [*messages, said, *(results or [user(text)])]
                 new = turn(f"<tool_response>\n{text}\n</tool_response>" if calls else text)
             metrics = await gateway.drain()
             await until(lambda: sum(span.name in ("chat", "llm_request") for span in receiver.spans) == 14)

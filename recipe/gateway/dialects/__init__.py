@@ -2,4 +2,8 @@
 
 Each request becomes a chat completion, which takes the one path that all chat completions take: tips, limits and token
 ids are the same. Its answer becomes an answer of the dialect.
+
+An instance of a dialect's class is one request of an agent: it has the ``body`` of the translated one, the ``path``
+below ``/v1`` that this goes to, and ``answer``. That returns what the agent gets for the whole answer to it, and raises
+LookupError, TypeError or AttributeError if that is no completion.
 """

@@ -1,5 +1,6 @@
 """Anthropic's ``/v1/messages``: whole chats, or threads, of which a request sends what is new; streamed or not."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,8 +14,10 @@ from empo2.recipe.gateway.dialects.dialect import (
     event_stream,
     image_part,
     new_id,
-    problem_in,
     reasoning_of,
+    text_part,
+    tool_call,
+    tool_result,
 )
 from empo2.recipe.messages import Message, arguments_of
 
@@ -51,7 +54,7 @@ _ERRORS = {
 
 
 class AnthropicCall:
-    """A call of ``/v1/messages``; see `Dialect`.
+    """A call of ``/v1/messages``.
 
     Args:
         threads: of the rollout: by the id of each reply, the chat up to it. The answer is added to them, if the request
@@ -91,10 +94,17 @@ class AnthropicCall:
             self._threads[message["id"]] = {**chat, "messages": [*self._whole["messages"], said]}
         return event_stream(_events(message)) if self._stream else JSONResponse(message)
 
-    @staticmethod
-    def refusal(status: int, answer: bytes) -> Response:
-        error = {"type": _ERRORS.get(status, "api_error"), "message": problem_in(answer)}
-        return JSONResponse({"type": "error", "error": error}, status)
+
+def as_anthropic_says(refusal: Response) -> Response:
+    """Return an error in Anthropic's form, from one in OpenAI's or agent-lightning's."""
+    content = bytes(refusal.body)
+    problem = content.decode(errors="replace")[:300]
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        body = json.loads(content)
+        error = body.get("error", body.get("detail"))
+        problem = error if isinstance(error, str) else str(error["message"])
+    error = {"type": _ERRORS.get(refusal.status_code, "api_error"), "message": problem}
+    return JSONResponse({"type": "error", "error": error}, refusal.status_code)
 
 
 def _with_thread(body: Body, threads: dict[str, Body]) -> Body:
@@ -136,7 +146,7 @@ def _chat(body: Body) -> list[Message]:
 
 def _blocks(content: Any, where: str) -> Sequence[Body]:
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return [text_part(content)]
     if isinstance(content, list) and all(isinstance(block, dict) for block in content):
         return content
     raise ValueError(f"{where}.content: must be a string or a list of blocks")
@@ -152,8 +162,7 @@ def _said(blocks: Sequence[Body], where: str) -> Message:
                 pass
             case "tool_use":
                 arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-                function = {"name": str(block.get("name")), "arguments": arguments}
-                calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+                calls.append(tool_call(block.get("id"), block.get("name"), arguments))
             case _:
                 texts.append(_text(block, where))
     message: Message = {"role": "assistant", "content": "".join(texts) or (None if calls else "")}
@@ -170,9 +179,9 @@ def _heard(blocks: Sequence[Body], where: str) -> Iterator[Message]:
     for block in blocks:
         if block.get("type") == "tool_result":
             inner = [_part(each, where) for each in _blocks(block.get("content") or "", where)]
-            texts = [part["text"] for part in inner if part["type"] == "text"]
-            yield {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": "\n".join(texts)}
-            parts += [part for part in inner if part["type"] != "text"]  # a tool's message has no images
+            result, images = tool_result(block.get("tool_use_id"), inner)
+            yield result
+            parts += images
         else:
             parts.append(_part(block, where))
     if parts:
@@ -181,7 +190,7 @@ def _heard(blocks: Sequence[Body], where: str) -> Iterator[Message]:
 
 def _part(block: Body, where: str) -> Body:
     if block.get("type") != "image":
-        return {"type": "text", "text": _text(block, where)}
+        return text_part(_text(block, where))
     match block.get("source"):
         case {"type": "url", "url": str(url)}:
             return image_part(url)
@@ -226,15 +235,11 @@ def _reply(completion: Body) -> Body:
     calls = message.get("tool_calls") or []
     if message.get("content") or not calls:
         content.append({"type": "text", "text": message.get("content") or ""})
-    content += [
-        {
-            "type": "tool_use",
-            "id": call["id"],
-            "name": call["function"]["name"],
-            "input": _input(call["function"]),
-        }
-        for call in calls
-    ]
+    for call in calls:
+        function, arguments = call["function"], arguments_of(call["function"])
+        # Arguments that are no object become one, for the tool to refuse.
+        given = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+        content.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": given})
     reason = _STOP_REASONS.get(choice.get("finish_reason"), "end_turn")
     if reason == "end_turn":
         reason = "tool_use" if calls else "stop_sequence" if isinstance(stopped, str) else reason
@@ -254,12 +259,6 @@ def _reply(completion: Body) -> Body:
             "cache_read_input_tokens": 0,
         },
     }
-
-
-def _input(function: Body) -> Body:
-    """Return a tool call's arguments; those that are no object become one, for the tool to refuse."""
-    value = arguments_of(function)
-    return value if isinstance(value, dict) else {"arguments": value}
 
 
 def _events(message: Body) -> Iterator[str]:

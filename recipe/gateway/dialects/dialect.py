@@ -1,58 +1,13 @@
-"""What a dialect is, and how events are written to a stream."""
+"""What the dialects share: parts of a chat, and how events are written to a stream."""
 
 import json
 import secrets
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 
 from empo2.recipe.gateway.request import Body
-
-
-class Dialect(Protocol):
-    """One request of an agent, translated.
-
-    Attributes:
-        path: that the translated request is sent to, relative to ``/v1``.
-        body: the translated request.
-    """
-
-    path: str
-    body: Body
-
-    def answer(self, completion: Body) -> Response:
-        """Return the agent's answer, made from the whole answer to the translated request.
-
-        Raises:
-            LookupError, TypeError, AttributeError: that is no completion.
-        """
-        ...
-
-    @staticmethod
-    def refusal(status: int, answer: bytes) -> Response:
-        """Return an error in the dialect's form, from one in OpenAI's or agent-lightning's."""
-        ...
-
-
-def as_openai_says(status: int, answer: bytes) -> Response:
-    """Return an error as it is: OpenAI's dialects share one form."""
-    return Response(answer, status, media_type="application/json")
-
-
-def problem_in(answer: bytes) -> str:
-    """Return the message of an error in OpenAI's or agent-lightning's form."""
-    try:
-        body = json.loads(answer)
-    except ValueError:
-        body = None
-    if isinstance(body, dict):
-        error = body.get("error", body.get("detail"))
-        if isinstance(error, dict) and isinstance(error.get("message"), str):
-            return error["message"]
-        if isinstance(error, str):
-            return error
-    return answer.decode(errors="replace")[:300]
 
 
 def event_stream(events: Iterable[str]) -> Response:
@@ -75,8 +30,24 @@ def reasoning_of(message: Body) -> str:
     return message.get("reasoning") or message.get("reasoning_content") or ""
 
 
+def text_part(text: str) -> Body:
+    return {"type": "text", "text": text}
+
+
 def image_part(url: Any) -> Body:
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def tool_call(id_: Any, name: Any, arguments: str) -> Body:
+    """Return a call of a tool as a chat has it."""
+    return {"id": str(id_), "type": "function", "function": {"name": str(name), "arguments": arguments}}
+
+
+def tool_result(id_: Any, parts: list[Body]) -> tuple[Body, list[Body]]:
+    """Return the message of a tool's result, and the images in it, which such a message cannot have."""
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    images = [part for part in parts if part["type"] != "text"]
+    return {"role": "tool", "tool_call_id": str(id_), "content": "\n".join(texts)}, images
 
 
 def content_of(parts: list[Body]) -> str | list[Body]:

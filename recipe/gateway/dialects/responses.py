@@ -9,13 +9,15 @@ from starlette.responses import JSONResponse, Response
 
 from empo2.recipe.gateway.dialects.dialect import (
     Body,
-    as_openai_says,
     content_of,
     event,
     event_stream,
     image_part,
     new_id,
     reasoning_of,
+    text_part,
+    tool_call,
+    tool_result,
 )
 from empo2.recipe.messages import Message
 
@@ -39,12 +41,7 @@ _ECHOED = {
     "truncation": "disabled",
     "user": None,
 }
-_SHARED = (
-    "parallel_tool_calls",
-    "temperature",
-    "top_p",
-    "user",
-)  # mean the same in a chat completion
+_SHARED = ("parallel_tool_calls", "temperature", "top_p", "user")  # mean the same in a chat completion
 # Translated, or without meaning for a model that is not OpenAI's.
 _OWN = {
     *_ECHOED,
@@ -64,7 +61,7 @@ _EFFORTS = ("none", "low", "medium", "high")  # vLLM 0.20 refuses others
 
 
 class ResponsesCall:
-    """A call of ``/responses``; see `Dialect`.
+    """A call of ``/responses``.
 
     Args:
         stored: of the rollout: by the id of each response, all items up to and with it. The answer is added to them,
@@ -75,7 +72,6 @@ class ResponsesCall:
     """
 
     path = "chat/completions"
-    refusal = staticmethod(as_openai_says)
 
     def __init__(self, body: Body, stored: dict[str, list[Body]]) -> None:
         for name in _NEED_OPENAI:
@@ -167,17 +163,14 @@ def _chat(items: Sequence[Body]) -> list[Message]:
             case "message":
                 chat.append({"role": _role(item, where), "content": content_of(_parts(item.get("content"), where))})
             case "reasoning":
-                _reply_in(chat, "reasoning")["reasoning"] = _thoughts(item)
+                thoughts = item.get("content") or item.get("summary") or []
+                _reply_in(chat, "reasoning")["reasoning"] = "".join(part.get("text") or "" for part in thoughts)
             case "function_call":
-                function = {"name": str(item.get("name")), "arguments": str(item.get("arguments") or "{}")}
-                call = {"id": str(item.get("call_id")), "type": "function", "function": function}
+                call = tool_call(item.get("call_id"), item.get("name"), str(item.get("arguments") or "{}"))
                 _reply_in(chat, "tool_calls").setdefault("tool_calls", []).append(call)
             case "function_call_output":
-                parts = _parts(item.get("output"), where)
-                texts = [part["text"] for part in parts if part["type"] == "text"]
-                chat.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": "\n".join(texts)})
-                if images := [part for part in parts if part["type"] != "text"]:  # a tool's message has no images
-                    chat.append({"role": "user", "content": images})
+                result, images = tool_result(item.get("call_id"), _parts(item.get("output"), where))
+                chat += [result, {"role": "user", "content": images}] if images else [result]
             case other:
                 raise ValueError(f"{where}: an item of type {other!r} cannot be given to the model")
     return chat
@@ -203,25 +196,21 @@ def _role(item: Body, where: str) -> str:
 
 def _parts(content: Any, where: str) -> list[Body]:
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return [text_part(content)]
     if not isinstance(content, list):
         raise ValueError(f"{where}: must have a string or a list of parts")
     parts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
-            parts.append({"type": "text", "text": part["text"]})
+            parts.append(text_part(part["text"]))
         elif kind == "refusal":
-            parts.append({"type": "text", "text": str(part.get("refusal"))})
+            parts.append(text_part(str(part.get("refusal"))))
         elif kind == "input_image" and part.get("image_url"):
             parts.append(image_part(part["image_url"]))
         else:
             raise ValueError(f"{where}: a part of type {kind!r} cannot be given to the model; send text or images")
     return parts
-
-
-def _thoughts(item: Body) -> str:
-    return "".join(part.get("text") or "" for part in item.get("content") or item.get("summary") or [])
 
 
 def _tool(tool: Any, number: int) -> Body:
@@ -257,8 +246,8 @@ def _output(message: Message, status: str) -> list[Body]:
     calls = message.get("tool_calls") or []
     if message.get("content") or not calls:
         text = {"type": "output_text", "text": message.get("content") or "", "annotations": [], "logprobs": []}
-        item = {"type": "message", "id": new_id("msg"), "role": "assistant", "status": status, "content": [text]}
-        items.append(item)
+        told = {"role": "assistant", "content": [text]}
+        items.append({"type": "message", "id": new_id("msg"), **told, "status": status})
     for call in calls:
         function = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
         items.append({"type": "function_call", "id": new_id("fc"), "call_id": call["id"], **function, "status": status})

@@ -4,16 +4,14 @@ from collections.abc import Iterator
 
 from starlette.responses import Response
 
-from empo2.recipe.gateway.dialects.dialect import Body, as_openai_says, event, event_stream
+from empo2.recipe.gateway.dialects.dialect import Body, event, event_stream
 
 _SHARED = ("id", "created", "model", "system_fingerprint")
 _SPOKEN = ("reasoning", "reasoning_content", "refusal")  # parts of a message that are texts, beside its content
 
 
 class StreamedCompletion:
-    """A streamed call of ``chat/completions`` or ``completions``; see `Dialect`."""
-
-    refusal = staticmethod(as_openai_says)
+    """A streamed call of ``chat/completions`` or ``completions``."""
 
     def __init__(self, path: str, body: Body) -> None:
         self.path = path

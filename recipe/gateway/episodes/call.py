@@ -5,7 +5,9 @@ A failure here is counted and costs the call its tips; the agent's call itself g
 
 import asyncio
 import time
+from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import structlog
 
@@ -32,8 +34,16 @@ _SHARED = ("tools", "chat_template", "chat_template_kwargs", *TEMPLATE_ARGUMENTS
 _TOO_LONG = ("context length", "maximum model length")
 
 
+@dataclass
 class ModelCall:
     """One call: `prepare` makes it, `sent` is the request that is sent, `answered` or `refused` concludes it."""
+
+    _services: Services
+    _episode: Episode
+    _body: Body
+    _found: TipSearch
+    _with_tips: Body
+    _tokens: ChatTokens
 
     @classmethod
     async def prepare(cls, services: Services, episode: Episode, body: Body) -> "ModelCall":
@@ -53,34 +63,23 @@ class ModelCall:
             count_sampling(services, body)
         return cls(services, episode, body, found, with_tips, tokens)
 
-    def __init__(
-        self,
-        services: Services,
-        episode: Episode,
-        body: Body,
-        found: TipSearch,
-        with_tips: Body,
-        tokens: ChatTokens,
-    ) -> None:
-        self._services = services
-        self._episode = episode
-        self._body = body
-        self._found = found
-        request = found.request
-        self._has_tips = request is not None and bool(request.carried)
+    def __post_init__(self) -> None:
+        services, episode, request = self._services, self._episode, self._found.request
+        has_tips = request is not None and bool(request.carried)
         self._tip_ids = [tip.id for tip in request.newest.tips] if request else []
         self._span = services.traces.current()
         self._span.set({names.TIPS_SHOWN: len(self._tip_ids), names.TIP_IDS: self._tip_ids})
-        self._with_tips = with_tips
-        self._tokens = tokens
-        sent = with_tips if episode.tag.read_only else sampling.neutral(with_tips)
-        self.teaches = episode.tag.teaches and "messages" in body  # agent-lightning asks for no tops of completions
-        self.sent = {**sent, **tokens.fields, **(sampling.TOPS if self.teaches else {})}
-        if self.teaches and body.get("top_logprobs"):
+        sent = self._with_tips if episode.tag.read_only else sampling.neutral(self._with_tips)
+        self.teaches = (
+            episode.tag.teaches and "messages" in self._body
+        )  # agent-lightning asks for no tops of completions
+        self.sent = {**sent, **self._tokens.fields, **(sampling.TOPS if self.teaches else {})}
+        if self.teaches and self._body.get("top_logprobs"):
             _warn_once("top_logprobs of the agent are not answered in calls that are distilled")
         self._tip_free: asyncio.Task[Prompt] | None = None
-        if episode.tag.off_policy and self._has_tips:  # asked for while the policy generates
-            self._tip_free = asyncio.create_task(tip_free(services, episode.rollout_id, episode.replies, body))
+        if episode.tag.off_policy and has_tips:  # asked for while the policy generates
+            asked = tip_free(services, episode.rollout_id, episode.replies, self._body)
+            self._tip_free = asyncio.create_task(asked)
             # Reading the exception keeps asyncio from logging it when the call fails too and nobody awaits the ids.
             self._tip_free.add_done_callback(lambda task: task.cancelled() or task.exception())
 
@@ -172,19 +171,19 @@ class ModelCall:
             return None
 
 
+@dataclass
 class PlainCall:
     """One call of plain GRPO, whose rollouts have no tag: sampled and continued as those of EMPO²; see `ModelCall`."""
 
-    teaches = False
+    sent: Body
+    _tokens: ChatTokens
+    teaches: ClassVar = False
 
     @classmethod
     async def prepare(cls, services: Services, rollout_id: str, replies: Replies, body: Body) -> "PlainCall":
         count_sampling(services, body)
-        return cls(body, await ChatTokens.prepare(services, rollout_id, replies, body))
-
-    def __init__(self, body: Body, tokens: ChatTokens) -> None:
-        self._tokens = tokens
-        self.sent = {**sampling.neutral(body), **tokens.fields}
+        tokens = await ChatTokens.prepare(services, rollout_id, replies, body)
+        return cls({**sampling.neutral(body), **tokens.fields}, tokens)
 
     def answered(self, response: Body) -> None:
         if reply_of(response) is not None:

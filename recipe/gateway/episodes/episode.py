@@ -84,8 +84,7 @@ class Episodes:
 
     def of(self, rollout_id: str, attempt_id: str) -> Episode | None:
         """Return the episode of an attempt at a tagged rollout; None for any other rollout."""
-        tag = RolloutTag.read(upstream.metadata_of(rollout_id))
-        if tag is None:
+        if (tag := upstream.tag_of(rollout_id)) is None:
             return None
         attempts = self._rollouts.setdefault(rollout_id, {})
         if attempt_id not in attempts:

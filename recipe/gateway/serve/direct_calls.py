@@ -6,13 +6,13 @@ episode of its own, so that tips are shown as in validation.
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from itertools import takewhile
 
 from starlette.responses import Response
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.episode import Episode
-from empo2.recipe.gateway.request import Next, Request
+from empo2.recipe.gateway.request import Body, Next, Request
 from empo2.recipe.messages import digest
 from empo2.recipe.protocol import RolloutTag
 
@@ -48,16 +48,9 @@ class DirectChats:
     def __init__(self, tag: RolloutTag) -> None:
         self._of = lru_cache(_MOST_CHATS)(lambda opening: Episode(SERVED, upstream.DEFAULT_ATTEMPT_ID, tag))
 
-    def episode(self, body: dict[str, Any]) -> Episode:
+    def episode(self, body: Body) -> Episode:
         """Return the episode of a request: a chat completion, or a completion, which is a chat of its own."""
-        return self._of(_opening(body))
-
-
-def _opening(body: dict[str, Any]) -> bytes:
-    """Return a digest of a chat's messages before the first reply, or of a prompt."""
-    messages = body.get("messages")
-    opening: Any = body.get("prompt")
-    if isinstance(messages, list):
-        replies = (index for index, message in enumerate(messages) if message.get("role") == "assistant")
-        opening = messages[: next(replies, len(messages))]
-    return digest(opening)
+        opening = body.get("prompt")
+        if isinstance(messages := body.get("messages"), list):  # those before the first reply
+            opening = [*takewhile(lambda message: message.get("role") != "assistant", messages)]
+        return self._of(digest(opening))

@@ -1,13 +1,11 @@
 """Let an agent speak its dialect: behind this stage there are chat completions and completions only."""
 
-from collections.abc import Callable
-
 import httpx
 from starlette.responses import JSONResponse, Response
 
 from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
-from empo2.recipe.gateway.dialects.dialect import Body, Dialect
+from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall, as_anthropic_says
+from empo2.recipe.gateway.dialects.dialect import Body
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
@@ -15,11 +13,7 @@ from empo2.recipe.gateway.stages.form import check_call
 from empo2.recipe.gateway.tokens.rendering import rendered
 
 _COUNT = "messages/count_tokens"  # of Anthropic's
-_REFUSALS: dict[str, Callable[[int, bytes], Response]] = {
-    "messages": AnthropicCall.refusal,
-    _COUNT: AnthropicCall.refusal,
-    "responses": ResponsesCall.refusal,
-}
+_OF_ANTHROPIC = ("messages", _COUNT)
 
 
 class Dialects:
@@ -38,41 +32,54 @@ class Dialects:
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         streamed = request.is_completion and request.body.get("stream")
-        if not (streamed or (request.is_call and request.api in _REFUSALS)):
+        if not (streamed or (request.is_call and request.api in ("responses", *_OF_ANTHROPIC))):
             return await forward(request)
+        answer = await self._answer(request, forward)
+        if answer.status_code == 200 or request.api not in _OF_ANTHROPIC:
+            return answer
+        return _with_headers(as_anthropic_says(answer), answer)
+
+    async def _answer(self, request: Request, forward: Next) -> Response:
+        """Return the agent's answer; an error is still in OpenAI's form."""
         try:
             dialect = self._dialect(request)
             if dialect.path == "chat/completions":
                 check_call(dialect.body, chat=True)
         except ValueError as error:
-            return _refused(request.api, 400, str(error))
+            return refusal(400, str(error), call=True)
         except (LookupError, TypeError, AttributeError):  # lists in the place of objects, and the like
-            return _refused(request.api, 400, f"the request is not one of /{request.api}; see its reference")
+            return refusal(400, f"the request is not one of /{request.api}; see its reference", call=True)
         translated = request.with_body(dialect.body, dialect.path)
         if len(translated.content or b"") > self._max_bytes:
             problem = f"the chat has more than gateway.max_request={self._max_bytes / 2**20:.3g} MiB"
-            return _refused(request.api, 413, problem)
+            return refusal(413, problem, call=True)
         if request.api == _COUNT:
             return await self._count(request.rollout_id, dialect.body)
-        return _answer(dialect, await forward(translated))
+        answer = await forward(translated)
+        if answer.status_code != 200:
+            return answer
+        try:
+            assert isinstance(answer, Answer)
+            return _with_headers(dialect.answer(answer.value or {}), answer)
+        except (LookupError, TypeError, AttributeError):
+            return refusal(502, "the model server's answer is no completion", call=True)
 
     async def _count(self, rollout_id: str, body: Body) -> Response:
         """Return how long the policy's prompt would be, without tips; the call leaves no trace."""
-        if not upstream.exists(rollout_id):
-            return _refused(_COUNT, 404, f"Rollout not found: {rollout_id}")
+        if upstream.rollout_of(rollout_id) is None:
+            return refusal(404, f"Rollout not found: {rollout_id}", call=True)
         try:
-            ids = await rendered(self._servers, rollout_id, body)
+            return JSONResponse({"input_tokens": len(await rendered(self._servers, rollout_id, body))})
         except upstream.NoServersError as error:
-            return _refused(_COUNT, 503, str(error))
+            return refusal(503, str(error), call=True)
         except httpx.HTTPStatusError as error:
             if error.response.status_code == 400:
-                return AnthropicCall.refusal(400, error.response.content)
-            return _refused(_COUNT, 502, f"the model server answers {error.response.status_code} to /tokenize")
+                return Response(error.response.content, 400)
+            return refusal(502, f"the model server answers {error.response.status_code} to /tokenize", call=True)
         except httpx.HTTPError as error:
-            return _refused(_COUNT, 502, f"the model server does not answer: {type(error).__name__}")
-        return JSONResponse({"input_tokens": len(ids)})
+            return refusal(502, f"the model server does not answer: {type(error).__name__}", call=True)
 
-    def _dialect(self, request: Request) -> Dialect:
+    def _dialect(self, request: Request) -> AnthropicCall | ResponsesCall | StreamedCompletion:
         match request.api:
             case "messages":
                 return AnthropicCall(request.body, self._held_of(request.rollout_id)[1])
@@ -85,27 +92,13 @@ class Dialects:
 
     def _held_of(self, rollout_id: str) -> tuple[dict[str, list[Body]], dict[str, Body]]:
         if rollout_id not in self._held:
-            self._held = {name: held for name, held in self._held.items() if upstream.exists(name)}
+            self._held = {name: held for name, held in self._held.items() if upstream.rollout_of(name)}
         return self._held.setdefault(rollout_id, ({}, {}))
 
 
-def _answer(dialect: Dialect, answer: Response) -> Response:
-    if answer.status_code != 200:
-        told = dialect.refusal(answer.status_code, bytes(answer.body))
-    else:
-        try:
-            assert isinstance(answer, Answer)
-            told = dialect.answer(answer.value or {})
-        except (LookupError, TypeError, AttributeError):
-            problem = refusal(502, "the model server's answer is no completion", call=True)
-            told = dialect.refusal(502, bytes(problem.body))
+def _with_headers(told: Response, answer: Response) -> Response:
+    """Return what an agent is told, with the headers of the answer that it was made from."""
     for name, value in answer.headers.items():
         if name not in ("content-length", "content-type"):
             told.headers.append(name, value)
     return told
-
-
-def _refused(api: str, status: int, problem: str) -> Response:
-    answer = refusal(status, problem, call=True)
-    shown = _REFUSALS.get(api)
-    return shown(status, bytes(answer.body)) if shown else answer

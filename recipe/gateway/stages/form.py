@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from starlette.requests import ClientDisconnect
+import starlette.requests
 from starlette.responses import Response
 
 from empo2.recipe.gateway.request import Next, Request, parse, refusal
@@ -45,16 +45,13 @@ class Form:
             ClientDisconnect: the client hung up.
         """
         chunks: list[bytes] = []
-        size, more = 0, True
-        while more and size <= _DROPPED * self._max_bytes:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            chunk = message.get("body", b"")
+        size = 0
+        async for chunk in starlette.requests.Request(request.scope, request.receive).stream():
             if size <= self._max_bytes:
                 chunks.append(chunk)
             size += len(chunk)
-            more = message.get("more_body", False)
+            if size > _DROPPED * self._max_bytes:
+                break
         return b"".join(chunks)
 
 

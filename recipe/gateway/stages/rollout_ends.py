@@ -18,21 +18,22 @@ class RolloutEnds:
         self._reflector = reflector
 
     async def __call__(self, request: Request, forward: Next) -> Response:
-        before = upstream.rollout_of(request.rollout_id) if request.kind == "rollout" else None
-        since = before.status.updated_at if before and before.status.state not in upstream.TERMINAL_STATES else None
+        if request.kind != "rollout":
+            return await forward(request)
+        rollout_id, before = request.rollout_id, upstream.rollout_of(request.rollout_id)
+        since = before.status.updated_at if before and not upstream.is_over(before) else None
         if since is not None and request.method == "DELETE":
-            self._traces.rollout_ended(request.rollout_id, since)
+            self._traces.rollout_ended(rollout_id, since)
         answer = await forward(request)
-        if request.kind == "rollout":
-            rollout_id, state = request.rollout_id, upstream.state_of(request.rollout_id)
-            if request.method == "PATCH" and answer.status_code == 200 and state in upstream.TERMINAL_STATES:
-                # Before the answer leaves: the trainer may read and delete the rollout a moment later.
-                episode = self._episodes.conclude(rollout_id)
-                if since is not None:
-                    self._traces.rollout_ended(rollout_id, since, episode)
-                if episode is not None:
-                    succeeded = state == upstream.RolloutState.SUCCEEDED
-                    self._reflector.finished(episode, succeeded=succeeded, rewards=upstream.rewards_of(rollout_id))
-            elif request.method == "DELETE" and state is None:
-                self._episodes.forget(rollout_id)
+        rollout = upstream.rollout_of(rollout_id)
+        if request.method == "DELETE" and rollout is None:
+            self._episodes.forget(rollout_id)
+        elif request.method == "PATCH" and answer.status_code == 200 and rollout and upstream.is_over(rollout):
+            # Before the answer leaves: the trainer may read and delete the rollout a moment later.
+            episode = self._episodes.conclude(rollout_id)
+            if since is not None:
+                self._traces.rollout_ended(rollout_id, since, episode)
+            if episode is not None:
+                succeeded = rollout.status.state == upstream.RolloutState.SUCCEEDED
+                self._reflector.finished(episode, succeeded=succeeded, rewards=upstream.rewards_of(rollout_id))
         return answer

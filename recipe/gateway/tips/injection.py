@@ -30,14 +30,6 @@ class Block:
     tokens: int = 0
 
 
-@dataclass(frozen=True)
-class SentPrompt:
-    """A ``completions`` prompt as it was sent, and the blocks of tips in it."""
-
-    text: str
-    blocks: tuple[Block, ...] = ()
-
-
 @dataclass
 class EpisodeTips:
     """The tips that the requests of one episode were sent with.
@@ -46,26 +38,33 @@ class EpisodeTips:
     new: they are still trained correctly, but may not merge into one row.
 
     Attributes:
-        chat: the block of each turn.
-        sent: by the agent's prompt.
-        answered: by the agent's prompt and the reply to it, which a new prompt may extend; as sent, with the reply.
+        blocks: of each turn.
+        chats: of each ``completions`` prompt, as the chat that it is: prompts and replies in turn.
+        answered: the same, by a prompt with the reply to it, which a new prompt may extend.
     """
 
-    chat: dict[bytes, Block] = field(default_factory=dict)
-    sent: dict[str, SentPrompt] = field(default_factory=dict)
-    answered: dict[str, SentPrompt] = field(default_factory=dict)
+    blocks: dict[bytes, Block] = field(default_factory=dict)
+    chats: dict[str, list[Message]] = field(default_factory=dict)
+    answered: dict[str, list[Message]] = field(default_factory=dict)
+
+    def chat_of(self, prompt: str) -> list[Message]:
+        """Return a prompt as a chat: what it extends, and a turn of what is new."""
+        if prompt not in self.chats:
+            known = max((text for text in self.answered if prompt.startswith(text)), key=len, default="")
+            new = {"role": "user", "content": prompt[len(known) :]}
+            self.chats[prompt] = [*self.answered.get(known, ()), new]
+        return self.chats[prompt]
 
     def replied(self, prompt: str, reply: str) -> None:
-        """Remember the model's reply to a prompt that was sent."""
-        sent = self.sent[prompt]
-        self.answered[prompt + reply] = SentPrompt(sent.text + reply, sent.blocks)
+        """Remember the model's reply to a prompt."""
+        self.answered[prompt + reply] = [*self.chat_of(prompt), {"role": "assistant", "content": reply}]
 
 
 class ChatRequest:
     """A chat as an agent sends it, and the tips in it."""
 
     def __init__(self, tips: EpisodeTips, messages: Sequence[Message]) -> None:
-        self._blocks = tips.chat
+        self._blocks = tips.blocks
         self._messages = messages
         self._digests = _digests(messages)
         turn = newest_turn(messages)
@@ -118,37 +117,17 @@ def _digests(messages: Sequence[Message]) -> list[bytes]:
     return digests
 
 
-class PromptRequest:
-    """A ``completions`` prompt as an agent sends it, and the tips in it; the methods are those of `ChatRequest`."""
+class PromptRequest(ChatRequest):
+    """A ``completions`` prompt as an agent sends it, and the tips in it."""
 
     def __init__(self, tips: EpisodeTips, prompt: str) -> None:
-        self._tips = tips
-        self._prompt = prompt
-        self._known = max((text for text in tips.answered if prompt.startswith(text)), key=len, default="")
-        self._begin = tips.answered.get(self._known, SentPrompt(""))
-
-    @property
-    def takes_tips(self) -> bool:
-        return self._prompt not in self._tips.sent
-
-    @property
-    def carried(self) -> list[Block]:
-        return [block for block in self._tips.sent.get(self._prompt, self._begin).blocks if block.text]
-
-    @property
-    def newest(self) -> Block:
-        sent = self._tips.sent.get(self._prompt)
-        return sent.blocks[-1] if sent else Block()
-
-    def put(self, block: Block) -> None:
-        begin, rest = self._begin, self._prompt[len(self._known) :]
-        if block.text:
-            rest = f"\n{block.text}\n{rest}" if begin.text else f"{block.text}\n\n{rest}"
-        self._tips.sent.setdefault(self._prompt, SentPrompt(begin.text + rest, (*begin.blocks, block)))
+        super().__init__(tips, tips.chat_of(prompt))
 
     @property
     def fields(self) -> dict[str, Any]:
-        return {"prompt": self._tips.sent[self._prompt].text}
-
-
-TippedRequest = ChatRequest | PromptRequest
+        text = ""
+        for message, digest in zip(self._messages, self._digests, strict=True):
+            if (block := self._blocks.get(digest)) and block.text:
+                text += f"\n{block.text}\n" if text else f"{block.text}\n\n"
+            text += message["content"]
+        return {"prompt": text}

@@ -13,7 +13,7 @@ from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.tips.injection import Block, ChatRequest, PromptRequest, TippedRequest
+from empo2.recipe.gateway.tips.injection import Block, ChatRequest, PromptRequest
 from empo2.recipe.gateway.tips.text import TIPS_HEADING, render_tips, tip_line
 from empo2.recipe.gateway.traces import Span
 
@@ -30,12 +30,12 @@ class TipSearch:
 
     state: str = ""
     embedding: np.ndarray | None = None
-    request: TippedRequest | None = None
+    request: ChatRequest | None = None
 
 
 async def find_tips(services: Services, episode: Episode, body: Body) -> TipSearch:
     """Read the request's state and, for a memory rollout, put tips into its newest turn."""
-    request: TippedRequest
+    request: ChatRequest
     if isinstance(messages := body.get("messages"), list):
         state, request = services.state.of_chat(messages), ChatRequest(episode.tips, messages)
     elif isinstance(prompt := body.get("prompt"), str):
@@ -114,5 +114,5 @@ def _line_tokens(services: Services, line: str) -> int:
     return services.tokenizer.count(f"{line}\n")
 
 
-def _tokens(request: TippedRequest) -> int:
+def _tokens(request: ChatRequest) -> int:
     return sum(block.tokens for block in request.carried)

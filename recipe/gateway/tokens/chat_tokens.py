@@ -8,6 +8,7 @@ chat only grew, the server is therefore sent the last prompt, the sampled ids an
 
 import asyncio
 from array import array
+from dataclasses import dataclass
 
 import structlog
 
@@ -25,8 +26,15 @@ log = structlog.get_logger()
 FIELD = "prompt_token_ids"
 
 
+@dataclass
 class ChatTokens:
     """The token ids of one call of an episode: `fields` are sent with it, `answered` keeps its reply."""
+
+    _services: Services
+    _replies: Replies
+    _body: Body
+    _last: Reply | None
+    _prompt: Prompt | None
 
     @classmethod
     async def prepare(cls, services: Services, rollout_id: str, replies: Replies, body: Body) -> "ChatTokens":
@@ -36,22 +44,17 @@ class ChatTokens:
             last = replies.last_in(body)
             if last is not None and services.settings.gateway.cumulative_tokens:
                 prompt = await continued(services, rollout_id, last, body)
+                if prompt.ids == prompt.rendered:
+                    prompt = None  # the chat is sent as text
         except Exception as error:
             if not isinstance(error, AsText):
                 log.error("no token ids of a chat", rollout_id=rollout_id, error=described(error))
             _count_text(services, str(error) if isinstance(error, AsText) else "failed")
         return cls(services, replies, body, last, prompt)
 
-    def __init__(
-        self, services: Services, replies: Replies, body: Body, last: Reply | None, prompt: Prompt | None
-    ) -> None:
-        self._services = services
-        self._replies = replies
-        self._body = body
-        self._last = last
-        self._prompt = prompt
-        drifted = prompt is not None and prompt.ids != prompt.rendered
-        self.fields: Body = {FIELD: prompt.ids.tolist()} if prompt is not None and drifted else {}
+    @property
+    def fields(self) -> Body:
+        return {FIELD: self._prompt.ids.tolist()} if self._prompt is not None else {}
 
     def answered(self, response: Body, prompt_ids: list[int]) -> None:
         """Keep the reply, and count whether the server tokenizes the one before it as it was sampled. Never raises."""
@@ -68,7 +71,7 @@ class ChatTokens:
 
     def _sent(self, seen: Ids) -> Prompt:
         """Return the prompt whose ids the model saw."""
-        if self._prompt is None or not self.fields:
+        if self._prompt is None:
             return Prompt(seen, seen)
         if self._prompt.ids != seen:  # a server that does not know the field
             _count_text(self._services, "ignored")
