@@ -197,6 +197,7 @@ class Memory(_Section):
     value_weight: Probability
     similarity_statistics: Annotated[list[float], Field(min_length=2, max_length=2)] | None
     value_learning_rate: Annotated[float, Field(gt=0, le=1)]
+    exploration: Probability
     episode_tokens: Positive
     capacity: Positive
     embedder: str

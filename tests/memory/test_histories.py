@@ -23,7 +23,7 @@ POLICIES = {
     "score": ByScore(K, MIN_SIMILARITY),
     "similarity": BySimilarity(K, MIN_SIMILARITY),
     # Weight 1: by the value alone, which needs no z-scores.
-    "value": ByValue(K, MIN_SIMILARITY, CANDIDATES, 1.0),
+    "value": ByValue(K, MIN_SIMILARITY, CANDIDATES, 1.0, 0.0, np.random.default_rng(0)),
 }
 
 

@@ -5,7 +5,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ from empo2.recipe.baselines.memrl.values import (
 )
 
 from .stores import EAST, NORTH, UP, add, open_store, play
-from .test_retrieval import ROWS, SIMILARITIES, entries, plain
+from .test_retrieval import ROWS, SIMILARITIES, entries, plain, rng
 
 ALL = ("a", "b")
 
@@ -97,8 +99,8 @@ def test_similarities_of_first_states(tmp_path: Path) -> None:
 # The ranking
 
 
-def by_value(k=3, min_similarity=0.5, candidates=5, weight=0.5) -> ByValue:
-    return ByValue(k, min_similarity, candidates, weight)
+def by_value(k=3, min_similarity=0.5, candidates=5, weight=0.5, exploration=0.0, seed=0) -> ByValue:
+    return ByValue(k, min_similarity, candidates, weight, exploration, rng(seed))
 
 
 def test_value_with_fixed_statistics_of_the_similarities():
@@ -134,6 +136,23 @@ def test_value_weighs_z_scores_by_hand():
 )
 def test_value_ranks_candidates_by_hand(settings, similarities, values, texts, found):
     assert by_value(**settings)(entries(similarities, values=values, texts=texts)).tolist() == found
+
+
+def test_exploration_draws_from_the_candidates_each_once_and_ranks_what_it_drew():
+    similarities = [0.95, 0.94, 0.93, 0.92, 0.91, 0.9, 0.3, 0.3]
+    rows = entries(similarities, values=range(8), texts=[1, 1, 2, 3, 4, 5, 6, 7])
+    explore = by_value(candidates=4, weight=1.0, exploration=1.0)
+    drawn = [tuple(explore(rows).tolist()) for _ in range(200)]
+    # The candidates by value: rows 4, 3, 2, 0. Every choice of three comes up, always best first.
+    assert set(drawn) == {(4, 3, 2), (4, 3, 0), (4, 2, 0), (3, 2, 0)}
+    again = replace(explore, generator=rng(0))
+    assert drawn == [tuple(again(rows).tolist()) for _ in range(200)]
+
+
+def test_exploration_happens_where_the_draw_is_below_its_probability():
+    draws = Mock(random=Mock(side_effect=[0.0, 0.2499, 0.25, 0.9]), choice=lambda n, size, replace: np.array([n - 1]))
+    policy = replace(by_value(k=1, exploration=0.25), generator=draws)
+    assert [policy(entries([0.6, 0.9, 0.7])).tolist() for _ in range(4)] == [[0], [0], [1], [1]]
 
 
 def z_scores(values):

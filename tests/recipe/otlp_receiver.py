@@ -35,11 +35,12 @@ class SeenSpan:
 
 @dataclass
 class OtlpReceiver:
-    """Attributes: `fault`, a status to answer with, "hang" for none before the end."""
+    """Attributes: `fault`, a status to answer with, "hang" for none before the end; `key`, of the last request."""
 
     fault: int | Literal["hang"] | None = None
     spans: list[SeenSpan] = field(default_factory=list)
     url: str = ""
+    key: str | None = None
 
     def of(self, trace: str, count: int) -> list[SeenSpan]:
         """The spans of a trace in the order of their starts, when there are so many."""
@@ -56,6 +57,7 @@ class OtlpReceiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 content = self.rfile.read(int(self.headers["content-length"]))
+                receiver.key = self.headers["authorization"]
                 if receiver.fault == "hang":
                     over.wait(SECONDS)
                     return

@@ -32,7 +32,7 @@ async def shown_in(gateway: GatewayUnderTest, score: Any, bodies: list[Any] = RO
 @pytest.mark.parametrize("retrieval", ["score", "similarity", "value"])
 async def test_shown_tips_are_credited_under_every_policy(tmp_path: Path, retrieval: str):
     """Q <- Q + 0.3 (R - Q), with R the return times 0.01, once for each tip that an episode was shown."""
-    async with running_gateway(tmp_path, f"memory.retrieval={retrieval}") as gateway:
+    async with running_gateway(tmp_path, f"memory.retrieval={retrieval}", "memory.exploration=0") as gateway:
         await gateway.store_tips(ROOMS, "alpha", "beta")
         await gateway.store_tips(turns("the market fell by three percent"), "of another state")
         gateway.model.fault = in_reflection(500)  # the episodes to come leave no tips
@@ -101,7 +101,7 @@ async def test_failed_and_rewardless_episodes_are_neither_credited_nor_reflected
 
 async def test_learned_values_decide_what_is_shown(tmp_path: Path):
     """Two tips of equal similarity: whichever has done harm when it was shown gives way."""
-    options = ("memory.retrieval=value", "memory.top_k=1", "memory.candidates=2")
+    options = ("memory.retrieval=value", "memory.top_k=1", "memory.candidates=2", "memory.exploration=0")
     async with running_gateway(tmp_path, *options) as gateway:
         await gateway.store_tips(ROOMS[:1], "alpha", "beta")
         await gateway.play(await gateway.create("memory"), ROOMS[:1])

@@ -74,7 +74,7 @@ async def test_the_whole_trace_of_a_memory_rollout(gateway: GatewayUnderTest, re
     mode = {"rollout_mode": "memory", "update_mode": "on-policy"}
     await updated(gateway, rollout_id=rollout, return_=7.5, advantage=-0.25, masked_tokens=0, **mode)
     spans = receiver.of(rollout, 7)  # a trace has the rollout's id
-    assert receiver.requests[0]["authorization"] == "Bearer key-of-the-collector"
+    assert receiver.key == "Bearer key-of-the-collector"
     found = by_operation(spans)
     assert {name: len(each) for name, each in found.items()} == {
         "invoke_agent": 1, "chat": 2, "search_memory": 2, "create_memory": 1, "update": 1,

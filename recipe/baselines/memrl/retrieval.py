@@ -23,6 +23,8 @@ class ByValue:
         min_similarity: lowest cosine of a candidate (δ).
         candidates: most candidates (k1).
         weight: weight of the learned value (λ): 0 is similarity alone, 1 the learned value alone.
+        exploration: probability that the k are drawn at random from the candidates; they are returned best first too.
+        generator: random generator of these draws.
         statistics: mean and deviation of cosines for z(similarity); None for those of the candidates.
     """
 
@@ -30,6 +32,8 @@ class ByValue:
     min_similarity: float
     candidates: int
     weight: float
+    exploration: float
+    generator: np.random.Generator
     statistics: Sequence[float] | None = None
 
     def __call__(self, entries: Entries) -> np.ndarray:
@@ -42,14 +46,24 @@ class ByValue:
             mean, deviation = self.statistics
             similar_z = (similarities - mean) / deviation
         rank = (1 - self.weight) * similar_z + self.weight * _z_scores(entries.values[rows])
-        return rows[np.lexsort((rows, similarities, rank))[::-1]][: self.k]
+        ranked = rows[np.lexsort((rows, similarities, rank))[::-1]]
+        if self.generator.random() < self.exploration:
+            drawn = self.generator.choice(len(ranked), min(self.k, len(ranked)), replace=False)
+            return ranked[np.sort(drawn)]
+        return ranked[: self.k]
 
 
 def policy(settings: Settings) -> ByValue:
-    """Return the policy of ``memory.retrieval=value``."""
+    """Return the policy of ``memory.retrieval=value``; its draws are seeded by ``algorithm.seed``."""
     memory = settings.memory
     return ByValue(
-        memory.top_k, memory.min_similarity, memory.candidates, memory.value_weight, memory.similarity_statistics
+        memory.top_k,
+        memory.min_similarity,
+        memory.candidates,
+        memory.value_weight,
+        memory.exploration,
+        np.random.default_rng(settings.algorithm.seed),
+        memory.similarity_statistics,
     )
 
 
