@@ -124,7 +124,7 @@ def main() -> None:
         type=int,
         default=1,
         metavar="N",
-        help="play the ways in turn so often; what traces add is the median over the rounds, all else is of the first"
+        help="play the ways in turn so often; what traces add is of all rounds but the first, all else is of the first"
         " one, in which states are new (default: 1)",
     )
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="settings of `empo2 gateway`")
@@ -155,9 +155,9 @@ async def compare(folder: Path, options: argparse.Namespace) -> tuple[Table, lis
                 await _warm_up(client, way)
             for agents in options.agents:
                 rounds: list[dict[str, Played]] = []
-                for _ in range(options.rounds):
+                for number in range(options.rounds):
                     rounds.append(rows := {})
-                    for way in ways:
+                    for way in reversed(ways) if number % 2 else ways:  # so that no way always comes after another
                         say(f"{agents} agents: {way.name}")
                         rows[way.name] = await play(client, way, agents, options.turns, options.delay[-1])
                         _add_rows(table, agents, way.name, rows)
@@ -419,17 +419,16 @@ def _goals(rounds: Sequence[dict[str, Played]]) -> list[Goal]:
     """Return the goals of the rounds with GOAL_AGENTS agents; each is measured if its ways were played."""
     beside = f"added over agl-server beside the embedding (known, with tips), {GOAL_AGENTS} agents"
 
-    def of(measure: Callable[[dict[str, Played]], np.ndarray], *ways: str, among: int | None = 1) -> np.ndarray | None:
-        """Return the median of a measure over the first rounds, or None if one of the ways was not played."""
-        return np.median(list(map(measure, rounds[:among])), 0) if rounds and set(ways) <= set(rounds[0]) else None
+    def of(measure: Callable[[dict[str, Played]], np.ndarray], *ways: str) -> np.ndarray | None:
+        """Return a measure of the first round, or None if one of the ways was not played."""
+        return measure(rounds[0]) if rounds and set(ways) <= set(rounds[0]) else None
 
     plain = of(
         lambda rows: _p50_p99(rows[KNOWN].with_tips) - _p50_p99(rows[AGL_SERVER].without_tips), KNOWN, AGL_SERVER
     )
     new = of(lambda rows: _p50_p99(rows[TAGGED].with_tips) - _p50_p99(rows[KNOWN].with_tips), TAGGED, KNOWN)
     rate = of(lambda rows: np.array([rows[TAGGED].calls / rows[AGL_SERVER].calls]), TAGGED, AGL_SERVER)
-    on_off = KNOWN, TRACED_KNOWN
-    traces = of(lambda rows: np.subtract(*(_p50_p99(rows[way].all) for way in reversed(on_off))), *on_off, among=None)
+    traces = of(lambda _: _added_by_traces(rounds[1:] or rounds), KNOWN, TRACED_KNOWN)
     return [
         _most(f"{beside}: p50", plain, 0, 5),
         _most(f"{beside}: p99", plain, 1, 20),
@@ -442,6 +441,20 @@ def _goals(rounds: Sequence[dict[str, Played]]) -> list[Goal]:
         _most(f"added by traces (known, all calls), {GOAL_AGENTS} agents: p50", traces, 0, 1),
         _most(f"added by traces (known, all calls), {GOAL_AGENTS} agents: p99", traces, 1, 1),
     ]
+
+
+def _added_by_traces(rounds: Sequence[dict[str, Played]]) -> np.ndarray:
+    """Return what traces add to the p50 and p99 of the calls of all rounds, and say its interval over the rounds."""
+
+    def added(chosen: Sequence[dict[str, Played]]) -> np.ndarray:
+        off, on = (_p50_p99([call for rows in chosen for call in rows[way].all]) for way in (KNOWN, TRACED_KNOWN))
+        return on - off
+
+    generator = random.Random(0)
+    drawn = [added(generator.choices(rounds, k=len(rounds))) for _ in range(1000)]
+    for name, low, high in zip(("p50", "p99"), *np.percentile(drawn, (2.5, 97.5), axis=0), strict=True):
+        say(f"added by traces, {name}, 95 % of {len(rounds)} rounds drawn again: {low:.2f} to {high:.2f} ms")
+    return added(rounds)
 
 
 def _p50_p99(milliseconds: Sequence[float]) -> np.ndarray:
