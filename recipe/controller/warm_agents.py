@@ -8,6 +8,7 @@ import re
 import signal
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.forkserver import ensure_running, read_signed
+from multiprocessing.popen_forkserver import Popen
 from typing import Any
 
 from empo2.recipe.config import TRACES_VARIABLES
@@ -35,9 +36,8 @@ async def start_agent(*command: str, env: dict[str, str], **_: Any) -> "WarmAgen
     rollout = re.search(r"/proxy/rollout/([^/]+)/", env.get("AGL_OPENAI_BASE_URL", ""))
     if rollout and is_traced():
         env = {**env, "TRACEPARENT": traceparent(rollout[1])}
-    process = _AgentProcess(command[-1], env)
-    await asyncio.to_thread(process.start)  # the first one waits until the class is imported
-    return WarmAgent(process)
+    # Process.start would read the exit codes of the agents that have just ended, and keep them from WarmAgent.
+    return WarmAgent(await asyncio.to_thread(Popen, _AgentProcess(command[-1], env)))  # the first waits for the import
 
 
 def is_traced() -> bool:
@@ -53,8 +53,7 @@ class WarmAgent:
         returncode: None while it runs; negative after a signal.
     """
 
-    def __init__(self, process: "_AgentProcess") -> None:
-        assert process.pid is not None
+    def __init__(self, process: Popen) -> None:
         self.pid = process.pid
         self.returncode: int | None = None
         self._process = process

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -80,6 +81,14 @@ async def test_an_agent_is_a_process_of_its_own_with_its_variables_and_its_outpu
     assert int(pid) == agent.pid == int(session) != int(parent) == int(imported_by)
     assert (variables, arguments, stdin) == (str({"MY_DOOR": "3", "MY_TEXT": "ä\n{}"}), str(["-c", AGENTS]), "")
     assert sorted(others) == ["on stderr", "tell leaves"]
+
+
+async def test_an_agent_that_ends_while_another_starts_has_its_own_code(warm) -> None:
+    agents = warm()
+    first = await agents.start("exit")
+    until(lambda: not psutil.pid_exists(first.pid))
+    multiprocessing.active_children()  # looks at all children, as each start of a Process does, in a thread
+    assert await first.wait() == 7
 
 
 async def test_nothing_passes_from_one_agent_to_the_next(warm) -> None:
