@@ -86,7 +86,9 @@ def test_vllm_answers_nobody_without_the_key(served: Served) -> None:
         assert httpx.get(root + path, headers={"Authorization": "Bearer wrong"}).status_code == 401, path
     answer = httpx.get(f"{served.vllm}/models", headers={"Authorization": f"Bearer {served.vllm_key}"})
     assert answer.status_code == 200
-    assert served.vllm_key not in " ".join(word for each in psutil.process_iter() for word in each.cmdline())
+    assert served.vllm_key not in " ".join(
+        word for each in psutil.process_iter(["cmdline"]) for word in each.info["cmdline"] or ()
+    )
 
 
 def test_a_model_is_served_with_tips(served: Served) -> None:

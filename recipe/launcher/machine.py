@@ -24,6 +24,7 @@ SHARED = Path("/dev/shm")
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 DRIVER, OLDER_DRIVER = 580, 575  # of CUDA 13.0, for which the pinned torch is built, and of 12.9 (torch +cu129)
 ESTIMATED = ("host memory", "cores", "disk")  # findings for which a run is warned, not refused
+_OWN_ERRORS = ("model", "port", "Java")  # a run says these itself, in its own order
 _JAVA_SECONDS = 60  # of a step, in which cores that are too few do nothing else
 _SHARED_BYTES = 2e9  # Ray's object store
 _TOO_LARGE = 1.1  # a run is refused whose estimate exceeds a card by more than 10 %
@@ -126,7 +127,7 @@ def require_room(settings: Settings, gpus: Gpus | None = None) -> list[str]:
             the settings to change.
     """
     gpus, shape = gpus or require_gpus(settings), find_shape(settings)
-    wrong = [each for each in look(settings, gpus, shape) if each.fix]
+    wrong = [each for each in look(settings, gpus, shape) if each.fix and each.name not in _OWN_ERRORS]
     if refused := [str(each) for each in wrong if each.name not in ESTIMATED]:
         raise ConfigError(" | ".join(refused))
     warnings = [f"{each} (estimated)" for each in wrong]

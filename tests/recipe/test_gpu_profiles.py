@@ -94,10 +94,10 @@ def test_vllm_accepts_the_profiles() -> None:
     done = subprocess.run([sys.executable, "-c", PARSE, *MODELS], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    for profile, model in MODELS.items():
+    for profile in MODELS:
         hardware, given = load_settings(profile).hardware, load_settings(profile).model
         assert found[profile] == {
-            "model": model,
+            "model": given.path,
             "tensor_parallel_size": hardware.tensor_parallel,
             "max_model_len": given.max_context_tokens,
             "max_num_seqs": hardware.max_sequences,
