@@ -70,9 +70,8 @@ class ModelCall:
         self._span = services.traces.current()
         self._span.set({names.TIPS_SHOWN: len(self._tip_ids), names.TIP_IDS: self._tip_ids})
         sent = self._with_tips if episode.tag.read_only else sampling.neutral(self._with_tips)
-        self.teaches = (
-            episode.tag.teaches and "messages" in self._body
-        )  # agent-lightning asks for no tops of completions
+        # agent-lightning asks for no tops of completions.
+        self.teaches = episode.tag.teaches and "messages" in self._body
         self.sent = {**sent, **self._tokens.fields, **(sampling.TOPS if self.teaches else {})}
         if self.teaches and self._body.get("top_logprobs"):
             _warn_once("top_logprobs of the agent are not answered in calls that are distilled")
