@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -76,6 +77,7 @@ def _loss(device: torch.device) -> Part:
     """The hybrid loss and its gradients, of log-probs at the sampled positions of a tiny model, in float32."""
     if importlib.util.find_spec("verl") is None:
         return Part("loss", "left out: verl is not installed")
+    warnings.simplefilter("ignore")  # verl's own, of engines that are not used
     from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 
     # isort: split
