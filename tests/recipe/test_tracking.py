@@ -10,6 +10,8 @@ from omegaconf import OmegaConf
 from empo2.recipe.config import load_settings
 from empo2.recipe.trainer.verl_config import build_verl_config
 
+from ..processes import until
+
 STEPS = {1: {"training/return": 0.25, "val/return": 1.0}, 2: {"training/return": -3.5}}
 
 
@@ -41,7 +43,7 @@ def test_tensorboard_and_wandb_write_to_the_runs_folder(tmp_path: Path, monkeypa
     found = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
     assert found == {"training/return": [(1, 0.25), (2, -3.5)], "val/return": [(1, 1.0)]}
     (history,) = (run / "wandb").glob("offline-run-*/*.wandb")
-    assert b"training/return" in history.read_bytes()
+    until(lambda: b"training/return" in history.read_bytes())  # a process of wandb's writes it
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": step, **metrics} for step, metrics in STEPS.items()]
     assert list((tmp_path / "elsewhere").iterdir()) == []
