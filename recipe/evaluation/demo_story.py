@@ -62,6 +62,8 @@ def sentences(points: Sequence[Point]) -> list[str]:
     widest = max(points[1:], key=lambda point: point.with_notes - point.alone)
     gap, end = widest.with_notes - widest.alone, last.with_notes - last.alone
     moved = "so part of what the notes say is in the weights now" if end < gap else "so it has not closed yet"
+    if end < 0:
+        moved = "so the weights do without notes now, and read them worse"
     return [
         f"Before training, without notes, the task succeeds in {100 * first.alone:.0f} % of the episodes.",
         f"With the notes that it has written by step {widest.step}, it succeeds in {100 * widest.with_notes:.0f} %; "

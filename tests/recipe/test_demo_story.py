@@ -29,6 +29,8 @@ def test_a_run_that_learns():
 def test_a_run_that_does_not():
     *_, after = sentences([Point(0, 0.25, 0.25), Point(5, 0.25, 0.5), Point(10, 0.125, 0.375)])
     assert "12 points less than before" in after and after.endswith("so it has not closed yet.")
+    *_, after = sentences([Point(0, 0.25, 0.25), Point(4, 0.25, 1.0), Point(12, 1.0, 0.5)])
+    assert after.endswith("and -50 points at the end, so the weights do without notes now, and read them worse.")
     *_, after = sentences([Point(0, 0.25, 0.25), Point(5, 0.25, 0.125)])
     assert "in 25 %: no change. Notes add -12 points at step 5 and -12 points at the end." in after
 
