@@ -6,12 +6,12 @@ import typer
 
 from empo2.recipe import __version__, baselines
 from empo2.recipe.cli import adapt, check, controller, eval, export, init, memory, serve, show, sweep
-from empo2.recipe.cli.demo import demo
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.options import HELP
 from empo2.recipe.cli.report import report
 from empo2.recipe.cli.train import train
 from empo2.recipe.errors import Empo2Error, Preempted
+from empo2.small_model.demo import demo
 
 # Help is plain text: rich would read the brackets of tasks.args.names='[find-animal]' as markup.
 app = typer.Typer(
