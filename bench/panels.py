@@ -1,6 +1,6 @@
-"""Write the panels of this folder anew from the worlds' own task functions, as panels.yaml says.
+"""Write the panels of recipe/evaluation/panels/ anew from the worlds' own task functions, as panels.yaml says.
 
-    python -m empo2.recipe.evaluation.panels.make [NAME ...]
+    .venv/bin/python bench/panels.py [NAME ...]
 
 Equal versions of the worlds give equal files. WebShop's rows name their catalogue's folder by a plain name, which
 ``--row catalogue=FOLDER`` replaces.
