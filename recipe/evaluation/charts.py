@@ -1,16 +1,15 @@
-"""The curves of training runs, as one picture or as a drawing for each metric."""
+"""The curves of training runs, a drawing for each metric."""
 
 import io
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from empo2.recipe.evaluation.run_lines import Line
 from empo2.recipe.evaluation.statistics import Interval
-from empo2.recipe.evaluation.tables import picture, pyplot
+from empo2.recipe.evaluation.tables import pyplot
 from empo2.recipe.protocol import TRAIN_PANEL, UNSEEN_PANEL
 from empo2.recipe.run_folder import step_mode
 
@@ -77,28 +76,6 @@ def charts_of(lines: Sequence[Line]) -> list[Chart]:
     return [chart for chart in charts if any(line.measured(chart.key) for line in lines)]
 
 
-def draw_picture(lines: Sequence[Line], target: Path) -> Path:
-    """Draw all charts into a PNG file.
-
-    Returns:
-        The file.
-    """
-    charts = charts_of(lines) or [_TRAINING[0]]
-    columns = min(4, len(charts))
-    rows = -(-len(charts) // columns)
-    with picture(target, rows, columns, size=(4 * columns, 3.2 * rows + 0.3)) as (figure, grid):
-        for axes, chart in zip(grid.flat, charts, strict=False):
-            _draw(axes, chart, lines, COLORS)
-            axes.set_title(chart.title)
-        for axes in grid.flat[len(charts) :]:
-            axes.set_visible(False)
-        for number, line in enumerate(lines):
-            label = line.label.replace("$", r"\$")  # else it begins a formula
-            grid[0][0].plot([], [], color=COLORS[number % len(COLORS)], label=label)
-        figure.legend(loc="outside lower center", ncols=4)
-    return target
-
-
 def drawing(chart: Chart, lines: Sequence[Line]) -> str:
     """Return a chart as an ``<svg>`` element without title, unit and legend, in the colors of the page around it.
 
@@ -112,7 +89,6 @@ def drawing(chart: Chart, lines: Sequence[Line]) -> str:
     with plt.rc_context(style):
         figure, axes = plt.subplots(figsize=(4.4, 2.7), layout="constrained")
         _draw(axes, chart, lines, colors)
-        axes.set_ylabel("")
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
         out = io.StringIO()
@@ -132,7 +108,7 @@ def drawing(chart: Chart, lines: Sequence[Line]) -> str:
 def _draw(axes: "Axes", chart: Chart, lines: Sequence[Line], colors: Sequence[str]) -> None:
     heights: list[float] = []
     for number, line in enumerate(lines):
-        color = colors[number % len(colors)]
+        color = colors[number]
         for key, style in ((chart.key, "-"), (chart.with_tips, "--")):
             steps, intervals = line.curve(key) if key else ([], [])
             if not steps:
@@ -152,7 +128,6 @@ def _draw(axes: "Axes", chart: Chart, lines: Sequence[Line], colors: Sequence[st
         axes.set_ylim(min(heights) - room, max(heights) + room)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("step")
-    axes.set_ylabel(chart.unit)
     axes.locator_params(axis="x", integer=True)
 
 

@@ -59,14 +59,11 @@ def write_page(lines: Sequence[Line], target: Path) -> Path:
 
 def _facts(line: Line, charts: Sequence[Chart]) -> dict[str, Any]:
     first = line.runs[0].settings
-    figures = {
-        chart.title: [interval and scaled(interval, chart) for interval in (line.end(chart.key), line.area(chart.key))]
-        for chart in charts
-    }
+    ends = [(chart, line.end(chart.key)) for chart in charts]
     return {
         "label": line.label,
-        "figures": figures,
-        "seeds": [run.settings.get("algorithm.seed", "") for run in line.runs],
+        "figures": {chart.title: end and scaled(end, chart) for chart, end in ends},
+        "seeds": len(line.runs),
         "algorithm": first.get("algorithm.name", ""),
         "model": first.get("model.path", ""),
         "step": line.last_step,

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from empo2.recipe.evaluation.statistics import Interval, area, over_seeds
+from empo2.recipe.evaluation.statistics import Interval, over_seeds
 from empo2.recipe.run_folder import CONFIG_FILE, Row, read_metrics
 
 # How long a run is, how often it is validated and where it stands is not what is compared.
@@ -51,12 +51,6 @@ class Line:
         """Return the mean over seeds of a metric's last value; None if no run has it."""
         found = self.measured(key)
         return over_seeds([values[max(values)] for values in found]) if found else None
-
-    def area(self, key: str) -> Interval | None:
-        """Return the mean over seeds of the area under a metric's curve, divided by its width."""
-        found = [sorted(values.items()) for values in self.measured(key)]
-        areas = [area([value for _, value in points], [step for step, _ in points]) for points in found]
-        return over_seeds(areas) if areas else None
 
 
 def read_run(folder: Path) -> Run:

@@ -1,10 +1,10 @@
-"""Show a run's ``metrics.jsonl`` as a table of its steps, a picture of its curves, and a page of all there is."""
+"""Show a run's ``metrics.jsonl`` as a table of its steps, and write a page of all there is."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from empo2.recipe.evaluation.charts import draw_picture, scaled, validation_charts
+from empo2.recipe.evaluation.charts import scaled, validation_charts
 from empo2.recipe.evaluation.page import write_page
 from empo2.recipe.evaluation.run_lines import Line, lines_of
 from empo2.recipe.evaluation.tables import interval_text, show_table, table_of
@@ -52,16 +52,10 @@ def _mode_text(row: Row) -> str:
 
 
 def show_lines(lines: Sequence[Line], folder: Path, console: "Console") -> None:
-    """Print what several lines come to, and write picture and page to a folder.
-
-    The picture is ``curves.png`` for a single run, else ``comparison.png``; the page is ``report.html``.
-    """
-    single = sum(len(line.runs) for line in lines) == 1
-    if not single:
+    """Print what several lines come to, and write the page ``report.html`` to a folder."""
+    if sum(len(line.runs) for line in lines) > 1:
         show_table(_figures_table(lines), console)
-    picture = draw_picture(lines, folder / ("curves.png" if single else "comparison.png"))
-    page = write_page(lines, folder / "report.html")
-    print(f"curves  {picture}\nreport  {page}")
+    print(f"report  {write_page(lines, folder / 'report.html')}")
 
 
 def _figures_table(lines: Sequence[Line]) -> "Table":

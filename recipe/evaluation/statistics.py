@@ -50,17 +50,9 @@ def over_seeds(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - reach, mean + reach)
 
 
-def area(curve: Sequence[float], steps: Sequence[float] | None = None) -> float:
-    """Return the area under a curve (trapezoids) divided by its width, in the unit of the values.
-
-    Args:
-        curve: values in order.
-        steps: where they were measured, ascending; None for equal distances.
-    """
-    if len(curve) == 1:
-        return float(curve[0])
-    places = np.arange(len(curve)) if steps is None else np.asarray(steps)
-    return float(np.trapezoid(curve, places) / (places[-1] - places[0]))
+def area(curve: Sequence[float]) -> float:
+    """Return the area under values at equal distances (trapezoids) divided by its width, in the unit of the values."""
+    return float(np.trapezoid(curve) / (len(curve) - 1)) if len(curve) > 1 else float(curve[0])
 
 
 def cumulative_success(solved: np.ndarray) -> np.ndarray:
