@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import pyarrow.dataset as dataset
 from learning_notes import outcomes_by_notes, training_houses
 from learning_plan import (
@@ -54,7 +55,7 @@ from empo2.recipe.evaluation.adaptation import memory_of
 from empo2.recipe.evaluation.episode_results import read_results
 from empo2.recipe.launcher.model_files import NOTES
 from empo2.recipe.launcher.plan import Trial
-from empo2.recipe.launcher.sweep import clock_of, has_ended, train
+from empo2.recipe.launcher.sweep import has_ended, train
 from empo2.recipe.protocol import scope_of
 from empo2.recipe.rollout_log import SCHEMA, rollout_files
 from empo2.recipe.run_folder import (
@@ -100,6 +101,36 @@ class Clock:
         self._last = now
 
 
+class CpuSeconds:
+    """Writes the CPU seconds from the beginning of a training until each step was done, interruptions left out.
+
+    Those of all processes that it started are counted, ended ones too, but for what these used since the last look.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._before = max((line["cpu_seconds"] for line in read_lines(file)), default=0.0)
+        self._seconds: dict[tuple[int, float], float] = {}
+
+    def look(self, process: int, step: int | None) -> None:
+        """Count, or write a line for a step that is done."""
+        if step is not None:
+            line = {"step": step, "cpu_seconds": round(self._before + sum(self._seconds.values()))}
+            with self._file.open("a") as times:
+                times.write(json.dumps(line) + "\n")
+            return
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(process)
+            for each in (root, *root.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    used = each.cpu_times()
+                    self._seconds[each.pid, each.create_time()] = used.user + used.system
+
+
+def cpu_file(phase: Trial, runs: Path) -> Path:
+    return runs / f"{phase.name}.cpu.jsonl"
+
+
 def _out_of_time(_number: int, _frame: FrameType | None) -> None:
     raise OutOfTimeError
 
@@ -129,7 +160,8 @@ def make_training(job: Training, runs: Path, clock: Clock) -> None:
     for phase in job.phases:
         if not has_ended(phase, runs):
             clock.begins()
-            train(phase, runs, lambda text, phase=phase: _show(phase, runs, clock, text))
+            counter = CpuSeconds(cpu_file(phase, runs))
+            train(phase, runs, lambda text, phase=phase: _show(phase, runs, clock, text), look=counter.look)
     run, model = runs / job.name, model_of(job.name, runs)
     if job.stage in ("claim", "described"):
         probed(run, RESULTS / f"{job.name}.probe.jsonl")
@@ -160,7 +192,7 @@ def keep_training(job: Training, runs: Path) -> None:
     if job.stage != "mapreader" and settings.algorithm.name == "empo2" and settings.memory.scope != "all-tasks":
         facts["notes"] = outcomes_by_notes(run / MEMORY_FILE, training_houses(settings.tasks.args))
     _write(RESULTS / f"{job.name}.json", json.dumps(facts))
-    seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(clock_of(job.phases[0], runs))}
+    seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(cpu_file(job.phases[0], runs))}
     lines = []
     for row in read_metrics(run):
         values = {key: round(value, 6) for key, value in row.items() if key.startswith(KEPT)}

@@ -1,13 +1,10 @@
 """Train the trials of a sweep, one after another; each can be interrupted and goes on from its last checkpoint."""
 
-import contextlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import psutil
 import yaml
 
 from empo2.recipe.errors import ConfigError, ProcessError
@@ -20,6 +17,7 @@ from empo2.recipe.run_folder import CONFIG_FILE, METRICS_FILE, read_lines
 
 type Show = Callable[[str], None]  # shows a line of progress
 type Command = Callable[[int], list[str]]
+type Look = Callable[[int, int | None], object]
 
 _COMPARED = ("algorithm", "model", "agent", "tasks", "memory", "reflection")
 _EMPO2_TRAIN = partial(empo2_command, "train")
@@ -63,55 +61,33 @@ def has_ended(trial: Trial, folder: Path) -> bool:
     return max(steps, default=-1) >= trial.settings.run.steps
 
 
-def train(trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAIN) -> None:
-    """Train, or go on from the last checkpoint, with a log and a clock beside the run's folder.
+def train(
+    trial: Trial, folder: Path, show: Show, command: Command = _EMPO2_TRAIN, look: Look = lambda *_: None
+) -> None:
+    """Train, or go on from the last checkpoint, with a log beside the run's folder.
 
     Args:
         command: returns the command line for a descriptor with the settings.
+        look: is called each second with the id of the training's process and None, and with each step that is done.
 
     Raises:
         ProcessError: the training failed; the message says why.
         KeyboardInterrupt: the user interrupted it; nothing is left running.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    clock = clock_of(trial, folder)
-    before = max((line["cpu_seconds"] for line in read_lines(clock)), default=0.0)
     new = NewLines(folder / trial.name / METRICS_FILE)
     with in_memory(trial.settings) as file, running(folder, environment_without()) as processes:
         processes.start(trial.name, command(file), inherit=(file,), may_end=True, saves=True)
-        counter = CpuSeconds(processes.pid(trial.name))
+        process = processes.pid(trial.name)
         while True:
-            done, seconds = processes.done(trial.name), counter.look()
-            with clock.open("a") as times:
-                for metrics in new.rows():
-                    show(f"step {metrics['step']}/{trial.settings.run.steps}  {step_summary(metrics)}")
-                    line = {"step": metrics["step"], "cpu_seconds": round(before + seconds)}
-                    times.write(json.dumps(line) + "\n")
+            done = processes.done(trial.name)
+            look(process, None)
+            for metrics in new.rows():
+                show(f"step {metrics['step']}/{trial.settings.run.steps}  {step_summary(metrics)}")
+                look(process, metrics["step"])
             if done:
                 break
             processes.check()
             time.sleep(_POLL_SECONDS)
     if not has_ended(trial, folder):
         raise ProcessError(f"{trial.name} ended before its last step; see {folder / trial.name}.log")
-
-
-def clock_of(trial: Trial, folder: Path) -> Path:
-    """Return the file with the CPU seconds from the beginning until each step was done, interruptions left out."""
-    return folder / f"{trial.name}.cpu.jsonl"
-
-
-class CpuSeconds:
-    """Counts the CPU seconds of a process and of all that it started, ended processes included, up to the last look."""
-
-    def __init__(self, process: int) -> None:
-        self._root = psutil.Process(process)
-        self._seconds: dict[tuple[int, float], float] = {}
-
-    def look(self) -> float:
-        """Return the seconds until now; what was used since the last look by a process that has ended is not in it."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in (self._root, *self._root.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    times = process.cpu_times()
-                    self._seconds[process.pid, process.create_time()] = times.user + times.system
-        return sum(self._seconds.values())
