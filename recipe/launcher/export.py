@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from empo2.recipe.config import load_settings, read_layer
+from empo2.recipe.config import read_layer
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.checkpoints import merged, run_of
 from empo2.recipe.run_folder import CONFIG_FILE, MEMORY_FILE, METRICS_FILE, SETTINGS_FILE, read_metrics, step_of
@@ -51,7 +51,7 @@ def export_checkpoint(checkpoint: Path, target: Path, *, memory: bool) -> None:
 
 
 def model_card(checkpoint: Path, *, memory: bool) -> str:
-    """Return the text of a model card: run, step, base model, results, and the settings that are not the defaults."""
+    """Return the text of a model card: run, step, base model and results."""
     run, step = run_of(checkpoint), step_of(checkpoint)
     settings = read_layer(run / CONFIG_FILE)
     algorithm, model = settings["algorithm"], settings["model"]
@@ -68,15 +68,13 @@ def model_card(checkpoint: Path, *, memory: bool) -> str:
     if results := _results(run, step):
         rows["validation"] = results
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    changed = yaml.safe_dump(_differing(settings, load_settings().to_dict()), sort_keys=False, allow_unicode=True)
     files = f"All settings are in `{SETTINGS_FILE}`."
     if memory:
         files += f" `{MEMORY_FILE}` holds the tips of this step, which `empo2 serve --memory` shows."
     return (
         f"---\n{yaml.safe_dump(_metadata(model['path']), sort_keys=False)}---\n\n# {run.name}, step {step}\n\n"
         "Trained with [agent-lightning](https://github.com/microsoft/agent-lightning) and EMPO² "
-        f"([arXiv 2602.23008](https://arxiv.org/abs/2602.23008)).\n\n| | |\n|---|---|\n{table}\n\n{files} "
-        f"Those that are not the defaults:\n\n```yaml\n{changed}```\n"
+        f"([arXiv 2602.23008](https://arxiv.org/abs/2602.23008)).\n\n| | |\n|---|---|\n{table}\n\n{files}\n"
     )
 
 
@@ -95,18 +93,6 @@ def _results(run: Path, step: int) -> str:
         if found := [f"{name} {row[name]:.3g}" for name in _VALIDATION if name in row]:
             return f"{', '.join(found)} (step {row['step']:.0f})"
     return ""
-
-
-def _differing(values: dict[str, Any] | Any, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return the nested values that are not the defaults."""
-    found = {}
-    for key, value in values.items():
-        default = defaults.get(key)
-        if isinstance(value, dict) and isinstance(default, dict) and default:
-            value, default = _differing(value, default), {}
-        if value != default:
-            found[key] = value
-    return found
 
 
 def _link_weights(source: str, target: str) -> str:
