@@ -43,7 +43,7 @@ def gateway(
     from empo2.recipe.launcher.commands import ADMIN_KEY, KEY, given_keys
     from empo2.recipe.launcher.model_files import resolve_model
     from empo2.recipe.launcher.processes import bind
-    from empo2.recipe.launcher.run_directory import check_memory_file
+    from empo2.recipe.launcher.run_directory import memory_file
     from empo2.recipe.network import gateway_host
 
     os.umask(0o077)  # tips are for their owner only
@@ -56,7 +56,7 @@ def gateway(
     if not keys.admin and host != "127.0.0.1":
         raise ConfigError(f"gateway.host={host}: other machines can reach it; set the keys {KEY} and {ADMIN_KEY}")
     if memory.is_file():  # before the embedder is loaded
-        check_memory_file(memory, settings, key=f"--memory {memory}")
+        memory_file(memory, settings, key=f"--memory {memory}")
     try:  # a server that runs already has names of its own
         model = settings.model.path if settings.model.server else str(resolve_model(settings.model.path))
     except OSError as error:

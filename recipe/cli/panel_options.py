@@ -95,8 +95,8 @@ class PanelOptions(SettingsOptions):
             remembers: False if no episode uses the memory; the gateway then loads no embedder.
             empty: True to ignore a checkpoint's memory.
         """
-        from empo2.recipe.launcher.checkpoints import find_memory, find_model
-        from empo2.recipe.launcher.run_directory import check_memory_file
+        from empo2.recipe.launcher.checkpoints import find_model
+        from empo2.recipe.launcher.run_directory import memory_file
         from empo2.recipe.launcher.tasks import check_rows
 
         panel = self.load_panel(self.panel)
@@ -109,9 +109,9 @@ class PanelOptions(SettingsOptions):
             layer={"model": {"server": self.server}, "algorithm": {"name": "empo2" if remembers else "grpo"}},
         )
         check_rows(settings, panel.name, panel.rows)
-        memory = find_memory(self.memory_from) if self.memory_from is not None else None if empty else named.memory
+        memory = self.memory_from or (None if empty else named.memory)
         if memory is not None:
-            check_memory_file(memory, settings, key=f"--memory-from {memory}")
+            memory = memory_file(memory, settings, key=f"--memory-from {memory}")
         values = redacted(settings.to_dict())
         facts = {
             "kind": verb,

@@ -50,10 +50,10 @@ def serve(
     whoever has the key. Agents keep their temperature; one that sets none gets model.val_temperature.
     """
     from empo2.recipe.config import lay_over, load_settings, read_layer
-    from empo2.recipe.launcher.checkpoints import find_memory, find_model
+    from empo2.recipe.launcher.checkpoints import find_model
     from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.machine import require_gpus
-    from empo2.recipe.launcher.run_directory import check_memory_file
+    from empo2.recipe.launcher.run_directory import memory_file
     from empo2.recipe.launcher.serving import gateway_of
     from empo2.recipe.protocol import Serving
 
@@ -68,10 +68,10 @@ def serve(
     settings = load_settings(options.profile, options.overrides or (), layer=lay_over(layer, chosen))
     file, tag, said = None, None, "none; --memory shows tips"
     if memory:
-        file = find_memory(memory_from) if memory_from is not None else named.memory
+        file = memory_from or named.memory
         if file is None:
             raise ConfigError(f"--memory: {model} has no memory; give one by --memory-from")
-        check_memory_file(file, settings, key=f"--memory-from {file}")
+        file = memory_file(file, settings, key=f"--memory-from {file}")
         tag, said = _tag(file, scope)
     elif memory_from is not None or scope is not None:
         raise ConfigError("--memory-from and --scope: choose the tips that --memory shows; give that, too")

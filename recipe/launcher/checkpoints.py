@@ -1,4 +1,4 @@
-"""Find the model and the memory that a command line names: a run's, one of the Hugging Face hub, or a server's.
+"""Find the model that a command line names: a run's, one of the Hugging Face hub, or a server's.
 
 A checkpoint's weights, and a LoRA into them, are merged into a Hugging Face folder.
 """
@@ -120,14 +120,6 @@ def find_model(name: str, server: str | None) -> NamedModel:
     if isinstance(model, str):
         _check_hub_name(model)
     return NamedModel(name.rstrip("/").rsplit("/", 1)[-1], model=str(model))
-
-
-def find_memory(path: Path) -> Path:
-    """Return the memory file of a run's folder or a checkpoint, or the file itself; a ConfigError if there is none."""
-    file = path / MEMORY_FILE if path.is_dir() else path
-    if not file.is_file():
-        raise ConfigError(f"--memory-from {path}: no memory; give a run's folder, a checkpoint or a memory file")
-    return file
 
 
 def _check_hub_name(name: str) -> None:

@@ -69,7 +69,8 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
         raise ConfigError("run.resume='auto': give run.name, the run to continue (or to begin)")
     name = run.name or f"{profile or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = Path(run.directory, name).absolute()
-    source = _memory_source(settings)
+    begins = settings.memory.from_
+    source = None if begins is None else memory_file(Path(begins), settings, key=f"memory.from={begins!r}")
     checkpoint = None
     try:
         directory.mkdir(parents=True, mode=0o700)
@@ -148,26 +149,24 @@ def _set_aside(directory: Path, step: int, validates: bool) -> None:
         _replace(metrics, "".join(line for line in lines if json.loads(line)["step"] <= step))
 
 
-def _memory_source(settings: Settings) -> Path | None:
-    """Return the file that ``memory.from`` names; None if it is not set."""
-    if settings.memory.from_ is None:
-        return None
-    path = Path(settings.memory.from_)
-    path = path / MEMORY_FILE if path.is_dir() else path
-    check_memory_file(path, settings, key=f"memory.from={settings.memory.from_!r}")
-    return path
+def memory_file(path: Path, settings: Settings, *, key: str) -> Path:
+    """Return the memory of a run's folder or a checkpoint, or the file itself.
 
-
-def check_memory_file(path: Path, settings: Settings, *, key: str) -> None:
-    """Refuse a file, named by ``key``, that is no memory or is of another embedder than ``memory.embedder``."""
+    Raises:
+        ConfigError: ``key`` names no memory, or one of another embedder than ``memory.embedder``.
+    """
+    file = path / MEMORY_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError(f"{key}: no memory at {file}; give a run's folder, a checkpoint or a memory file")
     try:
-        with reading(path) as database:
+        with reading(file) as database:
             name, _ = embedder_of(database)
     except MemoryFileError as error:
         raise ConfigError(f"{key}: {error}") from None
     if name != embedder_name(settings.memory.embedder):
-        said = f"{path} was written with embedder {name!r}, not memory.embedder={settings.memory.embedder!r}"
+        said = f"{file} was written with embedder {name!r}, not memory.embedder={settings.memory.embedder!r}"
         raise ConfigError(f"{key}: {said}; give that, or move it with `empo2 memory export` and `empo2 memory import`")
+    return file
 
 
 def write_settings(settings: Settings, directory: Path) -> None:
