@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 import sys
 from datetime import datetime, timedelta
@@ -31,7 +32,6 @@ from empo2.memory.file import reading  # noqa: E402
 from empo2.recipe.config import load_settings  # noqa: E402
 from empo2.recipe.evaluation.panels import load_panel  # noqa: E402
 from empo2.recipe.launcher.plan import Trial  # noqa: E402
-from empo2.recipe.launcher.sweep import clock_of  # noqa: E402
 from empo2.recipe.launcher.tasks import check_rows  # noqa: E402
 from empo2.recipe.rollout_log import CallRow, write_rollouts  # noqa: E402
 
@@ -197,11 +197,11 @@ def test_the_houses_of_a_run_are_those_that_its_player_sees():
 def test_a_run_is_trained_phase_by_phase_and_what_explains_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     runs, results, done = tmp_path / "runs", tmp_path / "results", []
 
-    def train(trial: Trial, folder: Path, show: Any) -> None:
+    def train(trial: Trial, folder: Path, show: Any, look: Any) -> None:
         done.append(trial.settings.run.steps)
         run = folder / trial.name
         (run / "checkpoints/global_step_12").mkdir(parents=True, exist_ok=True)
-        with (run / "metrics.jsonl").open("a") as metrics, clock_of(trial, folder).open("a") as times:
+        with (run / "metrics.jsonl").open("a") as metrics, learning.cpu_file(trial, folder).open("a") as times:
             for step in range(trial.settings.run.steps - 11, trial.settings.run.steps + 1):
                 metrics.write(json.dumps({"step": step, plans.SCORE: 0.5, "perf/mfu": 1.0}) + "\n")
                 times.write(json.dumps({"step": step, "cpu_seconds": 10 * step}) + "\n")
@@ -230,6 +230,17 @@ def test_a_run_is_trained_phase_by_phase_and_what_explains_it_is_kept(tmp_path: 
     assert facts["validations"] == {"36": solved, "48": solved} and "notes" not in facts
     assert (facts["stage"], facts["rate"], len(facts["commit"])) == ("claim", 2e-5, 40)
     assert not (runs / "grpo-1/checkpoints").exists()
+
+
+def test_the_clock_goes_on_where_an_interrupted_training_left_it(tmp_path: Path):
+    file, own = tmp_path / "a-1.cpu.jsonl", os.getpid()
+    for step in (1, 2):
+        counter = learning.CpuSeconds(file)
+        counter.look(own, None)
+        counter.look(own, step)
+    first, second = map(json.loads, file.read_text().splitlines())
+    assert [first["step"], second["step"]] == [1, 2]
+    assert second["cpu_seconds"] == pytest.approx(2 * first["cpu_seconds"], abs=3) and first["cpu_seconds"] > 0
 
 
 def test_houses_of_evaluations_are_tasks_that_the_agent_plays(tmp_path: Path):

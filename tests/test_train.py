@@ -284,9 +284,9 @@ def test_all_rollouts_are_kept_with_what_was_trained_and_masked(run: Path) -> No
 
 
 def test_run_folder_and_output(run: Path) -> None:
-    for name in ("config.yaml", "trainer.log", "gateway.log", "controller.log", "curves.png", "report.html"):
+    for name in ("config.yaml", "trainer.log", "gateway.log", "controller.log", "report.html"):
         assert (run / name).stat().st_size > 0, name
     output = (run.parent.parent / "output").read_text()
     assert "resume after step 1" in output and "step 1/3" not in output and "step 3/3" in output
-    assert "Java" in output and "first rollout" in output and str(run / "curves.png") in output.replace("\n", "")
+    assert "Java" in output and "first rollout" in output and str(run / "report.html") in output.replace("\n", "")
     assert "key" not in (run / "config.yaml").read_text()

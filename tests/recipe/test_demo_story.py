@@ -9,7 +9,7 @@ import pytest
 
 from empo2.memory import MemoryStore
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.demo_story import Point, read_points, sentences, tell
+from empo2.small_model.demo import Point, read_points, sentences, tell
 
 from ..memory.stores import add
 

@@ -84,9 +84,6 @@ def test_an_exported_checkpoint_is_a_hugging_face_model(tmp_path: Path, base: An
     assert yaml.safe_load(metadata)["library_name"] == "transformers" and "base_model" not in metadata
     for said in ("mine", "2 of 4", SMOLLM2, "EMPO², all weights", "val/return 12.5, val/success_rate 0.25 (step 2)"):
         assert f"| {said} |" in card, card
-    changed = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
-    assert changed["algorithm"]["seed"] == 7 and "learning_rate" in changed["algorithm"]
-    assert "clip_low" not in changed["algorithm"]  # the default
     assert not [path for path in target.iterdir() if b"sk-very-secret" in path.read_bytes()]
 
     named = find_model(str(target), None)

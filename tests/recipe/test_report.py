@@ -51,8 +51,7 @@ def test_table_has_one_line_a_step(tmp_path, capsys):
         ["2", "no", "memory", "22.00", "1.50", "16", "0.0", "3", "24", "s"],
         ["3", "50%", "mem,", "25%", "off", "23.00", "1.50", "24", "1.2", "3", "24", "s"],
     ]
-    assert capsys.readouterr().out == f"curves  {run / 'curves.png'}\nreport  {run / 'report.html'}\n"
-    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out == f"report  {run / 'report.html'}\n"
 
 
 @pytest.mark.parametrize(
@@ -92,10 +91,10 @@ def shown(capsys: pytest.CaptureFixture[str], folder: Path, *runs: Path) -> str:
 
 def test_a_run_without_anything_to_draw(tmp_path, capsys):
     run = make_run(tmp_path / "demo", [{"step": 0, "val/n_rollouts": 0}])
-    assert shown(capsys, run, run).startswith(f"curves  {run / 'curves.png'}\n")
+    assert shown(capsys, run, run) == f"report  {run / 'report.html'}\n"
 
 
-def test_several_runs_are_compared_in_one_picture_and_one_table(tmp_path, capsys):
+def test_several_runs_are_compared_in_one_table(tmp_path, capsys):
     rows = [VALIDATION, {"step": 3, "training/return": 1.0}]
     runs = [make_run(tmp_path / "empo2", rows), make_run(tmp_path / "grpo$_", [{"step": 0, "val/success_rate": 0.5}])]
     lines = shown(capsys, tmp_path, *runs).splitlines()
@@ -103,8 +102,7 @@ def test_several_runs_are_compared_in_one_picture_and_one_table(tmp_path, capsys
         ["empo2", "1", "3", "0.00"],
         ["grpo$_", "1", "0", "50.0"],
     ]
-    assert lines[-2:] == [f"curves  {tmp_path / 'comparison.png'}", f"report  {tmp_path / 'report.html'}"]
-    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert lines[-1] == f"report  {tmp_path / 'report.html'}"
 
 
 def test_no_run_there(tmp_path):
