@@ -41,44 +41,28 @@ _LISTED = ["rollout", "step", "phase", "mode", "return", "advantage", "dropped",
 
 @dataclass(frozen=True)
 class LoggedRollout:
-    """A rollout in one line.
+    """A rollout in one line."""
 
-    Attributes:
-        id: agent-lightning's.
-        mode: ``memory, off-policy``, ``memory, on-policy`` or ``no memory``.
-        return_: the environment's, None if the agent reported none.
-        advantage: None if it was not trained on.
-        dropped: why it was not used, such as ``failed_by_agent``; None if it was.
-        turns: number of model calls.
-        tips: number of different tips that it was shown.
-    """
-
-    id: str
+    id: str  # agent-lightning's
     step: int
     phase: Phase
-    mode: str
-    return_: float | None
-    advantage: float | None
-    dropped: str | None
-    turns: int
-    tips: int
+    mode: str  # ``memory, off-policy``, ``memory, on-policy`` or ``no memory``
+    return_: float | None  # the environment's, None if the agent reported none
+    advantage: float | None  # None if it was not trained on
+    dropped: str | None  # why it was not used, such as ``failed_by_agent``; None if it was
+    turns: int  # model calls
+    tips: int  # different ones that it was shown
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """Rollouts that were dropped for the same reason and cause.
-
-    Attributes:
-        example: the cause in the words of the first of them.
-        rollout: the latest of them.
-        count: in all steps from ``first`` to ``last``.
-    """
+    """Rollouts that were dropped for the same reason and cause."""
 
     reason: str
     cause: str
-    example: str
-    rollout: str
-    count: int
+    example: str  # the cause in the words of the first of them
+    rollout: str  # the latest of them
+    count: int  # in all steps from ``first`` to ``last``
     first: int
     last: int
 
@@ -153,21 +137,13 @@ def read_rollouts(
 
 
 def read_calls(folder: Path, rollout: str) -> list[CallRow]:
-    """Return the rows of a rollout.
-
-    Raises:
-        Empo2Error: a file cannot be read.
-    """
+    """Return the rows of a rollout; an Empo2Error if a file cannot be read."""
     rows = _read(rollout_files(folder), pc.field("rollout") == rollout, SCHEMA.names)
     return [row | {name: row[name] and json.loads(row[name]) for name in _JSON} for row in rows]
 
 
 def read_dropped(folder: Path, step: int | None = None) -> list[Dropped]:
-    """Return why rollouts were dropped, in one of the steps that are kept or in all, most frequent first.
-
-    Raises:
-        Empo2Error: a file cannot be read.
-    """
+    """Return why rollouts were dropped, in one step or in all, most frequent first; an Empo2Error as `read_calls`."""
     columns = ["rollout", "step", "dropped", "cause", "example"]
     found: dict[tuple[str, str], Dropped] = {}
     for calls in _by_rollout(_read(rollout_files(folder, step), pc.field("dropped").is_valid(), columns)):

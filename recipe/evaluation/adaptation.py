@@ -22,23 +22,14 @@ type Control = Literal["write", "read", "off"]
 
 @dataclass(frozen=True)
 class Plan:
-    """An adaptation.
+    """An adaptation."""
 
-    Attributes:
-        tasks: the panel that tips are written on.
-        unseen: a panel that only reads them; None for none.
-        trials: after trial 0, which is without memory.
-        rollouts: of each of the tasks in a trial, at the temperature of training.
-        samples: of each unseen task in a trial, at the temperature of validation.
-        seeds: independent repeats, each from the same memory.
-    """
-
-    tasks: Panel
-    unseen: Panel | None
-    trials: int
-    rollouts: int
-    samples: int
-    seeds: int
+    tasks: Panel  # that tips are written on
+    unseen: Panel | None  # only reads them
+    trials: int  # after trial 0, which is without memory
+    rollouts: int  # of each of the tasks in a trial, at the temperature of training
+    samples: int  # of each unseen task in a trial, at the temperature of validation
+    seeds: int  # independent repeats, each from the same memory
     memory: Control
 
     def part(self, seed: int, trial: int, panel: str) -> str:

@@ -37,11 +37,7 @@ class Adapted:
 
 
 def read_adaptation(folder: Path) -> Adapted:
-    """Return the curves of the trials that every seed with results has completed.
-
-    Raises:
-        Empo2Error: no trial is complete.
-    """
+    """Return the curves of the trials that every seed with results has completed; an Empo2Error if there are none."""
     facts, results = read_facts(folder), read_results(folder)
     by_part: dict[tuple[str, int, int], list[Result]] = {}
     for result in results:
@@ -62,11 +58,7 @@ def read_adaptation(folder: Path) -> Adapted:
 
 
 def show_adaptations(folders: Sequence[Path], console: "Console", target: Path) -> Path:
-    """Print each adaptation's tables; return the picture of all their curves, in the folder ``target``.
-
-    Raises:
-        Empo2Error: as `read_adaptation`.
-    """
+    """Print each adaptation's tables; return the picture of all their curves, in a folder; raise as `read_adaptation`."""
     adapted = [read_adaptation(folder) for folder in folders]
     for each in adapted:
         for panel, found in each.panels.items():

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.failures import FAILED_BY_SYSTEM
+from empo2.recipe.run_folder import read_lines
 
 RESULTS_FILE = "results.jsonl"
 FACTS_FILE = "evaluation.json"
@@ -20,23 +21,14 @@ type MemoryUse = Literal["off", "read", "write", "read and write"]
 
 @dataclass(frozen=True)
 class Planned:
-    """An episode to play.
+    """An episode to play."""
 
-    Attributes:
-        part: what it belongs to, such as ``memory off`` or ``seed 0, trial 3, panel``.
-        index: of its row in the panel.
-        sample: number of the repeat, from 0.
-        task: the row.
-        memory: what the gateway does with its memory.
-        explore: True for the temperature of training, False for that of validation.
-    """
-
-    part: str
-    index: int
-    sample: int
-    task: Mapping[str, Any]
+    part: str  # what it belongs to, such as ``memory off`` or ``seed 0, trial 3, panel``
+    index: int  # of its row in the panel
+    sample: int  # number of the repeat, from 0
+    task: Mapping[str, Any]  # the row
     memory: MemoryUse = "off"
-    explore: bool = False
+    explore: bool = False  # True for the temperature of training, False for that of validation
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -45,29 +37,18 @@ class Planned:
 
 @dataclass(frozen=True)
 class Result:
-    """An episode that was played: a line of ``results.jsonl``.
-
-    Attributes:
-        part, index, sample: of the planned episode.
-        return_: the agent's reward, in its own units; None if the episode failed.
-        calls: model calls that were answered.
-        calls_with_tips: those of them that carried tips.
-        metrics: numbers that the agent reported beside its reward.
-        prompt_tokens, reply_tokens: sums over the calls, as far as the server reports them.
-        failed: ``failed_by_agent`` or ``failed_by_system``; None if it did not fail.
-        error: why it failed.
-    """
+    """An episode that was played: a line of ``results.jsonl``."""
 
     part: str
     index: int
     sample: int
-    return_: float | None
-    calls: int = 0
+    return_: float | None  # the agent's reward, in its own units; None if the episode failed
+    calls: int = 0  # that were answered
     calls_with_tips: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    prompt_tokens: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)  # that the agent reported beside its reward
+    prompt_tokens: int = 0  # of all calls, as far as the server reports them
     reply_tokens: int = 0
-    failed: str | None = None
+    failed: str | None = None  # ``failed_by_agent`` or ``failed_by_system``
     error: str | None = None
 
     @property
@@ -107,7 +88,7 @@ class Results:
                     )
         else:
             (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1))
-        self._found = {result.key: result for result in read_results(folder)} if self._file.exists() else {}
+        self._found = {result.key: result for result in read_results(folder)}
         self._rewrite()  # drops an incomplete last line, so that the next one starts on a line of its own
 
     def close(self) -> None:
@@ -152,13 +133,11 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Return the results in a folder; of several of one episode the last one. An incomplete last line is skipped."""
+    """Return the results in a folder; of several of one episode the last one."""
     found: dict[tuple[str, int, int], Result] = {}
-    for line in (folder / RESULTS_FILE).read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            values = json.loads(line)
-            result = Result(**{"return_" if name == "return" else name: value for name, value in values.items()})
-            found[result.key] = result
+    for values in read_lines(folder / RESULTS_FILE):
+        result = Result(**{"return_" if name == "return" else name: value for name, value in values.items()})
+        found[result.key] = result
     return list(found.values())
 
 

@@ -24,27 +24,17 @@ SUMMARY_FILE = "summary.json"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One part of an evaluation's folder: a model on a panel, with or without memory.
+    """One part of an evaluation's folder: a model on a panel, with or without memory."""
 
-    Attributes:
-        name: the folder's, and the part's where it has several.
-        facts: what decided the results.
-        lines: of its table, by group.
-    """
-
-    name: str
+    name: str  # the folder's, and the part's where it has several
     part: str
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # what decided the results
     results: Sequence[Result]
-    lines: Mapping[str, Line]
+    lines: Mapping[str, Line]  # of its table, by group
 
 
 def read_evaluations(folder: Path) -> list[Evaluation]:
-    """Return the evaluations in a folder, the one without memory first.
-
-    Raises:
-        Empo2Error: there is no result in it.
-    """
+    """Return the evaluations in a folder, the one without memory first; an Empo2Error if there is no result in it."""
     facts, results, name = read_facts(folder), read_results(folder), folder.resolve().name
     by_part = {part: [each for each in results if each.part == part] for part in (MEMORY_OFF, MEMORY_ON)}
     found = {part: own for part, own in by_part.items() if own}

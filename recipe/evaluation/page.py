@@ -25,11 +25,7 @@ _RUNS = 8  # whose tips and episodes are shown: one of each line
 
 
 def write_page(lines: Sequence[Line], target: Path) -> Path:
-    """Write the page; all that it shows is in the file.
-
-    Returns:
-        The file.
-    """
+    """Write the page, and return its file, which holds all that it shows."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -54,22 +54,14 @@ class Line:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run's folder.
-
-    Raises:
-        Empo2Error: as `read_metrics`.
-    """
+    """Return a run of a folder; raise as `read_metrics`."""
     file = folder / CONFIG_FILE
     settings = yaml.safe_load(file.read_text()) if file.is_file() else {}
     return Run(folder, read_metrics(folder), dict(_flat(settings)))
 
 
 def lines_of(folders: Sequence[Path]) -> list[Line]:
-    """Return the runs as lines, in the order of the first of each; a line is named after its folders.
-
-    Raises:
-        Empo2Error: as `read_metrics`.
-    """
+    """Return the runs as lines, in the order of the first of each, named after its folders; raise as `read_metrics`."""
     groups: dict[str, list[Run]] = {}
     for folder in folders:
         run = read_run(folder)

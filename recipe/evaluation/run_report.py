@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def show_runs(folders: Sequence[Path], target: Path, console: "Console") -> None:
-    """Print each run's table, then what `show_lines` does.
-
-    Raises:
-        Empo2Error: as `read_metrics`.
-    """
+    """Print each run's table, then what `show_lines` does; raise as `read_metrics`."""
     for folder in folders:
         console.print(_steps_table(read_metrics(folder), title=str(folder)))
     show_lines(lines_of(folders), target, console)

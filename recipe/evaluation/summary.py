@@ -21,25 +21,15 @@ type Means = dict[str, dict[int, float]]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table.
+    """A line of the table."""
 
-    Attributes:
-        episodes: that have a result.
-        failed: of them, by cause.
-        values: an interval for each measure, by its name.
-    """
-
-    episodes: int
-    failed: Mapping[str, int]
-    values: Mapping[str, Interval]
+    episodes: int  # that have a result
+    failed: Mapping[str, int]  # of them, by cause
+    values: Mapping[str, Interval]  # by measure
 
 
 def measured(result: Result, success_return: float) -> dict[str, float | None]:
-    """Return the measures of an episode, None for one that it does not have; an episode that failed has none.
-
-    Args:
-        success_return: ``algorithm.success_return``.
-    """
+    """Return the measures of an episode, None for one that it does not have; an episode that failed has none."""
     value, metrics = result.return_, result.metrics
     names = ("raw", "clipped", "success %", "won %", "length", "invalid %")
     if value is None:

@@ -17,21 +17,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Panel:
-    """A fixed list of tasks.
+    """A fixed list of tasks."""
 
-    Attributes:
-        name: of its file, without ``.json``.
-        description: where the rows come from, in a sentence.
-        group: fields by whose values the table lists the rows; empty for one line.
-        config: settings of the panel's world (agent, scope, range of the returns), laid over a profile.
-        rows: each the input of a rollout.
-    """
-
-    name: str
-    description: str
-    group: tuple[str, ...]
-    config: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    name: str  # of its file, without ``.json``
+    description: str  # where the rows come from, in a sentence
+    group: tuple[str, ...]  # fields by whose values the table lists the rows; empty for one line
+    config: Mapping[str, Any]  # settings of the panel's world (agent, scope, range of the returns), over a profile
+    rows: tuple[Row, ...]  # each the input of a rollout
 
     @property
     def checksum(self) -> str:
