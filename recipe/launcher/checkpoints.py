@@ -6,13 +6,12 @@ A checkpoint's weights, and a LoRA into them, are merged into a Hugging Face fol
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.errors import ConfigError, ProcessError
-from empo2.recipe.launcher.model_files import merge_adapter, resolve_model
+from empo2.recipe.launcher.model_files import built, merge_adapter, resolve_model
 from empo2.recipe.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -23,7 +22,6 @@ from empo2.recipe.run_folder import (
     step_of,
 )
 
-_MERGED = "merged"
 _ADAPTER = "lora_adapter"  # verl's merger puts a LoRA there, beside the weights that it belongs to
 _LINES = 5
 
@@ -49,28 +47,26 @@ def run_of(checkpoint: Path) -> Path:
 
 def merged(checkpoint: Path) -> Path:
     """Return the Hugging Face folder of a checkpoint's weights, made once in it; a ProcessError if verl cannot."""
+    return built(checkpoint.absolute() / "merged", lambda target: _merge(checkpoint.absolute(), target))
+
+
+def _merge(checkpoint: Path, target: Path) -> None:
     from empo2.recipe.trainer.ray_environment import device
 
-    target = checkpoint.absolute() / _MERGED
-    if target.is_dir():
-        return target
-    with tempfile.TemporaryDirectory(prefix=".merging-", dir=target.parent) as scratch:
-        made = Path(scratch) / _MERGED
-        unrounded = device() == "cpu" and fast_dtype() == "float32"  # what vLLM got in training: compat/verl.py
-        merger = "empo2.recipe.trainer.compat.merger" if unrounded else "verl.model_merger"
-        command = [sys.executable, "-m", merger, "merge", "--backend", "fsdp"]
-        command += ["--local_dir", str(target.parent / "actor"), "--target_dir", str(made)]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}  # it needs main memory only
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
-        if done.returncode or not (made / "config.json").is_file():
-            lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-            raise ProcessError(f"{checkpoint}: verl cannot merge its weights: {' | '.join(lines[-_LINES:])}")
-        if (made / _ADAPTER).is_dir():
-            whole = Path(scratch) / "whole"
-            merge_adapter(made, made / _ADAPTER, whole)
-            made = whole
-        made.rename(target)  # atomic: the folder is complete or absent
-    return target
+    made = target.with_name("weights")
+    unrounded = device() == "cpu" and fast_dtype() == "float32"  # what vLLM got in training: compat/verl.py
+    merger = "empo2.recipe.trainer.compat.merger" if unrounded else "verl.model_merger"
+    command = [sys.executable, "-m", merger, "merge", "--backend", "fsdp"]
+    command += ["--local_dir", str(checkpoint / "actor"), "--target_dir", str(made)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}  # it needs main memory only
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
+    if done.returncode or not (made / "config.json").is_file():
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise ProcessError(f"{checkpoint}: verl cannot merge its weights: {' | '.join(lines[-_LINES:])}")
+    if (made / _ADAPTER).is_dir():
+        merge_adapter(made, made / _ADAPTER, target)
+    else:
+        made.rename(target)
 
 
 @dataclass(frozen=True)

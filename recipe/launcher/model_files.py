@@ -66,28 +66,27 @@ def model_of(settings: Settings) -> str:
 
 
 def _smollm2(cache: Path) -> Path:
-    return _built(cache / f"{SMOLLM2}-{_REVISION}", lambda target: _convert(_smollm2_gguf(), target))
+    return built(cache / f"{SMOLLM2}-{_REVISION}", lambda target: _convert(_smollm2_gguf(), target))
 
 
 def _notes(cache: Path, adapter: Path) -> Path:
     """A new LoRA gets a directory of its own: part of the name is its checksum."""
     base, checksum = _smollm2(cache), verify(adapter)
-    return _built(cache / f"{NOTES}-{_REVISION}-{checksum[:12]}", lambda target: merge_adapter(base, adapter, target))
+    return built(cache / f"{NOTES}-{_REVISION}-{checksum[:12]}", lambda target: merge_adapter(base, adapter, target))
 
 
-def _built(target: Path, build: Callable[[Path], None]) -> Path:
-    """Return `target`, which `build` makes where it is not there yet."""
+def built(target: Path, build: Callable[[Path], None]) -> Path:
+    """Return the folder `target`, which `build` makes where it is not there yet."""
     if target.is_dir():
         return target
-    cache = target.parent
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=cache) as scratch:
-        built = Path(scratch) / target.name
-        build(built)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        build(made)
         # The rename is atomic, so `target` is complete or absent. If two processes build at the same time,
         # the second finds the same checkpoint at `target` and drops its own.
         with contextlib.suppress(OSError):
-            built.rename(target)
+            made.rename(target)
     if not target.is_dir():
         raise FileNotFoundError(f"could not move the checkpoint that was built to {target}; is it writable?")
     return target
