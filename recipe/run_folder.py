@@ -29,10 +29,7 @@ def read_metrics(run: Path) -> list[Row]:
     """Return the rows of ``run/metrics.jsonl`` by ascending step.
 
     Lines of the same step are merged; the newest value wins. An incomplete line, left by a run that is being written
-    or was killed, is skipped.
-
-    Raises:
-        Empo2Error: there is no such file, or no complete line in it.
+    or was killed, is skipped. An Empo2Error if there is no such file, or no complete line in it.
     """
     file = run / METRICS_FILE
     if not file.is_file():

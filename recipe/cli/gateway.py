@@ -41,7 +41,7 @@ def gateway(
     from empo2.recipe.gateway.logs import configure_logs
     from empo2.recipe.gateway.memory import open_memory
     from empo2.recipe.launcher.commands import ADMIN_KEY, KEY, given_keys
-    from empo2.recipe.launcher.model_files import resolve_model
+    from empo2.recipe.launcher.model_files import model_of
     from empo2.recipe.launcher.processes import bind
     from empo2.recipe.launcher.run_directory import memory_file
     from empo2.recipe.network import gateway_host
@@ -57,10 +57,7 @@ def gateway(
         raise ConfigError(f"gateway.host={host}: other machines can reach it; set the keys {KEY} and {ADMIN_KEY}")
     if memory.is_file():  # before the embedder is loaded
         memory_file(memory, settings, key=f"--memory {memory}")
-    try:  # a server that runs already has names of its own
-        model = settings.model.path if settings.model.server else str(resolve_model(settings.model.path))
-    except OSError as error:
-        raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
+    model = settings.model.path if settings.model.server else model_of(settings)  # a server has names of its own
     with bind(host, settings.gateway.port) if fd is None else socket.socket(fileno=fd) as listener:
         try:
             opened = open_memory(settings, memory)

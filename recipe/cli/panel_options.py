@@ -121,7 +121,7 @@ class PanelOptions(SettingsOptions):
             "groups": panel.groups(),
             "memory_from": None if memory is None else str(memory.absolute()),
             "agent": values["agent"],
-            "algorithm": {name: values["algorithm"][name] for name in ("success_return",)},
+            "algorithm": {"success_return": values["algorithm"]["success_return"]},
             "sampling": {name: values["model"][name] for name in ("server", "val_temperature", "max_context_tokens")},
             "memory": values["memory"],
         }

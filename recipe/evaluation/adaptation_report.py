@@ -58,7 +58,7 @@ def read_adaptation(folder: Path) -> Adapted:
 
 
 def show_adaptations(folders: Sequence[Path], console: "Console", target: Path) -> Path:
-    """Print each adaptation's tables; return the picture of all their curves, in a folder; raise as `read_adaptation`."""
+    """Print each adaptation's tables; return the picture of all their curves; raise as `read_adaptation`."""
     adapted = [read_adaptation(folder) for folder in folders]
     for each in adapted:
         for panel, found in each.panels.items():
@@ -118,11 +118,7 @@ def _draw(adapted: Sequence[Adapted], target: Path) -> Path:
 
 
 def curves(trials: Sequence[Sequence[Sequence[Result]]], groups: Groups, success_return: float) -> Curves:
-    """Return the curve of each measure.
-
-    Args:
-        trials: results by seed and trial, all of one panel.
-    """
+    """Return the curve of each measure, of results by seed and trial, all of one panel."""
     means = [[task_means(results, success_return) for results in seed] for seed in trials]
     found = {
         measure: np.array([[_mean(trial[measure], groups) for trial in seed] for seed in means])

@@ -28,9 +28,6 @@ Event = dict[str, Any]
 def planned_episodes(panel: Panel, parts: Sequence[str], samples: int) -> list[Planned]:
     """Return all episodes of an evaluation: each task ``samples`` times in each part, by sample, so that an
     interrupted evaluation has seen all tasks equally often.
-
-    Args:
-        parts: ``MEMORY_OFF``, ``MEMORY_ON`` or both.
     """
     return [
         Planned(part, index, sample, row, memory="read" if part == MEMORY_ON else "off")
@@ -128,12 +125,7 @@ class Player:
 
 
 def result_of(episode: Planned, status: dict[str, Any], events: Sequence[Event]) -> Result:
-    """Return an episode's result.
-
-    Args:
-        status: of its rollout, in agent-lightning's terms.
-        events: of its rollout, in order.
-    """
+    """Return an episode's result, from agent-lightning's status of its rollout and all its events in order."""
     calls = [event["data"] for event in events if event["event_type"] == "model_request"]
     answered = [call for call in calls if call.get("status") == "ok"]
     rewards = [event["data"] for event in events if event["event_type"] == "reward"]

@@ -58,8 +58,7 @@ def area(curve: Sequence[float]) -> float:
 def cumulative_success(solved: np.ndarray) -> np.ndarray:
     """Return for each trial the share of tasks solved in it or in an earlier one (MemRL's CSR; without memory: pass@k).
 
-    Args:
-        solved: bool [trials, tasks].
+    ``solved`` is bool [trials, tasks].
     """
     return np.logical_or.accumulate(solved, axis=0).mean(axis=1)
 
@@ -67,10 +66,7 @@ def cumulative_success(solved: np.ndarray) -> np.ndarray:
 def forgetting(solved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return for each trial how many tasks were lost, and how many failed; MemRL's rate is their ratio.
 
-    A task is lost if it fails in this trial and was solved in an earlier one.
-
-    Args:
-        solved: bool [trials, tasks].
+    A task is lost if it fails in this trial and was solved in an earlier one. ``solved`` is bool [trials, tasks].
     """
     before = np.zeros_like(solved)
     before[1:] = np.logical_or.accumulate(solved, axis=0)[:-1]

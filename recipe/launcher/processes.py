@@ -28,8 +28,7 @@ _ERROR = "empo2: error: "
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket for the gateway to inherit, so that no other process can take the port.
 
-    Raises:
-        ConfigError: the port is taken or the host is not this machine's.
+    A ConfigError if it is taken, or the host is not this machine's.
     """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -80,15 +79,11 @@ def ending_descendants() -> Iterator[None]:
 
 @dataclass
 class Processes:
-    """The processes of one run, each with a log in ``directory`` and a guard that ends its descendants.
-
-    Attributes:
-        warned: the signal after which a process saves and ends; None if none came.
-    """
+    """The processes of one run, each with a log in ``directory`` and a guard that ends its descendants."""
 
     directory: Path
     environment: dict[str, str]
-    warned: str | None = None
+    warned: str | None = None  # the signal after which a process saves and ends
     _interrupted: bool = False
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _may_end: set[str] = field(default_factory=set)

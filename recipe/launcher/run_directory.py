@@ -144,9 +144,8 @@ def _set_aside(directory: Path, step: int, validates: bool) -> None:
         if step_of_file(file) > step or (validates and file.name.startswith(f"{step:06}-validation")):
             file.rename(aside / ROLLOUTS / file.name)
     if metrics.exists():
-        # The last line is incomplete if the process was killed while writing it.
-        lines = [line for line in metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        _replace(metrics, "".join(line for line in lines if json.loads(line)["step"] <= step))
+        kept = [row for row in read_lines(metrics) if row["step"] <= step]
+        _replace(metrics, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def memory_file(path: Path, settings: Settings, *, key: str) -> Path:

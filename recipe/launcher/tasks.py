@@ -30,8 +30,7 @@ class Tasks:
 def check_agent(settings: Settings) -> str | None:
     """Import the agent's class, so that an error shows here instead of in each rollout's log.
 
-    Returns:
-        The line that the class's ``check()`` returns; None if it has no ``check()`` or returns none.
+    Return the line of the class's ``check()``; None if it has no ``check()`` or returns none.
     """
     name = settings.agent.name
     loaded = imported(name, "agent.class")
