@@ -126,7 +126,6 @@ class Stage(Protocol):
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         """Return the answer to a request."""
-        ...
 
 
 def parse(content: bytes) -> Any:

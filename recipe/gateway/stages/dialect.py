@@ -22,7 +22,6 @@ class Dialects:
     Args:
         max_bytes: most bytes of a translated request, which may be larger than the agent's: a response that continues
             another one has its whole chat.
-        servers: count the tokens of a prompt.
     """
 
     def __init__(self, max_bytes: int, servers: upstream.ModelServers) -> None:
