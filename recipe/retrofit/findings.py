@@ -60,13 +60,9 @@ def examine(
 
 def _calls(trace: Trace, proxied: list[Call], *, other_server: bool) -> Iterator[Finding]:
     if not trace.calls and not trace.exit_code:  # an agent that failed has a cause of its own
-        address = (
-            "the agent must take the model's address from AGL_OPENAI_BASE_URL (a command also from OPENAI_BASE_URL)"
-        )
-        cache = "for DSPy by DSPY_CACHEDIR={EMPO2_REWARD_FILE}.cache at the front of the line"
-        yield Finding(
-            "wrong", f"no model call came: the agent must {address}; a cache of replies must be empty, {cache}"
-        )
+        address = "AGL_OPENAI_BASE_URL (a command also from OPENAI_BASE_URL)"
+        cache = "a cache of replies must be empty, for DSPy by DSPY_CACHEDIR={EMPO2_REWARD_FILE}.cache before the line"
+        yield Finding("wrong", f"no model call came: the agent must take the model's address from {address}; {cache}")
     elif trace.exit_code == 0 and not any(call.status for call in trace.calls):
         yield Finding("wrong", "the agent gave up on every model call before it was answered: give it more time")
     elif not proxied and any(not call.trained for call in trace.calls):
