@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from empo2.recipe import baselines
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.redaction import MASK, masked_names, redacted
+from empo2.recipe.redaction import MASK, redacted
 
 DEFAULTS = Path(__file__).with_name("config.yaml")
 SCIENCEWORLD = Path(__file__).parents[1] / "agents/scienceworld/config.yaml"
@@ -306,8 +306,10 @@ def load_settings(
                 raise ConfigError(f"{section}={names!r}: is a section; set its keys, such as {section}.{example}")
         _discard(values, each)
         values = lay_over(values, each)
-    for name in masked_names(values):
-        raise ConfigError(f"{name}={MASK!r}: the file was written without its secrets; give the value as {name}=VALUE")
+    for name, value in flat(values):
+        if MASK in str(value):
+            fix = f"the file was written without its secrets; give the value as {name}=VALUE"
+            raise ConfigError(f"{name}={MASK!r}: {fix}")
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -376,6 +378,15 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
+
+
+def flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings with their dotted keys."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
 
 
 def lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

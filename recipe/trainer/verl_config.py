@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.config import VLLM_TRACES, Settings, load_settings
+from empo2.recipe.config import VLLM_TRACES, Settings, flat, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.network import LOOPBACK
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS, scope_of
@@ -65,7 +65,7 @@ def build_verl_config(
     config.agentlightning.local.env_map = literally(settings.agent.env)
     # vLLM's own options, which verl does not list.
     OmegaConf.set_struct(config.actor_rollout_ref.rollout.engine_kwargs, False)
-    for key, value in _flatten(settings.verl):
+    for key, value in flat(settings.verl):
         if key.startswith("algorithm.rollout_correction"):
             why = "corrects the ratio of old log-probs and vLLM's, which are the old ones here; take it out"
             raise ConfigError(f"verl.{key}={value!r}: {why}")
@@ -219,14 +219,6 @@ def check_tip_tokens(config: DictConfig, episode_tokens: int | None) -> None:
         prompt = f"agentlightning.trace_aggregator.trajectory_max_prompt_length={limit}"
         fix = f"raise it, or start empo2 gateway with memory.episode_tokens={max(limit // 4, 1)}"
         print(f"WARNING: {tips} may fill half of {prompt}, beyond which nothing is trained; {fix}", flush=True)
-
-
-def _flatten(section: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    items: list[tuple[str, Any]] = []
-    for key, value in section.items():
-        here = f"{path}.{key}" if path else str(key)
-        items += _flatten(value, here) if isinstance(value, dict) and value else [(here, value)]
-    return items
 
 
 def _translated(settings: Settings, model_path: str, run_directory: Path) -> dict[str, Any]:
