@@ -67,7 +67,7 @@ def build_verl_config(
     OmegaConf.set_struct(config.actor_rollout_ref.rollout.engine_kwargs, False)
     for key, value in flat(settings.verl):
         if key.startswith("algorithm.rollout_correction"):
-            why = "corrects the ratio of old log-probs and vLLM's, which are the old ones here; take it out"
+            why = "corrects the ratio of old log-probs and vLLM's, but vLLM's are the old ones here; take it out"
             raise ConfigError(f"verl.{key}={value!r}: {why}")
         try:
             OmegaConf.update(config, key, value, merge=True)
