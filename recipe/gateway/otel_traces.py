@@ -41,7 +41,7 @@ from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body, Request
 from empo2.recipe.gateway.serve.direct_calls import SERVED
 from empo2.recipe.gateway.tips.text import clean_tip
-from empo2.recipe.gateway.traces import NO_TRACES, Span
+from empo2.recipe.gateway.traces import NO_TRACES, NoTraces
 from empo2.recipe.messages import Message, reply_of, text_of
 from empo2.recipe.protocol import Mode, RolloutTag, UpdateResult, trace_of
 from empo2.recipe.redaction import redacted
@@ -150,7 +150,7 @@ class OtelTraces:
         provider = TracerProvider(DEFAULT_ON, resource, shutdown_on_exit=False, id_generator=self._ids)
         provider.add_span_processor(self._queue)
         self._tracer = provider.get_tracer(_NAME)
-        self._current: ContextVar[Span] = ContextVar("span", default=NO_TRACES)
+        self._current: ContextVar[OtelSpan | NoTraces] = ContextVar("span", default=NO_TRACES)
         self._joined: OrderedDict[str, otel.SpanContext] = OrderedDict()
         self.hooks = {"request": [self._carry]}
 
@@ -158,12 +158,12 @@ class OtelTraces:
         if isinstance(span := self.current(), OtelSpan):
             _W3C.inject(request.headers, otel.set_span_in_context(span.otel, Context()))
 
-    def current(self) -> Span:
+    def current(self) -> OtelSpan | NoTraces:
         """Return the innermost span that is open here."""
         return self._current.get()
 
     @contextlib.contextmanager
-    def call(self, request: Request) -> Iterator[Span]:
+    def call(self, request: Request) -> Iterator[OtelSpan]:
         """Open the span of a call."""
         rollout_id, links = request.rollout_id, []
         parent = given = otel.get_current_span(_W3C.extract(request.headers, Context())).get_span_context()
@@ -181,7 +181,7 @@ class OtelTraces:
             yield span
 
     @contextlib.contextmanager
-    def memory(self, operation: str, episode: Episode) -> Iterator[Span]:
+    def memory(self, operation: str, episode: Episode) -> Iterator[OtelSpan]:
         """Open the span of an operation of the memory: below the current call, or below the rollout."""
         current, scope = self.current(), episode.tag.scope
         is_call = isinstance(current, OtelSpan)

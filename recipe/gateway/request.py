@@ -126,6 +126,7 @@ class Stage(Protocol):
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         """Return the answer to a request."""
+        ...
 
 
 def parse(content: bytes) -> Any:
