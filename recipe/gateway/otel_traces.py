@@ -164,7 +164,6 @@ class OtelTraces:
 
     @contextlib.contextmanager
     def call(self, request: Request) -> Iterator[OtelSpan]:
-        """Open the span of a call."""
         rollout_id, links = request.rollout_id, []
         parent = given = otel.get_current_span(_W3C.extract(request.headers, Context())).get_span_context()
         if rollout_id != SERVED:
@@ -184,8 +183,7 @@ class OtelTraces:
     def memory(self, operation: str, episode: Episode) -> Iterator[OtelSpan]:
         """Open the span of an operation of the memory: below the current call, or below the rollout."""
         current, scope = self.current(), episode.tag.scope
-        is_call = isinstance(current, OtelSpan)
-        parent = current.otel.get_span_context() if is_call else self._own(episode.rollout_id)
+        parent = current.otel.get_span_context() if isinstance(current, OtelSpan) else self._own(episode.rollout_id)
         values = {names.OPERATION: operation, names.STORE: scope, **self._facts(episode.rollout_id, episode.tag)}
         with self._open(f"{operation} {scope}", parent, values) as span:
             yield span
