@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from empo2.recipe import baselines
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.redaction import MASK, masked_names, redacted
+from empo2.recipe.redaction import MASK, redacted
 
 DEFAULTS = Path(__file__).with_name("config.yaml")
 SCIENCEWORLD = Path(__file__).parents[1] / "agents/scienceworld/config.yaml"
@@ -306,8 +306,10 @@ def load_settings(
                 raise ConfigError(f"{section}={names!r}: is a section; set its keys, such as {section}.{example}")
         _discard(values, each)
         values = lay_over(values, each)
-    for name in masked_names(values):
-        raise ConfigError(f"{name}={MASK!r}: the file was written without its secrets; give the value as {name}=VALUE")
+    for name, value in flat(values):
+        if MASK in str(value):
+            fix = f"the file was written without its secrets; give the value as {name}=VALUE"
+            raise ConfigError(f"{name}={MASK!r}: {fix}")
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -378,6 +380,15 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings with their dotted keys."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
 def lay_over(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested mappings merged; the layer's values win."""
     # Not OmegaConf.merge: it would read "${" in a prompt or a command line as an interpolation.
@@ -411,10 +422,8 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     model, hardware, algorithm, memory = settings.model, settings.hardware, settings.algorithm, settings.memory
     longest = model.max_prompt_tokens + model.max_episode_tokens
     if longest > model.max_context_tokens:
-        yield (
-            f"model.max_context_tokens={model.max_context_tokens}: must hold max_prompt_tokens + max_episode_tokens = "
-            f"{longest}"
-        )
+        parts = f"max_prompt_tokens + max_episode_tokens = {longest}"
+        yield f"model.max_context_tokens={model.max_context_tokens}: must hold {parts}"
     if hardware.nodes > 1 and hardware.cluster is None:
         yield f"hardware.nodes={hardware.nodes}: give their Ray cluster as hardware.ray_address=auto (docs/cluster.md)"
     gpus, each = hardware.nodes * hardware.gpus_per_node, hardware.gpus_per_node
@@ -426,34 +435,26 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     if algorithm.distills and algorithm.off_policy_old_log_probs == "tip-free":
         yield f"{loss}: has no ratio that needs algorithm.off_policy_old_log_probs='tip-free'; set that to with-tips"
     if algorithm.updates_per_step > algorithm.tasks_per_step:
-        yield (
-            f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed tasks_per_step="
-            f"{algorithm.tasks_per_step}; each update learns from whole groups"
-        )
+        groups = f"tasks_per_step={algorithm.tasks_per_step}; each update learns from whole groups"
+        yield f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed {groups}"
     if algorithm.return_range <= 0:
-        yield (
-            f"algorithm.success_return={algorithm.success_return:g}: must exceed failure_return="
-            f"{algorithm.failure_return:g}; they are the best and the worst return of an episode"
-        )
+        worst = f"failure_return={algorithm.failure_return:g}; they are the best and the worst return of an episode"
+        yield f"algorithm.success_return={algorithm.success_return:g}: must exceed {worst}"
     if memory.retrieval == "value" and memory.candidates < memory.top_k:
         yield f"memory.candidates={memory.candidates}: must be at least top_k={memory.top_k}, which are shown of them"
     if memory.similarity_statistics and memory.similarity_statistics[1] <= 0:
         yield f"memory.similarity_statistics={memory.similarity_statistics}: the second, a deviation, must be above 0"
     for key in ("max_prompt_tokens", "max_episode_tokens") if algorithm.name == "empo2" else ():
         if memory.episode_tokens >= (tokens := getattr(model, key)):
-            yield (
-                f"memory.episode_tokens={memory.episode_tokens}: must be below model.{key}={tokens}, which holds the "
-                "agent's own text, too"
-            )
+            limit = f"model.{key}={tokens}, which holds the agent's own text, too"
+            yield f"memory.episode_tokens={memory.episode_tokens}: must be below {limit}"
     try:
         settings.reflection.prompt.format(score="0", outcome="", words=1)
     except (LookupError, ValueError, AttributeError) as error:
         yield f"reflection.prompt: only {{score}}, {{outcome}} and {{words}} are filled in, {{{{ is a brace ({error!r})"
     if algorithm.tasks_per_step * algorithm.rollouts_per_task % gpus:
-        yield (
-            f"algorithm.tasks_per_step={algorithm.tasks_per_step}: times rollouts_per_task="
-            f"{algorithm.rollouts_per_task} must be a multiple of the {gpus} GPUs"
-        )
+        times = f"times rollouts_per_task={algorithm.rollouts_per_task} must be a multiple of the {gpus} GPUs"
+        yield f"algorithm.tasks_per_step={algorithm.tasks_per_step}: {times}"
 
 
 # Of one turn (reply, observation and chat template) without tips: 37 and 57 measured over 30 turns of ScienceWorld.
@@ -465,10 +466,8 @@ def warnings_of(settings: Settings) -> list[str]:
     memory, model, reflection, hardware = settings.memory, settings.model, settings.reflection, settings.hardware
     warnings = []
     if hardware.device == "gpu" and hardware.micro_batch > 1:
-        warnings.append(
-            f"hardware.micro_batch={hardware.micro_batch}: rows of different lengths get a dense mask, with which "
-            "PyTorch has no flash kernel; 1 is faster for long rows"
-        )
+        why = "rows of different lengths get a dense mask, for which PyTorch has no flash kernel; 1 is faster"
+        warnings.append(f"hardware.micro_batch={hardware.micro_batch}: {why}")
     if settings.algorithm.name != "empo2":
         return warnings
     tokens = f"memory.episode_tokens={memory.episode_tokens}"
@@ -480,11 +479,9 @@ def warnings_of(settings: Settings) -> list[str]:
         warnings.append(f"{tokens}: may not hold {tips}; an episode is shown those that fit")
     steps = settings.tasks.args.get("max_steps")
     if isinstance(steps, int) and steps * _TURN_TOKENS + memory.episode_tokens > model.max_episode_tokens:
-        limit = f"model.max_episode_tokens={model.max_episode_tokens}"
-        warnings.append(
-            f"tasks.args.max_steps={steps}: at about {_TURN_TOKENS} tokens a turn, and {tokens}, an episode may "
-            f"outgrow {limit}; what lies beyond is not trained"
-        )
+        limit = f"model.max_episode_tokens={model.max_episode_tokens}; what lies beyond is not trained"
+        turns = f"at about {_TURN_TOKENS} tokens a turn, and {tokens}"
+        warnings.append(f"tasks.args.max_steps={steps}: {turns}, an episode may outgrow {limit}")
     return warnings
 
 

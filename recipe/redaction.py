@@ -42,16 +42,6 @@ def redacted(values: Any) -> Any:
     return _without_secrets("", values, known)
 
 
-def masked_names(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the dotted names of the settings that ``redacted`` has masked, wholly or in part."""
-    for name, value in values.items():
-        here = f"{path}{name}"
-        if isinstance(value, Mapping):
-            yield from masked_names(value, f"{here}.")
-        elif MASK in str(value):
-            yield here
-
-
 def _is_masked(name: str, value: Any) -> bool:
     return value not in (None, "") and is_secret(name) and not str(value).startswith("input.")
 

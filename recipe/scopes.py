@@ -34,9 +34,6 @@ def recurrence_warning(scopes: Sequence[str], settings: Settings, steps: int) ->
     """Return one line if fewer than half of the memory rollouts can find tips of earlier steps; "" otherwise.
 
     Nothing is said of a single step, of a run without memory rollouts, and of one that begins with another's memory.
-
-    Args:
-        scopes: of the training tasks.
     """
     algorithm, memory = settings.algorithm, settings.memory
     if algorithm.name == "grpo" or not algorithm.memory_probability or memory.from_ is not None or steps < 2:
@@ -44,8 +41,6 @@ def recurrence_warning(scopes: Sequence[str], settings: Settings, steps: int) ->
     share = share_with_tips(scopes, algorithm.tasks_per_step, steps, algorithm.seed)
     if share >= 0.5:
         return ""
-    return (
-        f"memory.scope={memory.scope}: only {share:.0%} of the memory rollouts can find tips of earlier steps, since "
-        f"{len(set(scopes))} scopes seldom come twice in {steps} steps of {algorithm.tasks_per_step} tasks; give "
-        "fields whose values recur, or all-tasks"
-    )
+    why = f"{len(set(scopes))} scopes seldom come twice in {steps} steps of {algorithm.tasks_per_step} tasks"
+    few = f"only {share:.0%} of the memory rollouts can find tips of earlier steps, since {why}"
+    return f"memory.scope={memory.scope}: {few}; give fields whose values recur, or all-tasks"

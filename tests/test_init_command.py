@@ -268,6 +268,7 @@ def test_the_tasks_that_are_written_have_the_fields_that_the_variables_name(init
         ([*COMMAND, "--rewards", "1", "0"], "algorithm.success_return=0: must exceed failure_return=1"),
         ([*COMMAND, "--tasks", "absent.jsonl"], "tasks.source='absent.jsonl': No such file"),
         ([*COMMAND, "--server", "http://127.0.0.1:9/v1"], "give --model, the server's name of it"),
+        ([*COMMAND, "--model", "m"], "--model m: give --server, the address of one"),
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_no_file(init, tmp_path, arguments, says):

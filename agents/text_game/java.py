@@ -21,6 +21,8 @@ JVM_EXIT_SECONDS = 10
 
 # When its JVM dies, py4j logs a traceback for every object it holds; its exception already reports the loss.
 logging.getLogger("py4j").setLevel(logging.CRITICAL)
+# It logs Ctrl-C during a call with a traceback, by the root logger.
+logging.getLogger().addFilter(lambda record: "KeyboardInterrupt" not in record.getMessage())
 
 
 def java_executable() -> Path:

@@ -1,9 +1,7 @@
 """``empo2 init``: write a starter configuration for an agent, and check it by running the agent once."""
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,11 +62,11 @@ def init(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Play with this model, which vLLM loads, instead of scripted replies."),
+        typer.Option(metavar="NAME", help="Play with this model of --server, instead of scripted replies."),
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="An OpenAI-compatible server, .../v1, that has --model already."),
+        typer.Option(metavar="URL", help="An OpenAI-compatible server, .../v1, such as that of `empo2 serve`."),
     ] = None,
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="Of the agent's run.")] = 60,
 ) -> None:
@@ -79,12 +77,13 @@ def init(
     write it to the file named by EMPO2_REWARD_FILE instead, or print it as its last line (AGENT_REWARD=stdout).
 
     The agent plays the first training task against agent-lightning's own gateway, and the findings are printed. No
-    model is loaded, unless --model names one: replies come from a script. Files are written if the agent can be
-    trained. Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
+    model is loaded: replies come from a script, or from a server. Files are written if the agent can be trained. Exit
+    code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
     from empo2.recipe.gateway.tips.state import StateReader
     from empo2.recipe.launcher.model_files import model_of
     from empo2.recipe.launcher.processes import ending_descendants
+    from empo2.recipe.launcher.serving import check_server
     from empo2.recipe.launcher.tasks import check_agent, load_tasks
     from empo2.recipe.launcher.tool_calls import tool_support
     from empo2.recipe.retrofit import starter
@@ -96,6 +95,8 @@ def init(
         raise ConfigError("give one of --agent, --command and --config; see empo2 init --help")
     if server is not None and model is None:
         raise ConfigError(f"--server {server}: give --model, the server's name of it")
+    if model is not None and server is None:
+        raise ConfigError(f"--model {model}: give --server, the address of one that has it; `empo2 serve` starts one")
     drafts: dict[Path, str] = {}
     layer: dict[str, Any] = {}
     about_scope = ""
@@ -131,7 +132,10 @@ def init(
     reader = StateReader(settings.memory)
     name = _name_of(settings, rows[0])
     print(f"run    {name} on {json.dumps(rows[0], ensure_ascii=False)[:200]}", flush=True)
-    with ending_descendants(), _server_of(model, server) as chosen_server:
+    chosen_server = (server, model) if server and model else None
+    if chosen_server:
+        check_server(*chosen_server)
+    with ending_descendants():
         trace = record(settings, rows[0], reply or ["1"], time_limit, chosen_server)
     returns = settings.algorithm.failure_return, settings.algorithm.success_return
     findings = examine(trace, time_limit, returns, other_server=settings.gateway.other_server is not None)
@@ -196,25 +200,3 @@ def _scope_line(chosen: Any, others: Any, trial: Settings, tasks: int) -> str:
         f"scope  {said(chosen)} of the memory rollouts can find tips of earlier steps, in {trial.run.steps} steps of "
         f"{trial.algorithm.tasks_per_step} of the {tasks} tasks. {', '.join(map(said, others))}"
     )
-
-
-@contextlib.contextmanager
-def _server_of(model: str | None, server: str | None) -> Iterator[tuple[str, str] | None]:
-    """Yield address and name of the model that replies; None for the script."""
-    if model is None:
-        yield None
-        return
-    from empo2.recipe.launcher.model_files import resolve_model
-    from empo2.recipe.launcher.serving import check_server, vllm_server
-
-    if server is not None:
-        check_server(server, model)
-        yield server, model
-        return
-    try:
-        path = str(resolve_model(model))
-    except OSError as error:
-        raise ConfigError(f"--model {model}: {error}") from None
-    print(f"model  {path} is being loaded by vLLM", flush=True)
-    with vllm_server(path) as url:
-        yield url, path

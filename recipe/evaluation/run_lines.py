@@ -1,13 +1,14 @@
 """Training runs as the lines of a report: runs that differ only in their seed are one line, with an interval."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from empo2.recipe.config import flat
 from empo2.recipe.evaluation.statistics import Interval, over_seeds
 from empo2.recipe.run_folder import CONFIG_FILE, Row, read_metrics
 
@@ -57,7 +58,7 @@ def read_run(folder: Path) -> Run:
     """Return a run of a folder; raise as `read_metrics`."""
     file = folder / CONFIG_FILE
     settings = yaml.safe_load(file.read_text()) if file.is_file() else {}
-    return Run(folder, read_metrics(folder), dict(_flat(settings)))
+    return Run(folder, read_metrics(folder), dict(flat(settings)))
 
 
 def lines_of(folders: Sequence[Path]) -> list[Line]:
@@ -82,14 +83,6 @@ def _label(runs: Sequence[Run]) -> str:
     names = [run.folder.resolve().name for run in runs]
     common = os.path.commonprefix(names).rstrip("-_.") if len(names) > 1 else ""  # noqa: RUF071 (names, not paths)
     return common or names[0]
-
-
-def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
 
 
 def _is_left_out(key: str) -> bool:

@@ -27,7 +27,7 @@ from empo2.recipe.gateway.routes import empo2_routes, model_routes
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.gateway.tokens.tokenizer import tokenizer_of
-from empo2.recipe.gateway.traces import Traces
+from empo2.recipe.gateway.traces import NO_TRACES, Traces
 
 log = structlog.get_logger()
 
@@ -115,7 +115,7 @@ def make_gateway(
 
 def _traces(settings: Settings, run: str, special_tokens: Sequence[str]) -> Traces:
     if (endpoint := traces_endpoint(settings)) is None:
-        return Traces()
+        return NO_TRACES
     from empo2.recipe.gateway.otel_traces import OtelTraces  # half a second, for which others need not wait
 
     return OtelTraces(endpoint, settings, run, special_tokens)

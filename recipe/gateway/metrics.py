@@ -42,13 +42,6 @@ class StepMetrics:
 
     def drain(self) -> dict[str, float]:
         """Return the step's metrics and reset the counts; ratios are 0 if nothing was counted."""
-        metrics = self._metrics()
-        self.counts.clear()
-        self.ended_before = upstream.rollouts_ended()
-        self.memory_seconds = self.embedding_seconds = 0.0
-        return metrics
-
-    def _metrics(self) -> dict[str, float]:
         counts = self.counts
         calls, searches = max(counts["calls"], 1), max(counts["searches"], 1)
         continuing = max(counts["continuing_calls"], 1)
@@ -80,4 +73,7 @@ class StepMetrics:
             "memory_ms_per_call": 1000 * self.memory_seconds / calls,
             "embedding_ms_per_search": 1000 * self.embedding_seconds / searches,
         }
+        counts.clear()
+        self.ended_before = upstream.rollouts_ended()
+        self.memory_seconds = self.embedding_seconds = 0.0
         return {f"empo2/{name}": value for name, value in metrics.items()}

@@ -41,7 +41,7 @@ from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body, Request
 from empo2.recipe.gateway.serve.direct_calls import SERVED
 from empo2.recipe.gateway.tips.text import clean_tip
-from empo2.recipe.gateway.traces import NO_SPAN, Span, Traces
+from empo2.recipe.gateway.traces import NO_TRACES, NoTraces
 from empo2.recipe.messages import Message, reply_of, text_of
 from empo2.recipe.protocol import Mode, RolloutTag, UpdateResult, trace_of
 from empo2.recipe.redaction import redacted
@@ -58,7 +58,7 @@ _NAME = "empo2"
 _MALFORMED = (LookupError, TypeError, AttributeError)
 
 
-class _Recorded(Span):
+class OtelSpan:
     """A span of OpenTelemetry's.
 
     Args:
@@ -73,13 +73,16 @@ class _Recorded(Span):
         self._waits_for, self._ended = 1, 0
 
     def set(self, values: Mapping[str, Any]) -> None:
+        """Add attributes; those that are None are left out."""
         self.otel.set_attributes({name: value for name, value in values.items() if value is not None})
 
     def tell(self, values: Mapping[str, str | Sequence[str]]) -> None:
+        """Add texts, if the user has asked for texts."""
         if texts := self._texts:
             self.set({name: texts.told(value) for name, value in values.items()})
 
     def asked(self, body: Body) -> None:
+        """Add what a request asks for: a chat completion's, a completion's, or one in another dialect."""
         if isinstance(model := body.get("model"), str):
             self.otel.update_name(f"{self._operation} {model}")
             self.set({names.REQUEST_MODEL: model})
@@ -90,6 +93,7 @@ class _Recorded(Span):
                 self.set({names.INPUT_MESSAGES: self._texts.messages(messages)})
 
     def answered(self, answer: Body | None) -> None:
+        """Add what is said of the answer: a chat completion or a completion."""
         if answer is None or (reply := reply_of(answer)) is None:
             return
         finish = str(answer["choices"][0].get("finish_reason"))
@@ -103,10 +107,12 @@ class _Recorded(Span):
             self.set({names.CACHED_TOKENS: usage["prompt_tokens_details"]["cached_tokens"]})
 
     def fail(self, error: str, message: str = "") -> None:
+        """Say that what the span stands for failed; ``error`` is of few values, such as a status."""
         self.set({names.ERROR: error})
         self.otel.set_status(otel.Status(otel.StatusCode.ERROR, message or None))
 
     def wait_for(self, task: asyncio.Task[Any]) -> None:
+        """Send the span only when a task is done, which may still add to it; its end stays where it was."""
         self._waits_for += 1
         task.add_done_callback(lambda _: self.end())
 
@@ -117,13 +123,16 @@ class _Recorded(Span):
             self.otel.end(self._ended)
 
 
-class OtelTraces(Traces):
+class OtelTraces:
     """Makes the spans of a gateway.
 
     Args:
         endpoint: URL that takes OTLP, ``.../v1/traces``.
         run: name of the run, in every span's resource.
         special_tokens: removed from texts.
+
+    Attributes:
+        hooks: of HTTP clients (httpx's ``event_hooks``) whose requests are to be children of the current span.
     """
 
     def __init__(self, endpoint: str, settings: Settings, run: str, special_tokens: Sequence[str]) -> None:
@@ -141,19 +150,20 @@ class OtelTraces(Traces):
         provider = TracerProvider(DEFAULT_ON, resource, shutdown_on_exit=False, id_generator=self._ids)
         provider.add_span_processor(self._queue)
         self._tracer = provider.get_tracer(_NAME)
-        self._current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
+        self._current: ContextVar[OtelSpan | NoTraces] = ContextVar("span", default=NO_TRACES)
         self._joined: OrderedDict[str, otel.SpanContext] = OrderedDict()
         self.hooks = {"request": [self._carry]}
 
     async def _carry(self, request: httpx.Request) -> None:
-        if isinstance(span := self.current(), _Recorded):
+        if isinstance(span := self.current(), OtelSpan):
             _W3C.inject(request.headers, otel.set_span_in_context(span.otel, Context()))
 
-    def current(self) -> Span:
+    def current(self) -> OtelSpan | NoTraces:
+        """Return the innermost span that is open here."""
         return self._current.get()
 
     @contextlib.contextmanager
-    def call(self, request: Request) -> Iterator[Span]:
+    def call(self, request: Request) -> Iterator[OtelSpan]:
         rollout_id, links = request.rollout_id, []
         parent = given = otel.get_current_span(_W3C.extract(request.headers, Context())).get_span_context()
         if rollout_id != SERVED:
@@ -170,15 +180,21 @@ class OtelTraces(Traces):
             yield span
 
     @contextlib.contextmanager
-    def memory(self, operation: str, episode: Episode) -> Iterator[Span]:
+    def memory(self, operation: str, episode: Episode) -> Iterator[OtelSpan]:
+        """Open the span of an operation of the memory: below the current call, or below the rollout."""
         current, scope = self.current(), episode.tag.scope
-        is_call = isinstance(current, _Recorded)
-        parent = current.otel.get_span_context() if is_call else self._own(episode.rollout_id)
+        parent = current.otel.get_span_context() if isinstance(current, OtelSpan) else self._own(episode.rollout_id)
         values = {names.OPERATION: operation, names.STORE: scope, **self._facts(episode.rollout_id, episode.tag)}
         with self._open(f"{operation} {scope}", parent, values) as span:
             yield span
 
     def rollout_ended(self, rollout_id: str, since: float, episode: Episode | None = None) -> None:
+        """Send the span of a rollout that has ended, or is about to be deleted.
+
+        Args:
+            since: when it began (Unix time, seconds).
+            episode: of the attempt that counts; None if it has no tag.
+        """
         try:  # of a task and events that may hold anything
             self._rollout_ended(rollout_id, since, episode)
         except Exception as error:
@@ -217,6 +233,7 @@ class OtelTraces(Traces):
                 span.fail(error.type if error else cause, self._cleaned(str(said)))
 
     def updated(self, step: int, results: Sequence[UpdateResult]) -> None:
+        """Send what an update made of rollouts, as spans in their traces."""
         for result in results:
             own = self._own(result.rollout_id)
             values = {
@@ -233,9 +250,11 @@ class OtelTraces(Traces):
                 pass
 
     def metrics(self) -> dict[str, float]:
+        """Return ``empo2/spans_lost`` since the last call."""
         return {"empo2/spans_lost": self._sender.newly_lost()}
 
     async def close(self, seconds: float) -> None:
+        """Send what is left, for at most so many seconds."""
         thread = threading.Thread(target=self._queue.shutdown, daemon=True)  # it waits for the collector
         thread.start()
         await asyncio.to_thread(thread.join, seconds)
@@ -269,7 +288,7 @@ class OtelTraces(Traces):
         links: Sequence[otel.Link] = (),
         since: float | None = None,
         planned: tuple[int, int] | None = None,
-    ) -> Iterator[_Recorded]:
+    ) -> Iterator[OtelSpan]:
         """Open a span as the current one; an exception fails it.
 
         Args:
@@ -280,7 +299,7 @@ class OtelTraces(Traces):
         start = None if since is None else int(since * 1e9)
         self._ids.planned = planned
         started = self._tracer.start_span(name, context, kind, given, links, start)
-        span = _Recorded(started, values[names.OPERATION], self._texts)
+        span = OtelSpan(started, values[names.OPERATION], self._texts)
         token = self._current.set(span)
         try:
             yield span

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.config import VLLM_TRACES, Settings, load_settings, traces_endpoint
+from empo2.recipe.config import VLLM_TRACES, Settings, traces_endpoint
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher import commands
 from empo2.recipe.launcher.processes import Processes, bind, running
@@ -78,19 +77,6 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
             with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys.admin}"}, timeout=60) as client:
                 client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
                 yield Served(client, url, keys, processes)
-
-
-@contextlib.contextmanager
-def vllm_server(model: str, *overrides: str) -> Iterator[str]:
-    """Start vLLM alone, on the machine's GPU or its CPU; yield its address, and stop it when the block is left."""
-    from empo2.recipe.trainer.ray_environment import device
-
-    own = load_settings("cpu" if device() == "cpu" else "gpu-1", overrides)
-    environment = commands.environment_without() | _vllm_environment(own)
-    with tempfile.TemporaryDirectory(prefix="vllm-") as logs, running(Path(logs), environment) as processes:
-        endpoint = _start_vllm(own, model, processes)
-        commands.wait_for(f"{endpoint}/models", processes.check)
-        yield endpoint
 
 
 def check_server(url: str, model: str) -> None:

@@ -1,9 +1,7 @@
 """Load the tasks, of a function, a file or a data set of the Hugging Face hub; check the agent."""
 
-import contextlib
 import json
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,21 +40,6 @@ def check_agent(settings: Settings) -> str | None:
         raise ConfigError(f"agent.class={name!r}: {error}") from None
 
 
-@contextlib.contextmanager
-def _quiet_interrupts() -> Iterator[None]:
-    """Drop the traceback that py4j logs when Ctrl-C interrupts a call of a world in Java."""
-
-    def other(record: logging.LogRecord) -> bool:
-        return "KeyboardInterrupt" not in record.getMessage()
-
-    root = logging.getLogger()
-    root.addFilter(other)
-    try:
-        yield
-    finally:
-        root.removeFilter(other)
-
-
 def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
     """Return the tasks of ``tasks.source``; training tasks are repeated if they are too few for a step.
 
@@ -76,8 +59,7 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
         if tasks.source.startswith(_HUB) or tasks.source.endswith(_FILES):
             train, val = read_tasks(tasks.source, **tasks.args)
         else:
-            with _quiet_interrupts():
-                train, val = imported(tasks.source, "tasks.source")(**tasks.args)
+            train, val = imported(tasks.source, "tasks.source")(**tasks.args)
     except (TypeError, ValueError, KeyError, OSError) as error:
         raise ConfigError(f"tasks.args={tasks.args}: {error}") from None
     if not train or not val:

@@ -60,12 +60,9 @@ def examine(
 
 def _calls(trace: Trace, proxied: list[Call], *, other_server: bool) -> Iterator[Finding]:
     if not trace.calls and not trace.exit_code:  # an agent that failed has a cause of its own
-        yield Finding(
-            "wrong",
-            "no model call came: the agent must take the model's address from AGL_OPENAI_BASE_URL "
-            "(a command also from OPENAI_BASE_URL); if it keeps replies in a cache on disk, give each episode an empty "
-            "one, for DSPy by DSPY_CACHEDIR={EMPO2_REWARD_FILE}.cache at the front of the line",
-        )
+        address = "AGL_OPENAI_BASE_URL (a command also from OPENAI_BASE_URL)"
+        cache = "a cache of replies must be empty, for DSPy by DSPY_CACHEDIR={EMPO2_REWARD_FILE}.cache before the line"
+        yield Finding("wrong", f"no model call came: the agent must take the model's address from {address}; {cache}")
     elif trace.exit_code == 0 and not any(call.status for call in trace.calls):
         yield Finding("wrong", "the agent gave up on every model call before it was answered: give it more time")
     elif not proxied and any(not call.trained for call in trace.calls):
@@ -82,28 +79,18 @@ def _calls(trace: Trace, proxied: list[Call], *, other_server: bool) -> Iterator
 def _rows(calls: list[Call]) -> Iterator[Finding]:
     kept = turns_among(calls)
     if visits := len(kept) - len({prompt_of(call) for call in kept}):
-        yield Finding(
-            "note",
-            f"{_count(visits, 'call')} repeated an earlier prompt word for word: the agent came back to a state, and "
-            "every visit is a turn that is trained",
-        )
-    if len(kept) < len(calls):
-        yield Finding(
-            "note",
-            f"{_count(len(calls) - len(kept), 'call')} repeated a request whose reply was not there yet, or was not "
-            "used: only one reply to such a request is trained",
-        )
+        yield Finding("note", f"{_count(visits, 'call')} repeated an earlier prompt word for word: each is trained")
+    if again := len(calls) - len(kept):
+        what = "repeated a request whose reply was not there yet, or was not used: only one reply is trained"
+        yield Finding("note", f"{_count(again, 'call')} {what}")
     breaks = [reason for before, call in pairwise(kept) if (reason := reason_for_new_row(before, call))]
     calls_made = _count(len(calls), "model call") + _manner(calls)
     if not breaks:
         whole = ", each with the whole chat so far" if len(kept) > 1 else ""
         yield Finding("ok", f"{calls_made}{whole}: the episode is one training row")
         return
-    yield Finding(
-        "note",
-        f"{calls_made}, in {len(breaks) + 1} training rows: a call that does not begin with the chat before it and the "
-        "model's reply, unchanged, opens a row of its own, which costs time and memory",
-    )
+    why = "a call that does not begin with the chat before it and the model's reply, unchanged, opens another one"
+    yield Finding("note", f"{calls_made}, in {len(breaks) + 1} training rows: {why}")
     for kind, times in Counter(reason.partition(":")[0] for reason in breaks).most_common():
         first = next(reason for reason in breaks if reason.startswith(kind))
         yield Finding("note", first if times == 1 else f"{first} ({times} times)")
@@ -133,30 +120,18 @@ def _uses(calls: list[Call]) -> Iterator[Finding]:
     if most := max((call.body.get("n") or 1) for call in calls) - 1:
         yield Finding("note", f"n={most + 1} choices are asked for: only the first of each call is trained")
     if without := sum(not {"max_tokens", "max_completion_tokens"} & call.body.keys() for call in calls):
-        yield Finding(
-            "note",
-            f"{_count(without, 'call')} set no max_tokens: one reply may fill the model's context, which takes long "
-            "and leaves no room for the next turn",
-        )
+        yield Finding("note", f"{_count(without, 'call')} set no max_tokens: one reply may fill the model's context")
     if any(call.body.get("seed") is not None for call in calls):
         yield Finding("note", "a seed is sent: it is left out in training, where it would make all rollouts the same")
     if options := sorted({option for call in calls for option in overridden(call.body)} - {"seed"}):
-        yield Finding(
-            "note",
-            f"{', '.join(options)} {'is' if len(options) == 1 else 'are'} left out in training, as is temperature: the "
-            "policy is trained on what it samples itself (model.temperature)",
-        )
+        are = "is" if len(options) == 1 else "are"
+        why = "as is temperature: the policy is trained on what it samples itself (model.temperature)"
+        yield Finding("note", f"{', '.join(options)} {are} left out in training, {why}")
     if any(_has_image(call.body) for call in calls):
-        yield Finding(
-            "note", "images are sent: model.path must name a model that sees them; tips and states are text alone"
-        )
-    closed = sum("messages" in call.body and newest_turn(call.body["messages"]) is None for call in calls)
-    if closed:
-        yield Finding(
-            "note",
-            f"{_count(closed, 'call')} cannot be shown tips: they go into the last user or tool message after the "
-            "model's last reply, and there is none",
-        )
+        yield Finding("note", "images are sent: model.path must name a model that sees them; tips are text alone")
+    if closed := sum("messages" in call.body and newest_turn(call.body["messages"]) is None for call in calls):
+        why = "no message of the user or a tool comes after the model's last reply"
+        yield Finding("note", f"{_count(closed, 'call')} cannot be shown tips: {why}")
 
 
 def _has_image(body: Mapping[str, Any]) -> bool:
@@ -167,9 +142,8 @@ def _has_image(body: Mapping[str, Any]) -> bool:
 
 def _reward(trace: Trace, rewards: Sequence[Any], returns: tuple[float, float]) -> Iterator[Finding]:
     for status, answer in trace.refused_events:
-        yield Finding(
-            "note" if rewards else "wrong", f"an event was refused with status {status}: {answer[:200]}; {_HOW_TO}"
-        )
+        level = "note" if rewards else "wrong"
+        yield Finding(level, f"an event was refused with status {status}: {answer[:200]}; {_HOW_TO}")
     if not rewards:
         others = {kind for kind, _ in trace.events} - {"reward", "model_request"}
         seen = f", only events of type {', '.join(sorted(others))}" if others else ""
@@ -184,11 +158,8 @@ def _reward(trace: Trace, rewards: Sequence[Any], returns: tuple[float, float]) 
     else:
         yield Finding("ok", f"the reward was reported: {value}")
         if not returns[0] <= value <= returns[1]:
-            yield Finding(
-                "note",
-                f"the reward {value} lies outside of algorithm.failure_return={returns[0]:g} to success_return="
-                f"{returns[1]:g}, the worst and the best: give --rewards WORST BEST",
-            )
+            of = f"algorithm.failure_return={returns[0]:g} to success_return={returns[1]:g}"
+            yield Finding("note", f"the reward {value} lies outside of {of}: give --rewards WORST BEST")
 
 
 _HOW_TO = (
@@ -199,12 +170,8 @@ _HOW_TO = (
 
 def _ending(trace: Trace, time_limit: float) -> Iterator[Finding]:
     if trace.exit_code is None:
-        yield Finding(
-            "wrong",
-            f"the agent did not end within {time_limit:g} s, and was killed after "
-            f"{_count(len(trace.calls), 'model call')}: does it wait for a certain reply? --reply gives one, "
-            "--time-limit more time",
-        )
+        killed = f"did not end within {time_limit:g} s, and was killed after {_count(len(trace.calls), 'model call')}"
+        yield Finding("wrong", f"the agent {killed}: --reply gives a reply that it waits for, --time-limit more time")
     elif trace.exit_code:
         yield Finding("wrong", f"the agent failed: {_cause(trace)}")
 
@@ -232,10 +199,7 @@ def _why(call: Call) -> str:
     if call.status == 401:
         return "came without the key: send AGL_KEY (OPENAI_API_KEY for a command) as the API key"
     if call.path == "embeddings":
-        return (
-            "went to /embeddings, which the policy does not have: name a server that does with gateway.other_server, "
-            "or give the embedding client its address"
-        )
+        return "went to /embeddings, which the policy does not have: name a server that does with gateway.other_server"
     if call.path not in _PROXIED and call.asked not in _DIALECTS:
         served = ", ".join(f"/{path}" for path in (*_PROXIED, *_DIALECTS))
         return f"went to /{call.path}, answered {call.status}: the gateway has {served}"

@@ -58,34 +58,21 @@ def reason_for_new_row(before: Call, call: Call) -> str | None:
 
 def _difference(old: list[Body], expected: list[Body], new: list[Body]) -> str:
     if all(message["role"] != "assistant" for message in new):
-        return (
-            "only the last turn is sent, without the chat before it (or another chat is begun): keep the messages in a "
-            "list, and append every reply and every answer to it"
-        )
+        return "only the last turn is sent, or another chat is begun: append replies and answers to the chat, send all"
     where = next((i for i, (a, b) in enumerate(zip(expected, new, strict=False)) if a != b), len(new))
     if where == len(new):
         return "the chat goes back to an earlier turn: each branch is a training row"
+    was, now = _short(expected[where]), _short(new[where])
     if where == len(old):
         if new[where]["role"] != "assistant":
             return "the model's reply is left out of the chat: append it as the assistant's message"
-        return (
-            f"the model's reply is rewritten in the chat: it said {_short(expected[where])}, the chat holds "
-            f"{_short(new[where])}; put it back as it came"
-        )
+        return f"the model's reply is rewritten in the chat: it said {was}, the chat holds {now}; put back what it said"
+    message, role = f"message {where + 1}", expected[where]["role"]
     if new[where] in expected[where + 1 :]:
-        return (
-            f"the history is truncated: message {where + 1} ({expected[where]['role']}: {_short(expected[where])}) is "
-            "gone; keep all messages, and end the episode when the chat grows too long"
-        )
-    if new[where]["role"] == expected[where]["role"] == "system":
-        return (
-            f"the system message is rewritten: it was {_short(expected[where])}, then {_short(new[where])}; put what "
-            "changes into the newest message"
-        )
-    return (
-        f"the history is rewritten: message {where + 1} ({expected[where]['role']}) was {_short(expected[where])}, "
-        f"then {_short(new[where])}; leave earlier messages as they were sent"
-    )
+        return f"the history is truncated: {message} ({role}: {was}) is gone; keep all, or end too long an episode"
+    if new[where]["role"] == role == "system":
+        return f"the system message is rewritten: it was {was}, then {now}; put what changes into the newest message"
+    return f"the history is rewritten: {message} ({role}) was {was}, then {now}; leave earlier messages as they are"
 
 
 def prompt_of(call: Call) -> str:

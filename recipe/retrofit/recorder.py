@@ -39,12 +39,6 @@ from empo2.recipe.retrofit.scripted_model import Body, answer_choice
 _MODEL = "policy"
 _RECORD = "empo2.call"  # in the ASGI scope: the `Call` of a request
 _HUNG_UP = 499  # what agent-lightning answers to a client that is gone
-_EMBEDDING = {
-    "object": "list",
-    "data": [{"object": "embedding", "index": 0, "embedding": [0.0] * 8}],
-    "model": _MODEL,
-    "usage": {"prompt_tokens": 1, "total_tokens": 1},
-}
 # Long enough for parallel calls to overlap.
 _REPLY_SECONDS = 0.2
 _OUTPUT_CHARACTERS = 20_000
@@ -190,7 +184,9 @@ class _ScriptedModel(httpx.AsyncBaseTransport):
         if path.endswith("/tokenize"):
             return _json({"tokens": [1]})
         if path.endswith("/embeddings"):
-            return _json(_EMBEDDING)
+            data = [{"object": "embedding", "index": 0, "embedding": [0.0] * 8}]
+            usage = {"prompt_tokens": 1, "total_tokens": 1}
+            return _json({"object": "list", "data": data, "model": _MODEL, "usage": usage})
         await asyncio.sleep(_REPLY_SECONDS)
         choices = [
             {"index": index, "finish_reason": "stop", "token_ids": [1], **answer_choice(body, self._script)}

@@ -97,10 +97,6 @@ def scope_choices(tasks: Sequence[Mapping[str, Any]], tasks_per_step: int, steps
 
     The scope of the paper, each task for itself, is taken if at least half of the memory rollouts can then find tips of
     earlier steps; otherwise all tasks share. A single field is never taken: it may be the answer.
-
-    Args:
-        tasks: for training.
-        tasks_per_step, steps: of the run.
     """
     fields = [
         name
@@ -125,14 +121,7 @@ def config_text(
     scope: str | list[str],
     rewards: tuple[float, float],
 ) -> str:
-    """Return the configuration of an agent.
-
-    Args:
-        agent: its class.
-        source: ``tasks.source``.
-        variables: ``agent.env``.
-        rewards: the worst and the best.
-    """
+    """Return the configuration of an agent; ``rewards`` are the worst and the best."""
     return _CONFIG.format(
         file=file,
         agent=_yaml(agent),

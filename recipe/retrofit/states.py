@@ -15,11 +15,7 @@ _TIP = "(what the policy wrote about an earlier episode)"
 
 
 def describe_states(calls: Sequence[Call], reader: StateReader) -> Iterator[tuple[str, str]]:
-    """Yield labels and lines for the user, of the calls that have a chat.
-
-    Args:
-        calls: that were answered and are trained.
-    """
+    """Yield labels and lines for the user, of those answered and trained calls that have a chat."""
     chats = [call.body["messages"] for call in calls if "messages" in call.body]
     if not chats:
         return

@@ -132,10 +132,8 @@ def start_ray(config: DictConfig) -> None:
             said = f"{type(error).__name__}: {' '.join(str(error).split())[:_CHARACTERS]}"
             if failed:
                 logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp/ray") / "session_latest" / "logs"
-                raise Empo2Error(
-                    f"Ray does not start, tried twice: {said}; look into {logs}, and see whether the machine has "
-                    "memory, disk and a core left"
-                ) from None
+                fix = f"look into {logs}, and see whether the machine has memory, disk and a core left"
+                raise Empo2Error(f"Ray does not start, tried twice: {said}; {fix}") from None
             failed = said
             ray.shutdown()
     if failed:

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.config import VLLM_TRACES, Settings, load_settings
+from empo2.recipe.config import VLLM_TRACES, Settings, flat, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.network import LOOPBACK
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS, scope_of
@@ -40,10 +40,8 @@ def build_verl_config(
     # agent-lightning's own search path is pkg://verl, and would import verl before Ray has been started.
     verl = importlib.util.find_spec("verl")
     if verl is None or not verl.submodule_search_locations:
-        raise ConfigError(
-            "verl is not installed, and vLLM may not be: training needs both. Install this project beside "
-            "agent-lightning's own set-up (setup_verl.sh 0.8.0 cu130), or use `make setup` in a clone (profile=gpu)"
-        )
+        fix = "install beside agent-lightning's setup_verl.sh 0.8.0 cu130, or use `make setup profile=gpu` in a clone"
+        raise ConfigError(f"verl is not installed, which training needs: {fix}")
     search_path = f"hydra.searchpath=[file://{verl.submodule_search_locations[0]}/trainer/config]"
     with initialize_config_module(config_module="agentlightning.verl", version_base=None):
         config = compose(config_name="config", overrides=[search_path])
@@ -67,12 +65,10 @@ def build_verl_config(
     config.agentlightning.local.env_map = literally(settings.agent.env)
     # vLLM's own options, which verl does not list.
     OmegaConf.set_struct(config.actor_rollout_ref.rollout.engine_kwargs, False)
-    for key, value in _flatten(settings.verl):
+    for key, value in flat(settings.verl):
         if key.startswith("algorithm.rollout_correction"):
-            raise ConfigError(
-                f"verl.{key}={value!r}: verl corrects the ratio of old log-probs and vLLM's; here vLLM's are the old "
-                "ones, so that this ratio is 1 and nothing is corrected; take it out"
-            )
+            why = "corrects the ratio of old log-probs and vLLM's, but vLLM's are the old ones here; take it out"
+            raise ConfigError(f"verl.{key}={value!r}: {why}")
         try:
             OmegaConf.update(config, key, value, merge=True)
         except Exception as error:
@@ -111,20 +107,13 @@ def check_options(settings: Settings, config: DictConfig, *strategies: str) -> N
             refuse(f"{part}.strategy", f"must be {' or '.join(strategies)}")
         for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
             if (OmegaConf.select(config, f"{part}.{key}") or 1) > 1:
-                refuse(
-                    f"{part}.{key}",
-                    "rows would get into wrong updates, and sdpa would see only a part of each; set it to 1. For "
-                    "longer rows use model.lora_rank, hardware.offload or more memory",
-                )
+                fix = "set it to 1; for longer rows use model.lora_rank, hardware.offload or more memory"
+                refuse(f"{part}.{key}", f"rows would get into wrong updates; {fix}")
     attention = OmegaConf.select(config, f"{model}.override_config.attn_implementation")
     for name in ("actor.use_dynamic_bsz", "ref.log_prob_use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz"):
         key = f"actor_rollout_ref.{name}"
         if OmegaConf.select(config, key) and attention == "sdpa":
-            refuse(
-                key,
-                "sdpa gets a dense mask, and no flash kernel, for a pass of several rows; set it to False "
-                "(hardware.micro_batch is the number of rows)",
-            )
+            refuse(key, "sdpa gets a dense mask, and no flash kernel; set it to False, and give hardware.micro_batch")
     gives_log_probs = {f"{actor}.strategy": "fsdp2", f"{model}.use_fused_kernels": False}
     for key, value in (gives_log_probs | {f"{actor}.calculate_sum_pi_squared": False}).items():
         if algorithm.distills and (OmegaConf.select(config, key) or False) != value:
@@ -132,16 +121,11 @@ def check_options(settings: Settings, config: DictConfig, *strategies: str) -> N
             refuse(key, f"does not give the log-probs that {loss} needs; set it to {value}")
     chosen, trained = config.agentlightning.async_rollout, config.data.train_batch_size
     if chosen.enabled and (chosen.async_train_batch_size is None or chosen.async_train_batch_size <= trained):
-        refuse(
-            "agentlightning.async_rollout.async_train_batch_size",
-            "is the number of groups that are played at once, of which a step trains "
-            f"data.train_batch_size={trained} (algorithm.tasks_per_step); must exceed it",
-        )
+        why = f"must exceed the groups that a step trains, data.train_batch_size={trained} (algorithm.tasks_per_step)"
+        refuse("agentlightning.async_rollout.async_train_batch_size", why)
     if chosen.enabled and algorithm.name == "empo2" and algorithm.mode_per == "step":
-        raise ConfigError(
-            "algorithm.mode_per='step': with agentlightning.async_rollout.enabled groups that were issued in different "
-            "steps are trained together, so a step has no mode of its own; set it to group"
-        )
+        why = "groups of different steps are trained together with agentlightning.async_rollout.enabled"
+        raise ConfigError(f"algorithm.mode_per='step': {why}; set it to group")
 
 
 def read_settings(config: DictConfig) -> Settings:
@@ -155,10 +139,7 @@ def read_settings(config: DictConfig) -> Settings:
     """
     for key in map(str, config):
         if key.startswith("+"):
-            raise ConfigError(
-                f"{key}: the + belongs to Hydra's command line; OmegaConf.from_dotlist takes it for a part of the "
-                f"name, which nothing reads. Write {key.lstrip('+')}.KEY=VALUE"
-            )
+            raise ConfigError(f"{key}: the + belongs to Hydra's command line; write {key.lstrip('+')}.KEY=VALUE")
     layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
     layer.pop("run_directory", None)
     actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
@@ -234,20 +215,10 @@ def check_tip_tokens(config: DictConfig, episode_tokens: int | None) -> None:
     """Warn if the gateway's tips may leave no room for the agent's own first prompt."""
     limit = config.agentlightning.trace_aggregator.trajectory_max_prompt_length
     if episode_tokens is not None and episode_tokens > limit // 2:
-        print(
-            f"WARNING: the gateway shows up to memory.episode_tokens={episode_tokens} tokens of tips; with the agent's "
-            f"own text a first prompt may exceed agentlightning.trace_aggregator.trajectory_max_prompt_length={limit}, "
-            f"and is not trained. Raise it, or start empo2 gateway with memory.episode_tokens={max(limit // 4, 1)}",
-            flush=True,
-        )
-
-
-def _flatten(section: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    items: list[tuple[str, Any]] = []
-    for key, value in section.items():
-        here = f"{path}.{key}" if path else str(key)
-        items += _flatten(value, here) if isinstance(value, dict) and value else [(here, value)]
-    return items
+        tips = f"the gateway's memory.episode_tokens={episode_tokens}"
+        prompt = f"agentlightning.trace_aggregator.trajectory_max_prompt_length={limit}"
+        fix = f"raise it, or start empo2 gateway with memory.episode_tokens={max(limit // 4, 1)}"
+        print(f"WARNING: {tips} may fill half of {prompt}, beyond which nothing is trained; {fix}", flush=True)
 
 
 def _translated(settings: Settings, model_path: str, run_directory: Path) -> dict[str, Any]:

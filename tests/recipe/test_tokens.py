@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -11,8 +12,11 @@ import pytest
 
 from empo2.recipe.config import VLLM_TRACES, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.serving import vllm_command, vllm_server
+from empo2.recipe.launcher import commands, serving
+from empo2.recipe.launcher.processes import running
+from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS
+from empo2.recipe.trainer.ray_environment import device
 from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware, take_traces
 
 from .harness import BLOCK, GatewayUnderTest, assistant, running_gateway, until, user
@@ -222,6 +226,17 @@ def test_vllm_is_started_so_that_it_takes_ids_and_sends_spans(tmp_path: Path):
     options.middleware = "my.own"
     with pytest.raises(ConfigError, match=r"engine_kwargs.vllm.middleware='my.own': .* take it out"):
         name_middleware(config, settings)
+
+
+@contextmanager
+def vllm_server(model: str, *overrides: str) -> Iterator[str]:
+    """vLLM alone, on the machine's GPU or its CPU; its address."""
+    own = load_settings("cpu" if device() == "cpu" else "gpu-1", overrides)
+    environment = commands.environment_without() | serving._vllm_environment(own)
+    with TemporaryDirectory(prefix="vllm-") as logs, running(Path(logs), environment) as processes:
+        endpoint = serving._start_vllm(own, model, processes)
+        commands.wait_for(f"{endpoint}/models", processes.check)
+        yield endpoint
 
 
 @dataclass

@@ -64,11 +64,6 @@ class Episode:
     tip_tokens: int = 0
     context_full: bool = False
 
-    async def settle(self) -> None:
-        """Wait until all answered calls have their events."""
-        if self.pending:
-            await asyncio.wait(set(self.pending))
-
 
 class Episodes:
     """The episodes that the trainer has not read yet."""

@@ -83,7 +83,8 @@ class Reflector:
     async def _reflect(self, episode: Episode, score: float, success: bool, span: Span) -> None:
         counts, settings = self._services.metrics.counts, self._services.settings.reflection
         try:
-            await episode.settle()  # which takes as long as the embedder
+            if episode.pending:
+                await asyncio.wait(set(episode.pending))  # which takes as long as the embedder
             async with asyncio.timeout(settings.timeout):
                 ask = question(settings, score, success)
                 if settings.form == "transcript":
@@ -162,8 +163,6 @@ def reflection_chats(
 
     Args:
         chats: each call's messages as sent, tips included, so that vLLM has their prefix cached.
-        replies: each call's reply.
-        ask: the question.
     """
     first, last = chats[0], chats[-1]
     replies_in_chat = sum(message.get("role") == "assistant" for message in last[len(first) :])

@@ -40,9 +40,6 @@ class DirectChats:
     """The episodes of chats, told apart by how they open; the one that was used longest ago is dropped.
 
     Two chats that open with the same messages share an episode, and with it the tips of the turns that are the same.
-
-    Args:
-        tag: of the episodes.
     """
 
     def __init__(self, tag: RolloutTag) -> None:

@@ -22,13 +22,12 @@ class Dialects:
     Args:
         max_bytes: most bytes of a translated request, which may be larger than the agent's: a response that continues
             another one has its whole chat.
-        servers: count the tokens of a prompt.
     """
 
     def __init__(self, max_bytes: int, servers: upstream.ModelServers) -> None:
         self._servers = servers
         self._max_bytes = max_bytes
-        self._held: dict[str, tuple[dict[str, list[Body]], dict[str, Body]]] = {}  # by rollout: responses, threads
+        self._stored: dict[str, dict[str, list[Body]]] = {}  # by rollout: see `ResponsesCall`
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         streamed = request.is_completion and request.body.get("stream")
@@ -81,19 +80,17 @@ class Dialects:
 
     def _dialect(self, request: Request) -> AnthropicCall | ResponsesCall | StreamedCompletion:
         match request.api:
-            case "messages":
-                return AnthropicCall(request.body, self._held_of(request.rollout_id)[1])
-            case "messages/count_tokens":
-                return AnthropicCall(request.body, {})  # a thread is not known here
+            case "messages" | "messages/count_tokens":
+                return AnthropicCall(request.body)
             case "responses":
-                return ResponsesCall(request.body, self._held_of(request.rollout_id)[0])
+                return ResponsesCall(request.body, self._stored_of(request.rollout_id))
             case _:
                 return StreamedCompletion(request.api, request.body)
 
-    def _held_of(self, rollout_id: str) -> tuple[dict[str, list[Body]], dict[str, Body]]:
-        if rollout_id not in self._held:
-            self._held = {name: held for name, held in self._held.items() if upstream.rollout_of(name)}
-        return self._held.setdefault(rollout_id, ({}, {}))
+    def _stored_of(self, rollout_id: str) -> dict[str, list[Body]]:
+        if rollout_id not in self._stored:
+            self._stored = {name: stored for name, stored in self._stored.items() if upstream.rollout_of(name)}
+        return self._stored.setdefault(rollout_id, {})
 
 
 def _with_headers(told: Response, answer: Response) -> Response:

@@ -13,11 +13,7 @@ _DROPPED = 64
 
 
 class Form:
-    """Answer 413 or 400 to a body that cannot be used.
-
-    Args:
-        max_bytes: most bytes of a body.
-    """
+    """Answer 413 or 400 to a body that has more than ``max_bytes``, or cannot be used."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -27,9 +27,6 @@ _ANSWER_HEADERS = ("content-type", "retry-after")
 class UntrainedCalls:
     """Pass untrained calls to ``gateway.other_server``, or to the policy's servers; only the other has ``/embeddings``.
 
-    Args:
-        client: for the other server.
-
     Raises:
         ConfigError: ``gateway.trained_calls`` names a function that cannot be imported.
     """
@@ -95,10 +92,7 @@ class UntrainedCalls:
 
 
 def choice_of(rules: Sequence[CallRule] | str) -> Choice | None:
-    """Return the function that tells whether a call is trained; None if all are.
-
-    Args:
-        rules: ``module:function``; or rules, one of which must fit; none for all calls.
+    """Return the function that tells whether a call is trained, as one of the rules must; None if all are.
 
     Raises:
         ConfigError: the function cannot be imported.
