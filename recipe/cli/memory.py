@@ -153,8 +153,10 @@ def stats(memory: Memory, scope: Scope = None) -> None:
         _print(tables.returns_table(played))
     if tips:
         unseen = sum(tip.shown == 0 for tip in tips)
-        _print("\n".join(["", *tables.value_lines(np.array([tip.value for tip in tips]))]))
-        _print(f"\nnever shown: {unseen:,} of {len(tips):,} tips ({unseen / len(tips):.0%})")
+        quantiles = np.quantile([tip.value for tip in tips], [0, 0.25, 0.5, 0.75, 1])
+        least, *quartiles, most = (f"{quantile:.2f}" for quantile in quantiles)
+        _print(f"\nQ of {len(tips):,} tips: least {least}, quartiles {' '.join(quartiles)}, most {most}")
+        _print(f"never shown: {unseen:,} of {len(tips):,} tips ({unseen / len(tips):.0%})")
     if tips and tips[0].shown:
         _print("most shown:\n")
         _print(tips_table([tip for tip in tips[:5] if tip.shown]))
