@@ -25,16 +25,21 @@ from empo2.recipe.evaluation.tables import table_of
 
 _ROUNDING = 1e-6
 
+_EXAMPLES = """\b
+examples:
+  bench/memory_values.py values runs/demo --learning-rate 0.3 --return-scale 0.01
+  bench/memory_values.py similarities runs/demo --scope task=find-animal"""
 _console = Console(highlight=False, markup=False, emoji=False)
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Measure in a memory what MemRL builds on: that values predict success, and that states can be told apart.",
+    epilog=_EXAMPLES,
 )
 
 
-@app.command(epilog="\b\nexample:\n  bench/memory_values.py values runs/demo --learning-rate 0.3 --return-scale 0.01")
+@app.command()
 @one_line_errors()
 def values(
     memory: Memory,
@@ -73,7 +78,7 @@ def values(
     _console.print(f"of the tenth of the tips with the highest Q, {failures:.0%} come from failed episodes")
 
 
-@app.command(epilog="\b\nexample:\n  bench/memory_values.py similarities runs/demo")
+@app.command()
 @one_line_errors()
 def similarities(memory: Memory, scope: Scope = None) -> None:
     """Show how similar the first states of different tasks are, and the settings that follow for MemRL's retrieval."""
