@@ -22,11 +22,7 @@ _HOOKS = {
 
 
 def asked_for(settings: BaseModel, key: str) -> ModuleType | None:
-    """Return the module that the value of a setting asks for; None if EMPO² has the value itself.
-
-    Raises:
-        ConfigError: as `check`.
-    """
+    """Return the module that the value of a setting asks for, None if EMPO² has the value itself; raise as `check`."""
     name = _module(settings, key)
     return import_module(f"{__name__}.{name}") if name else None
 
