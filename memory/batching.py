@@ -5,7 +5,6 @@ import os
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 
 import numpy as np
 
@@ -21,36 +20,6 @@ ACCELERATOR_BATCH = (PASS_TEXTS, PASS_TEXTS)
 BACKGROUND_NICENESS = 10
 RECENT_TEXTS = 16_384  # 25 MB of MiniLM keys
 _CLOSED = "the embedder is closed"
-
-
-class _Queue:
-    """The distinct texts that wait, oldest first; the most of a batch, and the threads that embed it."""
-
-    def __init__(self, most: int, pool: ThreadPoolExecutor) -> None:
-        self._most = most
-        self.pool = pool
-        self._texts: dict[str, None] = {}
-        self._arrival = asyncio.Event()
-
-    def add(self, text: str) -> None:
-        self._texts[text] = None
-        self._arrival.set()
-
-    def move(self, text: str, other: "_Queue") -> None:
-        """Move the text to the end of the other queue, if it waits in this one."""
-        if text in self._texts:
-            del self._texts[text]
-            other.add(text)
-
-    async def take(self) -> list[str]:
-        """Remove and return the oldest texts; wait until there is at least one."""
-        while not self._texts:
-            self._arrival.clear()
-            await self._arrival.wait()
-        batch = list(islice(self._texts, self._most))
-        for text in batch:
-            del self._texts[text]
-        return batch
 
 
 class BatchingEmbedder:
@@ -70,11 +39,13 @@ class BatchingEmbedder:
     def __init__(self, embedder: Embedder, threads: int | None = None, *, accelerated: bool = False) -> None:
         self._embedder = embedder
         self._threads = threads = threads or (1 if accelerated else cpu_threads())
-        urgent, background = ACCELERATOR_BATCH if accelerated else CPU_BATCH
-        self._urgent = _Queue(urgent, ThreadPoolExecutor(threads, thread_name_prefix="embedder"))
-        self._background = _Queue(
-            background, ThreadPoolExecutor(threads, thread_name_prefix="embedder-background", initializer=_be_nice)
+        self._batches = ACCELERATOR_BATCH if accelerated else CPU_BATCH
+        self._pools = (
+            ThreadPoolExecutor(threads, thread_name_prefix="embedder"),
+            ThreadPoolExecutor(threads, thread_name_prefix="embedder-background", initializer=_be_nice),
         )
+        self._urgent, self._background = asyncio.Queue[str](), asyncio.Queue[str]()
+        self._waiting: set[str] = set()  # the texts of the queues that nobody has taken; a queue may hold others
         self._tasks: list[asyncio.Task[None]] = []
         self._futures: dict[str, asyncio.Future[np.ndarray]] = {}  # of waiting texts and texts in a batch
         self._recent: OrderedDict[str, np.ndarray] = OrderedDict()
@@ -96,13 +67,14 @@ class BatchingEmbedder:
             self._recent.move_to_end(text)
             return self._recent[text]
         if not self._tasks:
-            queues = (self._urgent, self._background)
-            self._tasks = [asyncio.create_task(self._serve(queue)) for queue in queues for _ in range(self._threads)]
+            kinds = [*zip((self._urgent, self._background), self._batches, self._pools, strict=True)]
+            self._tasks = [asyncio.create_task(self._serve(*kind)) for kind in kinds for _ in range(self._threads)]
         if text not in self._futures:
             self._futures[text] = asyncio.get_running_loop().create_future()
-            (self._urgent if urgent else self._background).add(text)
-        elif urgent:
-            self._background.move(text, self._urgent)
+            self._waiting.add(text)
+            (self._urgent if urgent else self._background).put_nowait(text)
+        elif urgent and text in self._waiting:
+            self._urgent.put_nowait(text)
         # Shielded, since others may wait for the same text when this caller is cancelled.
         return await asyncio.shield(self._futures[text])
 
@@ -116,15 +88,19 @@ class BatchingEmbedder:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for queue in (self._urgent, self._background):
-            await asyncio.to_thread(queue.pool.shutdown)
+        for pool in self._pools:
+            await asyncio.to_thread(pool.shutdown)
 
-    async def _serve(self, queue: _Queue) -> None:
+    async def _serve(self, queue: asyncio.Queue[str], most: int, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            batch = await queue.take()
+            batch: list[str] = []
+            while not batch or (len(batch) < most and not queue.empty()):
+                if (text := await queue.get()) in self._waiting:
+                    self._waiting.remove(text)
+                    batch.append(text)
             try:
-                vectors = await loop.run_in_executor(queue.pool, self._embedder.embed, batch)
+                vectors = await loop.run_in_executor(pool, self._embedder.embed, batch)
                 keys = dict(zip(batch, vectors, strict=True))
             except Exception as error:
                 # Only the type: the message of a tokenizer may quote the text.

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from empo2.memory.index import cosine_similarities, load_entries, unit
+from empo2.memory.index import ENTRIES, cosine_similarities, load, unit
 from empo2.memory.retrieval import Entries, Policy
 
 type Order = Literal["best", "newest", "used", "value"]
@@ -132,7 +132,7 @@ def find_tips(
     """
     dimension = embedder_of(db)[1]
     key = unit(key, dimension)
-    tables = [load_entries(db, scope, dimension) for scope in scopes]
+    tables = [load(db, ENTRIES, scope, dimension) for scope in scopes]
     columns = {name: np.concatenate([table[name] for table in tables]) for name in ("tip", "score", "value", "text")}
     similarities = np.concatenate([cosine_similarities(table["key"], key) for table in tables])
     rows = policy(Entries(similarities, columns["score"], columns["value"], columns["text"]))

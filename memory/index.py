@@ -9,12 +9,13 @@ from numpy.typing import ArrayLike
 from empo2.memory.file import MemoryFileError
 
 _CHUNK = 4096  # rows read at once; one by one takes more time, all at once twice the memory
-# The order is that of two indices of the file, so no keys are sorted.
-_ENTRIES = (
+# Queries of `load`, oldest rows first. The order of entries is that of two indices of the file, so no keys are sorted;
+# `tip`, its id, is ascending, since an episode is stored in one transaction.
+ENTRIES = (
     "SELECT entries.id AS id, tip_id AS tip, key, score, value, text FROM tips JOIN entries ON tips.id = tip_id"
     " WHERE scope = ? ORDER BY tips.id, entries.id"
 )
-_STATES = "SELECT id, key, visits, state AS text FROM states WHERE scope = ? ORDER BY id"
+STATES = "SELECT id, key, visits, state AS text FROM states WHERE scope = ? ORDER BY id"
 _FLOATS = ("score", "value")
 
 
@@ -89,23 +90,12 @@ class ColumnTable:
         self._start, self._end = 0, live
 
 
-def load_entries(db: sqlite3.Connection, scope: str, dimension: int) -> ColumnTable:
-    """Return the scope's entries, oldest first; `tip` is ascending, since an episode is stored in one transaction.
-
-    Columns: id, tip (its id), key [dimension], score, value (of the tip), and text (a number, equal for equal texts).
+def load(db: sqlite3.Connection, query: str, scope: str, dimension: int) -> ColumnTable:
+    """Return a scope's `ENTRIES` or `STATES`; `text` is a number, equal for equal texts, `key` float32 [dimension].
 
     Raises:
         MemoryFileError: a key of another length than `dimension`.
     """
-    return _load(db, _ENTRIES, scope, dimension)
-
-
-def load_states(db: sqlite3.Connection, scope: str, dimension: int) -> ColumnTable:
-    """Return the scope's visited states, oldest first: id, key [dimension], visits and text, as `load_entries` does."""
-    return _load(db, _STATES, scope, dimension)
-
-
-def _load(db: sqlite3.Connection, query: str, scope: str, dimension: int) -> ColumnTable:
     cursor = db.execute(query, (scope,))
     names = [column[0] for column in cursor.description]
     columns = {name: np.empty(0, np.float64 if name in _FLOATS else np.int64) for name in names}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from empo2.memory.index import ColumnTable, cosine_similarities, load_states, unit
+from empo2.memory.index import STATES, ColumnTable, cosine_similarities, load, unit
 
 MAX_VISITS = 2**31 - 1  # of one state; the sum over a scope's states stays far below the 2**63 of SQLite and numpy
 
@@ -101,5 +101,5 @@ class VisitedStates:
 
     def _index(self, scope: str) -> ColumnTable:
         if scope not in self._indices:
-            self._indices[scope] = load_states(self._db, scope, self._dimension)
+            self._indices[scope] = load(self._db, STATES, scope, self._dimension)
         return self._indices[scope]

@@ -29,9 +29,6 @@ class MemoryService:
         novelty_similarity: cosine above which two states count as similar.
         value_learning_rate: of the learned values of shown tips.
 
-    Raises:
-        MemoryFileError: the file cannot be opened (see `MemoryStore`).
-
     Raises from every method: ``EmbedderError``, ``MemoryFileError``, ``sqlite3.Error``, ``OSError``.
     """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from empo2.memory.file import copy_memory_file, open_memory_file, restore_memory_file
-from empo2.memory.index import ColumnTable, cosine_similarities, load_entries, unit
+from empo2.memory.index import ENTRIES, ColumnTable, cosine_similarities, load, unit
 from empo2.memory.novelty import VisitedStates
 from empo2.memory.retrieval import Entries, Policy
 
@@ -270,7 +270,7 @@ class MemoryStore:
 
     def _entry_index(self, scope: str) -> ColumnTable:
         if scope not in self._entries:
-            self._entries[scope] = load_entries(self._db, scope, self._dimension)
+            self._entries[scope] = load(self._db, ENTRIES, scope, self._dimension)
         return self._entries[scope]
 
 

@@ -1,20 +1,17 @@
 """What other papers bring: a folder each, hung in by the lines below. EMPO² itself needs none of them.
 
-Remove a folder, and its paper is gone: the values that ask for it are refused, its verbs are not there, and nothing
-else changes. A folder is imported only when it is asked for.
+Remove a folder, and its paper is gone: the values that ask for it are refused, and nothing else changes. A folder
+is imported only when it is asked for.
 """
 
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
 from empo2.recipe.errors import ConfigError
-
-if TYPE_CHECKING:
-    from typer import Typer
 
 # Values that ask for a paper, its module, and the names in it that are used where.
 _HOOKS = {
@@ -22,15 +19,10 @@ _HOOKS = {
     "memory.retrieval": {"value": "memrl.retrieval", "newest": "reflexion.retrieval"},  # policy, in gateway/memory.py
     "memory.judged": {True: "self_rag.relevance"},  # relevant_tips, in gateway/tips/search.py
 }
-_MEMORY_VERBS = "memrl.command"  # a typer app, in cli/verbs.py
 
 
 def asked_for(settings: BaseModel, key: str) -> ModuleType | None:
-    """Return the module that the value of a setting asks for; None if EMPO² has the value itself.
-
-    Raises:
-        ConfigError: as `check`.
-    """
+    """Return the module that the value of a setting asks for, None if EMPO² has the value itself; raise as `check`."""
     name = _module(settings, key)
     return import_module(f"{__name__}.{name}") if name else None
 
@@ -45,23 +37,13 @@ def check(settings: BaseModel) -> None:
         _module(settings, key)
 
 
-def add_memory_verbs(app: "Typer") -> None:
-    """Add the verbs that a paper brings to ``empo2 memory``."""
-    if _is_there(_MEMORY_VERBS):
-        app.add_typer(import_module(f"{__name__}.{_MEMORY_VERBS}").app)
-
-
 def _module(settings: BaseModel, key: str) -> str | None:
     section, name = key.split(".")
     value: Any = getattr(getattr(settings, section), name)
     module = _HOOKS[key].get(value)
-    if module and not _is_there(module):
+    if module and not (Path(__file__).parent / module.split(".")[0]).is_dir():
         raise ConfigError(
             f"{key}={value!r}: needs the folder recipe/baselines/{module.split('.')[0]}, which was removed; put it "
             "back, or leave the setting as config.yaml has it"
         )
     return module
-
-
-def _is_there(module: str) -> bool:
-    return (Path(__file__).parent / module.split(".")[0]).is_dir()

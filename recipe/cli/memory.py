@@ -143,7 +143,7 @@ def stats(memory: Memory, scope: Scope = None) -> None:
         chosen = chosen_scopes(db, scope)
         name, dimension = embedder_of(db)
         counts, played = scope_counts(db, chosen), plays(db, chosen)
-        tips = stored_tips(db, chosen, order="used")
+        tips = stored_tips(db, chosen, order="newest")
     log = memory.with_name(memory.name + "-wal")
     size = memory.stat().st_size + (log.stat().st_size if log.exists() else 0)
     _print(f"{memory}: {size / 1e6:,.1f} MB, keys of {name} ({dimension} dimensions)\n", soft_wrap=True)
@@ -153,11 +153,10 @@ def stats(memory: Memory, scope: Scope = None) -> None:
         _print(tables.returns_table(played))
     if tips:
         unseen = sum(tip.shown == 0 for tip in tips)
-        _print("\n".join(["", *tables.value_lines(np.array([tip.value for tip in tips]))]))
-        _print(f"\nnever shown: {unseen:,} of {len(tips):,} tips ({unseen / len(tips):.0%})")
-    if tips and tips[0].shown:
-        _print("most shown:\n")
-        _print(tips_table([tip for tip in tips[:5] if tip.shown]))
+        quantiles = np.quantile([tip.value for tip in tips], [0, 0.25, 0.5, 0.75, 1])
+        least, *quartiles, most = (f"{quantile:.2f}" for quantile in quantiles)
+        _print(f"\nQ of {len(tips):,} tips: least {least}, quartiles {' '.join(quartiles)}, most {most}")
+        _print(f"never shown: {unseen:,} of {len(tips):,} tips ({unseen / len(tips):.0%})")
 
 
 @app.command(epilog=_example("export runs/demo --output tips.jsonl"))

@@ -1,7 +1,6 @@
 """Format what ``empo2 memory`` prints, for 80 columns and more."""
 
 import json
-import math
 import time
 from collections.abc import Sequence
 
@@ -15,7 +14,6 @@ from empo2.recipe.evaluation.tables import printable, table_of
 _PADDING = (0, 1, 0, 0)  # two blanks between columns
 _CAPTION = "Q: learned value. shown: episodes that the tip was shown in."
 _SCOPES = 20  # rows of the table of scopes
-_BINS, _BAR = 10, 40  # of the histogram of Q: bins, and columns of the longest bar
 
 
 def scope_text(scope: str) -> str:
@@ -85,18 +83,6 @@ def returns_table(plays: Sequence[Play]) -> Table:
             figures = (f"{figure:.2f}" for figure in (np.mean(scores), np.median(scores), min(scores), max(scores)))
             table.add_row(name, str(len(group)), *figures, f"{np.mean(known):.0%}" if known else "")
     return table
-
-
-def value_lines(values: np.ndarray) -> list[str]:
-    """Return lines with the quartiles of the learned values, [n] with n > 0, and a histogram unless all are equal."""
-    least, *quartiles, most = (f"{quantile:.2f}" for quantile in np.quantile(values, [0, 0.25, 0.5, 0.75, 1]))
-    lines = [f"Q of {len(values):,} tips: least {least}, quartiles {' '.join(quartiles)}, most {most}"]
-    if np.ptp(values) >= 0.01:
-        counts, edges = np.histogram(values, _BINS)
-        for low, count in zip(edges, counts, strict=False):
-            lines.append(f"{low:>8.2f}  {'█' * math.ceil(_BAR * count / counts.max())} {count:,}")
-        lines.append(f"{edges[-1]:>8.2f}")
-    return lines
 
 
 def _clean(text: str) -> Text:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from empo2.recipe import __version__, baselines
+from empo2.recipe import __version__
 from empo2.recipe.cli import adapt, check, controller, eval, export, init, memory, serve, show, sweep
 from empo2.recipe.cli.gateway import gateway
 from empo2.recipe.cli.options import HELP
@@ -49,7 +49,6 @@ app.command()(report)
 app.command(epilog=show.EXAMPLES)(show.show)
 app.command()(demo)
 app.add_typer(memory.app, name="memory")
-baselines.add_memory_verbs(memory.app)
 app.command(epilog=init.EXAMPLES)(init.init)
 
 _command = typer.main.get_command(app)

@@ -16,7 +16,6 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,9 +116,8 @@ def run_agent(agent_class: str, environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["-c", agent_class]  # as upstream starts it
-    if numpy := sys.modules.get("numpy.random"):  # Python's own generator is seeded anew by a fork
-        reseed: Callable[[], None] = numpy.seed
-        reseed()
+    if "numpy.random" in sys.modules:  # Python's own generator is seeded anew by a fork
+        sys.modules["numpy.random"].seed()
     try:
         sys.exit(play(agent_class))
     finally:  # as Python ends; multiprocessing only forgets these functions

@@ -49,7 +49,7 @@ def run_on_this_machine(url: str, key: str, agent_class: str, concurrency: int) 
     """
     start_fork_server(agent_class)
     start_agents_with(start_agent)
-    give_own_keys(local_reconciler.LocalReconciler)
+    local_reconciler.LocalReconciler = OwnKeys
     local = {"maximum_size": concurrency, "poll_interval": _POLL_SECONDS}
     _run(url, key, {"runner_type": "local", "local_runner": local})
 
@@ -71,18 +71,15 @@ def start_agents_with(start: object) -> None:
     local_reconciler.asyncio = SimpleNamespace(**names)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def give_own_keys(reconciler: type[local_reconciler.LocalReconciler]) -> None:
-    """Make ``_spawn_for``, which reads the key from the controller's settings, give each agent its rollout's key."""
-    spawn = reconciler._spawn_for
+class OwnKeys(local_reconciler.LocalReconciler):
+    """Gives each agent its rollout's key; agent-lightning's reconciler reads the key from the controller's settings."""
 
-    async def spawn_with_own_key(self: Any, rollout: Rollout) -> bool:
+    async def _spawn_for(self, rollout: Rollout) -> bool:
         shared, self._config = self._config, _of_rollout(rollout, self._config)
         try:
-            return await spawn(self, rollout)  # one rollout after another
+            return await super()._spawn_for(rollout)  # one rollout after another
         finally:
             self._config = shared
-
-    reconciler._spawn_for = spawn_with_own_key
 
 
 def with_own_key(build: Callable[[Rollout, DictConfig], Any]) -> Callable[[Rollout, DictConfig], Any]:

@@ -37,7 +37,8 @@ async def start_agent(*command: str, env: dict[str, str], **_: Any) -> "WarmAgen
     if rollout and is_traced():
         env = {**env, "TRACEPARENT": traceparent(rollout[1])}
     # Process.start would read the exit codes of the agents that have just ended, and keep them from WarmAgent.
-    return WarmAgent(await asyncio.to_thread(Popen, _AgentProcess(command[-1], env)))  # the first waits for the import
+    process = ForkServerProcess(target=_run, args=(command[-1], env))
+    return WarmAgent(await asyncio.to_thread(Popen, process))  # the first waits for the import
 
 
 def is_traced() -> bool:
@@ -78,12 +79,7 @@ class WarmAgent:
         self._ended.set()
 
 
-class _AgentProcess(ForkServerProcess):
-    def __init__(self, agent_class: str, environment: dict[str, str]) -> None:
-        super().__init__()
-        self._agent_class, self._agent_environment = agent_class, environment
+def _run(agent_class: str, environment: dict[str, str]) -> None:
+    from empo2.recipe.controller.forked_agent import run_agent  # the fork server has imported it
 
-    def run(self) -> None:
-        from empo2.recipe.controller.forked_agent import run_agent  # the fork server has imported it
-
-        run_agent(self._agent_class, self._agent_environment)
+    run_agent(agent_class, environment)

@@ -101,11 +101,7 @@ class GatewayClient:
         self._post(protocol.RESUME)
 
     def drain(self, seconds: float) -> dict[str, float]:
-        """Wait at most ``seconds`` for the running reflections; return the gateway's metrics of the step.
-
-        Raises:
-            GatewayError: as `settle`, which comes first.
-        """
+        """`settle`, wait at most ``seconds`` for running reflections, and return the gateway's metrics of the step."""
         self.settle()
         return self._post(protocol.DRAIN, protocol.TimeLimit(timeout=seconds), seconds + _SECONDS)
 

@@ -99,7 +99,6 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         pauses: whether rollouts may still run when those that were waited for have ended.
         controller_log: of a controller on this machine, by which the user is told why no rollout starts.
         hooks: the user's own, called before a request gets its tag.
-        others: agent-lightning's further arguments.
 
     Attributes:
         carried_over: the training rollouts that still run, whole groups.
@@ -218,14 +217,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         return super()._create_rollouts(data, is_train=is_train)
 
     def enqueue_and_wait_until_completed(self, data: dict[str, Any], *, is_train: bool) -> list[CompletedRollout]:
-        """Play the rollouts and return the usable ones, ready for agent-lightning's adapter.
-
-        Validation rollouts with memory are played beside those without, and are not returned: agent-lightning's
-        metrics are about the policy alone.
-
-        Raises:
-            NoUsableRollouts: none is left; the message says why.
-        """
+        """Play the rollouts and return the usable ones (`StepResults.usable`), ready for agent-lightning's adapter."""
         begin = perf_counter()
         played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
         return self._usable(played, begin, is_train=is_train)
@@ -238,11 +230,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         is_train: bool,
         target_finished_group_num: int,
     ) -> tuple[list[CompletedRollout], list[EnqueuedRollout]]:
-        """Play the rollouts until so many groups have ended; return the usable ones of these, and ``carried_over``.
-
-        Raises:
-            NoUsableRollouts: as `enqueue_and_wait_until_completed`.
-        """
+        """Play the rollouts until so many groups have ended; return the usable ones of these, and ``carried_over``."""
         begin = perf_counter()
         played, self.carried_over = super().enqueue_and_wait_until_group_completed(
             data,

@@ -82,8 +82,7 @@ class StepResults:
     Attributes:
         max_prompt_tokens: of a training row's prompt.
         failed_rollout_return: given to training rollouts that failed by their agent; None to leave them out.
-        kept: by rollout id.
-        dropped: by rollout id.
+        kept, dropped: by rollout id.
         left_out: what is not trained of the rollouts: ``turns_dropped`` have no tip-free prompt, ``repeated_calls`` are
             requests that were sent again (see `turns_of`), ``overlong_rows`` have a prompt that is too long.
         calls: of all rollouts that were played, by id.

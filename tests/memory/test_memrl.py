@@ -1,6 +1,7 @@
 """MemRL: its ranking by hand and in plain Python; values against success, and how similar first states are."""
 
 import math
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from memory_values import Use, correlation, failures_among_best, first_state_cosines, uses_of_tips, value_bins
+
 from empo2.memory import MemoryFileError
 from empo2.memory.file import reading
 from empo2.recipe.baselines.memrl.retrieval import ByValue
-from empo2.recipe.baselines.memrl.values import (
-    Use,
-    correlation,
-    failures_among_best,
-    first_state_cosines,
-    uses_of_tips,
-    value_bins,
-)
 
 from .stores import EAST, NORTH, UP, add, open_store, play
 from .test_retrieval import ROWS, SIMILARITIES, entries, plain, rng

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from empo2.recipe.config import TRACES_VARIABLES
 from empo2.recipe.controller.kubernetes import TellingReconciler
-from empo2.recipe.controller.run import give_own_keys, start_agents_with, with_own_key
+from empo2.recipe.controller.run import OwnKeys, start_agents_with, with_own_key
 from empo2.recipe.controller.warm_agents import WarmAgent, start_agent, start_fork_server
 from empo2.recipe.protocol import traceparent
 
@@ -220,15 +220,11 @@ async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: 
     async def patch_status(rollout_id: str, json: dict) -> None:
         failed.append(json["status"]["error_message"])
 
-    class Reconciler(local_reconciler.LocalReconciler):
-        pass
-
     monkeypatch.setattr(local_reconciler, "asyncio", asyncio)
     start_agents_with(start)
-    give_own_keys(Reconciler)
     config = {"runner_type": "local", "agl_server": SERVER, "local_runner": {"maximum_size": 1, "poll_interval": 1}}
     api = SimpleNamespace(patch=patch_status)
-    reconciler = Reconciler(api, OmegaConf.create(config))  # pyright: ignore[reportArgumentType]
+    reconciler = OwnKeys(api, OmegaConf.create(config))  # pyright: ignore[reportArgumentType]
     local = {"agent_class": AGENTS, "env_map": {"MY_DOOR": "input.door"}}
     rollout = {"rollout_id": "r", "input": {"door": 3}, "config": {"local": local}}
     assert not await reconciler._spawn_for(Rollout.model_validate({**rollout, "status": STATUS}))

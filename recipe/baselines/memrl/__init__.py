@@ -1,1 +1,1 @@
-"""MemRL (arXiv 2601.03192): tips by learned value, checks of these values, and its baselines as settings."""
+"""MemRL (arXiv 2601.03192): tips by learned value, and its baselines as settings."""

@@ -1,15 +1,96 @@
-"""What MemRL builds on, measured in a memory: how well learned values predict success, how similar first states are."""
+"""What MemRL (arXiv 2601.03192) builds on, measured in a memory.
+
+    .venv/bin/python bench/memory_values.py values runs/memrl/seed-0-trial-10.sqlite --return-scale 0.01
+    .venv/bin/python bench/memory_values.py similarities runs/memrl/seed-0-trial-10.sqlite
+
+- `values`: how well the learned values predicted success, tip by tip and episode by episode;
+- `similarities`: how similar the first states of different tasks are, and the settings that follow for its retrieval.
+"""
 
 import sqlite3
+import sys
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+import typer
+from rich.console import Console
 
 from empo2.memory.browse import embedder_of
-from empo2.memory.file import MemoryFileError
+from empo2.memory.file import MemoryFileError, reading
+from empo2.recipe.cli.memory import Memory, Scope, chosen_scopes, one_line_errors
+from empo2.recipe.config import load_settings
+from empo2.recipe.errors import Empo2Error
+from empo2.recipe.evaluation.tables import table_of
 
 _ROUNDING = 1e-6
+
+_EXAMPLES = """\b
+examples:
+  bench/memory_values.py values runs/demo --learning-rate 0.3 --return-scale 0.01
+  bench/memory_values.py similarities runs/demo --scope task=find-animal"""
+_console = Console(highlight=False, markup=False, emoji=False)
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure in a memory what MemRL builds on: that values predict success, and that states can be told apart.",
+    epilog=_EXAMPLES,
+)
+
+
+@app.command()
+@one_line_errors()
+def values(
+    memory: Memory,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="memory.value_learning_rate of the run.  [default: config.yaml's]")
+    ] = None,
+    return_scale: Annotated[
+        float | None,
+        typer.Option(help="algorithm.return_scale of the run, or 1 / its range.  [default: config.yaml's, 1]"),
+    ] = None,
+    scope: Scope = None,
+) -> None:
+    """Show how well the learned values predicted success.
+
+    Each use of a tip counts with the value before the episode that saw it, in ten bins with their share of successes;
+    Pearson's r is 0.861 of MemRL's bins. Of the best tips, 12 % come from failures in the paper. The values are learned
+    again from the recorded plays, so give the run's rate and scale.
+    """
+    defaults = load_settings()
+    rate = defaults.memory.value_learning_rate if learning_rate is None else learning_rate
+    scale = defaults.algorithm.scale if return_scale is None else return_scale
+    with reading(memory) as db:
+        chosen = chosen_scopes(db, scope)
+        uses = uses_of_tips(db, chosen, rate, scale)
+        failures = failures_among_best(db, chosen)
+    if not uses:
+        _console.print("no tip has been shown yet")
+        return
+    bins = value_bins(uses)
+    table = table_of("Q before the episode", "uses", "mean Q", "success", padding=(0, 1, 0, 0))
+    for each in bins:
+        table.add_row(f"{each.low:.2f} … {each.high:.2f}", f"{each.uses:,}", f"{each.value:.2f}", f"{each.success:.0%}")
+    _console.print(table)
+    binned = correlation([(each.value, each.success) for each in bins])
+    _console.print(f"\nPearson's r: {binned:.3f} of the bins, {correlation(uses):.3f} of the {len(uses):,} uses")
+    _console.print(f"of the tenth of the tips with the highest Q, {failures:.0%} come from failed episodes")
+
+
+@app.command()
+@one_line_errors()
+def similarities(memory: Memory, scope: Scope = None) -> None:
+    """Show how similar the first states of different tasks are, and the settings that follow for MemRL's retrieval."""
+    with reading(memory) as db:
+        states, cosines = first_state_cosines(db, chosen_scopes(db, scope))
+        name, _ = embedder_of(db)
+    figures = (cosines.mean(), cosines.std(), np.quantile(cosines, 0.8))
+    mean, deviation, threshold = (f"{figure:.3f}" for figure in figures)
+    settings = f"memory.min_similarity={threshold} memory.similarity_statistics='[{mean}, {deviation}]'"
+    _console.print(f"{states:,} first states, {len(cosines):,} pairs, keys of {name}")
+    _console.print(f"cosine: mean {mean}, standard deviation {deviation}; 20 % above {threshold}")
+    _console.print(settings, soft_wrap=True)
 
 
 class Use(NamedTuple):
@@ -112,3 +193,10 @@ def first_state_cosines(db: sqlite3.Connection, scopes: Collection[str]) -> tupl
         raise MemoryFileError(f"it has {len(keys)} first states of episodes; two different ones make a pair")
     matrix = np.stack(list(keys.values()))
     return len(keys), (matrix @ matrix.T)[np.triu_indices(len(matrix), 1)].astype(np.float64)
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except Empo2Error as error:
+        sys.exit(f"memory_values.py: error: {error}")
