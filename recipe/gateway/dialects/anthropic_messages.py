@@ -1,4 +1,4 @@
-"""Anthropic's ``/v1/messages``: whole chats, streamed or not."""
+"""Anthropic's ``/v1/messages``: whole chats, or threads, of which a request sends what is new; streamed or not."""
 
 import contextlib
 import json
@@ -37,7 +37,9 @@ _OWN = (
     "output_config",
     "cache_control",
     "inference_geo",
+    "thread",
 )
+_OF_THREAD = ("system", "tools")  # a request that continues a thread does not repeat them
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
@@ -54,19 +56,23 @@ _ERRORS = {
 class AnthropicCall:
     """A call of ``/v1/messages``.
 
+    Args:
+        threads: of the rollout: by the id of each reply, the chat up to it. The answer is added to them, if the request
+            begins or continues a thread.
+
     Raises:
-        ValueError: it asks for what no chat completion has, such as tools that Anthropic's servers run.
+        ValueError: it asks for what no chat completion has, such as tools that Anthropic's servers run, or continues a
+            reply that is of no thread.
     """
 
     path = "chat/completions"
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, threads: dict[str, Body]) -> None:
         for name in ("mcp_servers", "container"):
             if body.get(name):
                 raise ValueError(f"{name}: needs Anthropic's own servers; leave it out")
-        if body.get("thread"):
-            raise ValueError("thread: is not kept here; leave it out, and send the whole chat as messages")
-        self._stream = bool(body.get("stream"))
+        self._stream, self._threaded, self._threads = bool(body.get("stream")), bool(body.get("thread")), threads
+        body = self._whole = _with_thread(body, threads)
         self.body = {name: value for name, value in body.items() if name not in _OWN}
         self.body["messages"] = _chat(body)
         if self.body["messages"][-1]["role"] == "assistant":  # the reply continues it
@@ -82,6 +88,10 @@ class AnthropicCall:
 
     def answer(self, completion: Body) -> Response:
         message = _reply(completion)
+        if self._threaded:
+            said = {"role": "assistant", "content": message["content"]}
+            chat = {name: self._whole[name] for name in _OF_THREAD if name in self._whole}
+            self._threads[message["id"]] = {**chat, "messages": [*self._whole["messages"], said]}
         return event_stream(_events(message)) if self._stream else JSONResponse(message)
 
 
@@ -95,6 +105,20 @@ def as_anthropic_says(refusal: Response) -> Response:
         problem = error if isinstance(error, str) else str(error["message"])
     error = {"type": _ERRORS.get(refusal.status_code, "api_error"), "message": problem}
     return JSONResponse({"type": "error", "error": error}, refusal.status_code)
+
+
+def _with_thread(body: Body, threads: dict[str, Body]) -> Body:
+    """Return the request with all messages of the thread that it continues, if it does."""
+    thread = body.get("thread") or {"type": "create"}
+    kind, previous = thread.get("type"), thread.get("previous_message_id")
+    if kind == "create":
+        return body
+    if kind != "continue":
+        raise ValueError(f"thread.type={kind!r}: must be create or continue")
+    if previous not in threads:
+        raise ValueError(f"thread.previous_message_id={previous!r}: no reply of a thread of this rollout")
+    earlier = threads[previous]
+    return {**body, **earlier, "messages": [*earlier["messages"], *body["messages"]]}
 
 
 def _chat(body: Body) -> list[Message]:

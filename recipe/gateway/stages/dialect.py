@@ -27,7 +27,7 @@ class Dialects:
     def __init__(self, max_bytes: int, servers: upstream.ModelServers) -> None:
         self._servers = servers
         self._max_bytes = max_bytes
-        self._stored: dict[str, dict[str, list[Body]]] = {}  # by rollout: see `ResponsesCall`
+        self._held: dict[str, tuple[dict[str, list[Body]], dict[str, Body]]] = {}  # by rollout: responses, threads
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         streamed = request.is_completion and request.body.get("stream")
@@ -80,17 +80,19 @@ class Dialects:
 
     def _dialect(self, request: Request) -> AnthropicCall | ResponsesCall | StreamedCompletion:
         match request.api:
-            case "messages" | "messages/count_tokens":
-                return AnthropicCall(request.body)
+            case "messages":
+                return AnthropicCall(request.body, self._held_of(request.rollout_id)[1])
+            case "messages/count_tokens":
+                return AnthropicCall(request.body, {})  # a thread is not known here
             case "responses":
-                return ResponsesCall(request.body, self._stored_of(request.rollout_id))
+                return ResponsesCall(request.body, self._held_of(request.rollout_id)[0])
             case _:
                 return StreamedCompletion(request.api, request.body)
 
-    def _stored_of(self, rollout_id: str) -> dict[str, list[Body]]:
-        if rollout_id not in self._stored:
-            self._stored = {name: stored for name, stored in self._stored.items() if upstream.rollout_of(name)}
-        return self._stored.setdefault(rollout_id, {})
+    def _held_of(self, rollout_id: str) -> tuple[dict[str, list[Body]], dict[str, Body]]:
+        if rollout_id not in self._held:
+            self._held = {name: held for name, held in self._held.items() if upstream.rollout_of(name)}
+        return self._held.setdefault(rollout_id, ({}, {}))
 
 
 def _with_headers(told: Response, answer: Response) -> Response:
