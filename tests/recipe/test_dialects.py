@@ -375,7 +375,7 @@ def test_what_a_message_may_hold():
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "chat_template_kwargs": {"style": "terse"},
     }
-    call = AnthropicCall(asked)
+    call = AnthropicCall(asked, {})
     message, seen = json.loads(bytes(call.answer(THOUGHT).body)), call.body
     assert message["content"] == [{"type": "thinking", "thinking": "hm", "signature": ""}, text("go")]
     tool_call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -465,6 +465,30 @@ async def test_a_response_is_continued_within_its_rollout_only(gateway: GatewayU
     assert "item_reference" in gone.json()["error"]["message"]
 
 
+async def test_a_thread_of_anthropics_is_continued_with_its_chat_system_and_tools(gateway: GatewayUnderTest):
+    first, second = await gateway.create("memory"), await gateway.create("memory")
+    gateway.model.reply, gateway.model.template = lambda body: f"go {len(body['messages'])}", TOOL_TEMPLATE
+    tools = [{"name": "act", "input_schema": PARAMETERS}]
+    begin = {"max_tokens": 9, "system": "S", "tools": tools, "messages": [user("a")]}
+    previous = (await post(gateway, first, "messages", {**begin, "thread": {"type": "create"}})).json()["id"]
+    begun = gateway.last()
+    for text in ("b", "c"):
+        thread = {"type": "continue", "previous_message_id": previous}
+        asked = {"max_tokens": 9, "messages": [user(text)], "thread": thread}
+        previous = (await post(gateway, first, "messages", asked)).json()["id"]
+    last = gateway.last().body
+    assert [message["content"] for message in last["messages"]] == ["S", "a", "go 2", "b", "go 4", "c"]
+    assert last["tools"] == begun.body["tools"]
+    assert "thread" not in last
+    assert gateway.last().prompt_ids[: len(begun.prompt_ids)] == begun.prompt_ids  # so that the turns are one row
+    alone = (await post(gateway, first, "messages", begin)).json()["id"]  # of no thread
+    for rollout, id_ in ((first, alone), (second, previous)):
+        thread = {"type": "continue", "previous_message_id": id_}
+        refused = await post(gateway, rollout, "messages", {**begin, "thread": thread})
+        assert refused.status_code == 400
+        assert f"thread.previous_message_id='{id_}': no reply of a thread" in refused.json()["error"]["message"]
+
+
 async def test_a_chat_that_grows_behind_its_id_has_the_limit_of_all_chats(tmp_path):
     async with running_gateway(tmp_path, "gateway.max_request=0.01") as gateway:
         rollout, previous, answers = await gateway.create("no-memory"), None, []
@@ -484,7 +508,6 @@ REFUSED: list[tuple[str, Body, str]] = [
     ("messages", {"messages": [user([{"type": "document"}])]}, "messages[0]: a block of type 'document' cannot be"),
     ("messages", {"messages": ONE, "tools": [{"type": "web_search", "name": "w"}]}, "tools[0]: 'web_search' needs"),
     ("messages", {"messages": ONE, "tools": 3}, "not one of /messages"),
-    ("messages", {"messages": ONE, "thread": {"type": "create"}}, "thread: is not kept here; leave it out, and send"),
     ("responses", {}, "input: must be a string or a list of items"),
     ("responses", {"input": []}, "messages: must be a list of at least one message"),
     ("responses", {"input": [{"type": "computer_call"}]}, "input[0]: an item of type 'computer_call'"),
@@ -547,15 +570,15 @@ async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest)
         assert (await client.models.retrieve("claude")).id == "claude"
 
 
-async def test_a_rollout_that_is_gone_takes_its_responses_with_it(gateway: GatewayUnderTest):
+async def test_a_rollout_that_is_gone_takes_its_responses_and_threads_with_it(gateway: GatewayUnderTest):
     unused: Any = None
     translator = Dialects(1, servers=unused)
     first, second, third = [await gateway.create() for _ in range(3)]
-    held = {name: translator._stored_of(name) for name in (first, second)}
-    assert translator._stored_of(first) is held[first]
+    held = {name: translator._held_of(name) for name in (first, second)}
+    assert translator._held_of(first) is held[first]
     await gateway.client.delete(f"/api/rollouts/{first}")
-    translator._stored_of(third)
-    assert list(translator._stored) == [second, third]
+    translator._held_of(third)
+    assert list(translator._held) == [second, third]
 
 
 # Anthropic's token counts
