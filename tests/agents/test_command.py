@@ -33,15 +33,16 @@ def reward(value):
 SAY = "chat([{'role': 'user', 'content': os.environ['QUESTION']}])\n"
 
 
+def variables_of(folder: Path, code: str) -> dict[str, str]:
+    (folder / "play.py").write_text(PRELUDE + code)
+    return {"AGENT_COMMAND": "{PYTHON} {SCRIPT}", "PYTHON": sys.executable, "SCRIPT": str(folder / "play.py")}
+
+
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., Trace]:
-    script = tmp_path / "play.py"
-
-    def play_one(code: str, line: str = "{PYTHON} {SCRIPT}", limit: float = 90, **variables: str) -> Trace:
-        script.write_text(PRELUDE + code)
-        env = {"AGENT_COMMAND": line, "PYTHON": sys.executable, "SCRIPT": str(script), "QUESTION": "input.question"}
-        agent = {"class": "empo2.agents.command:CommandAgent", "env": env | variables}
-        settings = load_settings(layer={"agent": agent})
+    def play_one(code: str, limit: float = 90, **variables: str) -> Trace:
+        env = variables_of(tmp_path, code) | {"QUESTION": "input.question"} | variables
+        settings = load_settings(layer={"agent": {"class": "empo2.agents.command:CommandAgent", "env": env}})
         return record(settings, {"question": "wie hoch, 数?"}, ["so high"], limit)
 
     return play_one
@@ -50,12 +51,9 @@ def play(tmp_path: Path) -> Callable[..., Trace]:
 @pytest.fixture
 def run(server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
     """The same in this process, before a scripted server; the rewards that it was posted."""
-    script = tmp_path / "play.py"
 
     def run_one(code: str, **variables: str) -> list[float]:
-        script.write_text(PRELUDE + code)
-        line = {"AGENT_COMMAND": "{PYTHON} {SCRIPT}", "PYTHON": sys.executable, "SCRIPT": str(script)}
-        for name, value in (line | server.variables | variables).items():
+        for name, value in (variables_of(tmp_path, code) | server.variables | variables).items():
             monkeypatch.setenv(name, value)
         CommandAgent().run()
         return [event["data"]["value"] for event in server.events]
@@ -63,28 +61,22 @@ def run(server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     return run_one
 
 
-def rewards(trace: Trace) -> list[float]:
-    return [data["value"] for kind, data in trace.events if kind == "reward"]
-
-
-def test_a_script_in_an_environment_without_packages(play, tmp_path):
+def test_a_script_in_an_environment_without_packages_that_posts_its_reward_itself(play, tmp_path):
     venv.create(tmp_path / "other", symlinks=True)
     bare = "import importlib.util\nassert importlib.util.find_spec('httpx') is None\n"
-    trace = play(bare + SAY + "reward('noise\\n0.25\\n')", PYTHON=str(tmp_path / "other/bin/python"))
-    assert (trace.exit_code, rewards(trace)) == (0, [0.25]), trace.output
+    itself = "post(os.environ['AGL_EVENT_URL'], {'event_type': 'reward', 'data': {'value': 3}})"
+    trace = play(bare + SAY + itself, PYTHON=str(tmp_path / "other/bin/python"))
+    rewards = [data["value"] for kind, data in trace.events if kind == "reward"]
+    assert (trace.exit_code, rewards) == (0, [3]), trace.output
     (call,) = trace.calls
     assert (call.status, call.body["messages"][0]["content"]) == (200, "wie hoch, 数?")
-
-
-def test_a_reward_that_the_command_posts_itself(play):
-    trace = play("post(os.environ['AGL_EVENT_URL'], {'event_type': 'reward', 'data': {'value': 3}})")
-    assert (trace.exit_code, rewards(trace)) == (0, [3]), trace.output
 
 
 @pytest.mark.parametrize(
     ("code", "reward"),
     [
         ("sys.stdout.buffer.write(b'\\xff\\xfe' * 40000 + b'\\n1e-1\\n\\n')", 0.1),  # beside bytes that are no text
+        ("reward('noise\\n0.25\\n')", 0.25),
         # A file that is put into place counts before stdout.
         ("p = os.environ['EMPO2_REWARD_FILE']\nopen(p + '~', 'w').write('-2')\nos.replace(p + '~', p)\nprint(1)", -2),
     ],
@@ -118,8 +110,7 @@ def test_a_wrong_variable_is_named(run, name):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "names no command; give one"),
-        ("A=1 B={C}", "names no command"),
+        ("A=1 B={C}", "names no command; give one"),
         ("no-such-program x", "there is no program 'no-such-program'"),
         ("PATH=/nowhere sh", "there is no program 'sh'"),
         ("sh -c 'x", "No closing quotation"),
@@ -148,7 +139,7 @@ while not os.path.exists(os.environ["PID"]) or not open(os.environ["PID"]).read(
 """
 
 
-@pytest.mark.parametrize("ending", ["reward('1')", "sys.exit(1)", "os.abort()"])
+@pytest.mark.parametrize("ending", ["reward('1')", "os.abort()"])
 def test_what_the_command_leaves_behind_is_ended(run, server, tmp_path, ending):
     with nullcontext() if "reward" in ending else pytest.raises(CommandFailed):
         run(LEAVE_A_CHILD + ending, PID=str(tmp_path / "pid"))

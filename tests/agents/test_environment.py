@@ -58,12 +58,6 @@ def test_an_action_is_never_corrected(environment: Environment):
     assert {state.observation for state in states[1:]} == {"No known action matches that input."}
 
 
-def test_an_ambiguous_action_is_asked_back(environment: Environment):
-    state = play(environment, "find-plant", ["teleport to greenhouse", "pick up flower pot"])[-1]
-    assert state.observation.startswith("Ambiguous request")
-    assert state.valid_actions == ("0", "1", "2", "3", "4")
-
-
 def test_valid_actions_and_templates_are_the_tasks_own(environment: Environment):
     state = environment.reset("find-animal", 0, "easy", 30)
     assert "teleport to kitchen" in state.valid_actions

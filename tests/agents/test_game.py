@@ -1,8 +1,6 @@
 """How a turn is worded and a reply is read."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from empo2.agents.text_game import actions
 
@@ -15,11 +13,9 @@ CHOICES = ["look around", "focus on air", "go to kitchen"]
         ("1", "look around"),
         ("3 go to kitchen", "go to kitchen"),
         ("I choose 2.", "focus on air"),
-        ("02", "focus on air"),
         ("4, or else 1", None),  # the first number is what the reply names
         ("0", None),
         ("12", None),
-        ("go to kitchen", None),
         ("", None),
         ("²", None),
         ("1" * 10_000, None),
@@ -30,18 +26,9 @@ def test_the_first_number_of_a_reply_chooses(reply, action):
     assert actions.chosen(reply, CHOICES) == action
 
 
-@given(st.text())
-def test_any_reply_can_be_read(reply):
-    assert actions.chosen(reply, CHOICES) in [None, *CHOICES]
-    assert "\n" not in actions.typed(reply)
-
-
-@pytest.mark.parametrize(
-    ("reply", "action"),
-    [(" look around \nbecause I must", "look around"), ("", ""), ("Höre 数 zu", "Höre 数 zu"), ("LOOK", "LOOK")],
-)
-def test_a_typed_action_is_the_first_line_uncorrected(reply, action):
-    assert actions.typed(reply) == action
+def test_a_typed_action_is_the_first_line_uncorrected():
+    assert actions.typed(" Höre 数 zu \nbecause I must") == "Höre 数 zu"
+    assert actions.typed("") == ""
 
 
 def test_actions_are_drawn_by_episode_and_step(episode):
@@ -52,10 +39,6 @@ def test_actions_are_drawn_by_episode_and_step(episode):
     others = [(episode(seed=2), 0), (episode(seed=1), 1), (episode(seed=1, variation=1), 0), (episode(task="boil"), 0)]
     assert all(actions.draw(valid, other, step) != first for other, step in others)
     assert sorted(actions.draw(valid[:5], episode(), step=0)) == valid[:5]
-
-
-def test_a_turn_lists_numbered_actions():
-    assert actions.listed("You wait.", CHOICES) == "You wait.\n\n1 look around\n2 focus on air\n3 go to kitchen"
 
 
 @pytest.mark.parametrize(
@@ -77,12 +60,3 @@ def test_the_nearest_action_shares_most_words(text, action):
     valid += ["move jug to water", "move water to jug", "activate sink"]
     assert actions.nearest(text, valid) == action
     assert actions.nearest(text, valid[::-1]) == action
-
-
-@given(st.text(alphabet="ab c", max_size=20), st.lists(st.text(alphabet="ab c").filter(str.strip), min_size=1))
-def test_no_action_is_nearer_than_the_nearest(text, valid):
-    def index(action: str) -> float:
-        one, other = set(text.split()), set(action.split())
-        return len(one & other) / max(1, len(one | other))
-
-    assert text in valid or index(actions.nearest(text, valid)) == max(map(index, valid))

@@ -19,8 +19,7 @@ from empo2.recipe.launcher.tasks import check_agent, load_tasks
 from empo2.recipe.protocol import scope_of
 from empo2.small_model import houses as small_model
 from empo2.small_model.levels import EARLIER, bring_back, fits, learned, of_panel
-from empo2.small_model.notes import Note, way_to
-from empo2.small_model.player import Player
+from empo2.small_model.notes import Note
 
 ROOT = Path(__file__).parents[2]
 LOADS = {COIN_COLLECTOR: coin_collector, MAP_READER: map_reader}
@@ -60,6 +59,10 @@ def test_a_turn_is_a_room_its_exits_and_the_coin():
     assert (state.valid_actions, state.score, state.done) == (("move west", "take coin"), 0, False)
     state = coin.step("take coin")
     assert (state.score, state.done) == (100, True)
+    short = HouseEnvironment(COIN_COLLECTOR, HOUSE, 2)
+    assert [short.step("move east").done for _ in range(2)] == [False, True]
+    with pytest.raises(RuntimeError, match="no steps left"):
+        short.step("move west")
 
 
 def test_a_search_and_the_way_back():
@@ -77,13 +80,6 @@ def test_a_search_and_the_way_back():
         f"Bring it to the hall. {DEN}",
     ]
     assert [(state.score, state.done) for state in [game.state, game.step("move west")]] == [(50, False), (100, True)]
-
-
-def test_an_episode_ends_after_its_steps():
-    game = HouseEnvironment(COIN_COLLECTOR, HOUSE, 2)
-    assert [game.step("move east").done for _ in range(2)] == [False, True]
-    with pytest.raises(RuntimeError, match="no steps left"):
-        game.step("move west")
 
 
 # Houses
@@ -149,71 +145,21 @@ def moves_to_the_coin(house: House) -> list[str]:
     raise AssertionError("no way")
 
 
-@pytest.mark.parametrize("disguise", [0, 3])
-def test_the_shortest_way_is_just_long_enough(disguise: int):
-    for seed in COIN_COLLECTOR.panel("hard")["train"][:5]:
-        house = COIN_COLLECTOR.house("hard", seed, disguise)
-        moves = moves_to_the_coin(house)
-        assert len(moves) == house.distance
-        coin = HouseEnvironment(COIN_COLLECTOR, house, house.distance + 1)
-        there = [*(f"move {way}" for way in moves), "take coin"]
-        assert [coin.step(action).score for action in there] == [0] * house.distance + [100]
-    for seed in MAP_READER.panel("medium")["train"][:5]:
-        house = MAP_READER.house("medium", seed, disguise)
-        moves = moves_to_the_coin(house)
-        game = HouseEnvironment(MAP_READER, house, 2 * house.distance + 1)
-        back = [f"move {OPPOSITE[way]}" for way in reversed(moves)]
-        actions = [*(f"move {way}" for way in moves), "take coin", *back]
-        scores = [0] * house.distance + [50] * house.distance + [100]
-        assert [game.step(action).score for action in actions] == scores
-
-
 def test_a_disguise_is_other_names_and_a_compass_in_which_doors_still_lead_back():
     plain = COIN_COLLECTOR.house("hard", 625)
     drawn = [disguise_of(plain, 7, number) for number in range(1, 41)]
     assert drawn == [disguise_of(plain, 7, number) for number in range(1, 41)]
     assert all(sorted(each.names) == sorted(each.names.values()) == sorted(plain.doors) for each in drawn)
-    assert len({str(each.names) for each in drawn}) == 40
     turns = {tuple(each.compass[direction] for direction in DIRECTIONS) for each in drawn}
     assert len(turns) == 8 and all(OPPOSITE[north] == south for north, _, south, _ in turns)
-    assert {each.names[plain.start] for each in drawn} == set(plain.doors)
     for each in drawn:
         house = each.house(plain)
         assert house.distance == plain.distance and len(house.doors) == len(plain.doors)
         for room, exits in house.doors.items():
             assert all(house.doors[behind][OPPOSITE[direction]] == room for direction, behind in exits.items())
-    assert drawn[0] != disguise_of(plain, 8, 1)
 
 
 # The scripted player, by which levels are measured
-
-
-def played_by_text(house: House, max_steps: int, generator: random.Random) -> bool:
-    """Play as `bring_back` does, but in an episode and by what its text says."""
-    player, game = Player([], generator), HouseEnvironment(MAP_READER, house, max_steps)
-    state = game.state
-    (box,) = re.findall(r"bring it to the ([^.]+)\.", game.task_description)
-    for _ in range(max_steps):
-        text = state.observation
-        room = re.findall(r"You are in the ([^.]+)\.", text)[0]
-        exits = {way.lower(): behind for way, behind in re.findall(r"(North|East|South|West): ([^.]+)\.", text)}
-        if text.startswith("Bring it to the "):
-            action = f"move {way_to(player.exits, room, box)[0][1]}"
-        else:
-            action = player.act(room, exits, "You see a coin." in text)
-        state = game.step(action)
-        if state.done:
-            break
-    return state.score == 100
-
-
-def test_the_scripted_player_does_what_a_player_can_do_by_the_text():
-    found = set()
-    for house in list(MAP_READER.houses("medium")["train"].values())[:4]:
-        walked = [bring_back(house, [], 9, random.Random(number))[0] for number in range(10)]
-        assert walked == [played_by_text(house, 9, random.Random(number)) for number in range(10)]
-        found |= set(walked)
-    assert found == {True, False}
 
 
 def test_the_scripted_player_needs_the_way_there_the_coin_and_the_way_back():
@@ -257,9 +203,8 @@ def test_rows_are_the_first_houses_of_a_panel(game: Game, level: str):
     train, unseen = LOADS[game](level=level, train_houses=2, unseen_houses=3)
     seeds = game.panel(level)
     assert [row["seed"] for row in train + unseen] == seeds["train"][:2] + seeds["unseen"][:3]
-    rest = {"level": level, "disguise": 0, "actions": "free-text", "choices": 6}
-    rest["max_steps"] = game.levels[level].max_steps
-    assert train[0] == {"seed": seeds["train"][0], **rest}
+    rest = {"max_steps": game.levels[level].max_steps, "actions": "free-text", "choices": 6}
+    assert train[0] == {"seed": seeds["train"][0], "level": level, "disguise": 0, **rest}
     assert {row["max_steps"] for row in LOADS[game](level=level, max_steps=20)[0]} == {20}
 
 
@@ -268,7 +213,6 @@ def test_no_house_is_in_two_blocks_and_each_block_has_a_disguise():
     rows = [row for train, unseen in blocks for row in train + unseen]
     assert len({row["seed"] for row in rows}) == len(rows) == 90
     assert [{row["disguise"] for row in train + unseen} for train, unseen in blocks] == [{n} for n in range(1, 10)]
-    assert [len(rows) for rows in coin_collector("hard", 64, 32)] == [64, 32]
 
 
 @pytest.mark.parametrize(
@@ -316,7 +260,9 @@ def test_the_state_is_the_room_and_whether_the_coin_is_in_hand():
 def test_a_found_coin_is_posted_as_100(play_agent, server):
     row: dict[str, Any] = coin_collector("easy", train_houses=1)[0][0] | {"disguise": 2}
     house = COIN_COLLECTOR.house("easy", row["seed"], row["disguise"])
-    replies = [*(f"move {way}" for way in moves_to_the_coin(house)), "take coin"]
+    moves = moves_to_the_coin(house)
+    assert len(moves) == house.distance
+    replies = [*(f"move {way}" for way in moves), "take coin"]
     reward = play_agent(CoinCollectorAgent, CoinCollectorEpisode(**row), replies)
     assert (reward["value"], reward["success"]) == (100, True)
     system, first = server.chats[0]["messages"]
@@ -328,13 +274,8 @@ def test_a_found_coin_is_posted_as_100(play_agent, server):
 @pytest.mark.parametrize(("short", "value", "success"), [(0, 100, True), (1, 50, False), (4, 0, False)])
 def test_a_coin_is_worth_50_and_100_once_it_is_back(play_agent, server, short: int, value: int, success: bool):
     row: dict[str, Any] = map_reader("medium", train_houses=1)[0][0]
-    house = MAP_READER.house("medium", row["seed"])
-    moves = moves_to_the_coin(house)
+    moves = moves_to_the_coin(MAP_READER.house("medium", row["seed"]))
     replies = [*(f"move {way}" for way in moves), "take coin", *(f"move {OPPOSITE[way]}" for way in reversed(moves))]
     row["max_steps"] = steps = len(replies) - short
     reward = play_agent(MapReaderAgent, MapReaderEpisode(**row), replies)
-    assert (reward["value"], reward["success"]) == (value, success)
-    _, first = server.chats[0]["messages"]
-    task = f"Find the coin, take it and bring it to the {house.start}."
-    assert first["content"].startswith(f"{task}\n\nYou are in the {house.start}. ")
-    assert len(server.chats) == steps
+    assert (reward["value"], reward["success"], len(server.chats)) == (value, success, steps)

@@ -9,7 +9,7 @@ import pytest
 
 from empo2.agents.scienceworld import tasks
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
-from empo2.agents.scienceworld.examples import FILE, FIRST_STEPS, LAST_STEPS, examples, make, shorten, valid_form
+from empo2.agents.scienceworld.examples import FILE, examples, make
 from empo2.agents.scienceworld.game import Game, named
 from empo2.agents.scienceworld.tasks import PAPER_TASKS, TASKS
 
@@ -29,13 +29,6 @@ def test_an_examples_own_variation_is_solved_by_its_actions_and_none_is_correcte
     replies = [action for action, _ in example.steps]
     reward = run(episode(task=task, variation=example.variation, actions="paper", max_steps=30), replies)
     assert (reward["value"], reward["metrics"]) == (100, {"corrected_actions": 0})
-
-
-def test_a_solution_is_put_into_valid_actions():
-    valid = ["close door to hall", "focus on orange in inventory", "focus on thermometer", "put down fork"]
-    assert valid_form("focus on thermometer in inventory", valid) == "focus on thermometer"
-    assert valid_form("drop fork", valid) == "put down fork"
-    assert valid_form("examine fork", valid) is None
 
 
 def test_the_nearest_action_is_executed_the_chat_keeps_the_reply_and_corrections_are_counted(
@@ -109,17 +102,3 @@ def test_the_examples_are_those_that_scienceworld_gives():
     for task in ("power-component", "identify-life-stages-2"):
         made = [dataclasses.asdict(example) for example in make(task)]
         assert json.loads(json.dumps(made)) == committed[task]
-
-
-def test_a_solution_is_shortened_by_a_rule():
-    steps = [("read note", "It says hi."), *[("wait1", "You decide to wait.")] * 3]
-    assert shorten(steps) == (("read note", "It says hi."), ("wait1", "You decide to wait. (3 times)"))
-    steps = [(f"go {number}", "seen " * 100) for number in range(100)]
-    short = shorten(steps)
-    assert [action for action, _ in short] == (
-        [f"go {number}" for number in range(FIRST_STEPS)]
-        + [""]
-        + [f"go {100 - LAST_STEPS + n}" for n in range(LAST_STEPS)]
-    )
-    assert short[FIRST_STEPS][1] == f"[{100 - FIRST_STEPS - LAST_STEPS} steps]"
-    assert short[0][1] == "seen " * 16 + "..."

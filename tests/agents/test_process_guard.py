@@ -31,16 +31,15 @@ signal.signal(signal.SIGTERM, end)
 os.write(1, b"up\\n")
 time.sleep(1000)
 """
-DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(1000)"
 
 
 @pytest.fixture
 def start(mark: str) -> Iterator[Start]:
     started = []
 
-    def start_one(code: str, *arguments: str, grace: float = 0, scratch: str = "", **options) -> subprocess.Popen:
+    def start_one(code: str, *arguments: str, grace: float = 0, **options) -> subprocess.Popen:
         process = subprocess.Popen(
-            guarded([sys.executable, "-c", code, *arguments], grace=grace, scratch=scratch),
+            guarded([sys.executable, "-c", code, *arguments], grace=grace),
             env={**os.environ, "EMPO2_TEST_MARK": mark},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -60,12 +59,9 @@ def hear(process: subprocess.Popen[bytes], line: bytes) -> None:
     assert process.stdout and process.stdout.readline() == line + b"\n"
 
 
-@pytest.mark.parametrize(
-    ("code", "ended"),
-    [("", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 128 + 9), ("os.abort()", 1)],
-)
+@pytest.mark.parametrize(("code", "ended"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)])
 def test_the_exit_code_is_the_commands(start: Start, code: str, ended: int) -> None:
-    assert start(code, stderr=subprocess.DEVNULL).wait(30) == ended
+    assert start(code).wait(30) == ended
 
 
 def test_a_command_that_cannot_be_run() -> None:
@@ -74,9 +70,7 @@ def test_a_command_that_cannot_be_run() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None])
-def test_a_command_may_finish_after_a_signal_to_its_guard_or_the_end_of_its_owner(
-    start: Start, number: int | None
-) -> None:
+def test_a_command_may_finish_after_a_signal_to_its_guard_or_its_owners_end(start: Start, number: int | None) -> None:
     guard = start(SAY_BYE, grace=60)
     hear(guard, b"up")
     if number is None:
@@ -90,20 +84,14 @@ def test_a_command_may_finish_after_a_signal_to_its_guard_or_the_end_of_its_owne
     assert guard.wait(30) == 3
 
 
-@pytest.mark.parametrize("grace", [0, 0.5])
-def test_a_command_that_does_not_listen_is_killed_after_the_grace_time(start: Start, grace: float) -> None:
-    guard = start(DEAF, grace=grace)
+def test_a_command_that_does_not_listen_is_killed_after_the_grace_time(start: Start) -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(1000)"
+    guard = start(deaf, grace=0.5)
     hear(guard, b"up")
     started = time.monotonic()
     guard.terminate()
     assert guard.wait(30) == 128 + signal.SIGKILL
-    assert grace <= time.monotonic() - started < grace + 5
-
-
-def test_a_daemon_ends_with_the_command(start: Start, tmp_path: Path) -> None:
-    guard = start(DAEMON + "raise SystemExit(5)", str(tmp_path / "pid"))
-    assert guard.wait(30) == 5
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert 0.5 <= time.monotonic() - started < 60
 
 
 OWNER = """
@@ -115,21 +103,7 @@ time.sleep(1000)
 """
 
 
-def test_a_daemon_ends_with_an_owner_that_is_killed(mark: str, tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    arguments = [DAEMON + "time.sleep(1000)", str(tmp_path / "pid"), str(tmp_path / "scratch")]
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, *arguments], env={**os.environ, "EMPO2_TEST_MARK": mark})
-    try:
-        until((tmp_path / "pid").exists)
-        daemon = psutil.Process(int((tmp_path / "pid").read_text()))
-    finally:
-        owner.kill()
-        owner.wait()
-    daemon.wait(10)
-    until(lambda: not (tmp_path / "scratch").exists())
-
-
-def test_a_guard_within_another_cleans_up(start: Start, tmp_path: Path) -> None:
+def test_a_guard_whose_owner_is_killed_by_another_guard_cleans_up(start: Start, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     code = DAEMON + "time.sleep(1000)"
     outer = start(OWNER, code, str(tmp_path / "pid"), str(tmp_path / "scratch"))

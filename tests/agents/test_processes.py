@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from empo2.agents.textworld_express.tasks import Episode as TextWorldEpisode
-
 from ..processes import mark
 
 __all__ = ["mark"]
@@ -30,7 +28,6 @@ CONTROLLER = [
     "sys.exit(_run_local_reconciler_worker(sys.argv[1]))",
     "empo2.agents.scienceworld.agent:ScienceWorldAgent",
 ]
-TEXTWORLD_AGENT = "empo2.agents.textworld_express.agent:TextWorldExpressAgent"
 
 
 @pytest.fixture
@@ -49,16 +46,6 @@ def start(mark: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-def test_textworld_express_run_by_the_controller(start, server, variables):
-    server.reply = lambda messages: "look around"
-    rollout = {"game": "coin", "params": "", "fold": "test", "seed": 20_000, "max_steps": 3}
-    episode = TextWorldEpisode(**rollout, actions="free-text", choices=12)
-    agent = start([*CONTROLLER[:-1], TEXTWORLD_AGENT], **variables(episode), **server.variables)
-    _, errors = agent.communicate(timeout=60)
-    assert (agent.returncode, errors) == (0, "")
-    assert [event["data"]["message"] for event in server.events] == ["coin seed 20000: score 0 after 3 of 3 steps"]
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])

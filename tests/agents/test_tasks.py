@@ -84,11 +84,9 @@ def test_step_limits_are_the_papers():
     ("wrong", "says"),
     [
         ({"names": ["find-aminal"]}, r"task 'find-aminal' is unknown; nearest: find-animal"),
-        ({"names": ["find-animal", "life-stages-2"]}, r"task 'life-stages-2' .* identify-life-stages-2"),
         ({"names": ["boil"], "simplification": "easy,opendoors"}, r"simplification 'opendoors' .* openDoors"),
         ({"names": ["power-component"], "simplification": "noElectricalAction"}, "needs electrical actions; use"),
         ({"names": ["boil"], "choices": 0}, "choices 0 must be at least 1"),
-        ({"names": ["boil"], "train_variations": 0}, "train_variations 0 must be at least 1"),
         ({"names": ["boil"], "test_variations": -1}, "test_variations -1 must be at least 1"),
         ({"names": []}, "no task is named"),
         ({"names": "find-aminal"}, r"names 'find-aminal' is unknown; nearest: find-animal"),

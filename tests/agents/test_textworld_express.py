@@ -3,7 +3,6 @@
 import json
 import random
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +10,7 @@ from empo2.agents.textworld_express import agent, tasks
 from empo2.agents.textworld_express.agent import TextWorldExpressAgent, begin
 from empo2.agents.textworld_express.environment import Environment
 from empo2.agents.textworld_express.tasks import GAMES, Episode, load
-from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.tasks import check_agent, load_tasks, scope_of
 
-SETTINGS = Path(__file__).parents[2] / "agents/textworld_express/train.yaml"
 SMALL_COIN = "numLocations=3,includeDoors=0"
 
 pytestmark = pytest.mark.stack
@@ -22,7 +18,6 @@ pytestmark = pytest.mark.stack
 
 @pytest.fixture
 def world(textworld: Environment, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """The shared world, in which rows are made and episodes played too."""
     for module in (agent, tasks):
         monkeypatch.setattr(module, "Environment", lambda: nullcontext(textworld))
     return textworld
@@ -124,17 +119,6 @@ def test_rows_are_the_first_seeds_of_disjoint_folds(world):
     assert train[0] == {"game": "coin", "seed": 0, **rest}
     assert {row["fold"] for row in test} == {"test"}
     assert json.loads(json.dumps(train)) == train
-
-
-def test_the_settings_beside_the_agent_are_its_own():
-    settings = load_settings("cpu", file=SETTINGS)
-    assert check_agent(settings) is not None
-    rows = load_tasks(settings)
-    assert {variable: path for variable, path in settings.agent.env.items() if path.startswith("input.")} == (
-        Episode.env_map()
-    )
-    assert len({scope_of(row, settings.memory.scope) for row in rows.train}) == 2
-    assert (settings.algorithm.scale, settings.algorithm.new_state_reward) == (0.01, 1)
 
 
 def test_a_found_coin_is_posted_as_100(play_agent, server, world):

@@ -56,6 +56,5 @@ def rows(path: Path, query: str) -> list[tuple]:
 
 
 def sizes(path: Path) -> dict[str, tuple[int, int]]:
-    """The numbers of tips and entries of each scope that has tips."""
     query = "SELECT scope, count(DISTINCT tips.id), count(*) FROM tips JOIN entries ON tips.id = tip_id GROUP BY scope"
     return {scope: (tips, entries) for scope, tips, entries in rows(path, query)}

@@ -3,14 +3,13 @@
 import asyncio
 import os
 import threading
-from functools import partial
 from itertools import chain
 
 import numpy as np
 import pytest
 
 from empo2.memory import BatchingEmbedder, EmbedderError
-from empo2.memory.batching import BACKGROUND_NICENESS, CPU_BATCH, RECENT_TEXTS, cpu_threads
+from empo2.memory.batching import BACKGROUND_NICENESS, cpu_threads
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
@@ -28,9 +27,8 @@ class Letters:
     def __init__(self):
         self.urgent, self.background = [], []
         self.gates = {True: threading.Event(), False: threading.Event()}
-        self.niceness = set()
+        self.niceness, self.failing = set(), ""
         self.open()
-        self.failing = ""
 
     def open(self, *kinds):
         for urgent in kinds or (True, False):
@@ -100,29 +98,17 @@ async def test_urgent_texts_go_one_by_one_and_others_in_batches_the_oldest_first
     letters.shut()
     calls = await asked(batching.embed("first", urgent=True), batching.embed("other", urgent=False))
     await until(lambda: letters.urgent and letters.background)
-    assert CPU_BATCH[0] == 1
-    names = [f"{i}" for i in range(CPU_BATCH[1] + 1)]
-    calls += await asked(*(batching.embed(name, urgent=True) for name in names))
-    calls += await asked(*(batching.embed(f"b{name}", urgent=False) for name in names))
-    letters.open()
-    await asyncio.gather(*calls)
-    assert letters.urgent == [["first"], *([name] for name in names)]
-    assert letters.background == [["other"], [f"b{name}" for name in names[:-1]], [f"b{names[-1]}"]]
-
-
-async def test_a_background_text_that_gets_urgent_moves_up(letters, batching):
-    letters.shut()
-    calls = await asked(batching.embed("first", urgent=True), batching.embed("other", urgent=False))
-    await until(lambda: letters.urgent and letters.background)
-    calls += await asked(*(batching.embed(text, urgent=False) for text in "abc"))
-    calls += await asked(batching.embed("b", urgent=True), batching.embed("b", urgent=False))
+    calls += await asked(*(batching.embed(text, urgent=False) for text in "abcdef"))
+    calls += await asked(*(batching.embed(text, urgent=True) for text in "bu"), batching.embed("b", urgent=False))
     letters.open(True)
-    vectors = await asyncio.gather(*calls[-2:], calls[3])  # the background stands still
+    vectors = await asyncio.gather(
+        calls[3], calls[-3], calls[-1]
+    )  # of "b", which moved up: the background stands still
     letters.open()
     await asyncio.gather(*calls)
     assert all(np.array_equal(vector, letters_of("b")) for vector in vectors)
-    assert letters.urgent == [["first"], ["b"]]
-    assert letters.background == [["other"], ["a", "c"]]
+    assert letters.urgent == [["first"], ["b"], ["u"]]
+    assert letters.background == [["other"], ["a", "c", "d", "e"], ["f"]]
 
 
 @pytest.mark.parametrize("urgent", [True, False])
@@ -170,17 +156,10 @@ async def test_a_text_is_embedded_once(letters, batching, urgent):
 
 
 async def test_only_texts_not_asked_for_lately_are_forgotten(letters, batching, monkeypatch):
-    assert RECENT_TEXTS == 16_384
-    monkeypatch.setattr("empo2.memory.batching.RECENT_TEXTS", 100)
-    urgently = partial(batching.embed, urgent=True)
-    await urgently("kept")
-    await urgently("forgotten")
-    await urgently("kept")
-    await asyncio.gather(*(urgently(f"{i}") for i in range(99)))
-    letters.urgent.clear()
-    await urgently("kept")
-    await urgently("forgotten")
-    assert letters.urgent == [["forgotten"]]
+    monkeypatch.setattr("empo2.memory.batching.RECENT_TEXTS", 3)
+    for text in ("kept", "forgotten", "kept", "a", "b", "kept", "forgotten"):
+        await batching.embed(text, urgent=True)
+    assert letters.urgent == [["kept"], ["forgotten"], ["a"], ["b"], ["forgotten"]]
 
 
 async def test_a_failed_batch_fails_its_own_callers_and_the_next_call_tries_again(letters, batching):

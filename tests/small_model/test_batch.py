@@ -1,35 +1,28 @@
 """Chats that share one cache say what each would say alone."""
 
-import pytest
+from typing import Any
 
-from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 from empo2.small_model.batch import Chats
 
+from ..recipe.model_server import MODEL, tokenizer
 
-@pytest.fixture(scope="module")
-def loaded():
+
+def test_replies_are_those_of_a_chat_alone():
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    path = resolve_model(SMOLLM2)
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), AutoTokenizer.from_pretrained(path)
-
-
-def test_replies_are_those_of_a_chat_alone(loaded):
-    import torch
-
-    model, tokenizer = loaded
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
 
     def alone(chat: list[dict[str, str]], tokens: int) -> str:
-        ids = torch.tensor([tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)])
+        ids = torch.tensor([tokenizer().apply_chat_template(chat, add_generation_prompt=True, return_dict=False)])
         said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
-        return tokenizer.decode(said[0, ids.shape[1] :]).removesuffix("<|im_end|>")
+        return tokenizer().decode(said[0, ids.shape[1] :]).removesuffix("<|im_end|>")
 
     chats = {
         5: [{"role": "user", "content": "What is the capital of France?"}],
         9: [{"role": "user", "content": "Name three colours, please, and say why you like them."}],
     }
-    together = Chats(model, tokenizer, temperature=0, seed=0)
+    together = Chats(model, tokenizer(), temperature=0, seed=0)
     for asked in ({5, 9}, {9}, {5}):  # a chat may be left out of a call and come back
         replies = together.reply({name: chats[name] for name in asked}, 6)
         for name, reply in replies.items():

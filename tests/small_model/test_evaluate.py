@@ -1,6 +1,7 @@
 """What the table counts, with a scripted policy in the model's place."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,12 +13,8 @@ from empo2.small_model.episodes import Episode, play
 from empo2.small_model.evaluate import measured, share
 from empo2.small_model.make import reflections
 
-#   hall - den - cellar (the coin)
-HOUSE = House(
-    "hall",
-    "cellar",
-    {"hall": {"east": "den"}, "den": {"east": "cellar", "west": "hall"}, "cellar": {"west": "den"}},
-)
+DOORS = {"hall": {"east": "den"}, "den": {"east": "cellar", "west": "hall"}, "cellar": {"west": "den"}}
+HOUSE = House("hall", "cellar", DOORS)
 NOTE = "Coin in the cellar: hall move east, den move east, cellar take coin."
 
 
@@ -26,16 +23,9 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Episode]:
     """Play one episode whose replies are these, the last one the note; 4 steps at most."""
 
     def run(*replies: str, notes: tuple[str, ...] = ()) -> Episode:
-        script = iter(replies)
-
-        class Scripted:
-            def __init__(self, *_: object) -> None:
-                pass
-
-            def reply(self, chats: Mapping[int, list], max_tokens: int) -> dict[int, str]:
-                return {name: next(script) for name in chats}
-
-        monkeypatch.setattr(episodes, "Chats", Scripted)
+        scripted = Mock()
+        scripted.return_value.reply.side_effect = [{0: reply} for reply in replies]
+        monkeypatch.setattr(episodes, "Chats", scripted)
         (episode,) = play(None, None, [HOUSE], [notes], 4, seed=0, reflection=reflections()[0])
         return episode
 
@@ -57,8 +47,7 @@ def test_a_failure_and_what_it_saw(policy):
     assert (episode.success, episode.valid, len(episode.turns)) == (False, 1, 4)
     assert episode.tip_true
     shown = render_tips(["No coin as far as the attic."])
-    first = f"{shown}\n\nFind the coin and take it.\n\nYou are in the hall. East: den."
-    assert episode.chat[1]["content"] == first
+    assert episode.chat[1]["content"] == f"{shown}\n\nFind the coin and take it.\n\nYou are in the hall. East: den."
     assert episode.chat[3]["content"] == "That does nothing. You are in the hall. East: den."
     assert episode.chat[-2]["content"] == "move east"  # its result was not shown
     # The den was not seen, so to call it empty is no honest note, though it is right; nor is a coin that was not found.

