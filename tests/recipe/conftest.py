@@ -70,7 +70,6 @@ async def gateway(quiet: None, empty_stores: None, tmp_path: Path) -> AsyncItera
 
 @pytest.fixture
 async def plain(quiet: None, empty_stores: None) -> AsyncIterator[httpx.AsyncClient]:
-    """agent-lightning's own app, on the same stores."""
     temperatures = {"train": {"temperature": 1.0}, "val": {"temperature": 0.4}}
     proxy = {"model_name": MODEL, "include_log_probs": True, **temperatures}
     with serving(create_app({"key": KEY, "default_proxy": proxy})) as url:

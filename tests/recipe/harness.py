@@ -111,7 +111,6 @@ class GatewayUnderTest:
     rollouts: list[str] = field(default_factory=list)
 
     def reply(self, body: Body) -> str | Body:
-        """The same actions with and without tips."""
         if is_reflection(body):
             return self.tip
         replies = [message for message in body.get("messages", []) if message["role"] == "assistant"]
@@ -133,23 +132,19 @@ class GatewayUnderTest:
         return await self.client.patch(f"/api/rollouts/{rollout}", json={"status": {"state": state}}, **options)
 
     async def call(self, rollout: str, body: Any, **options: Any) -> httpx.Response:
-        """A call as an agent makes it; bytes are sent as they are."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         path = "completions" if b'"prompt"' in content and b'"messages"' not in content else "chat/completions"
         return await self.client.post(f"{self.address(rollout)}/{path}", content=content, **options)
 
     def address(self, rollout: str, mode: str = "train") -> str:
-        """The OpenAI address of a rollout's agent."""
         root = str(self.client.base_url).rstrip("/")
         return f"{root}/proxy/rollout/{rollout}/attempt/0/mode/{mode}/openai/v1"
 
     def variables(self, rollout: str) -> dict[str, str]:
-        """What the controller tells a rollout's agent of its addresses and key."""
         events = f"{self.client.base_url}/api/rollouts/{rollout}/attempt/0/events"
         return {"AGL_OPENAI_BASE_URL": self.address(rollout), "AGL_EVENT_URL": events, "AGL_KEY": key_of(rollout)}
 
     def as_agent(self) -> httpx.AsyncClient:
-        """A client that has the agents' key."""
         headers = {"Authorization": f"Bearer {AGENT_KEY}"}
         return httpx.AsyncClient(base_url=self.client.base_url, headers=headers, timeout=SECONDS, verify=False)
 
@@ -162,7 +157,6 @@ class GatewayUnderTest:
         return [prompt_ids(event) for event in await self.events(rollout, "model_request")]
 
     async def episode(self, mode: str | None = "memory", bodies: list[Body] | None = None, score: Any = 1.0) -> str:
-        """An episode from its beginning to its reward; its reflection may still run."""
         rollout = await self.create(mode)
         await self.play(rollout, ROOMS if bodies is None else bodies)
         await self.finish(rollout, score)
@@ -186,7 +180,6 @@ class GatewayUnderTest:
         (await self.patch(rollout, "succeeded")).raise_for_status()
 
     async def ended(self, rollout: str, score: Any = 1.0) -> dict[str, float]:
-        """The step's metrics, of which this rollout's end is the last."""
         await self.finish(rollout, score)
         return await self.drain()
 
@@ -234,8 +227,6 @@ def worker_command(agent_class: str) -> list[str]:
 
 @dataclass
 class Played:
-    """What is recorded of an episode: by call the prompt, the reply and the event of the memory."""
-
     sent: list[list[int]]
     replies: list[list[int]]
     calls: list[Body]
@@ -250,7 +241,6 @@ class Played:
 
 
 async def recorded(gateway: GatewayUnderTest, rollout: str) -> Played:
-    """The answered calls of a rollout."""
     calls = await gateway.calls(rollout)
     events = [event for event in await gateway.events(rollout, "model_request") if "choices" in event["response"]]
     replies = [event["response"]["choices"][0]["token_ids"] for event in events]
@@ -324,14 +314,7 @@ async def running_gateway(
 async def trained(
     gateway: GatewayUnderTest, rollout: str, limit: int = 2048
 ) -> tuple[list[list[int]], list[Any], dict[str, float], Any]:
-    """A rollout's training rows: agent-lightning's own manager and adapter, with the removal of tips between them.
-
-    Args:
-        limit: tokens of a row's first prompt, and of the rest.
-
-    Returns:
-        Ids of each row, the rows, agent-lightning's metrics, and the results of the trainer's manager.
-    """
+    """Ids of a rollout's training rows, the rows, agent-lightning's metrics, the results of the trainer's manager."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl's own
         import torch
@@ -384,7 +367,6 @@ async def sent_again_with_tips(gateway: GatewayUnderTest, sent: Sequence[Seen]) 
 
 
 async def both(gateway: GatewayUnderTest, plain: httpx.AsyncClient, rollout: str, body: Any) -> tuple[Any, Any]:
-    """What the gateway and what agent-lightning's own app answer to a call."""
     told = await gateway.call(rollout, body)
     client, gateway.client = gateway.client, plain
     alone = await gateway.call(rollout, body)
@@ -394,7 +376,6 @@ async def both(gateway: GatewayUnderTest, plain: httpx.AsyncClient, rollout: str
 
 @contextmanager
 def controller(settings: Settings, url: str, folder: Path) -> Iterator[None]:
-    """The project's controller, with agents of this folder; it writes ``controller.log``."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), KEY_VARIABLE: AGENT_KEY}
     with (folder / "controller.log").open("wb") as log:
         command = controller_command(settings, url)

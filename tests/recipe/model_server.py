@@ -26,12 +26,11 @@ __all__ = ["serving"]
 
 Body = dict[str, Any]
 MODEL = str(resolve_model(SMOLLM2))
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.05
 
 
 @cache
 def tokenizer() -> Any:
-    """SmolLM2's tokenizer, with its ChatML template."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast.from_pretrained(MODEL)
@@ -55,8 +54,6 @@ def normal(messages: list[Body]) -> list[Body]:
 
 @dataclass
 class Seen:
-    """One request as it came."""
-
     path: str
     raw: bytes
     body: Body
@@ -76,13 +73,11 @@ class ModelServer:
     """Switches may be changed while it serves.
 
     Args:
-        template: a chat template in the place of SmolLM2's.
         takes_ids: of a chat's prompt, as vLLM does with `recipe/trainer/compat/prompt_ids.py`.
-        reply: from a request to the text, or to an assistant message, that answers it; a message's `written` is what
-            the model wrote for it, `sampled` the ids that it sampled, `stop_reason` vLLM's.
-        delay: seconds that a request takes.
-        fault: a status to answer with in the place of a reply, "hang" for no answer at all, "reset" for a connection
-            that is reset, "half" for half of the answer's body, or None.
+        reply: makes a text, or an assistant message: its `written` is what the model wrote for it, `sampled` the ids
+            that it sampled, `stop_reason` vLLM's.
+        fault: a status to answer with, "hang" for no answer at all, "reset" for a connection that is reset, "half" for
+            half of the answer's body.
         answer: a whole answer, of status 200, in the place of a completion.
         context: tokens of prompt and reply together; 400 beyond, as vLLM answers.
     """
@@ -236,8 +231,6 @@ class _WithTransport:
 
 
 class _Broken(Response):
-    """The beginning of an answer, after which the connection is reset."""
-
     def __init__(self, transport: asyncio.Transport, beginning: bytes) -> None:
         super().__init__()
         self._transport, self._beginning = transport, beginning

@@ -1,36 +1,24 @@
 """A collector of OpenTelemetry's spans, as the OTLP specification has it over HTTP."""
 
+import asyncio
 import gzip
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, Literal
 
+from fastapi import FastAPI, Request, Response
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from .model_server import serving
 
 SECONDS = 60
 
 
-@dataclass(frozen=True)
-class SeenSpan:
-    """A span as it came; ids in hexadecimal, times in nanoseconds; events by name, the ids of linked spans."""
-
-    name: str
-    trace: str
-    id: str
-    parent: str
-    kind: int
-    start: int
-    end: int
-    failed: bool
-    message: str
-    attributes: dict[str, Any]
-    events: dict[str, dict[str, Any]]
-    links: list[str]
-    resource: dict[str, Any]
+# A span as it came; ids in hexadecimal, times in nanoseconds; events by name, the ids of linked spans.
+SeenSpan = SimpleNamespace
 
 
 @dataclass
@@ -52,36 +40,21 @@ class OtlpReceiver:
 
     @contextmanager
     def serve(self) -> Iterator["OtlpReceiver"]:
-        receiver, over = self, threading.Event()
+        app = FastAPI()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                content = self.rfile.read(int(self.headers["content-length"]))
-                receiver.key = self.headers["authorization"]
-                if receiver.fault == "hang":
-                    over.wait(SECONDS)
-                    return
-                if receiver.fault is None:
-                    assert self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf"
-                    packed = "content-encoding" in self.headers
-                    receiver.spans += _spans(gzip.decompress(content) if packed else content)
-                self.send_response(receiver.fault or 200)
-                self.end_headers()
+        @app.post("/v1/traces")
+        async def take(request: Request) -> Response:
+            content, self.key = await request.body(), request.headers.get("authorization")
+            if self.fault == "hang":
+                await asyncio.sleep(SECONDS)
+            elif self.fault is None:
+                assert request.headers["content-type"] == "application/x-protobuf"
+                packed = "content-encoding" in request.headers
+                self.spans += _spans(gzip.decompress(content) if packed else content)
+            return Response(status_code=self.fault if isinstance(self.fault, int) else 200)
 
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        self.url = f"http://127.0.0.1:{server.server_port}"
-        try:
+        with serving(app) as self.url:
             yield self
-        finally:
-            over.set()
-            server.shutdown()
-            thread.join()
-            server.server_close()
 
 
 def _spans(content: bytes) -> Iterator[SeenSpan]:

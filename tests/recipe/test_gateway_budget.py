@@ -10,7 +10,7 @@ from empo2.recipe.config import load_settings, warnings_of
 from empo2.recipe.errors import ConfigError
 
 from .harness import STORES, GatewayUnderTest, fill_memory, running_gateway, turns
-from .model_server import ModelServer, tokenizer
+from .model_server import tokenizer
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -21,19 +21,11 @@ LENGTHS = ("max_prompt_tokens", "max_episode_tokens", "max_context_tokens")
 AS_ON_A_GPU = [f"memory.episode_tokens={BUDGET}", "memory.min_similarity=-1", "reflection.max_words=100"]
 AS_ON_A_GPU += [f"model.{name}={getattr(DEFAULT.model, name)}" for name in LENGTHS]
 TASK = "Your task is to find a living thing. First focus on the thing, then move it to the red box in the kitchen."
-ROOMS = ("kitchen", "hallway", "workshop", "greenhouse", "bathroom", "living room", "art studio", "outside", "foundry")
-THINGS = [
-    "a table",
-    "a glass cup (containing nothing)",
-    "a bee hive",
-    "a stove (turned off)",
-    "a red box",
-    "a painting",
-]
+ROOMS = ("kitchen", "hallway", "workshop", "greenhouse", "living room", "outside")
+THINGS = ("a table", "a glass cup (containing nothing)", "a bee hive", "a stove (turned off)", "a red box")
 
 
 def observation(generator: random.Random) -> str:
-    """A ScienceWorld observation in our words: most actions are answered with a line, some with a list."""
     room = generator.choice(ROOMS)
     if generator.random() < 0.75:
         return f"You move to the {room}."
@@ -42,7 +34,6 @@ def observation(generator: random.Random) -> str:
 
 
 def tip(number: int) -> str:
-    """A sentence of 100 words, another one for each number."""
     generator = random.Random(number)
     words = f"Player {number} began well".split()
     while len(words) < 100:
@@ -55,7 +46,6 @@ def length(text: str) -> int:
 
 
 async def play(gateway: GatewayUnderTest, rollout: str, steps: int) -> list[list[int]]:
-    """An agent that sends its whole chat; the prompts that reached the model server."""
     generator, prompts = random.Random(steps), []
     messages = [{"role": "user", "content": f"{TASK}\n\n{observation(generator)}"}]
     for _ in range(steps):
@@ -68,15 +58,12 @@ async def play(gateway: GatewayUnderTest, rollout: str, steps: int) -> list[list
     return prompts
 
 
-def long_context() -> ModelServer:
-    return ModelServer(context=DEFAULT.model.max_context_tokens)
-
-
-@pytest.mark.parametrize("steps", [30, 120])
-async def test_an_episode_with_ten_tips_of_100_words_fits_the_default_profile(tmp_path: Path, steps: int):
+async def test_an_episode_with_ten_tips_of_100_words_fits_the_default_profile(tmp_path: Path):
+    steps = 120
     tips = [tip(number) for number in range(40)]
     fill_memory(tmp_path / "memory.sqlite", tips)
-    async with running_gateway(tmp_path, *AS_ON_A_GPU, model=long_context()) as gateway:
+    async with running_gateway(tmp_path, *AS_ON_A_GPU) as gateway:
+        gateway.model.context = DEFAULT.model.max_context_tokens
         gateway.model.reply = lambda body: "move living thing to red box"
         plain = await play(gateway, await gateway.create("no-memory"), steps)
         rollout = await gateway.create("memory", "off-policy")
@@ -109,7 +96,7 @@ async def test_tips_fill_the_budget_and_no_more(tmp_path: Path):
     fill_memory(tmp_path / "memory.sqlite", texts)
     heading = length("Notes from earlier episodes of this task (each may be wrong):\n") + 1
     needed = heading + length(f"- {texts[3]}\n") + length(f"- {texts[1]}\n")
-    for budget, expected in ((needed, [4, 2]), (needed - 1, [4, 1]), (heading, []), (1, [])):
+    for budget, expected in ((needed, [4, 2]), (needed - 1, [4, 1]), (heading, [])):
         options = ("memory.min_similarity=-1", f"memory.episode_tokens={budget}", "reflection.max_words=400")
         async with running_gateway(tmp_path, *options) as gateway:
             rollout = await gateway.create("memory", "off-policy")
@@ -120,33 +107,6 @@ async def test_tips_fill_the_budget_and_no_more(tmp_path: Path):
             assert (await gateway.drain())["empo2/memory_failures"] == 0
         for store in STORES:
             store.clear()
-
-
-async def test_agents_that_forget_are_shown_what_they_forgot(tmp_path: Path):
-    """The budget is for what one prompt carries: an agent that sends its last turn only gets it in each of them."""
-    fill_memory(tmp_path / "memory.sqlite", [tip(number) for number in range(30)])
-    async with running_gateway(tmp_path, *AS_ON_A_GPU, model=long_context()) as gateway:
-        rollout = await gateway.create("memory")
-        await gateway.play(rollout, [turns(f"room {number}")[0] for number in range(4)])
-        calls = await gateway.events(rollout, "empo2_call")
-        assert [call["tip_ids"] for call in calls] == [list(range(30, 20, -1))] * 4
-        metrics = await gateway.ended(rollout)
-        assert metrics["empo2/tips_per_episode"] == 10
-        assert metrics["empo2/tip_tokens_per_episode"] < BUDGET
-
-
-async def test_prompts_of_completions_have_the_same_budget(tmp_path: Path):
-    fill_memory(tmp_path / "memory.sqlite", [tip(number) for number in range(30)])
-    async with running_gateway(tmp_path, *AS_ON_A_GPU, model=long_context()) as gateway:
-        gateway.model.reply = lambda body: " look"
-        rollout = await gateway.create("memory")
-        prompt = "Find it.\nAction:"
-        for _ in range(6):
-            assert (await gateway.call(rollout, {"prompt": prompt, "max_tokens": 8})).status_code == 200
-            prompt += " look\nA room.\nAction:"
-        last = gateway.model.requests("/v1/completions")[-1]
-        assert BUDGET - 200 < len(last.prompt_ids) - length(prompt) <= BUDGET
-        assert all(last.prompt.count(f"- {tip(number)}\n") <= 1 for number in range(30))
 
 
 async def test_episodes_that_ended_by_their_context_are_counted(gateway: GatewayUnderTest):
@@ -162,34 +122,26 @@ async def test_episodes_that_ended_by_their_context_are_counted(gateway: Gateway
     assert (await gateway.drain())["empo2/context_ended"] == 0
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        (["memory.episode_tokens=4500"], "max_prompt_tokens=4500"),
-        (["memory.episode_tokens=4000", "model.max_episode_tokens=4000"], "max_episode_tokens=4000"),
-    ],
-)
-def test_a_budget_that_leaves_the_agent_no_room_is_refused(overrides: list[str], key: str):
-    with pytest.raises(ConfigError, match=rf"{overrides[0]}: must be below model\.{key}"):
-        load_settings("gpu", overrides)
-    load_settings("gpu", [*overrides, "algorithm.name=grpo"])  # has no tips
+def test_a_budget_that_leaves_the_agent_no_room_is_refused():
+    prompt, episode = ["memory.episode_tokens=4500"], ["memory.episode_tokens=4000", "model.max_episode_tokens=4000"]
+    for overrides, key in ((prompt, "max_prompt_tokens=4500"), (episode, "max_episode_tokens=4000")):
+        with pytest.raises(ConfigError, match=rf"{overrides[0]}: must be below model\.{key}"):
+            load_settings("gpu", overrides)
+        load_settings("gpu", [*overrides, "algorithm.name=grpo"])  # has no tips
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
+def test_what_may_not_fit_is_warned_of():
+    for override, words in (
         ("memory.episode_tokens=3000", "more than half of model.max_prompt_tokens=4500"),
-        (
-            "memory.top_k=20",
-            "may not hold memory.top_k=20 tips of reflection.max_tokens=160",
-        ),
+        ("memory.top_k=20", "may not hold memory.top_k=20 tips of reflection.max_tokens=160"),
         ("tasks.args.max_steps=200", "may outgrow model.max_episode_tokens=8192"),
-    ],
-)
-def test_what_may_not_fit_is_warned_of(override: str, words: str):
-    (warning,) = warnings_of(load_settings("gpu", [override]))
-    assert override in warning and words in warning
-    assert warnings_of(load_settings("gpu", [override, "algorithm.name=grpo"])) == []
+    ):
+        (warning,) = warnings_of(load_settings("gpu", [override]))
+        assert override in warning and words in warning
+        assert warnings_of(load_settings("gpu", [override, "algorithm.name=grpo"])) == []
+
+
+def test_rows_of_different_lengths_are_warned_of_and_the_profiles_are_not():
     (warning,) = warnings_of(load_settings("gpu", ["hardware.micro_batch=2", "algorithm.name=grpo"]))
     assert warning.startswith("hardware.micro_batch=2: rows of different lengths get a dense mask")
     assert not any(warnings_of(load_settings(profile)) for profile in ("gpu", "gpu-1", "gpu-24", "cpu"))

@@ -1,7 +1,5 @@
-"""What the gateway keeps of shown tips: credit, learned values, snapshots; and many clients at once."""
+"""What the gateway keeps of shown tips: credit, learned values, snapshots."""
 
-import asyncio
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 from empo2.recipe.config import load_settings
 from empo2.recipe.gateway.memory import open_memory
 
-from .harness import ROOMS, GatewayUnderTest, Words, fill_memory, in_reflection, running_gateway, turns
+from .harness import ROOMS, GatewayUnderTest, Words, in_reflection, running_gateway, turns
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -20,7 +18,6 @@ async def values(gateway: GatewayUnderTest) -> dict[str, float]:
 
 
 async def shown_in(gateway: GatewayUnderTest, score: Any, bodies: list[Any] = ROOMS, state: str = "succeeded") -> str:
-    """A memory episode from beginning to end."""
     rollout = await gateway.create()
     await gateway.play(rollout, bodies)
     await gateway.reward(rollout, score)
@@ -29,7 +26,7 @@ async def shown_in(gateway: GatewayUnderTest, score: Any, bodies: list[Any] = RO
     return rollout
 
 
-@pytest.mark.parametrize("retrieval", ["score", "similarity", "value"])
+@pytest.mark.parametrize("retrieval", ["score", "value"])
 async def test_shown_tips_are_credited_under_every_policy(tmp_path: Path, retrieval: str):
     """Q <- Q + 0.3 (R - Q), with R the return times 0.01, once for each tip that an episode was shown."""
     async with running_gateway(tmp_path, f"memory.retrieval={retrieval}", "memory.exploration=0") as gateway:
@@ -39,11 +36,11 @@ async def test_shown_tips_are_credited_under_every_policy(tmp_path: Path, retrie
         first = await shown_in(gateway, 50)
         second = await shown_in(gateway, -100, ROOMS[:1])
         after = await values(gateway)
-        expected = 0.3 * 0.5 + 0.3 * (-1 - 0.3 * 0.5)
-        assert after["alpha"] == after["beta"] == pytest.approx(expected)
-        assert after["of another state"] == 0
+        expected = pytest.approx(0.3 * 0.5 + 0.3 * (-1 - 0.3 * 0.5))
+        assert after == {"alpha": expected, "beta": expected, "of another state": 0}
+        nothing = await shown_in(gateway, 7, turns("where nobody was before"))
         plays = await gateway.query("SELECT episode, scope, score, success, searches, hits FROM plays ORDER BY rowid")
-        assert plays == [(first, "a", 50.0, 0, 3, 3), (second, "a", -100.0, 0, 1, 1)]
+        assert plays == [(first, "a", 50.0, 0, 3, 3), (second, "a", -100.0, 0, 1, 1), (nothing, "a", 7.0, 0, 1, 0)]
         credits = await gateway.query("SELECT credits.episode, text, turns FROM credits JOIN tips ON tips.id = tip_id")
         assert sorted(credits) == sorted((episode, tip, 1) for episode in (first, second) for tip in ("alpha", "beta"))
 
@@ -76,12 +73,6 @@ async def test_tips_of_a_paired_group_are_credited_with_what_they_added(gateway:
     assert await values(gateway) == {"alpha": pytest.approx(0.15 + 0.3 * (1 - 0.15))}
 
 
-async def test_a_search_that_finds_nothing_is_a_play_without_credit(gateway: GatewayUnderTest):
-    rollout = await shown_in(gateway, 7, ROOMS[:2])
-    assert await gateway.query("SELECT episode, score, searches, hits FROM plays") == [(rollout, 7.0, 2, 0)]
-    assert await gateway.query("SELECT * FROM credits") == []
-
-
 async def test_failed_and_rewardless_episodes_are_neither_credited_nor_reflected_on(gateway: GatewayUnderTest):
     """Nothing is known of how they ended: a crash is not a lesson."""
     await gateway.store_tips(ROOMS, "alpha")
@@ -99,19 +90,6 @@ async def test_failed_and_rewardless_episodes_are_neither_credited_nor_reflected
     assert await gateway.query("SELECT * FROM plays") == []
 
 
-async def test_learned_values_decide_what_is_shown(tmp_path: Path):
-    """Two tips of equal similarity: whichever has done harm when it was shown gives way."""
-    options = ("memory.retrieval=value", "memory.top_k=1", "memory.candidates=2", "memory.exploration=0")
-    async with running_gateway(tmp_path, *options) as gateway:
-        await gateway.store_tips(ROOMS[:1], "alpha", "beta")
-        await gateway.play(await gateway.create("memory"), ROOMS[:1])
-        assert "beta" in gateway.last().prompt  # all else equal, the newest
-        gateway.tip = "alpha"
-        await shown_in(gateway, -100, ROOMS[:1])
-        await gateway.play(await gateway.create("memory"), ROOMS[:1])
-        assert "- alpha" in gateway.last().prompt and "- beta" not in gateway.last().prompt
-
-
 async def test_restore_goes_back_to_a_snapshot(gateway: GatewayUnderTest):
     await gateway.store_tips(ROOMS, "kept")
     path = gateway.folder / "checkpoint.sqlite"
@@ -126,48 +104,6 @@ async def test_restore_goes_back_to_a_snapshot(gateway: GatewayUnderTest):
     await gateway.play(rollout, [ROOMS[0], *turns("cellar stairs")])
     calls = await gateway.events(rollout, "empo2_call")
     assert [(len(call["tip_ids"]), call["visits"]) for call in calls] == [(1, 2), (0, 1)]
-
-
-async def test_a_snapshot_of_another_embedder_is_not_restored(gateway: GatewayUnderTest):
-    fill_memory(gateway.folder / "foreign.sqlite", ["foreign"], embedder="other")
-    answer = await gateway.client.post("/empo2/restore", json={"path": "foreign.sqlite"})
-    assert answer.status_code == 409
-    assert "'other'" in answer.json()["detail"] and "'words'" in answer.json()["detail"]
-
-
-async def test_64_clients_read_and_write_at_once(gateway: GatewayUnderTest):
-    """Each plays an episode in one of eight scopes: nothing is lost, mixed or counted twice."""
-    scopes = [f"scope {number % 8}" for number in range(64)]
-    for scope in scopes[:8]:
-        await gateway.store_tips(ROOMS, f"the tip of {scope};", scope=scope)
-    modes = ["memory" if number % 2 else "no-memory" for number in range(64)]
-    rollouts = await asyncio.gather(
-        *(gateway.create(mode, scope=scope) for mode, scope in zip(modes, scopes, strict=True))
-    )
-
-    async def episode(number: int, rollout: str) -> None:
-        await gateway.play(rollout, ROOMS)
-        await gateway.finish(rollout, float(number))
-
-    gateway.tip = "Every client writes this."
-    await asyncio.gather(*(episode(number, rollout) for number, rollout in enumerate(rollouts)))
-    metrics = await gateway.drain(60)
-    assert metrics["empo2/calls"] == 3 * 64
-    assert metrics["empo2/memory_failures"] == metrics["empo2/reflections_failed"] == 0
-    assert metrics["empo2/tips_written"] == 64  # equal texts of different scores
-    for rollout, mode, scope in zip(rollouts, modes, scopes, strict=True):
-        calls = await gateway.events(rollout, "empo2_call")
-        assert len(calls) == 3 and {call["scope"] for call in calls} == {scope}
-        assert bool(calls[0]["tip_ids"]) == (mode == "memory")
-        # Two texts are there to be shown, each once: the teacher's, and what clients of the scope that are done wrote.
-        assert sum(len(call["tip_ids"]) for call in calls) <= (2 if mode == "memory" else 0)
-    # Each state of a scope: one visit by the teacher, one by each of its 8 players.
-    assert await gateway.query("SELECT DISTINCT visits FROM states") == [(9,)]
-    plays = await gateway.query("SELECT scope FROM plays")
-    assert Counter(scope for (scope,) in plays) == {f"scope {number}": 8 for number in (1, 3, 5, 7)}
-    crossed = "SELECT * FROM credits JOIN plays USING (episode) JOIN tips ON tips.id = tip_id"
-    assert await gateway.query(f"{crossed} WHERE plays.scope != tips.scope") == []
-    assert await gateway.query("SELECT count(*) FROM credits") != [(0,)]
 
 
 async def test_plain_grpo_loads_no_embedder_and_touches_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

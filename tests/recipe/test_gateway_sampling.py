@@ -7,7 +7,7 @@ import pytest
 
 from empo2.recipe.gateway.tokens import sampling
 
-from .harness import CHAT, ROOMS, GatewayUnderTest, running_gateway, turns
+from .harness import ROOMS, GatewayUnderTest, running_gateway, turns
 from .model_server import Body
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
@@ -25,10 +25,8 @@ OPTIONS: list[tuple[dict[str, Any], bool, int, int]] = [
         ]
     ),
     ({"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}, False, 0, 0),
-    ({"presence_penalty": 0, "frequency_penalty": 0.0, "top_p": None, "logit_bias": None, "seed": None}, False, 0, 0),
-    ({"bad_words": []}, False, 0, 0),
+    ({"presence_penalty": 0, "top_p": None, "seed": None, "bad_words": []}, False, 0, 0),
     ({"response_format": {"type": "text"}, "tool_choice": "none", "stop": ["\n"], "n": 2}, True, 0, 0),
-    ({"tool_choice": "auto"}, True, 0, 0),
     ({"response_format": {"type": "json_object"}}, True, 0, 1),
     ({"structured_outputs": {"choice": ["1", "2"]}}, True, 0, 1),
     ({"tool_choice": "required"}, True, 0, 1),
@@ -61,37 +59,18 @@ async def test_vllm_takes_the_neutral_values_as_no_filter_at_all():
     assert (neutral.presence_penalty, neutral.frequency_penalty, neutral.logit_bias, neutral.seed) == (0, 0, None, None)
 
 
-async def test_validation_and_untagged_calls_keep_their_sampling(gateway: GatewayUnderTest):
-    rollout = await gateway.create("memory")
-    url = f"/proxy/rollout/{rollout}/attempt/0/mode/val/openai{CHAT}"
-    (await gateway.client.post(url, json={**ROOMS[0], "top_p": 0.5})).raise_for_status()
-    assert gateway.last().body["top_p"] == 0.5 and "top_k" not in gateway.last().body
-    await gateway.play(await gateway.create(None), [{**ROOMS[0], "top_p": 0.5}])
-    assert gateway.last().body["top_p"] == 0.5 and "top_k" not in gateway.last().body
-    assert (await gateway.drain())["empo2/sampling_overridden"] == 0
-
-
 async def test_training_calls_of_plain_grpo_are_sampled_likewise(tmp_path: Path):
     """Its rollouts have no tag: the baseline would be trained off its own distribution, and EMPO² would not."""
     async with running_gateway(tmp_path, "algorithm.name=grpo") as gateway:
         rollout = await gateway.create(None)
-        for _ in range(2):
-            asked = {**ROOMS[0], "top_p": 0.5, "seed": 3, "stop": ["\n"], "tool_choice": "required"}
-            await gateway.play(rollout, [asked])
-            body = gateway.last().body
-            assert {name: body[name] for name in NEUTRAL} == NEUTRAL
-            assert "seed" not in body
-            assert (body["stop"], body["tool_choice"], body["temperature"]) == (["\n"], "required", 1.0)
-            assert body["messages"] == ROOMS[0]["messages"]
+        asked = {**ROOMS[0], "top_p": 0.5, "seed": 3, "stop": ["\n"], "tool_choice": "required"}
+        await gateway.play(rollout, [asked])
+        body = gateway.last().body
+        kept = {name: asked[name] for name in ("messages", "stop", "tool_choice")}
+        assert body.items() >= {**NEUTRAL, **kept, "temperature": 1.0}.items() and "seed" not in body
         assert await gateway.events(rollout, "empo2_call") == []
-        assert len(await gateway.events(rollout, "model_request")) == 2
         metrics = await gateway.drain()
-        assert (metrics["empo2/sampling_overridden"], metrics["empo2/constrained_calls"]) == (2, 2)
-
-        url = f"/proxy/rollout/{rollout}/attempt/0/mode/val/openai{CHAT}"
-        (await gateway.client.post(url, json={**ROOMS[0], "top_p": 0.5})).raise_for_status()
-        assert gateway.last().body["top_p"] == 0.5 and "top_k" not in gateway.last().body
-        assert (await gateway.drain())["empo2/sampling_overridden"] == 0
+        assert (metrics["empo2/sampling_overridden"], metrics["empo2/constrained_calls"]) == (1, 1)
 
 
 async def test_the_likeliest_tokens_of_a_rollout_that_teaches(gateway: GatewayUnderTest):

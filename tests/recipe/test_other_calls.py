@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +22,22 @@ from .model_server import serving
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
 
-@dataclass
-class Other:
-    """A server that notes what it is sent, and says so."""
-
-    seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
-    url: str = ""
-
-    async def answer(self, path: str, request: Request) -> StreamingResponse:
-        self.seen.append((path, dict(request.headers), await request.body()))
-        chunks = iter([b"data: {}\n\n", b"data: [DONE]\n\n"])
-        return StreamingResponse(chunks, 201, {"retry-after": "7"}, media_type="text/event-stream")
+Sent = list[tuple[str, dict[str, str], bytes]]
 
 
 @asynccontextmanager
-async def gateway_and_other(folder: Path, *settings: str) -> AsyncIterator[tuple[GatewayUnderTest, Other]]:
-    other, app = Other(), FastAPI()
-    app.add_api_route("/v1/{path:path}", other.answer, methods=["POST"])
+async def gateway_and_other(folder: Path, *settings: str) -> AsyncIterator[tuple[GatewayUnderTest, Sent]]:
+    sent, app = Sent(), FastAPI()
+
+    @app.post("/v1/{path:path}")
+    async def answer(path: str, request: Request) -> StreamingResponse:
+        sent.append((path, dict(request.headers), await request.body()))
+        chunks = iter([b"data: {}\n\n", b"data: [DONE]\n\n"])
+        return StreamingResponse(chunks, 201, {"retry-after": "7"}, media_type="text/event-stream")
+
     with serving(app) as url:
         async with running_gateway(folder, *settings, f"gateway.other_server={url}/v1") as gateway:
-            yield gateway, other
+            yield gateway, sent
 
 
 JUDGED = b'{"model":"judge-1",  "messages": [{"role": "user", "content": "x"}], "seed": 1.50}'
@@ -51,7 +46,7 @@ PLAYED = b'{"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "c
 
 async def test_what_is_not_chosen_passes_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "the-judges-key")
-    async with gateway_and_other(tmp_path, "gateway.trained_calls=[{model: pol*}]") as (gateway, other):
+    async with gateway_and_other(tmp_path, "gateway.trained_calls=[{model: pol*}]") as (gateway, sent):
         rollout = await gateway.create("memory", "off-policy")
         async with gateway.as_agent() as client:
             address = gateway.address(rollout)
@@ -64,11 +59,10 @@ async def test_what_is_not_chosen_passes_untouched(tmp_path: Path, monkeypatch: 
             assert gateway.model.seen == []
             assert (await client.post(f"{address}/chat/completions", content=PLAYED)).status_code == 200
         paths, bodies = ["chat/completions", "messages", "embeddings"], [JUDGED, JUDGED, b'{"input": "x"}']
-        assert [(path, body) for path, _, body in other.seen] == [*zip(paths, bodies, strict=True)]
-        for _, headers, _ in other.seen:
-            assert headers["authorization"] == "Bearer the-judges-key"
-            assert AGENT_KEY not in str(headers)
-        assert other.seen[0][1]["x-mine"] == "1"
+        assert [(path, body) for path, _, body in sent] == [*zip(paths, bodies, strict=True)]
+        assert {headers["authorization"] for _, headers, _ in sent} == {"Bearer the-judges-key"}
+        assert AGENT_KEY not in str(sent)
+        assert sent[0][1]["x-mine"] == "1"
         # No trace of them: the trained call is the only event, turn and visit.
         assert len(await gateway.calls(rollout)) == len(await gateway.events(rollout, "model_request")) == 1
         metrics = await gateway.drain()
@@ -94,23 +88,16 @@ async def test_without_another_server_the_policy_answers_them(tmp_path: Path):
 
 async def test_a_server_that_is_down_is_an_error_of_the_call(tmp_path: Path):
     async with running_gateway(tmp_path, "gateway.other_server=http://127.0.0.1:1/v1") as gateway:
-        rollout = await gateway.create()
-        async with gateway.as_agent() as client:
-            answer = await client.post(f"{gateway.address(rollout)}/embeddings", json={"input": "x"})
+        answer = await gateway.client.post(f"{gateway.address(await gateway.create())}/embeddings", json={"input": "x"})
         assert answer.status_code == 502 and "calls that are not trained: ConnectError" in answer.text
 
 
 RULES: list[tuple[str, tuple[str, dict[str, str], Any], bool]] = [
     ("[{model: 'gpt-4o*'}]", ("chat/completions", {}, {"model": "gpt-4o-mini"}), True),
-    ("[{model: 'gpt-4o*'}]", ("chat/completions", {}, {"model": "o3"}), False),
-    ("[{model: 'gpt-4o*'}]", ("chat/completions", {}, {}), False),
     ("[{path: /responses}]", ("responses", {}, {}), True),
-    ("[{path: chat/*}]", ("completions", {}, {}), False),
     ("[{header: 'X-Role: player'}]", ("messages", {"x-role": "player"}, {}), True),
     ("[{header: 'X-Role: player'}]", ("messages", {"x-role": "judge"}, {}), False),
-    ("[{header: x-role}]", ("messages", {"x-role": "judge"}, {}), True),
     ("[{header: x-role}]", ("messages", {}, {}), False),
-    ("[{path: messages, model: a}]", ("messages", {}, {"model": "b"}), False),
     ("[{path: messages, model: a}, {model: b}]", ("messages", {}, {"model": "b"}), True),
 ]
 
@@ -135,15 +122,12 @@ async def test_a_function_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert failed.status_code == 500 and "gateway.trained_calls failed: ZeroDivisionError" in failed.text
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
+def test_wrong_values_are_refused_before_the_start():
+    for value, says in (
         ("nowhere:trained", "gateway.trained_calls='nowhere:trained': cannot be imported: No module named 'nowhere'"),
         ("[{modle: a}]", "there is no such setting"),
         ("player", "gateway.trained_calls"),
-    ],
-)
-def test_wrong_values_are_refused_before_the_start(value: str, says: str):
-    with pytest.raises(ConfigError) as refused:
-        choice_of(load_settings("cpu", [f"gateway.trained_calls={value}"]).gateway.trained_calls)
-    assert says in str(refused.value)
+    ):
+        with pytest.raises(ConfigError) as refused:
+            choice_of(load_settings("cpu", [f"gateway.trained_calls={value}"]).gateway.trained_calls)
+        assert says in str(refused.value)

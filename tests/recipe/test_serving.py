@@ -1,16 +1,11 @@
-"""``empo2 serve``: agents that have no rollout, in every dialect, with tips and without."""
+"""``empo2 serve``: agents that have no rollout, in every dialect. `tests/test_serve.py` has the command itself."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
 import anthropic
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -26,7 +21,7 @@ from empo2.recipe.protocol import RolloutTag, Serving
 
 from ..processes import mark, until  # noqa: F401
 from .harness import AGENT_KEY, BLOCK, ROOMS, GatewayUnderTest, running_gateway, turns
-from .model_server import MODEL, ModelServer
+from .model_server import MODEL
 
 TIP = "Take the lamp first."
 WITHOUT_TIPS = Serving(name="mine")
@@ -35,7 +30,6 @@ WITH_TIPS = Serving(name="mine", tag=RolloutTag(rollout_mode="memory", scope="a"
 
 @pytest.fixture
 async def serving(quiet: None, empty_stores: None, tmp_path: Path) -> AsyncIterator[GatewayUnderTest]:
-    """A gateway with a tip of scope a."""
     async with running_gateway(tmp_path, serving_agents=WITH_TIPS) as gateway:
         await gateway.store_tips(ROOMS[:1], TIP)
         yield gateway
@@ -64,21 +58,14 @@ async def test_a_model_is_served_without_tips(quiet: None, empty_stores: None, t
             assert (await agent.get("/empo2/state")).status_code == 403
 
 
-async def test_agents_keep_their_sampling(serving: GatewayUnderTest) -> None:
-    async with client_of(serving) as client:
-        for asked, sent in (({}, 0.4), ({"temperature": 1.5, "top_p": 0.9, "seed": 3}, 1.5)):
-            await client.chat.completions.create(model="mine", messages=ROOMS[0]["messages"], **asked)
-            found = serving.last().body
-            assert found["temperature"] == sent and found["model"] == MODEL
-            assert {name: found.get(name) for name in asked} == asked
-
-
 async def test_tips_are_shown_as_in_validation_and_nothing_is_written(serving: GatewayUnderTest) -> None:
-    before = await serving.snapshot()
+    before, prompts = await serving.snapshot(), []
     async with client_of(serving) as client:
-        prompts = []
-        for body in ROOMS:
-            await client.chat.completions.create(model="mine", **body)
+        # At the temperature of validation, unless the agent asks for another one.
+        for body, temperature in zip(ROOMS, (0.4, 1.5, 0.4), strict=True):
+            asked = {"temperature": temperature, "top_p": 0.9, "seed": 3} if temperature != 0.4 else {}
+            await client.chat.completions.create(model="mine", **body, **asked)
+            assert serving.last().body.items() >= {"model": MODEL, "temperature": temperature, **asked}.items()
             prompts.append(serving.last().prompt)
     assert prompts[0].count(TIP) == prompts[2].count(TIP) == 1  # once per chat
     assert BLOCK in texts_of(serving)[1]
@@ -89,7 +76,6 @@ async def test_tips_are_shown_as_in_validation_and_nothing_is_written(serving: G
 
 
 async def test_each_chat_has_its_tips(quiet: None, empty_stores: None, tmp_path: Path) -> None:
-    """Shown in the first turn only, of two chats that go on by turns."""
     setting = "memory.searched=first-turn"
     async with running_gateway(tmp_path, setting, serving_agents=WITH_TIPS) as gateway, client_of(gateway) as client:
         await gateway.store_tips(ROOMS[:1], TIP)
@@ -102,21 +88,16 @@ async def test_each_chat_has_its_tips(quiet: None, empty_stores: None, tmp_path:
 
 async def test_every_dialect_is_served(serving: GatewayUnderTest) -> None:
     def shown() -> int:
-        return str(serving.last().body["messages"]).count(TIP)
+        return str(serving.model.seen[-1].body).count(TIP)
 
     text = "a dark room with a lamp"
     async with client_of(serving) as client:
-        stream = await client.chat.completions.create(
-            model="mine", messages=[{"role": "user", "content": text}], stream=True
-        )
-        said = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
-        assert ("".join(said), shown()) == ("go 0", 1)
         response = await client.responses.create(model="mine", input=text)
         assert (response.output_text, shown()) == ("go 0", 1)
         more = await client.responses.create(model="mine", input="it is lit", previous_response_id=response.id)
         assert (more.output_text, shown()) == ("go 1", 1)
         prompt = await client.completions.create(model="mine", prompt=text, max_tokens=8)
-        assert prompt.choices[0].text == "go 0" and TIP in serving.model.seen[-1].body["prompt"]
+        assert (prompt.choices[0].text, shown()) == ("go 0", 1)
     url = str(serving.client.base_url)
     async with anthropic.AsyncAnthropic(base_url=url, api_key=AGENT_KEY) as claude:
         message = await claude.messages.create(model="mine", max_tokens=8, messages=[{"role": "user", "content": text}])
@@ -137,20 +118,6 @@ async def test_nothing_grows(serving: GatewayUnderTest, monkeypatch: pytest.Monk
         with pytest.raises(openai.BadRequestError, match="no response"):
             await client.responses.create(model="mine", input="and now?", previous_response_id=first.id)
         assert second.output_text == "go 1"
-
-
-def test_the_chat_used_longest_ago_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_calls, "_MOST_CHATS", 2)
-    assert WITH_TIPS.tag is not None
-    chats = direct_calls.DirectChats(WITH_TIPS.tag)
-    one, two, three = (turns(text, "next") for text in ("one", "two", "three"))
-    first, second = chats.episode(one[0]), chats.episode(two[0])
-    assert chats.episode(one[1]) is first and first is not second
-    assert chats.episode(three[0]) not in (first, second)
-    assert chats.episode(one[1]) is first and chats.episode(two[1]) is not second
-
-
-# The command
 
 
 def memory_file(folder: Path, *scopes: str) -> Path:
@@ -182,37 +149,3 @@ def test_vllm_answers_under_the_name_that_is_served() -> None:
     words = vllm_command(load_settings("cpu"), "/somewhere/merged", 1, "mine")
     place = words.index("--served-model-name")
     assert words[place + 1 : place + 3] == ["mine", "/somewhere/merged"]
-
-
-def test_the_command_serves_until_ctrl_c(tmp_path: Path, mark: str) -> None:  # noqa: F811
-    model = ModelServer(reply=lambda body: "yes")
-    with model.serve(), (tmp_path / "out").open("w") as out:
-        words = [sys.executable, "-m", "empo2.recipe.cli", "serve", MODEL, "--server", model.url, "--profile", "cpu"]
-        words += ["--memory", "--memory-from", str(memory_file(tmp_path, "{}")), "memory.min_similarity=-1"]
-        environment = {name: value for name, value in os.environ.items() if name != "EMPO2_KEY"}
-        process = subprocess.Popen(
-            words, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT, env=environment | {"EMPO2_TEST_MARK": mark}
-        )
-
-        def output() -> str:
-            return (tmp_path / "out").read_text()
-
-        try:
-            until(lambda: "ready" in output() or process.poll() is not None, 300)
-            assert process.poll() is None, output()
-            said = dict(line.split(maxsplit=1) for line in output().splitlines() if " " in line.strip())
-            with openai.OpenAI(base_url=said["URL"], api_key=said["key"], max_retries=0) as client:
-                (name,) = (each.id for each in client.models.list())
-                answer = client.chat.completions.create(model=name, messages=[{"role": "user", "content": "a room"}])
-            assert answer.choices[0].message.content == "yes"
-            assert TIP in str(model.requests()[-1].body["messages"])
-            shell = subprocess.run(said["example"], shell=True, capture_output=True, text=True, timeout=60)
-            assert '"yes"' in shell.stdout, shell.stderr
-            assert httpx.get(f"{said['URL']}/models").status_code == 401
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-    assert process.returncode == 0
-    assert output().endswith("stopping ...\n")
-    assert not Path(said["logs"].split(",")[0]).exists()
-    assert "1 tips" in said["memory"] or "1 tip " in said["memory"]

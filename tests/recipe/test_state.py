@@ -17,22 +17,14 @@ from .harness import assistant, user
 DEFAULT = StateReader(load_settings().memory)
 chat_state, prompt_state = DEFAULT.of_chat, DEFAULT.of_prompt
 SYSTEM = {"role": "system", "content": "You play a game."}
-TASK = (
-    "Your task is to change the state of matter of water. First, focus on the substance. Then, take actions that will"
-    " cause it to change its state of matter."
-)
 # Observations of ScienceWorld, WebShop and TextWorld-Express, some shortened; near each other, and of different states.
 DIFFERENT = {
     "drain": ("The drain is now open.", "The drain is now closed."),
-    "look at the drain": ("A drain, which is open", "A drain, which is closed"),
-    "sink": ("The sink is now activated.", "The sink is now deactivated."),
     "room": ("You move to the kitchen.", "You move to the hallway."),
     "thermometer": (
         "the thermometer measures a temperature of 27 degrees celsius",
         "the thermometer measures a temperature of 29 degrees celsius",
     ),
-    "wait": ("You decide to wait for 10 iterations.", "You decide to wait for 1 iterations."),
-    "door": ("You open the wood door, revealing the laundry room.", "You close the wood door to the laundry room."),
     "fridge": (
         "You open the fridge. The fridge contains a red bell pepper, and a knife.",
         "You open the fridge. The fridge contains a red bell pepper, a cookbook, and a knife.",
@@ -46,12 +38,9 @@ DIFFERENT = {
 }
 
 
-def episode(*observations: str) -> list[dict[str, Any]]:
-    """The chat of a text game up to the newest of these observations."""
-    chat = [SYSTEM, user(f"{TASK}\n\nThis room is called the workshop.")]
-    for observation in observations:
-        chat += [assistant("look around"), user(observation)]
-    return chat
+def episode(observation: str) -> list[dict[str, Any]]:
+    begin = user("Your task is to boil water.\n\nThis room is called the workshop.")
+    return [SYSTEM, begin, assistant("look around"), user(observation)]
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +50,8 @@ def minilm() -> SentenceEmbedder:
         return SentenceEmbedder("all-MiniLM-L6-v2")
 
 
-def cosine(minilm: SentenceEmbedder, chats: Sequence[list[dict[str, Any]]]) -> float:
-    """Of two states, embedded in calls of their own, as those of two episodes are."""
-    one, other = (minilm.embed([chat_state(chat)])[0] for chat in chats)
+def cosine(minilm: SentenceEmbedder, *observations: str) -> float:
+    one, other = (minilm.embed([chat_state(episode(observation))])[0] for observation in observations)
     return float(np.dot(one, other))
 
 
@@ -85,19 +73,17 @@ def test_the_state_is_the_newest_observation():
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_states_count_as_two(minilm: SentenceEmbedder, name: str):
     """With the task in the text, an open and a closed drain had a cosine of 0.99."""
-    one, other = DIFFERENT[name]
-    assert cosine(minilm, [episode(one), episode(other)]) <= load_settings().algorithm.novelty_similarity
+    assert cosine(minilm, *DIFFERENT[name]) <= load_settings().algorithm.novelty_similarity
 
 
 def test_a_list_in_another_order_is_the_same_state(minilm: SentenceEmbedder):
-    """As when a thing was taken and put back."""
     room = (
         "This room is called the kitchen. In it, you see: the agent, a substance called air, a counter. On the counter"
         " is: a bowl (containing a red apple, a banana, an orange), {}. You also see: a door to the hallway (that is"
         " open), a door to the outside (that is closed)"
     )
-    chats = [episode(room.format(things)) for things in ("a drawer, a lighter", "a lighter, a drawer")]
-    assert cosine(minilm, chats) > load_settings().algorithm.novelty_similarity
+    orders = [room.format(things) for things in ("a drawer, a lighter", "a lighter, a drawer")]
+    assert cosine(minilm, *orders) > load_settings().algorithm.novelty_similarity
 
 
 def test_states_of_one_task_are_mostly_less_similar_than_tips_must_be(minilm: SentenceEmbedder):
@@ -105,9 +91,6 @@ def test_states_of_one_task_are_mostly_less_similar_than_tips_must_be(minilm: Se
     keys = minilm.embed([chat_state(episode(one)) for one, _ in DIFFERENT.values()])
     similar = (keys @ keys.T)[np.triu_indices(len(keys), 1)] > load_settings().memory.min_similarity
     assert similar.mean() < 0.25
-
-
-# Other parts
 
 
 def reader(state: str, characters: int = 1200) -> StateReader:
@@ -122,32 +105,26 @@ def test_a_transcript_in_one_message() -> None:
     assert reader("end", 20).of_chat(before) == "ou are in room 3249."
     assert reader("end", 20).of_chat(after) == "ou are in room 3364."
     assert reader(r"regex:in (room \d+)").of_chat(after) == "room 3364"
-    assert reader(r"regex:in room \d+").of_chat(after) == "in room 3364"
     assert reader(r"regex:in (room \d+)", 4).of_chat(after) == "room"
     assert reader("regex:cellar", 5).of_chat(after) == "3364."  # without a match the end
     assert reader("beginning", 6).of_prompt("one two three") == " three"
-    assert reader(r"regex:t\w+").of_prompt("one two three") == "three"
 
 
-def newest_number(messages: Sequence[Any]) -> str:
-    return messages[-1]["content"].split()[-1]
+def newest(messages: Sequence[Any]) -> str:
+    return messages[-1]["content"]
 
 
 def test_a_function_of_the_messages() -> None:
-    made = reader(f"{__name__}:newest_number")
-    assert made.of_chat([user("1 2"), user("3 44")]) == "44"
-    assert made.of_prompt("a b") == "b"
+    made = reader(f"{__name__}:newest")
+    assert (made.of_chat([user("a"), user("b")]), made.of_prompt("c")) == ("b", "c")
     assert made.of_chat([]) == ""  # it raises: the call goes on without a state
 
 
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
+def test_states_that_are_refused() -> None:
+    for state, message in (
         ("middle", "must be beginning, end, regex:PATTERN"),
         ("regex:(", "not a regular expression: missing "),
         ("nowhere:state", "cannot be imported"),
-    ],
-)
-def test_states_that_are_refused(state: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"memory.state=.*{message}"):
-        reader(state)
+    ):
+        with pytest.raises(ConfigError, match=f"memory.state=.*{message}"):
+            reader(state)

@@ -57,7 +57,6 @@ async def gateway(quiet: None, empty_stores: None, tmp_path: Path) -> AsyncItera
 async def play(
     gateway: GatewayUnderTest, replies: list[Any], chats: list[Any], rollout: str | None = None, **more: Any
 ) -> list[list[int]]:
-    """The prompt ids of calls that get these replies."""
     answers = iter(replies)
     gateway.model.reply = lambda body: next(answers)
     bodies = [{"messages": chat, "max_tokens": 64, **more} for chat in chats]
@@ -65,7 +64,6 @@ async def play(
 
 
 def growing(*texts: str) -> list[list[Body]]:
-    """The chats of an agent that sends everything: user, reply, user, ..."""
     messages = [SYSTEM, *(assistant(text) if number % 2 else user(text) for number, text in enumerate(texts))]
     return [messages[: 2 + number] for number in range(0, len(texts), 2)]
 
@@ -78,9 +76,16 @@ SECOND = [*FIRST, *letters("go north"), END, *ids(turn("a hall"))]
 THIRD = [*SECOND, *ids("look"), END, *ids(turn("a lamp"))]
 
 
-async def test_a_chat_continues_from_the_sampled_ids(gateway: GatewayUnderTest):
-    sent = await play(gateway, REPLIES, CHATS)
-    assert sent == [FIRST, SECOND, THIRD]
+async def test_where_nothing_drifts_the_chat_is_text_and_else_it_continues_from_the_sampled_ids(
+    gateway: GatewayUnderTest,
+):
+    assert (await play(gateway, ["go north", "look", "wait"], CHATS))[1] == AS_TEXT
+    assert not any("prompt_token_ids" in seen.body for seen in gateway.model.requests())
+    metrics = await gateway.drain()
+    assert (metrics["empo2/token_drift"], metrics["empo2/continued_calls"], metrics["empo2/text_calls"]) == (0, 0, 0)
+
+    gateway.model.seen.clear()
+    assert await play(gateway, REPLIES, CHATS) == [FIRST, SECOND, THIRD]
     metrics = await gateway.drain()
     assert (metrics["empo2/continued_calls"], metrics["empo2/text_calls"]) == (2, 0)
     assert metrics["empo2/token_drift"] == 1 / 2, "the third call's new reply is tokenized as it was sampled"
@@ -94,14 +99,6 @@ async def test_without_the_option_drift_is_counted_and_nothing_else(quiet: None,
         assert sent[1] == AS_TEXT and not gateway.model.requests("/tokenize")
         metrics = await gateway.drain()
     assert (metrics["empo2/token_drift"], metrics["empo2/continued_calls"], metrics["empo2/text_calls"]) == (0.5, 0, 0)
-
-
-async def test_where_nothing_drifts_the_chat_is_sent_as_text(gateway: GatewayUnderTest):
-    sent = await play(gateway, ["go north", "look", "wait"], CHATS)
-    assert sent[1] == AS_TEXT
-    assert not any("prompt_token_ids" in seen.body for seen in gateway.model.requests())
-    metrics = await gateway.drain()
-    assert (metrics["empo2/token_drift"], metrics["empo2/continued_calls"], metrics["empo2/text_calls"]) == (0, 0, 0)
 
 
 async def test_a_reply_that_met_its_limit_is_given_the_end_of_its_turn(gateway: GatewayUnderTest):
@@ -141,20 +138,11 @@ async def test_tip_free_prompts_continue_as_the_prompts_with_tips_do(gateway: Ga
     rollout = await gateway.create("memory", "off-policy")
     sent = await play(gateway, REPLIES, CHATS, rollout)
     events = await gateway.events(rollout, "empo2_call")
-    free = [event["tip_free_prompt_token_ids"] for event in events]
-    assert free == [FIRST, SECOND, THIRD]
+    assert [event["tip_free_prompt_token_ids"] for event in events] == [FIRST, SECOND, THIRD]
     assert [event["prompt_token_ids"] for event in events] == sent
     assert sent[0] != FIRST and BLOCK in tokenizer().decode(sent[0])
     for before, after, reply in zip(sent[:-1], sent[1:], [letters("go north"), ids("look")], strict=True):
         assert after[: len(before) + len(reply) + 1] == [*before, *reply, END]
-
-
-async def test_the_calls_of_plain_grpo_continue_too(quiet: None, empty_stores: None, tmp_path: Path):
-    async with running_gateway(tmp_path, ON, "algorithm.name=grpo") as gateway:
-        rollout = await gateway.create(None)
-        assert (await play(gateway, REPLIES, CHATS, rollout))[1] == SECOND
-        assert "top_p" in gateway.last().body
-        assert (await gateway.drain())["empo2/continued_calls"] == 2
 
 
 # A template that does not show the last reply of a chat, so that a longer chat does not begin with a shorter one.
@@ -183,7 +171,6 @@ PICTURE = user([{"type": "text", "text": "see"}, {"type": "image_url", "text": "
 async def test_what_is_no_continuation_is_sent_as_text(
     gateway: GatewayUnderTest, reason: str, reply: Body, second: list[Body], change: Body
 ):
-    """And is counted: a changed history, other tools, a turn that the template does not render as it was sampled."""
     answers = iter([reply, "look"])
     gateway.model.reply = lambda body: next(answers)
     first = {"messages": CHATS[0], "max_tokens": 64} | ({} if "tools" in change else change)
@@ -207,7 +194,6 @@ async def test_a_server_that_cannot_render_or_take_ids_costs_nothing_but_the_row
 
 
 def test_vllm_is_started_so_that_it_takes_ids_and_sends_spans(tmp_path: Path):
-    """Both by a command and by a trainer's own configuration."""
     settings, ids = load_settings("cpu", ["gateway.cumulative_tokens=false"]), load_settings("cpu", [ON])
     for given, expected in ((ids, [PROMPT_IDS]), (settings, [KEY_CHECK])):
         command = vllm_command(given, MODEL, 1)

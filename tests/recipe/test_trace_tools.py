@@ -5,8 +5,9 @@ import os
 import socket
 import subprocess
 from base64 import b64decode
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,11 +35,8 @@ class Span(NamedTuple):
     name: str
 
 
-class Tool(NamedTuple):
-    """A running tool: where it takes spans, and those of the traces that its filter finds."""
-
-    address: str
-    found: Callable[[str], Awaitable[list[Span]]]
+# Where a tool takes spans, and what finds those of the traces that its filter lets through.
+Tool = tuple[str, Callable[[str], Awaitable[list[Span]]]]
 
 
 def free_port() -> int:
@@ -60,21 +58,20 @@ def process(folder: Path, *command: object, **variables: object) -> Iterator[Non
             started.wait(60)
 
 
-async def until(done: Callable[[], Awaitable[Any]]) -> Any:
-    """Return the first answer that holds; errors count as none."""
+async def spans_of(found: Callable[[str], Awaitable[list[Span]]], counts: dict[str, int]) -> list[Span]:
+    """Return all spans once the tool answers and each of these traces has as many as are awaited."""
     async with asyncio.timeout(SECONDS):
         while True:
-            try:
-                if answer := await done():
-                    return answer
-            except httpx.HTTPError:
-                pass
+            with suppress(httpx.HTTPError):
+                spans = await found("")
+                traces = Counter(span.trace for span in spans)
+                if all(traces[trace] >= count for trace, count in counts.items()):
+                    return spans
             await asyncio.sleep(0.5)
 
 
 @asynccontextmanager
 async def phoenix(folder: Path) -> AsyncIterator[Tool]:
-    """Phoenix behind a collector that hands on what it gets."""
     port, taken = free_port(), free_port()
     settings = {"PHOENIX_WORKING_DIR": folder, "PHOENIX_HOST": "127.0.0.1", "PHOENIX_TELEMETRY_ENABLED": "false"}
     settings |= {"PHOENIX_PORT": port, "PHOENIX_GRPC_PORT": free_port()}
@@ -99,7 +96,7 @@ async def phoenix(folder: Path) -> AsyncIterator[Tool]:
         process(folder, collector, "start", *receives, *sends),
     ):
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
-            yield Tool(f"http://127.0.0.1:{taken}", found)
+            yield f"http://127.0.0.1:{taken}", found
 
 
 @asynccontextmanager
@@ -116,18 +113,13 @@ async def mlflow(folder: Path) -> AsyncIterator[Tool]:
             answer = await client.get("/api/3.0/mlflow/traces/get", params={"trace_id": trace["trace_id"]})
             spans += answer.raise_for_status().json()["trace"].get("spans", [])
 
-        def id_of(span: Any, key: str) -> str:
-            return b64decode(span.get(key, "")).hex()
-
-        return [
-            Span(id_of(span, "trace_id"), id_of(span, "span_id"), id_of(span, "parent_span_id"), span["name"])
-            for span in spans
-        ]
+        ids = ("trace_id", "span_id", "parent_span_id")
+        return [Span._make([*(b64decode(span.get(key, "")).hex() for key in ids), span["name"]]) for span in spans]
 
     command = (TOOLS / "bin/mlflow", "server", "--host", "127.0.0.1", "--port", port, "--workers", 1)
     with process(folder, *command, *files, PATH=f"{TOOLS / 'bin'}:{os.environ['PATH']}"):
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
-            yield Tool(f"http://127.0.0.1:{port}", found)
+            yield f"http://127.0.0.1:{port}", found
 
 
 @pytest.mark.parametrize(
@@ -144,32 +136,20 @@ async def test_a_trace_arrives_whole_and_is_found_by_its_mode(
     assert condition in page and headers in page
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    async with tool(tmp_path) as running:
-        await until(lambda: answers(running))
-        async with running_gateway(tmp_path, f"gateway.traces={running.address}") as gateway:
+    async with tool(tmp_path) as (address, found):
+        await spans_of(found, {})
+        async with running_gateway(tmp_path, f"gateway.traces={address}") as gateway:
             await gateway.store_tips(ROOMS[:1], "Take the lamp.")
             memory, plain = await gateway.create("memory"), await gateway.create("no-memory")
             for rollout in (memory, plain):
                 await gateway.play(rollout, ROOMS[:2])
                 await gateway.finish(rollout)
             await gateway.drain()
-        spans = await until(lambda: whole(running, {memory: 6, plain: 4}))
+        spans = await spans_of(found, {memory: 6, plain: 4})
         names = {span.id: span.name for span in spans}
         tree = sorted((span.name, names.get(span.parent)) for span in spans if span.trace == memory)
         assert tree == [
             ("chat any", "invoke_agent"), ("chat any", "invoke_agent"), ("create_memory a", "invoke_agent"),
             ("invoke_agent", None), ("search_memory a", "chat any"), ("search_memory a", "chat any"),
         ]  # fmt: skip
-        assert {span.trace for span in await running.found(condition)} == {memory}
-
-
-async def answers(tool: Tool) -> bool:
-    await tool.found("")
-    return True
-
-
-async def whole(tool: Tool, counts: dict[str, int]) -> list[Span]:
-    """Return all spans once each of these traces has as many as are awaited."""
-    spans = await tool.found("")
-    traces = [span.trace for span in spans]
-    return spans if all(traces.count(trace) >= count for trace, count in counts.items()) else []
+        assert {span.trace for span in await found(condition)} == {memory}
