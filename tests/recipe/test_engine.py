@@ -26,7 +26,7 @@ RUN = """
 import json, sys
 
 import torch
-from engine_parts import FP32, make, save_llama
+from recipe.engine_parts import FP32, make, save_llama
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 from verl import DataProto

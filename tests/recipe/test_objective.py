@@ -19,7 +19,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import left_right_2_no_padding
 
-from empo2.recipe.trainer.objective import hybrid_loss, top_kl, trust_mask
+from empo2.recipe.trainer.objective import hybrid_loss, top_kl
 
 LOW, HIGH, DUAL = 0.20, 0.30, 10.0
 K = 4  # of a teacher's likeliest tokens
@@ -195,20 +195,11 @@ def random_rows(seed: int, count: int) -> list[Row]:
     generator = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        size = int(generator.integers(1, 9))
+        size, prompt, off_policy = (int(generator.integers(*limits)) for limits in ((1, 9), (1, 6), (0, 2)))
         old = generator.uniform(-7, 0, size)
-        mask = generator.integers(0, 2, size)
-        mask[0] = 1
-        rows.append(
-            Row(
-                new=(old + generator.normal(0, 0.4, size)).clip(max=0).tolist(),
-                old=old.tolist(),
-                advantage=float(generator.normal()),
-                off_policy=bool(generator.integers(0, 2)),
-                mask=mask.tolist(),
-                prompt=int(generator.integers(1, 6)),
-            )
-        )
+        new = (old + generator.normal(0, 0.4, size)).clip(max=0).tolist()
+        mask = [1, *generator.integers(0, 2, size - 1).tolist()]
+        rows.append(Row(new, old.tolist(), float(generator.normal()), bool(off_policy), mask, prompt))
     return rows
 
 
@@ -233,9 +224,7 @@ def test_loss_and_gradient_of_mixed_batches(seed: int) -> None:
     ],
 )
 def test_clip_edges(ratio: float, advantage: float, loss: float, flows: bool, off_policy: bool) -> None:
-    result = assert_as_expected(
-        [Row(new=[-1.0], old=[-1.0 - math.log(ratio)], advantage=advantage, off_policy=off_policy)]
-    )
+    result = assert_as_expected([Row([-1.0], [-1.0 - math.log(ratio)], advantage, off_policy)])
     assert result.loss == pytest.approx(loss, rel=1e-5)
     assert bool(result.gradients[0][0] != 0) is flows
 
@@ -243,46 +232,21 @@ def test_clip_edges(ratio: float, advantage: float, loss: float, flows: bool, of
 def test_mask_is_per_token_on_the_current_policy() -> None:
     """The authors' code masks whole rows, by their lowest token, on the tip-conditioned log-prob."""
     low, high = math.log(DELTA) - 0.01, math.log(DELTA) + 0.01
-    row = Row(
-        new=[high, low, -0.1, low],
-        old=[low - 0.1, -0.1, low, low],
-        advantage=1.0,
-        off_policy=True,
-    )
+    row = Row([high, low, -0.1, low], [low - 0.1, -0.1, low, low], advantage=1.0, off_policy=True)
     result = assert_as_expected([row])
     assert (result.gradients[0] != 0).tolist() == [True, False, False, False]  # the third is clipped: its ratio is high
     row.old[2] = -0.1
     assert (assert_as_expected([row]).gradients[0] != 0).tolist() == [True, False, True, False]
-
-
-def test_threshold_is_a_probability() -> None:
-    """δ as the authors' log-prob -5: a token at -4.9 is trusted, one at -5.1 is not, at -5 itself it is (≥)."""
-    off_policy, log_prob = torch.tensor([True]), torch.tensor([[-4.9, -5.0 + 1e-6, -5.1]])
-    assert trust_mask(log_prob, off_policy, math.exp(-5)).tolist() == [[True, True, False]]
-    assert trust_mask(torch.tensor([[0.0]]), off_policy, 1.0).tolist() == [[True]]
-
-
-@pytest.mark.parametrize("off_policy", [False, True])
-def test_row_without_tokens_weighs_nothing(off_policy: bool) -> None:
-    row = Row(new=[-1.0, -9.0], old=[-0.5, -0.5], advantage=1.0, off_policy=off_policy)
-    empty = Row(new=[-1.0, -9.0], old=[-0.5, -0.5], advantage=1.0, off_policy=off_policy, mask=[0, 0])
-    alone, both = run([row]), assert_as_expected([row, empty])
-    assert both.loss == alone.loss
-    assert (both.gradients[1] == 0).all()
-    for name in ("off_policy_tokens", "masked_tokens", "compared_rows", "log_ppl_gap"):
-        assert both.metrics[name].aggregate() == alone.metrics[name].aggregate()
+    row.mask, other = [1, 1, 1, 0], Row(new=[low], old=[low], advantage=1.0)
+    assert run([other, row]).masked_at == [101]  # the index of the second row's first token is 100
+    assert run([other, row], delta=0).masked_at == []
 
 
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_extreme_log_probs(off_policy: bool, advantage: float) -> None:
-    row = Row(
-        new=[-math.inf if off_policy else -1e4, 0.0, -1e-30, -88.0, -1.0],
-        old=[-1e-3, -1e4, -200.0, -1.0, -88.0],
-        advantage=advantage,
-        off_policy=off_policy,
-    )
-    result = assert_as_expected([row])
+    new = [-math.inf if off_policy else -1e4, 0.0, -1e-30, -88.0, -1.0]
+    result = assert_as_expected([Row(new, [-1e-3, -1e4, -200.0, -1.0, -88.0], advantage, off_policy)])
     assert np.isfinite(result.gradients[0]).all()
     assert all(math.isfinite(metric.aggregate()) for metric in result.metrics.values())
 
@@ -300,37 +264,6 @@ def test_without_off_policy_rows_it_is_agent_lightnings_loss(delta: float) -> No
     tokens = sum(row.tokens.sum() for row in rows)
     for name in ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower"):
         assert ours.metrics[name].aggregate() == pytest.approx(tokens * theirs.metrics[name].aggregate())
-
-
-def test_kl_term_is_not_masked() -> None:
-    """Two rollouts, of two tokens and of one: a token of the first weighs a quarter, that of the second a half."""
-    rows = [
-        Row(new=[-1.0, -9.0], old=[-1.0, -9.0], advantage=0.5, off_policy=True, ref=[-1.5, -8.0], weight=1 / 4),
-        Row(new=[-0.7], old=[-0.7], advantage=-0.5, ref=[-0.2], weight=1 / 2),
-    ]
-    result = run(rows, use_kl_loss=True, kl_loss_coef=0.01, kl_loss_type="low_var_kl")
-    kl = [math.exp(d) - d - 1 for d in (-0.5, 1.0, 0.5)]
-    assert result.loss == pytest.approx(-0.5 + 0.5 + 0.01 * (kl[0] / 4 + kl[1] / 4 + kl[2] / 2), rel=1e-5)
-    # The masked token's only gradient is the KL term's: (1 - e^d)·coefficient·weight.
-    assert result.gradients[0][1] == pytest.approx(0.01 * (1 - math.e) / 4, rel=1e-4)
-
-
-def test_the_masked_tokens_are_handed_over() -> None:
-    """The index of the second row's first token is 100; only -9 and -5.5 are below ln 0.0067, and one is no reply's."""
-    rows = [
-        Row(new=[-1.0, -9.0], old=[-1.0, -1.0], advantage=1.0, off_policy=True, prompt=4),
-        Row(
-            new=[-1.0, -9.0, -9.0, -5.0, -5.5],
-            old=[-1.0] * 5,
-            advantage=1.0,
-            off_policy=True,
-            mask=[1, 1, 0, 1, 1],
-        ),
-    ]
-    assert run(rows).masked_at == [1, 101, 104]
-    assert run(rows, delta=0).masked_at == []
-    rows[1].off_policy = False
-    assert run(rows).masked_at == [1]
 
 
 def test_rows_on_which_vllm_and_the_trainer_disagree_have_no_gradient() -> None:
@@ -458,19 +391,3 @@ def test_distilled_rows_have_a_kl_in_the_place_of_the_clipped_term(reverse: bool
     metrics = {name: result.metrics[name].aggregate() for name in ("distilled_tokens", "distillation_kl")}
     assert metrics == pytest.approx({"distilled_tokens": 3, "distillation_kl": total}, rel=1e-5)
     assert result.metrics["masked_tokens"].aggregate() == 0 and result.masked_at == []
-
-
-def test_what_stale_off_policy_rows_teach_with_either_old_log_probs() -> None:
-    """One state with four actions; the step starts from p, and versions s sampled with tips, at advantage 1.
-
-    With the log-probs of p, tip-free, the logits move by the expectation of A ∇ log p(a), s - p: towards what was done
-    with tips, whatever version that was. With their own log-probs an unclipped constant advantage teaches nothing.
-    """
-    p = np.array([0.4, 0.3, 0.2, 0.1])
-    for s in (np.array([0.45, 0.27, 0.19, 0.09]), np.array([0.36, 0.34, 0.19, 0.11])):
-        for old, want in ((p, s - p), (s, np.zeros(4))):
-            rows = [Row([math.log(p[a])], [math.log(old[a])], advantage=s[a], off_policy=True) for a in range(4)]
-            by_log_prob = np.concatenate(run(rows).gradients)  # of the loss, so negative
-            np.testing.assert_allclose(-by_log_prob @ (np.eye(4) - p), want, atol=1e-6)
-    unlikely = Row([math.log(DELTA) - 0.1], [math.log(DELTA) - 0.1], advantage=1.0, off_policy=True)
-    assert run([unlikely]).gradients[0] == [0]  # the mask is what notices staleness

