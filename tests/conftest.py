@@ -29,7 +29,6 @@ SLOW = (
     "memory/test_embedder.py",
     "memory/test_kill.py",
     "recipe/test_compat.py",
-    "recipe/test_baselines.py::test_who_removes_a_folder_removes_the_paper",
     "recipe/test_engine.py",
     "recipe/test_evaluation.py::test_adaptation_writes_tips_and_reads_them",
     "recipe/test_evaluation.py::test_evaluation_goes_on_where_it_stopped",

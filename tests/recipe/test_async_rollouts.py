@@ -33,9 +33,6 @@ async def resume(gateway: GatewayUnderTest) -> None:
     (await gateway.client.post("/empo2/resume")).raise_for_status()
 
 
-# The gate
-
-
 async def test_calls_wait_behind_a_closed_gate(gateway: GatewayUnderTest) -> None:
     """Tagged and untagged ones alike; agent-lightning's own pause would answer them with status 429."""
     await gateway.store_tips(ROOMS, "alpha")
@@ -92,9 +89,6 @@ def test_the_trainer_asks_until_all_calls_are_answered() -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json=answers.pop(0)))
     assert GatewayClient("http://gateway", KEY, transport).pause() == 3
     assert answers == []
-
-
-# The manager
 
 
 @contextmanager

@@ -36,14 +36,12 @@ part = planned.chunk(ranks)[rank]  # as verl's dispatch
 config = actor_config(rollout_n=1, ppo_mini_batch_size=1)
 seen, gradients = {}, []
 
-
 def loss(model_output, data, dp_group=None):
     log_prob = no_padding_2_padding(model_output["log_probs"], data).detach()
     for name, weight, own, values in zip(data["row"], data["token_weight"], data["response_mask"], log_prob):
         if weight > 0:
             seen.setdefault(int(name), []).append((values * own).tolist())
     return hybrid_loss(config, model_output, data, dp_group, mask_threshold=0.002)
-
 
 for part in part.chunk(UPDATES):
     data = left_right_2_no_padding(part.to_tensordict())

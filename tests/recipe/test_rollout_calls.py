@@ -15,14 +15,8 @@ ON_POLICY, OFF_POLICY = Mode.of(memory=True), Mode.of(memory=True, off_policy=Tr
 HALL, ROOM = [1, 2, 3], [1, 4, 3]
 
 
-# Turns and repeated requests
-
-
 def test_an_agent_that_comes_back_to_a_state_is_trained_on_every_turn() -> None:
-    """Only the newest turn is sent: hall, room, room, hall, hall. All five visits earn their 1/n, and are rows.
-
-    Also where an action changes nothing, so that the same prompt comes twice in turn.
-    """
+    """Only the newest turn is sent: hall, room, room, hall, hall. All five visits earn their 1/n, and are rows."""
     earned = [1, 1, 1 / 2, 1 / 2, 1 / 3]
     events = []
     for number, (prompt, reward) in enumerate(zip([HALL, ROOM, ROOM, HALL, HALL], earned, strict=True)):
@@ -87,9 +81,6 @@ def test_each_call_has_its_own_event() -> None:
     assert [call.event and call.event.visits for call in calls_of(events)] == [1, None, 2]
 
 
-# Prompts
-
-
 @pytest.mark.parametrize(
     ("mode", "first", "prompts"),
     [
@@ -110,9 +101,6 @@ def test_the_prompt_that_a_turn_is_trained_with(
     assert [triplet.response for triplet in triplets] == replies[-len(prompts) :]
     assert results.left_out["turns_dropped"] == 2 - len(prompts)
     assert (results.kept["r"].intrinsic, results.kept["r"].tips) == (1.25, [7, 8])
-
-
-# Times
 
 
 def test_parts_of_a_rollout() -> None:

@@ -44,9 +44,6 @@ def modes_of(algorithm: Algorithm, step: int, groups: int) -> list[Mode]:
     return list(itertools.islice(draw_modes(algorithm, step), groups))
 
 
-# Modes
-
-
 def test_frequencies_of_the_modes() -> None:
     """p = 0.25 and q = 2/3, in 20,000 groups: within five standard deviations; one draw for each, or for the step."""
     steps = [modes_of(algorithm(mode_per="group"), step, 20) for step in range(1000)]
@@ -68,9 +65,6 @@ def test_draws_hang_on_seed_and_step_alone() -> None:
     assert modes(5, range(1, 200)) == modes(5, reversed(range(1, 200)))[::-1] != modes(6, range(1, 200))
 
 
-# Scopes
-
-
 def test_scopes_never_mix_and_are_unambiguous() -> None:
     """The authors' code knows variation ids below 5 only, and one memory per id for all tasks."""
     tasks = [{"task": task, "variation": v, "seed": 1} for task in ("find-animal", "find-plant") for v in range(12)]
@@ -80,9 +74,6 @@ def test_scopes_never_mix_and_are_unambiguous() -> None:
     assert [len({scope_of(task, fields) for task in tasks}) for fields in (["task"], [])] == [2, 1]
     pairs = [("x", "y z"), ("x y", "z"), ('x", "b": "y', "z"), ("1", "2"), (1, 2), (None, "None"), ("", "")]
     assert len({scope_of({"a": a, "b": b}, ["a", "b"]) for a, b in pairs}) == len(pairs)
-
-
-# Rollouts
 
 
 def completed(
@@ -281,9 +272,6 @@ def test_nothing_usable_says_why(rollouts: list[CompletedRollout], limit: float,
         StepResults(limit).usable(named, is_train=True)
 
 
-# The gateway
-
-
 def gateway(answer: Any, status: int = 200) -> GatewayClient:
     return GatewayClient("http://gw/", KEY, httpx.MockTransport(lambda request: httpx.Response(status, json=answer)))
 
@@ -335,9 +323,6 @@ def test_a_gateway_that_loads_is_silent_and_is_waited_for() -> None:
         assert client.answers() == answers
         failures += [failure, failure]
         assert client.check({}).model == "m" and client.answers()
-
-
-# Tags, on agent-lightning's own server
 
 
 class Hooks(RolloutHooks):

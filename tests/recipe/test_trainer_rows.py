@@ -67,8 +67,6 @@ def rows_of(rollouts: list[CompletedRollout]) -> tuple[Any, StepResults]:
     return batch, results
 
 
-# Rows
-
 WORDS = SimpleNamespace(decode=lambda ids: "".join(f"{token} " for token in ids))  # of numbers
 
 
@@ -196,9 +194,6 @@ def test_rows_without_tips_and_the_teacher_of_each_token() -> None:
             assert log_probs[:2].tolist() == pytest.approx([-sampled / 100, -1 - sampled / 100])
             assert not log_probs[2:].isfinite().any()
     assert taught == [10, 11, 13, 14, 15, 16, *range(18, 26)]
-
-
-# The trainer's own overrides, without Ray
 
 
 def configuration(**agentlightning: Any) -> Any:
@@ -396,10 +391,7 @@ def test_groups_without_gradient_are_counted_and_the_first_step_without_any_is_a
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Returns that are equal, differ by less than ScienceWorld's tolerance, all solve the task, and differ by more.
-
-    Rewards of 0..1 with that tolerance: nothing would ever be learned, and nothing said.
-    """
+    """With rewards of 0..1 and ScienceWorld's tolerance nothing would ever be learned, and nothing said."""
     returns = {f"{group}-{i}": value for group, pair in groups.items() for i, value in enumerate(pair)}
     trainer = trainer_of(played(returns), monkeypatch)
     trainer.global_steps = step

@@ -1,6 +1,5 @@
 """A training step's updates against the objective in numpy, through verl's own cutting into micro-batches."""
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.utils.padding import left_right_2_no_padding
 
 from empo2.recipe.trainer.objective import hybrid_loss
-from empo2.recipe.trainer.tracking import name_sums
 from empo2.recipe.trainer.updates import lay_out, plan_updates, planned_batch
 
 from .test_objective import DELTA, Row, actor_config, tensors_of
@@ -87,7 +85,6 @@ class Update:
     rows: list[int] = field(default_factory=list)
     loss: float = 0.0
     gradients: dict[int, np.ndarray] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def worker_updates(
@@ -116,8 +113,6 @@ def worker_updates(
             for micro_batch in prepare_micro_batches(mini)[0]:
                 tensordict_utils.assign_non_tensor(micro_batch, dp_size=ranks, batch_num_tokens=1, global_batch_size=1)
                 one_micro_batch(update, micro_batch, config, log_probs, ranks)
-    for update in done:
-        name_sums(update.metrics)
     return done
 
 
@@ -139,9 +134,6 @@ def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: li
     assert len(metrics.pop("masked_at")) == metrics["masked_tokens"].aggregate()
     loss.backward()
     update.loss += loss.item() / ranks  # FSDP's mean over the ranks
-    for name, metric in metrics.items():
-        key = name if name.startswith("actor/") else f"actor/{name}"
-        update.metrics[key] = update.metrics.get(key, 0.0) + metric.aggregate()
     for leaf, place in zip(leaves, real, strict=True):
         assert leaf.grad is not None
         if place is None:
@@ -239,21 +231,6 @@ def test_distilled_rows_are_kept_though_their_advantages_are_zero() -> None:
     found = dict(zip(batch.batch["row"].tolist(), batch.batch["token_weight"].tolist(), strict=True))
     assert found == pytest.approx({number: weight for number, (row, weight) in enumerate(rows) if row.distilled})
     assert len(found) == len(batch)
-
-
-def test_token_means_know_nothing_of_fillers_and_micro_batches() -> None:
-    rollouts = rollouts_of(seed=8, groups=3, split=True)
-    flat, metrics = places_of(rollouts)[1], []
-    for ranks, micro in ((1, 1), (4, 3)):
-        (update,) = worker_updates(batch_of(rollouts), flat, ranks, micro, updates=1)
-        metrics.append({key: value[0] for key, value in update.metrics.items() if isinstance(value, list)})
-    assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
-    rows = [row for rollout in rollouts for row in rollout.rows if row.off_policy]
-    off_policy = np.concatenate([np.array(row.new)[row.tokens] < math.log(DELTA) for row in rows])
-    assert 0 < metrics[0]["empo2/masked_token_fraction"] == pytest.approx(np.mean(off_policy))
-
-
-# The plan
 
 
 @pytest.mark.parametrize(
