@@ -104,17 +104,16 @@ def test_the_prompt_that_a_turn_is_trained_with(
 
 
 def test_parts_of_a_rollout() -> None:
-    def played(name: str, calls: list[tuple[float, float]], running_at: float | None, finished_at: float) -> Any:
-        """Enqueued at 100; ``calls`` by their ends and seconds."""
+    rollouts = []
+    for calls, running_at, finished_at in (  # calls by their ends and seconds
+        ([(106, 2), (110, 1)], 101, 112),  # first call from 104, 3 s of 8 in the model
+        ([(104, 1)], 103, 104),  # its first call began as it started
+        ([], 101, 150),
+        ([(104, 1)], None, 104),
+    ):
         events = [request([1], [2], ended=ended, seconds=seconds) for ended, seconds in calls]
-        return rollout_of(name, events, enqueue_time=100.0, running_at=running_at, finished_at=finished_at)
-
-    rollouts = [
-        played("one", [(106, 2), (110, 1)], 101, 112),  # first call from 104, 3 s of 8 in the model
-        played("two", [(104, 1)], 103, 104),  # its first call began as it started
-        played("silent", [], 101, 150),
-        played("never started", [(104, 1)], None, 104),
-    ]
+        times = {"enqueue_time": 100.0, "running_at": running_at, "finished_at": finished_at}
+        rollouts.append(rollout_of(str(len(rollouts)), events, **times))
     calls = {rollout.rollout_id: calls_of(rollout.events) for rollout in rollouts}
     assert rollout_times(rollouts, calls) == {
         "timing_s/rollout_queue": np.mean([1, 3]),

@@ -255,21 +255,12 @@ def test_numbers_that_agents_report_are_averaged() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("rollouts", "limit", "why"),
-    [
-        (
-            [completed(rollout_state=RolloutState.FAILED, error_message="no java"), completed(final_reward=None)],
-            math.inf,
-            r"none of 2 rollouts.*1 failed by system, 1 no reward.*no java",
-        ),
-        ([completed(), completed()], 1, r"2 overlong .*its prompt exceeds model\.max_prompt_tokens=1;"),
-    ],
-)
-def test_nothing_usable_says_why(rollouts: list[CompletedRollout], limit: float, why: str) -> None:
-    named = [rollout.model_copy(update={"rollout_id": str(number)}) for number, rollout in enumerate(rollouts)]
-    with pytest.raises(NoUsableRollouts, match=why):
-        StepResults(limit).usable(named, is_train=True)
+def test_nothing_usable_says_why() -> None:
+    failed_one = completed(name="a", rollout_state=RolloutState.FAILED, error_message="no java")
+    with pytest.raises(NoUsableRollouts, match=r"none of 2 rollouts.*1 failed by system, 1 no reward.*no java"):
+        StepResults().usable([failed_one, completed(final_reward=None)], is_train=True)
+    with pytest.raises(NoUsableRollouts, match=r"2 overlong .*its prompt exceeds model\.max_prompt_tokens=1;"):
+        StepResults(1).usable([completed(name="a"), completed()], is_train=True)
 
 
 def gateway(answer: Any, status: int = 200) -> GatewayClient:
@@ -326,14 +317,9 @@ def test_a_gateway_that_loads_is_silent_and_is_waited_for() -> None:
 
 
 class Hooks(RolloutHooks):
-    """A user's hooks, which add to input and metadata."""
-
-    def __init__(self) -> None:
-        self.seen: list[dict[str, Any]] = []
-
     def on_enqueue(self, request: RolloutCreate) -> RolloutCreate:
-        self.seen.append(dict(request.input))
-        return request.model_copy(update={"input": {**request.input, "from": "hook"}, "metadata": {"mine": 1}})
+        own = {"saw": sorted(request.input), "from": "hook"}
+        return request.model_copy(update={"input": {**request.input, **own}, "metadata": {"mine": 1}})
 
 
 @pytest.fixture(scope="module")
@@ -406,11 +392,9 @@ def test_half_of_a_paired_group_sees_tips(size: int) -> None:
 
 def test_users_hooks_are_still_called(server: str) -> None:
     """Before the tag is made, of the task as it was."""
-    hooks = Hooks()
-    rollouts = create(server, settings(memory_probability=0.0), hooks=hooks)
-    assert [set(seen) for seen in hooks.seen] == [{"task", "variation"}] * 12
-    for rollout, task in zip(rollouts, hooks.seen, strict=True):
-        assert (rollout.input["from"], rollout.metadata.mine) == ("hook", 1)
+    rollouts = create(server, settings(memory_probability=0.0), hooks=Hooks())
+    for rollout, task in zip(rollouts, [task for task in TASKS for _ in range(4)], strict=True):
+        assert rollout.input == {**task, "saw": ["task", "variation"], "from": "hook"} and rollout.metadata.mine == 1
         assert rollout.metadata.empo2 == tag_of(NO_MEMORY, task)
 
 

@@ -340,10 +340,6 @@ def test_old_and_reference_log_probs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert batch.batch["rollout_log_probs"].tolist() == kept.tolist()
     assert (len(trainer.forwarded), trainer.forwarded.batch["response_mask"].any(-1).sum()) == (16, 14)
 
-    batch.batch["off_policy"][:] = False
-    old, flops = trainer._compute_old_log_prob(batch)
-    assert (old.batch["old_log_probs"].tolist(), flops) == (kept.tolist(), 0)
-
 
 @pytest.mark.parametrize(("loss", "flat"), [("ratio", 1.0), ("distillation", 0.0)])
 def test_a_step_in_which_all_with_tips_succeed_is_distilled(
@@ -375,27 +371,21 @@ def test_turns_of_one_state_are_compared_with_gigpo(
 
 
 @pytest.mark.parametrize(
-    ("step", "groups", "fraction", "spread"),
+    ("returns", "fraction", "spread"),
     [
-        (1, {"a": [8.0, 8.0], "b": [8.0, 8.4], "c": [100.0, 100.0], "d": [8.0, 9.0]}, 0.75, None),
-        (1, {"a": [0.0, 0.25], "b": [0.5, 0.6]}, 1, "0.25"),
-        (2, {"a": [0.0, 0.25], "b": [0.5, 0.6]}, 1, None),
-        (1, {"a": [0.0, 0.0]}, 1, None),  # nothing that could be lost
+        ([(8.0, 8.0), (8.0, 8.4), (100.0, 100.0), (8.0, 9.0)], 0.75, None),
+        ([(0.0, 0.25), (0.5, 0.6)], 1, "0.25"),
+        ([(0.0, 0.0)], 1, None),  # nothing that could be lost
     ],
 )
 def test_groups_without_gradient_are_counted_and_the_first_step_without_any_is_a_warning(
-    step: int,
-    groups: dict[str, list[float]],
-    fraction: float,
-    spread: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    returns: list[tuple[float, float]], fraction: float, spread: str | None, monkeypatch: Any, capsys: Any
 ) -> None:
     """With rewards of 0..1 and ScienceWorld's tolerance nothing would ever be learned, and nothing said."""
-    returns = {f"{group}-{i}": value for group, pair in groups.items() for i, value in enumerate(pair)}
-    trainer = trainer_of(played(returns), monkeypatch)
-    trainer.global_steps = step
-    assert rollout(trainer)[1]["empo2/groups_without_gradient"] == fraction
+    rollouts = {f"g{group}-{i}": value for group, pair in enumerate(returns) for i, value in enumerate(pair)}
+    trainer = trainer_of(played(rollouts), monkeypatch)
+    for trainer.global_steps in (1, 2):
+        assert rollout(trainer)[1]["empo2/groups_without_gradient"] == fraction
     said = [line for line in capsys.readouterr().out.splitlines() if "algorithm.return_tolerance=0.0025" in line]
     want = f"step 1: WARNING: no group has a gradient: returns differ by up to {spread} within a group"
     assert [line[: len(want)] for line in said] == ([want] if spread else [])
@@ -492,20 +482,8 @@ def test_each_step_leaves_its_rollouts(
     assert "empo2: note: step 8: WARNING: its rollouts are not kept: " in capsys.readouterr().out
 
 
-def test_rollouts_that_outlive_their_step_are_not_lost_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step none of whose rollouts can be used is begun again, with those that still run; none of them is aborted."""
-    trainer = trainer_of(played(in_groups(16)), monkeypatch)
-    trainer.is_async, trainer._carry_over_rollouts = True, ["trained"]
-    trainer._manager.carried_over = ["running"]
-
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_rollout", unusable)
-    monkeypatch.delattr(AgentLightningRayPPOTrainer, "_abort_all_rollout_requests")
-    with pytest.raises(NoUsableRollouts):
-        rollout(trainer)
-    assert trainer._carry_over_rollouts == ["running"]
-
-
-def test_rollouts_that_still_run_after_the_last_step_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_that_outlive_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that still run after the last step are dropped; a step without usable rollouts goes on with them."""
     trainer = trainer_of(played(in_groups(16)), monkeypatch)
     trainer.is_async, trainer.total_training_steps, dropped = True, 8, []
     trainer._manager.drop_carried_over = lambda: dropped.append(trainer.global_steps)
@@ -520,3 +498,10 @@ def test_rollouts_that_still_run_after_the_last_step_are_dropped(monkeypatch: py
     for trainer.global_steps in (7, 8):
         trainer._train_step({}, False)
     assert dropped == [8]
+
+    trainer._carry_over_rollouts, trainer._manager.carried_over = ["trained"], ["running"]
+    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_rollout", unusable)
+    monkeypatch.delattr(AgentLightningRayPPOTrainer, "_abort_all_rollout_requests")
+    with pytest.raises(NoUsableRollouts):
+        rollout(trainer)
+    assert trainer._carry_over_rollouts == ["running"]

@@ -103,17 +103,13 @@ async def test_an_agents_end_is_its_own(warm, act: str, code: int, said: str | N
 async def test_a_killed_agent_takes_its_children_along_as_agent_lightning_kills(warm) -> None:
     """`LocalReconciler._kill_process_group` kills the group of `pid` and waits for 5 s."""
     agents = warm()
-    agent, other = await agents.start("hang"), await agents.start("hang")
-    while len(agents.lines()) < 2:
+    agent = await agents.start("hang")
+    while not agents.lines():
         await asyncio.sleep(0.02)
     item = local_reconciler.Proc(attempt_id="0", proc=agent, spawned_at=0)
     assert await local_reconciler.LocalReconciler._kill_process_group(None, "id", item)  # type: ignore[arg-type]
     assert agent.returncode == -signal.SIGKILL
-    until(lambda: len(psutil.pids()) and not _alive(agent.pid))
-    assert other.returncode is None
-    assert len(_alive(other.pid)) == 2
-    os.killpg(other.pid, signal.SIGKILL)
-    assert await other.wait() == -signal.SIGKILL
+    until(lambda: not _alive(agent.pid))
 
 
 def _alive(session: int) -> list[int]:
