@@ -73,11 +73,7 @@ def source(file: str) -> str:
     return (Path(spec.submodule_search_locations[0]) / rest).read_text()
 
 
-AGL, EVENTS = "agentlightning/verl/trainer.py", "agentlightning/server/routes/events.py"
-RECONCILER = "agentlightning/controller/local_reconciler.py"
-ENGINE, FSDP_UTILS = "verl/workers/engine/fsdp/transformer_impl.py", "verl/utils/fsdp_utils.py"
-ROLLOUT, PPO = "verl/workers/rollout", "verl/trainer/ppo/ray_trainer.py"
-VLLM = "vllm/entrypoints"
+AGL, ROLLOUT, VLLM = "agentlightning/verl/trainer.py", "verl/workers/rollout", "vllm/entrypoints"
 SAID = {  # by file what stands in it, whatever the white space; " ... " is anything within one function
     # compat/fork_server.py: Ray's workers are started by a command, and vLLM's engine by what one function returns
     "ray/_private/runtime_env/context.py": ['executable = ["exec", self.py_executable]'],
@@ -99,8 +95,8 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
         "def _init_mp_dtypes ... self._orig_dtype = next(iter(orig_dtypes)) if trainable_params else None",
     ],
     "peft/tuners/tuners_utils.py": ["def enable_adapters(self, enabled ... _set_layer_requires_grad(layer, False)"],
-    FSDP_UTILS: ["def merged_lora_context ... restore_base_model_weights(actor, base_weights_backup)"],
-    ENGINE: [
+    "verl/utils/fsdp_utils.py": ["def merged_lora_context ... restore_base_model_weights(actor, base_weights_backup)"],
+    "verl/workers/engine/fsdp/transformer_impl.py": [
         '@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "npu"])'
         " class FSDPEngineWithLMHead",
         # what is merged is restored before its references are read (test_engine.py has what becomes of it)
@@ -139,7 +135,7 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
         "def _train_step ... batch, rollout_adv_metrics = compute_rollout_level_advantage(batch, **adv_kwargs)",
         "def fit( ... or self.epoch > self.config.trainer.total_epochs:",  # the steps, not the epochs, end a run
     ],
-    PPO: [
+    "verl/trainer/ppo/ray_trainer.py": [
         "def _update_actor ... ppo_mini_batch_size = ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n",
         'adv_estimator_fn = core_algos ... "response_mask": data.batch["response_mask"], "config": config, }',
         # vLLM waits for the policy, and its workers are asked where they are before it has a name
@@ -149,15 +145,12 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
     f"{ROLLOUT}/vllm_rollout/vllm_async_server.py": [
         "worker_infos = await asyncio.gather( ... prefix = self._get_server_name_prefix() ... server_class.options(",
     ],
-    f"{ROLLOUT}/llm_server.py": [
-        "async def _init_global_load_balancer(self",
-        "await instance._init_global_load_balancer()",
-    ],
+    f"{ROLLOUT}/llm_server.py": ["async def _init_global_load_balancer(self", "await instance._init_global_load"],
     f"{ROLLOUT}/replica.py": ["from verl.workers.rollout.vllm_rollout.vllm_async_server import"],
     # manager.py trims all calls itself, and rollout_calls.py tells which of them are turns
-    EVENTS: [" events = _dedupe_model_requests_by_prompt_token_ids(events)"],
+    "agentlightning/server/routes/events.py": [" events = _dedupe_model_requests_by_prompt_token_ids(events)"],
     # failures.py tells the agent's failures from the system's by these words
-    RECONCILER: [
+    "agentlightning/controller/local_reconciler.py": [
         'f"subprocess exited with code {item.proc.returncode}"',
         'RolloutState.FAILED, "local subprocess timed out")',
     ],

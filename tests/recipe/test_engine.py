@@ -206,10 +206,7 @@ def results(actor: Path) -> Any:
 
 
 def test_numbers_are_verls_own(results: Any) -> None:
-    """Logits are those of the union over a micro-batch, of packed rows those of each row.
-
-    Row 0 has 5 6 7 11 12 (one before its tokens), row 1 has 2 3 7, row 3 has 6 7 8 9.
-    """
+    """Rows have logits at 5 6 7 11 12, one before their tokens, at 2 3 7 and 6 7 8 9; a micro-batch their union."""
     for result, kept in zip(results["rows"], ([5, 3, 1, 4], [7, 4], [8, 4]), strict=True):
         assert all(size > 1e-2 for size in result["sizes"])
         assert max(result["differences"]) < 1e-5

@@ -66,7 +66,6 @@ Node.js v22.1.0
         ("curl: (22) error: 500\n", "CommandFailed: curl: (22) error: 500"),
         ("", "CommandFailed: it ended with exit code 1"),
     ],
-    ids=["python", "node", "curl", "silent"],
 )
 def test_what_a_command_wrote_tells_its_cause(output: str, told: str) -> None:
     error = error_of(CommandFailed("it ended with exit code 1", output), own=__file__)

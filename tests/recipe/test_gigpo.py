@@ -76,10 +76,7 @@ def test_two_rollouts_of_three_turns(by_std: bool, a: float, c: float) -> None:
 
 
 def test_which_turns_are_compared() -> None:
-    """a, b, a: both visits of a are in its cluster. R: 0.9025, 0.95, 1; of a without std: -0.04875, +0.04875.
-
-    Turns of another task, and those without messages, are alone. Nearly equal ones have no advantage.
-    """
+    """a, b, a: both visits of a are in its cluster. R: 0.9025, 0.95, 1; of a without std: -0.04875, +0.04875."""
     assert made({"x": played(1, "aba")}, normalize_by_std=False)["x"] == pytest.approx([-0.04875, 0, 0.04875])
     assert made({"x": played(1, "a", group="g"), "y": played(5, "a", group="h")}) == {"x": [0.0], "y": [0.0]}
     assert made({"x": played(1, "__"), "y": played(5, "__")}) == {"x": [0.0, 0.0], "y": [0.0, 0.0]}

@@ -267,10 +267,7 @@ def test_without_off_policy_rows_it_is_agent_lightnings_loss(delta: float) -> No
 
 
 def test_sums_of_each_kind_of_row() -> None:
-    """Ratios: e^0.5 = 1.65 is clipped for A > 0, e^-0.5 = 0.61 for A < 0. Observations count nowhere.
-
-    Mean gaps of on-policy rows to vLLM: 0 and 0, 0.1, 0.4; signs cancel within a row, not between rows.
-    """
+    """Ratios e^0.5 = 1.65 are clipped for A > 0, e^-0.5 = 0.61 for A < 0. Mean gaps of on-policy rows: 0, 0.1, 0.4."""
     rows = [
         Row([-1.0, -9.0, -9.0, -1.0], [-1.5, -9.0, -9.0, -0.5], 1.0, off_policy=True, mask=[1, 1, 0, 1]),
         Row([-1.0, -1.0], [-0.5, -1.5], -1.0, memory=True),

@@ -40,11 +40,6 @@ def logged(name: str, step: int, **changes: Any) -> CallRow:
     return {"rollout": name, "step": step} | values | changes
 
 
-def failed(name: str, step: int, message: str) -> CallRow:
-    cause, example = "KeyError at quiz.py:3 in run", f"KeyError: {message} (quiz.py:3 in run)"
-    return logged(name, step, dropped="failed_by_agent", cause=cause, example=example, call=None)
-
-
 def test_what_is_kept_and_why_rollouts_were_dropped(tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
     assert read_dropped(folder) == []
@@ -52,7 +47,8 @@ def test_what_is_kept_and_why_rollouts_were_dropped(tmp_path: Path) -> None:
         second = logged(f"a{step}", step, call=1, tip_ids=[4, 5])
         write_rollouts(folder, [logged(f"v{step}", step, phase="validation")], 3)
         write_rollouts(folder, [logged(f"a{step}", step, advantage=0.5, tip_ids=[4]), second], 3)
-        write_rollouts(folder, [failed(f"b{step}", step, f"'door {step}'"), failed(f"c{step}", step, "'x'")], 3)
+        why = {"dropped": "failed_by_agent", "cause": "KeyError at quiz.py:3", "example": f"KeyError: 'door {step}'"}
+        write_rollouts(folder, [logged(f"{name}{step}", step, **why, call=None) for name in "bc"], 3)
     write_rollouts(folder, [logged("d12", 12, dropped="no_reward", phase="validation")], 3)
     assert [file.name.partition("-")[2] for file in rollout_files(folder, 12)] == [
         *("training-01.parquet", "training-02.parquet"),  # another attempt at the step
@@ -68,11 +64,10 @@ def test_what_is_kept_and_why_rollouts_were_dropped(tmp_path: Path) -> None:
     assert read_rollouts(folder, "b11")[0].turns == 0
     errors, silent = read_dropped(folder)
     assert (errors.count, errors.first, errors.last, errors.rollout) == (6, 10, 12, "c12")
-    assert errors.example == "KeyError: 'door 10' (quiz.py:3 in run)"
     assert (silent.reason, silent.count, silent.first, silent.last) == ("no_reward", 1, 12, 12)
     assert [each.count for each in read_dropped(folder, 11)] == [2]
     assert errors.told(Path("runs/a")) == (
-        "6 of steps 10 to 12, failed by agent: KeyError: 'door 10' (quiz.py:3 in run); empo2 show runs/a c12"
+        "6 of steps 10 to 12, failed by agent: KeyError: 'door 10'; empo2 show runs/a c12"
     )
     assert silent.told(Path("runs/a")) == "1 of step 12, no reward; empo2 show runs/a d12"
 
