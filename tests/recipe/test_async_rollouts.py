@@ -92,7 +92,7 @@ def test_the_trainer_asks_until_all_calls_are_answered() -> None:
 
 
 @contextmanager
-def manager(gateway: GatewayUnderTest, *, step: int) -> Iterator[Empo2RolloutManager]:
+def manager(gateway: GatewayUnderTest, *, step: int, pauses: bool = True) -> Iterator[Empo2RolloutManager]:
     url = str(gateway.client.base_url)
     with closing(GatewayClient(url, KEY)) as client:
         made = Empo2RolloutManager(
@@ -101,7 +101,7 @@ def manager(gateway: GatewayUnderTest, *, step: int) -> Iterator[Empo2RolloutMan
             model=MODEL,
             step=step,
             version=step - 1,
-            pauses=True,
+            pauses=pauses,
             group_size=2,
             settings=load_settings("cpu", ["memory.scope=all-tasks"]),
             gateway=client,
@@ -121,10 +121,9 @@ async def test_a_run_says_once_that_no_agent_plays_and_goes_on_waiting(
         return [line for line in capsys.readouterr().out.splitlines() if "note" in line]
 
     await resume(gateway)
-    with manager(gateway, step=1) as made:
-        playing = asyncio.create_task(
-            asyncio.to_thread(made.enqueue_and_wait_until_completed, {"name": ["a task"]}, is_train=True)
-        )
+    with manager(gateway, step=1, pauses=False) as made:
+        play = asyncio.to_thread(made.enqueue_and_wait_until_completed, {"name": ["a", "b"]}, is_train=False)
+        playing = asyncio.create_task(play)
         await until(lambda: said.extend(notes()) or said)
         await asyncio.sleep(_A_WHILE)
         assert not playing.done() and not notes()

@@ -10,7 +10,7 @@ from empo2.recipe import baselines
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 
-from .harness import ROOMS, running_gateway, turns
+from .harness import BLOCK, ROOMS, running_gateway, turns
 
 PAPERS = {
     "algorithm.advantage=gigpo": "gigpo",
@@ -54,8 +54,7 @@ async def test_reflexion_shows_the_newest_tips_of_failures_once(tmp_path: Path, 
         await gateway.play(await gateway.create("memory"), ROOMS)
         shown = [seen.prompt for seen in gateway.model.requests()[-3:]]
     for prompt in shown:
-        assert prompt.count("Notes from earlier episodes") == 1
-        assert "- Third.\n- Second.\n" in prompt
+        assert prompt.count(BLOCK) == 1 and "- Third.\n- Second.\n" in prompt
         assert "First." not in prompt and "Success." not in prompt
 
 

@@ -116,8 +116,7 @@ async def test_an_agent_process_reports_its_exception(
         exit_code = subprocess.run([sys.executable, "-c", ALONE, "my_agent:Agent"], env=variables).returncode
     events = (await gateway.client.get(f"/api/rollouts/{rollout}/events")).json()
     assert exit_code == (told is not None)
-    reported = [f"{told} (my_agent.py:3 in run)"] if told else []
-    assert [str(reported_error([event])) for event in events] == reported
+    assert [str(reported_error([each])) for each in events] == ([f"{told} (my_agent.py:3 in run)"] if told else [])
 
 
 VLLM = """INFO 11-23 10:00:00 [core.py:1] starting

@@ -27,7 +27,7 @@ if not Path(folder, "config.json").exists():  # one rank comes first
 engine = make(folder, optimizer=dict(lr=0.01), mixed_precision=FP32)
 rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
-batch = batch_of(rollouts_of(seed=1, groups=4, split=True))
+batch = batch_of(rollouts_of(seed=6, groups=3, split=True))
 batch.batch["old_log_probs"] += -6.2 - batch.batch["old_log_probs"].mean()  # about those of a random model
 planned, size = planned_batch(batch, updates=UPDATES, ranks=ranks, micro_batch=1)
 assert len(planned) == UPDATES * size

@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.trainer.ray_environment import start_ray
 
-CONFIG = OmegaConf.create({"ray_kwargs": {"ray_init": {"num_cpus": 3}}})
 LATE = Exception("The current node timed out during startup.\nThis could happen because the raylet failed.")
 
 
@@ -52,7 +51,7 @@ def test_rays_start_is_tried_twice(
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setenv("RAY_TMPDIR", "/scratch")
     with pytest.raises((Empo2Error, ValueError), match=said) if said else nullcontext():
-        start_ray(CONFIG)
+        start_ray(OmegaConf.create({"ray_kwargs": {"ray_init": {"num_cpus": 3}}}))
     assert asked == wanted
     second = "Ray was started at the second attempt; the first one failed: Exception: The current node timed out"
     assert (f"{second} during startup. This could happen" in capsys.readouterr().out) == (said is None)

@@ -20,6 +20,7 @@ from empo2.recipe.errors import Empo2Error, GatewayError, NoUsableRollouts
 from empo2.recipe.evaluation.panels import Panel
 from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, Player, planned_episodes
 from empo2.recipe.protocol import Mode, RolloutTag, scope_of
+from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 from empo2.recipe.trainer.advantages import compared_scores
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes, draw_tags
@@ -56,6 +57,7 @@ def test_frequencies_of_the_modes() -> None:
     assert sum(len({mode.name for mode in modes}) > 1 for modes in steps) > 900
     for step in range(200):
         assert len({mode.name for mode in modes_of(algorithm(mode_per="step"), step, 16)}) == 1
+    assert modes_of(algorithm(name="grpo", memory_probability=1.0), 1, 9) == [NO_MEMORY] * 9
 
 
 def test_draws_hang_on_seed_and_step_alone() -> None:
@@ -104,8 +106,7 @@ def test_intrinsic_reward_reaches_the_score() -> None:
 
 def failed(message: str | None, *calls: Any) -> dict[str, Any]:
     """With what agent-lightning's LocalReconciler says of its end."""
-    ended = {"rollout_state": RolloutState.FAILED, "final_reward": None}
-    return {**ended, "error_message": message, "events": [*calls]}
+    return {"rollout_state": RolloutState.FAILED, "final_reward": None, "error_message": message, "events": [*calls]}
 
 
 _ANSWERED = request([1], [2])
@@ -136,11 +137,12 @@ def test_unusable_rollouts_are_counted(changes: dict[str, Any], reason: str) -> 
     """An agent that fails can be given a return."""
     by_agent = reason == "failed_by_agent"
     mode = OFF_POLICY if reason == "no_tip_free_prompt" else ON_POLICY
-    results, usable = train(completed(mode, **{"error_message": "boom"} | changes))
+    ended: dict[str, Any] = {"error_message": "boom", **changes}
+    results, usable = train(completed(mode, **ended))
     assert (usable, results.reasons) == ([], {reason: 1})
-    assert results.dropped["r"].error == (changes.get("error_message", "boom") or "")
+    assert results.dropped["r"].error == (ended["error_message"] or "")
     assert results.kept.keys() == {"beside 0", "beside 1"}
-    results, usable = train(completed(mode, **changes), failed_rollout_return=-100.0)
+    results, usable = train(completed(mode, **ended), failed_rollout_return=-100.0)
     assert [rollout.final_reward for rollout in usable] == [-100.0] * by_agent
     assert results.reasons == ({} if by_agent else {reason: 1})
 
@@ -424,8 +426,7 @@ def test_an_evaluation_asks_for_the_rollouts_of_a_validation(server: str, tmp_pa
     validated = told(create(server, chosen, is_train=False, **options))
     assert len(validated) == 6 and all("toy_agent:ToyAgent" in each and "123" in each for each in validated)
     _rollouts.clear()
-    panel = Panel("p", "", (), {}, tuple(TASKS))
     with httpx.Client(base_url=server, headers={"Authorization": f"Bearer {KEY}"}) as client:
-        for episode in planned_episodes(panel, [MEMORY_OFF, MEMORY_ON], samples=1):
+        for episode in planned_episodes(Panel("p", "", (), {}, tuple(TASKS)), [MEMORY_OFF, MEMORY_ON], samples=1):
             Player(client, chosen, lambda: None)._create(episode)
     assert told(_rollouts.values()) == validated

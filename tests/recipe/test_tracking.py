@@ -32,7 +32,9 @@ def test_tensorboard_and_wandb_write_to_the_runs_folder(tmp_path: Path, monkeypa
     settings = load_settings("cpu", ["run.loggers=[tensorboard, wandb]"])
     made = build_verl_config(settings, model_path="m", run_directory=run, gateway_url="", gateway_key="")
     config: Any = OmegaConf.to_container(made, resolve=True)
-    tracking = RunTracking("empo2", "run", default_backend=config["trainer"]["logger"], config=config)
+    trainer = config["trainer"]
+    assert (trainer["project_name"], trainer["experiment_name"]) == ("empo2", "run")
+    tracking = RunTracking("empo2", "run", default_backend=trainer["logger"], config=config)
     for step, metrics in STEPS.items():
         tracking.log(metrics, step=step)
     del tracking  # closes them

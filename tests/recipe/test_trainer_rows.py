@@ -234,6 +234,8 @@ def trainer_of(rollouts: list[CompletedRollout], monkeypatch: pytest.MonkeyPatch
         "disagreeing_rows": [1, 2],
         "log_ppl_gap": [1.0, 7.0],
         "masked_at": [0, 0],
+        "tokens/with_tips": [3.0, 1.0],
+        "clipped/with_tips": [1.0, 0.0],
     }
 
     def update(self: Any, batch: DataProto) -> DataProto:
@@ -306,6 +308,7 @@ def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size == 1  # the next step starts anew
     assert output.meta_info["metrics"] == {
         "actor/pg_clipfrac": [0.1],
+        "empo2/with_tips/clipped": [0.25],
         "actor/ppo_kl": [0.1],
         "actor/pg_clipfrac_lower": [0.0],
         "empo2/masked_token_fraction": [0.25],
@@ -314,8 +317,9 @@ def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
         "empo2/updates": [2],
         "empo2/disagreeing_rows": [3],
     }
-    trainer.sums["compared_rows"] = [0, 4]  # of an off-policy step, where there is nothing to compare
-    assert "rollout_corr/log_ppl_abs_diff" not in trainer._update_actor(batch).meta_info["metrics"]
+    trainer.sums |= {"compared_rows": [0, 4], "tokens/with_tips": [0, 0]}  # of an off-policy step
+    metrics = trainer._update_actor(batch).meta_info["metrics"]
+    assert not {"rollout_corr/log_ppl_abs_diff", "empo2/with_tips/clipped"} & metrics.keys()
 
 
 def test_old_and_reference_log_probs(monkeypatch: pytest.MonkeyPatch) -> None:
