@@ -66,7 +66,7 @@ def test_it_gives_what_the_library_gives(minilm):
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}),
     ],
 )
-def test_the_library_computes_what_is_not_plain(tmp_path, monkeypatch, file, changes):
+def test_the_library_computes_what_is_not_plain(tmp_path, monkeypatch, minilm, file, changes):
     from sentence_transformers import SentenceTransformer
 
     monkeypatch.setattr("empo2.memory.embedder.fast_dtype", lambda: "float32")

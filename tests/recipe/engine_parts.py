@@ -17,9 +17,9 @@ def command(script: str, rendezvous: Path, *arguments: object, rank: int = 0, ra
         "WORLD_SIZE": str(ranks),
         "DIST_INIT_METHOD": f"file://{rendezvous}",
         "VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl",
-        "PYTHONPATH": str(Path(__file__).parent),
     }
-    return {"args": [sys.executable, "-c", script, *map(str, arguments)], "env": environment, "text": True}
+    options = {"env": environment, "cwd": Path(__file__).parents[1], "text": True}
+    return {"args": [sys.executable, "-c", script, *map(str, arguments)], **options}
 
 
 def save_llama(folder: str, **sizes: Any) -> Any:

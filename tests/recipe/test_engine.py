@@ -1,9 +1,4 @@
-"""verl's engine with our patches: logits at the trained positions alone, and a LoRA that is pushed, saved and loaded.
-
-Where tokens are trained, log-probs, entropies and gradients are verl's; elsewhere are no logits. The log-probs of a
-teacher's tokens are the plain model's. What vLLM gets of a LoRA, and what is saved and loaded, is the policy that is
-trained.
-"""
+"""verl's engine with our patches: logits at the trained positions, and a LoRA that is pushed, saved and loaded."""
 
 import json
 import subprocess
@@ -26,7 +21,7 @@ RUN = """
 import json, sys
 
 import torch
-from engine_parts import FP32, make, save_llama
+from recipe.engine_parts import FP32, make, save_llama
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 from verl import DataProto
@@ -39,7 +34,6 @@ from empo2.recipe.trainer.compat.trained_logits import TrainedLogitsEngine
 
 plain, folder, checkpoint, tokenizer = sys.argv[1:]
 
-
 def batch_of(prompts, responses, attention, mask, micro_batch, packed=False, others=None, **options):
     rows = {"input_ids": torch.cat([prompts, responses], 1), "attention_mask": attention, "response_mask": mask,
             "position_ids": (attention.cumsum(1) - 1).clamp(min=0), "prompts": prompts, "responses": responses}
@@ -48,7 +42,6 @@ def batch_of(prompts, responses, attention, mask, micro_batch, packed=False, oth
     tu.assign_non_tensor(data, use_remove_padding=packed, use_fused_kernels=False, use_dynamic_bsz=False,
                          micro_batch_size_per_gpu=micro_batch, max_response_length=8, **options)
     return data
-
 
 # Trained logits
 
@@ -62,16 +55,13 @@ attention[2, 7:] = attention[3, 11:] = 0
 mask = torch.zeros(4, 8, dtype=torch.long)
 mask[0, :3] = mask[0, 6:] = mask[1, :2] = mask[1, 5] = mask[3, 1:5] = 1
 
-
 seen = []
-
 
 def loss(model_output, data, dp_group=None):
     tokens = data["response_mask"].bool()
     log_prob, entropy = (no_padding_2_padding(model_output[key], data) for key in ("log_probs", "entropy"))
     seen.append((log_prob.detach() * tokens, entropy.detach() * tokens))
     return ((log_prob * log_prob.sin() + 0.3 * entropy) * tokens).sum(), {}
-
 
 def run(engine_class, micro_batch, packed=False, others=None, loss=loss):
     engine = make(plain, engine_class, dict(lr=0.1), mixed_precision=FP32)
@@ -86,7 +76,6 @@ def run(engine_class, micro_batch, packed=False, others=None, loss=loss):
     log_probs, entropies, *_ = (torch.cat(each) for each in zip(*seen))
     return torch.cat(gradients), log_probs, entropies, logits
 
-
 def compare(micro_batch, packed=False):
     theirs, ours = (run(kind, micro_batch, packed) for kind in (FSDPEngineWithLMHead, TrainedLogitsEngine))
     ours_of_logits.CHUNK = 4  # several chunks, and for two rows a rest
@@ -98,10 +87,8 @@ def compare(micro_batch, packed=False):
         "logits": [theirs[3], ours[3]],
     }
 
-
 teacher = torch.randint(97, (4, 8, 5))
 share = torch.rand(4, 8, 5)
-
 
 def taught_loss(model_output, data, dp_group=None):
     student = no_padding_2_padding(model_output["student_log_probs"], data)
@@ -109,7 +96,6 @@ def taught_loss(model_output, data, dp_group=None):
     kept = student * data["response_mask"].unsqueeze(-1)
     seen.append((kept.detach().sum(-1), student.detach().sum(-1)))
     return (kept * of).sum(), {}
-
 
 def taught(micro_batch, packed):
     model = LlamaForCausalLM.from_pretrained(plain)
@@ -131,12 +117,10 @@ def taught(micro_batch, packed):
         "logits": sum(ours[3]),
     }
 
-
 answers = {
     "rows": [compare(1), compare(2), compare(2, packed=True)],
     "taught": [taught(1, False), taught(2, False), taught(2, True)],
 }
-
 
 # A LoRA
 
@@ -146,19 +130,15 @@ base_weights = {name: weight.clone() for name, weight in base.state_dict().items
 prompts, responses = torch.randint(97, (2, 6)), torch.randint(97, (2, 8))
 tokens = torch.cat([prompts, responses], 1)
 
-
 def batch():
     ones = torch.ones(2, 14, dtype=torch.long)
     return batch_of(prompts, responses, ones, ones[:, :8], 2, temperature=1.0, calculate_entropy=False)
 
-
 def make_lora():
     return make(folder, optimizer=dict(lr=0.05), model=dict(lora_rank=4, lora_alpha=8, lora={"merge": True}))
 
-
 def pushed(engine):
     return {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
-
 
 def log_probs(engine):
     found = []
@@ -171,21 +151,17 @@ def log_probs(engine):
         engine.forward_backward_batch(batch(), loss, forward_only=True)
     return found[0]
 
-
 def log_probs_of(weights):
     base.load_state_dict({name: weight.float() for name, weight in weights.items()})
     with torch.no_grad():
         logits = base.eval()(tokens).logits[:, 5:-1].log_softmax(-1)
     return logits.gather(2, responses.unsqueeze(2)).squeeze(2)
 
-
 def gap(a, b):
     return float((a - b).abs().max())
 
-
 def equal(a, b):
     return set(a) == set(b) and all(torch.equal(a[name].float(), b[name].float()) for name in b)
-
 
 engine = make_lora()
 answers |= {"begins_as_the_base": equal(pushed(engine), base_weights)}
@@ -230,10 +206,7 @@ def results(actor: Path) -> Any:
 
 
 def test_numbers_are_verls_own(results: Any) -> None:
-    """Logits are those of the union over a micro-batch, of packed rows those of each row.
-
-    Row 0 has 5 6 7 11 12 (one before its tokens), row 1 has 2 3 7, row 3 has 6 7 8 9.
-    """
+    """Rows have logits at 5 6 7 11 12, one before their tokens, at 2 3 7 and 6 7 8 9; a micro-batch their union."""
     for result, kept in zip(results["rows"], ([5, 3, 1, 4], [7, 4], [8, 4]), strict=True):
         assert all(size > 1e-2 for size in result["sizes"])
         assert max(result["differences"]) < 1e-5

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +15,30 @@ import ray._raylet  # noqa: F401  which the Ray below has not
 from omegaconf import OmegaConf
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.marked_lines import note_in
 from empo2.recipe.trainer.ray_environment import start_ray
 
-CONFIG = OmegaConf.create({"ray_kwargs": {"ray_init": {"num_cpus": 3}}})
 LATE = Exception("The current node timed out during startup.\nThis could happen because the raylet failed.")
 
 
-def ray_that(monkeypatch: pytest.MonkeyPatch, *failures: BaseException) -> list[str]:
-    """Put a Ray that fails so often into the place of the real one; return what it is asked for."""
+@pytest.mark.parametrize(
+    ("failures", "said", "wanted"),
+    [
+        ([LATE], None, ["init", "shutdown", "init"]),
+        (
+            [LATE, ConnectionError("gone")],
+            "tried twice: ConnectionError: gone; look into /scratch/session_latest/logs",
+            ["init", "shutdown", "init"],
+        ),
+        ([ValueError("no such option")], "no such option", ["init"]),
+    ],
+)
+def test_rays_start_is_tried_twice(
+    failures: list[Exception],
+    said: str | None,
+    wanted: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     asked: list[str] = []
 
     def init(**options: Any) -> None:
@@ -33,39 +49,12 @@ def ray_that(monkeypatch: pytest.MonkeyPatch, *failures: BaseException) -> list[
 
     ray = SimpleNamespace(init=init, shutdown=lambda: asked.append("shutdown"), is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    return asked
-
-
-def test_rays_start_is_tried_twice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ray_that(monkeypatch, LATE)
-    start_ray(CONFIG)
-    assert asked == ["init", "shutdown", "init"]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert note_in(line) == (
-        "Ray was started at the second attempt; the first one failed: Exception: The current node timed out during "
-        "startup. This could happen because the raylet failed."
-    )
-
-
-@pytest.mark.parametrize(
-    ("failures", "said", "asked"),
-    [
-        (
-            [LATE, ConnectionError("gone")],
-            "tried twice: ConnectionError: gone; look into /scratch/session_latest/logs",
-            ["init", "shutdown", "init"],
-        ),
-        ([ValueError("no such option")], "no such option", ["init"]),
-    ],
-)
-def test_ray_that_does_not_start(
-    failures: list[Exception], said: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/scratch")
-    found = ray_that(monkeypatch, *failures)
-    with pytest.raises((Empo2Error, ValueError), match=said):
-        start_ray(CONFIG)
-    assert found == asked
+    with pytest.raises((Empo2Error, ValueError), match=said) if said else nullcontext():
+        start_ray(OmegaConf.create({"ray_kwargs": {"ray_init": {"num_cpus": 3}}}))
+    assert asked == wanted
+    second = "Ray was started at the second attempt; the first one failed: Exception: The current node timed out"
+    assert (f"{second} during startup. This could happen" in capsys.readouterr().out) == (said is None)
 
 
 RAY = """

