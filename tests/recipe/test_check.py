@@ -15,6 +15,7 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher import estimate, machine
 from empo2.recipe.launcher.estimate import CARDS, GIB, SHAPES
+from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 from empo2.recipe.protocol import KEY_CHECK
 
 P = 7_615_616_512  # Qwen2.5-7B
@@ -57,6 +58,8 @@ def test_parameters_are_those_published() -> None:
         "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
         "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
     }
+    folder = load_settings("cpu", [f"model.path={resolve_model(SMOLLM2)}"])
+    assert machine.find_shape(folder) == SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]
 
 
 def test_an_unknown_model_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +154,6 @@ def test_main_memory_and_disk() -> None:
     ],
 )
 def test_profiles_on_cards(profile: str, card: str, fits: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page shows those that fit."""
     assert main(["check", "--profile", profile, "--gpu", card]) == (0 if fits else 1)
     printed = capsys.readouterr().out
     assert ("TOO LARGE" in printed, "change one of:" in printed) == (not fits, not fits)

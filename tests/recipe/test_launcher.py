@@ -210,7 +210,6 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> Call
 def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: Callable[..., list[str]]
 ) -> None:
-    """Trainer and gateway write down what they were given."""
     read = "import sys, time; open({!r}, 'w').write(open(sys.argv[1]).read()); time.sleep({})"
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
     monkeypatch.setenv("EMPO2_KEY", "key-of-the-gateway")
@@ -289,7 +288,6 @@ def test_a_continued_run_has_fewer_metrics_before_it_has_new_ones(tmp_path: Path
 
 
 def test_what_is_told_of_a_run_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line when something new is loaded, one for each step, and one a minute within a step."""
     clock, output = [0.0], io.StringIO()
     monkeypatch.setattr("empo2.recipe.launcher.progress.time.monotonic", lambda: clock[0])
     with RunProgress(Console(file=output, width=80), 6, done=2, started=-1.0) as shown:

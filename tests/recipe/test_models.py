@@ -214,9 +214,8 @@ def test_an_exported_checkpoint_is_a_hugging_face_model(tmp_path: Path, base: An
 
 
 def test_the_last_checkpoint_without_its_memory_beside_the_run(tmp_path: Path, base: Any) -> None:
-    """What was merged once is not merged again."""
     trained = make_run(tmp_path, base, [2, 4], "model.path=Qwen/Qwen2.5-1.5B-Instruct")
-    base.save_pretrained(trained / "checkpoints" / "global_step_4" / "merged")
+    base.save_pretrained(trained / "checkpoints" / "global_step_4" / "merged")  # what is merged is not merged again
     assert run(["export", str(trained)]) == (0, "")
     target = tmp_path / "runs" / "mine-step-4"
     name = "model.layers.0.mlp.up_proj.weight"

@@ -222,6 +222,7 @@ def test_table_has_one_line_a_step(tmp_path, capsys):
 
 
 def test_summary_of_a_step():
+    assert step_summary(training(1, 1, 0)).startswith("return   21.00  memory, on-policy ")
     said = step_summary(training(1, 0.5, 0))
     assert said.startswith("return   21.00  mixed ") and "  3 rollouts dropped (empo2 show --dropped; " in said
     more = {"val/train/return": 50.0, "val/train/memory_return": 75.0}
