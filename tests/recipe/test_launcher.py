@@ -240,6 +240,7 @@ run = Path(RUN)
 say_loading("Ray")
 say_note("Ray was started at the second attempt")
 say_loading("")
+print("Traceback of some library", flush=True)
 of_all = dict(phase="training", mode="no memory", dropped="failed_by_agent", cause="KeyError at quiz.py:3 in run")
 for step, message in ((1, "'a'"), (2, "'b'"), (2, "'c'")):
     failed = {"rollout": f"{step}{message[1]}ffffffffff", "step": step, **of_all}

@@ -55,7 +55,6 @@ def script(agent: Published) -> Callable[[Body], str | Body]:
 
 @pytest.fixture
 def search_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What agent-lightning's example search_r1 asks."""
     app = FastAPI()
     document = {"document": {"contents": "The lamp is in the cellar."}}
     app.add_api_route("/retrieve", lambda: {"result": [[document]]}, methods=["POST"])
