@@ -1,12 +1,6 @@
-"""Plays rollouts with one agent class, in a process of its own and a world of three rooms.
-
-    framework_player.py MODULE:CLASS
-
-Each line of input is a JSON object of environment variables, and is answered by the actions that the agent took.
-"""
+"""Plays rollouts with an agent class in a world of three rooms, in a process of its own."""
 
 import importlib
-import json
 import os
 import sys
 from contextlib import nullcontext
@@ -42,18 +36,12 @@ class Corridor:
         return State(OBSERVATIONS[step], score=25 * step, done=step == STEPS, valid_actions=("go 1",))
 
 
-def main() -> None:
-    module, name = sys.argv[1].split(":")
+def play_episode(agent_class: str, variables: dict[str, str]) -> list[str]:
+    module, name = agent_class.split(":")
     loaded = getattr(importlib.import_module(module), name)
-    shared = sys.modules.get("empo2.agents.frameworks.shared", agent)
-    for line in sys.stdin:
-        os.environ.update(json.loads(line))
-        corridor = Corridor()
-        for user in (agent, shared):
-            setattr(user, "Environment", lambda corridor=corridor: nullcontext(corridor))  # noqa: B010
-        loaded().run()
-        print(json.dumps(corridor.actions), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    os.environ.update(variables)
+    corridor = Corridor()
+    for user in (agent, sys.modules.get("empo2.agents.frameworks.shared", agent)):
+        setattr(user, "Environment", lambda: nullcontext(corridor))  # noqa: B010
+    loaded().run()
+    return corridor.actions

@@ -1,6 +1,5 @@
 """Twenty agents as their makers publish them: in `published/`, each with the calls of its makers' first example."""
 
-import difflib
 import json
 import shlex
 import shutil
@@ -8,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,25 +23,16 @@ PYTHON = shlex.quote(sys.executable)
 WEATHER = {"question": "How is the weather in Rome?", "answer": "sunny"}
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of the table of published agents.
-
-    Attributes:
-        lines_changed: of the agent's program.
-        rows: training rows of an episode.
-        said: words of the findings of `empo2 init`.
-        trained: the last cell.
-    """
+class Row(NamedTuple):
+    """A row of docs/agents.md's table of published agents; what init said, in words of its findings."""
 
     lines_changed: int
-    rows: int
+    training_rows: int
     said: tuple[str, ...]
     trained: str
 
 
 def table() -> dict[str, Row]:
-    """Return docs/agents.md's table of published agents."""
     _, _, after = PAGE.read_text().partition("| published agent |")
     lines = after.partition("\n\n")[0].splitlines()[2:]
     found = {}
@@ -51,17 +42,14 @@ def table() -> dict[str, Row]:
     return found
 
 
+def need_node() -> None:
+    if not (NODE_MODULES.is_dir() and shutil.which("node")):
+        pytest.skip("needs node and its packages: npm ci --prefix tests/recipe/clients")
+
+
 @dataclass(frozen=True)
 class Published:
-    """One agent, and how `empo2 init` is called for it.
-
-    Attributes:
-        name: in docs/agents.md's table.
-        line: the command line; a class is named as `module:Class`.
-        env: variables, as `--env` takes them.
-        replies: the scripted model's texts, after a call of each tool.
-        changes: lines as published, and what stands in their place.
-    """
+    """One agent, and how `empo2 init` is called for it; `changes` are lines as published, and what replaces them."""
 
     name: str
     program: str
@@ -74,40 +62,28 @@ class Published:
 
     @property
     def has_own_agent(self) -> bool:
-        """Return True if `test_frameworks.py` plays an agent of its framework."""
         own = {"pydantic-ai-slim", "autogen-ext", "langgraph", "openai-agents", "smolagents"}
         return not own.isdisjoint({*self.packages, self.name})
 
     def need(self) -> None:
         need(*self.packages)
-        if self.program.endswith(".mjs") and not (NODE_MODULES.is_dir() and shutil.which("node")):
-            pytest.skip("needs node and its packages: npm ci --prefix tests/recipe/clients")
+        if self.program.endswith(".mjs"):
+            need_node()
         if "mcp-server-calculator" in self.packages and not MCP_1.is_dir():
             pytest.skip(f"needs {MCP_1.parent}: make frameworks")
 
-    def text(self) -> str:
-        """Return the program as it is run."""
+    def put_into(self, folder: Path) -> None:
         text = (PROGRAMS / self.program).read_text()
         for line, changed in self.changes.items():
             assert text.count(line) == 1, line
             text = text.replace(line, changed)
-        return text
-
-    def lines_changed(self) -> int:
-        published = (PROGRAMS / self.program).read_text().splitlines()
-        compared = difflib.unified_diff(published, self.text().splitlines(), n=0, lineterm="")
-        return sum(line.startswith("+") for line in list(compared)[2:])
-
-    def put_into(self, folder: Path) -> None:
-        """Write the program, and a file of tasks."""
-        (folder / self.program).write_text(self.text())
+        (folder / self.program).write_text(text)
         (folder / "tasks.jsonl").write_text(f"{json.dumps(self.task)}\n" * 2)
         if self.program.endswith(".mjs") and not (folder / "node_modules").exists():
             (folder / "node_modules").symlink_to(NODE_MODULES)
 
     @property
     def init(self) -> list[str]:
-        """The arguments of `empo2 init`."""
         how = ["--command", self.line] if " " in self.line else ["--agent", self.line]
         env = [word for name, value in self.env.items() for word in ("--env", f"{name}={value}")]
         replies = [word for reply in self.replies for word in ("--reply", reply)]
@@ -115,19 +91,12 @@ class Published:
 
 
 def quick_start(
-    name: str,
-    program: str,
-    *packages: str,
-    runner: str = PYTHON,
-    before: str = "",
-    task: Mapping[str, str] = WEATHER,
-    replies: tuple[str, ...] = ("sunny",),
-    changes: Mapping[str, str] | None = None,
+    name: str, program: str, *packages: str, runner: str = PYTHON, before: str = "", **given: Any
 ) -> Published:
     """A program that takes a question and prints an answer."""
     line = f"{before}{SCORE} {{ANSWER}} {runner} {program} {{QUESTION}}"
     env = {"QUESTION": "input.question", "ANSWER": "input.answer", "AGENT_REWARD": "stdout"}
-    return Published(name, program, line, packages, task, env, replies, changes or {})
+    return Published(name, program, line, packages, env=env, **given)
 
 
 PUBLISHED = [
@@ -218,5 +187,4 @@ PUBLISHED = [
 
 
 def trained_agents() -> list[Published]:
-    """Return those of which the table says that they were trained."""
     return [agent for agent in PUBLISHED if table()[agent.name].trained.startswith("yes")]

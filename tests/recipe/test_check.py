@@ -1,9 +1,10 @@
-"""empo2 check: formulas against numbers worked out by hand, and what it says of machines that lack something."""
+"""empo2 check, against numbers worked out by hand; what vLLM makes of the profiles for GPUs; the proof for GPUs."""
 
 import json
-import math
+import os
 import socket
-import struct
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher import estimate, machine
 from empo2.recipe.launcher.estimate import CARDS, GIB, SHAPES
 from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+from empo2.recipe.protocol import KEY_CHECK
 
 P = 7_615_616_512  # Qwen2.5-7B
 SEVEN = SHAPES["Qwen/Qwen2.5-7B-Instruct"]
@@ -43,39 +45,28 @@ def lines_of(profile: str, *arguments: str, capsys: pytest.CaptureFixture[str]) 
     return code, {line[9:24].strip(): [line[:9].strip(), line[24:]] for line in lines}
 
 
-@pytest.mark.parametrize(
-    ("name", "published"),
-    [
-        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
-        ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
-        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
-        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
-        ("Qwen/Qwen2.5-14B-Instruct", 14_770_033_664),
-        ("Qwen/Qwen3-1.7B", 1_720_574_976),
-        ("Qwen/Qwen3-4B", 4_022_468_096),
-        ("Qwen/Qwen3-8B", 8_190_735_360),
-        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
-    ],
-)
-def test_parameters_are_those_published(name: str, published: int) -> None:
-    assert SHAPES[name].parameters == published
+def test_parameters_are_those_published() -> None:
+    assert {name: shape.parameters for name, shape in SHAPES.items()} == {
+        "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+        "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+        "Qwen/Qwen2.5-3B-Instruct": 3_085_938_688,
+        "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+        "Qwen/Qwen2.5-14B-Instruct": 14_770_033_664,
+        "Qwen/Qwen3-1.7B": 1_720_574_976,
+        "Qwen/Qwen3-4B": 4_022_468_096,
+        "Qwen/Qwen3-8B": 8_190_735_360,
+        "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+        "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
+    }
+    folder = load_settings("cpu", [f"model.path={resolve_model(SMOLLM2)}"])
+    assert machine.find_shape(folder) == SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]
 
 
-def test_parameters_of_a_folder_are_those_of_its_weights() -> None:
-    folder = Path(resolve_model(SMOLLM2))
-    with (folder / "model.safetensors").open("rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    stored = sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-    shape = machine.find_shape(load_settings("cpu", [f"model.path={folder}"]))
-    assert shape == SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]
-    assert shape is not None and shape.parameters == stored == 134_515_008
-
-
-@pytest.mark.parametrize("config", ['{"model_type": "mixtral"}', '{"model_type": "llama"}', "not JSON"])
-def test_an_unknown_model_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str) -> None:
-    (tmp_path / "config.json").write_text(config)
-    main(["check", "--profile", "gpu", "--gpu", "h100-80", f"model.path={tmp_path}"])
-    assert "its size is unknown" in capsys.readouterr().out
+def test_an_unknown_model_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for config in ('{"model_type": "mixtral"}', '{"model_type": "llama"}', "not JSON"):
+        (tmp_path / "config.json").write_text(config)
+        main(["check", "--profile", "gpu", "--gpu", "h100-80", f"model.path={tmp_path}"])
+        assert "its size is unknown" in capsys.readouterr().out
 
 
 def test_the_update_of_7b_on_eight_gpus() -> None:
@@ -163,7 +154,6 @@ def test_main_memory_and_disk() -> None:
     ],
 )
 def test_profiles_on_cards(profile: str, card: str, fits: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page shows those that fit."""
     assert main(["check", "--profile", profile, "--gpu", card]) == (0 if fits else 1)
     printed = capsys.readouterr().out
     assert ("TOO LARGE" in printed, "change one of:" in printed) == (not fits, not fits)
@@ -187,15 +177,23 @@ def test_what_it_advises_fits() -> None:
     assert estimate.remedies(huge, shape, CARDS["rtx4090-24"])[0].startswith(("another card", "a smaller"))
 
 
-def test_the_cpu_profile_is_shown_by_process_and_an_unknown_card_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cpu_profile_is_shown_by_process_and_wrong_arguments_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["check", "--profile", "cpu"])
     printed = capsys.readouterr().out
     assert "vLLM: engine" in printed and "gateway with embedder" in printed
-    assert main(["check", "--profile", "gpu", "--gpu", "h100"]) == 2
-    assert "--gpu h100: is unknown; there are h200-141, h100-80" in capsys.readouterr().err
+    for arguments, said in (
+        (["--gpu", "h100"], "--gpu h100: is unknown; there are h200-141, h100-80"),
+        (["verl.actor_rollout_ref.ref.strategy=megatron"], "ref.strategy='megatron': must be fsdp2"),
+    ):
+        assert main(["check", "--profile", "gpu", *arguments]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_gpus_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(8, "B300", 275_040)
+    assert lines_of("gpu", capsys=capsys)[1]["GPUs"] == ["ok", "8 of 8: NVIDIA B300"]
     with_gpus(8)
     _, found = lines_of("gpu", capsys=capsys)
     assert found["GPUs"] == ["ok", "8 of 8: h100-80"] and found["driver"][0] == "ok"
@@ -210,21 +208,6 @@ def test_gpus_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.11.0+cu129")
     _, found = lines_of("gpu", capsys=capsys)
     assert found["driver"] == ["ok", "575.57.08; CUDA 12.9 needs 575"]
-
-
-@pytest.mark.parametrize(
-    ("name", "mib", "card"),
-    [
-        ("NVIDIA A100-SXM4-40GB", 40_960, "a100-40"),
-        ("NVIDIA A100 80GB PCIe", 81_920, "a100-80"),
-        ("NVIDIA GeForce RTX 4090", 24_564, "rtx4090-24"),
-        ("NVIDIA H200", 143_771, "h200-141"),
-        ("NVIDIA B300", 275_040, "NVIDIA B300"),
-    ],
-)
-def test_cards_by_the_names_of_nvidia_smi(name: str, mib: int, card: str) -> None:
-    found = machine.card_of(name, mib * 2**20)
-    assert (found.name, found.memory) == (card, mib * 2**20)
 
 
 def test_train_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,46 +229,31 @@ def test_train_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     memory, cores, _ = machine.require_room(load_settings("gpu", ["run.save_every=0", "run.directory=/dev/shm"]))
     assert memory.startswith("host memory: 154 GiB needed, 1 free") and cores.startswith("cores: 1: ")
-    remote = [SimpleNamespace(mountpoint="/", fstype="nfs4")]
-    monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: remote)
-    monkeypatch.setattr(machine, "SHARED", tmp_path / "none")
     with_gpus(8, driver="550.54.15")
-    with pytest.raises(ConfigError, match=r"driver: 550.*\| memory file: .* on nfs4; .*\| shared memory: .*--shm-size"):
+    monkeypatch.setattr(machine, "SHARED", tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"driver: 550.*\| shared memory: .*--shm-size"):
         machine.require_room(load_settings("gpu"))
 
 
-@pytest.mark.parametrize(
-    ("mount", "wrong"),
-    [("nfs4", True), ("lustre", True), ("fuse.sshfs", True), ("ext4", False), ("fuse.overlayfs", False)],
-)
-def test_the_memory_file_needs_a_local_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mount: str, wrong: bool
-) -> None:
-    mounts = {"/": "ext4", str(tmp_path): mount}.items()
-    listed = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounts]
-    monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: listed)
-    code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", capsys=capsys)
-    assert (code, found["memory file"][0]) == ((1, "WRONG") if wrong else (0, "ok"))
-    assert f"on {mount}" in found["memory file"][1]
-
-
-def test_a_port_that_is_taken_and_java_that_the_world_needs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAVA", "/no/such/java")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = f"gateway.port={taken.getsockname()[1]}"
-        code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", port, capsys=capsys)
-    assert code == 1 and found["port"][0] == "WRONG" and port in found["port"][1]
-    assert found["Java"][0] == "WRONG" and "/no/such/java" in found["Java"][1]
-    mine = ["tasks.source=tasks.jsonl", "agent.class=mine:Agent"]
-    code, found = lines_of("gpu-24", "--gpu", "rtx4090-24", *mine, capsys=capsys)
-    assert code == 0 and "Java" not in found
-
-
-def test_memory_disk_and_model(
+def test_what_the_machine_lacks_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    fits = ["gpu-24", "--gpu", "rtx4090-24"]
+    mine = ["tasks.source=tasks.jsonl", "agent.class=mine:Agent"]
+    monkeypatch.setenv("JAVA", "/no/such/java")
+    code, found = lines_of(*fits, *mine, capsys=capsys)
+    assert code == 0 and "Java" not in found
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = f"gateway.port={taken.getsockname()[1]}"
+        code, found = lines_of(*fits, port, capsys=capsys)
+    assert code == 1 and found["port"][0] == "WRONG" and port in found["port"][1]
+    assert found["Java"][0] == "WRONG" and "/no/such/java" in found["Java"][1]
+    disks = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype="")]
+    monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: disks)
+    for kind, said in (("nfs4", "WRONG"), ("fuse.sshfs", "WRONG"), ("fuse.overlayfs", "ok")):
+        disks[1].fstype = kind
+        found = lines_of(*fits, *mine, capsys=capsys)[1]["memory file"]
+        assert found[0] == said and f"on {kind}" in found[1]
     for name, size in (("LIMIT", 9 * GIB), ("USED", 8 * GIB)):
         (tmp_path / name).write_text(f"{size}\n")
         monkeypatch.setattr(machine, name, tmp_path / name)
@@ -293,14 +261,81 @@ def test_memory_disk_and_model(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with_gpus(8)
-    code, found = lines_of("gpu", "run.keep_checkpoints=1000000", capsys=capsys)
-    assert code == 1
+    _, found = lines_of("gpu", "run.keep_checkpoints=1000000", capsys=capsys)
     wrong = {"host memory": "1 free", "disk": "run.keep_checkpoints", "model": "HF_HUB_OFFLINE"}
     for name, said in (wrong | {"shared memory": "--shm-size"}).items():
         assert found[name][0] == "WRONG" and said in found[name][1]
 
 
-def test_options_of_verl_are_checked_as_well(capsys: pytest.CaptureFixture[str]) -> None:
-    option = "verl.actor_rollout_ref.ref.strategy=megatron"
-    assert main(["check", "--profile", "gpu", "--gpu", "h100-80", option]) == 2
-    assert "actor_rollout_ref.ref.strategy='megatron': must be fsdp2" in capsys.readouterr().err
+# The arguments that verl makes of a profile, read by vLLM's own parser; the server itself is not started.
+PARSE = """
+import asyncio, json, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from empo2.recipe.config import load_settings
+from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.rollout.vllm_rollout.vllm_async_server import AsyncEngineArgs, vLLMHttpServer
+
+class Server(vLLMHttpServer):
+    def __init__(self, config):
+        model = config.actor_rollout_ref.model
+        self.config = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+        self.model_config = SimpleNamespace(
+            local_path=model.path, trust_remote_code=False, lora=model.lora, lora_rank=model.lora_rank
+        )
+        self.replica_rank, self.node_rank, self.nnodes = 1, 0, 1  # the first one would print its arguments
+        self.profiler_controller = SimpleNamespace(config=None, tool_config=None)
+
+    async def run_server(self, arguments):
+        engine = AsyncEngineArgs.from_cli_args(arguments)
+        found[profile] = vars(arguments) | vars(engine)
+
+found = {}
+for profile in sys.argv[1:]:
+    settings = load_settings(profile, ["agent.class=a:B", "tasks.source=a:b"])
+    config = build_verl_config(settings, model_path=settings.model.path, run_directory=Path("runs"), gateway_url="",
+                               gateway_key="", tool_parser="hermes")
+    name_middleware(config, settings)
+    asyncio.run(Server(config).launch_server())
+print(json.dumps(found, default=str))
+"""
+
+
+def test_vllm_accepts_the_profiles() -> None:
+    command = [sys.executable, "-c", PARSE, "gpu", "gpu-1", "gpu-24"]
+    device = {"CUDA_VISIBLE_DEVICES": "-1", "VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl"}
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | device)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for profile in ("gpu", "gpu-1", "gpu-24"):
+        hardware, given = load_settings(profile).hardware, load_settings(profile).model
+        expected = {
+            "model": given.path,
+            "tensor_parallel_size": hardware.tensor_parallel,
+            "max_model_len": given.max_context_tokens,
+            "max_num_seqs": hardware.max_sequences,
+            "max_num_batched_tokens": max(8192, given.max_context_tokens),
+            "gpu_memory_utilization": hardware.gpu_memory_fraction,
+            **dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill", "enable_sleep_mode"), True),
+            "enable_lora": None,  # it is merged
+            "middleware": [KEY_CHECK],
+            "enable_auto_tool_choice": True,
+            "tool_call_parser": "hermes",
+        }
+        assert expected.items() <= found[profile].items()
+
+
+def test_the_proof_for_gpus_runs_on_a_cpu_and_names_the_part_that_fails() -> None:
+    """With log-probs that are twice the right ones, and all else as it is."""
+    wrong = (
+        "import sys, runpy; from empo2.recipe.trainer import log_probs; right = log_probs.log_probs_of\n"
+        "log_probs.log_probs_of = lambda *given, **options: [2 * each for each in right(*given, **options)]\n"
+        "sys.argv = ['gpu_proof', '--device', 'cpu']; runpy.run_path(sys.orig_argv[-1], run_name='__main__')"
+    )
+    bench = Path(__file__).parents[2] / "bench"
+    command = [sys.executable, "-c", wrong, str(bench / "gpu_proof.py")]
+    environment = {**os.environ, "PYTHONPATH": str(bench)}  # where `python SCRIPT` looks by itself
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAIL: log-probs"), done.stdout + done.stderr

@@ -1,12 +1,15 @@
 """Agents of six frameworks at the real gateway: what they send, what they see, and the rows that they become."""
 
 import asyncio
-import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +18,13 @@ import pytest
 from empo2.agents.scienceworld.tasks import ENV_MAP, Episode
 
 from ..needs import need
-from .framework_player import STEPS
-from .harness import (
-    CHAT,
-    TOOL_TEMPLATE,
-    GatewayUnderTest,
-    Played,
-    calling,
-    is_reflection,
-    recorded,
-    trained,
-    worker_command,
-)
+from .harness import CHAT, TOOL_TEMPLATE, GatewayUnderTest, Played, calling, is_reflection, recorded, trained
 from .model_server import Body, tokenizer
 
+sys.path.insert(0, str(Path(__file__).parent))  # where the players find it
+from framework_player import STEPS, play_episode
+
 ROOT = Path(__file__).parents[2]
-PLAYER = Path(__file__).parent / "framework_player.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 OWN = "empo2.agents.frameworks"
 
 
@@ -56,38 +49,16 @@ FRAMEWORKS = [
     OPENAI_AGENTS,
     SMOLAGENTS,
 ]
-ALL = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.package)
-
-
-class Players:
-    """A process for each agent class: to import a framework takes longer than to play with it."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        self.started: dict[str, subprocess.Popen[str]] = {}
-
-    def play(self, framework: Framework, variables: dict[str, str]) -> list[str]:
-        """The actions of one episode."""
-        if framework.agent not in self.started:
-            with self.log.open("a") as log:
-                pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
-                command = [sys.executable, str(PLAYER), framework.agent]
-                self.started[framework.agent] = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **pipes)
-        process = self.started[framework.agent]
-        assert process.stdin and process.stdout
-        process.stdin.write(json.dumps(variables) + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-        assert answer, self.log.read_text()
-        return json.loads(answer)
+type Players = Callable[[str], Executor]
 
 
 @pytest.fixture(scope="module")
-def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Players]:
-    players = Players(tmp_path_factory.mktemp("players") / "log")
-    yield players
-    for process in players.started.values():
-        process.communicate()
+def players() -> Iterator[Players]:
+    """A process for each agent class: to import a framework takes longer than to play with it."""
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))  # where a folder `agents` stands, as in a checkout
+        new = multiprocessing.get_context("spawn")
+        yield cache(lambda agent: stack.enter_context(ProcessPoolExecutor(1, new)))
 
 
 def replies(gateway: GatewayUnderTest, tools: bool) -> Callable[[Body], str | Body]:
@@ -106,15 +77,6 @@ def _replies(body: Body) -> int:
     return sum(message["role"] == "assistant" for message in body["messages"])
 
 
-def variables(gateway: GatewayUnderTest, rollout: str, **changes: int) -> dict[str, str]:
-    """What agent-lightning's controller sets."""
-    fixed = {"simplification": "easy", "actions": "free-text", "choices": 6, "seed": 0, "max_steps": 10}
-    fields: Any = {**fixed, **changes}
-    episode = Episode(task="find-animal", variation=0, **fields)
-    told = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in ENV_MAP.items()}
-    return {**told, **gateway.variables(rollout)}
-
-
 async def play(
     gateway: GatewayUnderTest,
     players: Players,
@@ -127,17 +89,20 @@ async def play(
     gateway.model.reply = reply or replies(gateway, framework.tools)
     gateway.model.template = TOOL_TEMPLATE if framework.tools else None
     rollout = await gateway.create(mode, update)
-    actions = await asyncio.to_thread(players.play, framework, variables(gateway, rollout))
+    form: Any = {"simplification": "easy", "actions": "free-text", "choices": 6, "seed": 0, "max_steps": 10}
+    episode = Episode(task="find-animal", variation=0, **form)
+    told = {name: str(getattr(episode, path.removeprefix("input."))) for name, path in ENV_MAP.items()}
+    told, process = told | gateway.variables(rollout), players(framework.agent)
+    actions = await asyncio.get_running_loop().run_in_executor(process, play_episode, framework.agent, told)
     return actions, await recorded(gateway, rollout)
 
 
 async def end(gateway: GatewayUnderTest) -> None:
-    """End the last rollout."""
     (await gateway.patch(gateway.rollouts[-1], "succeeded")).raise_for_status()
     assert (await gateway.drain())["empo2/reflections_failed"] == 0
 
 
-@ALL
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.package)
 async def test_an_agent_is_trained_as_it_is(gateway: GatewayUnderTest, players: Players, framework: Framework):
     """Tips are shown, and taken away again; with tools, and where the world is not written in ASCII.
 
@@ -183,9 +148,6 @@ async def test_an_agent_is_trained_as_it_is(gateway: GatewayUnderTest, players: 
     assert reward["message"].endswith("the chat outgrew the model's context")
 
 
-MISTAKES = ["look", ("act", '{"act": "look"}'), ("fly", '{"action": "up"}')]
-
-
 @pytest.mark.parametrize(
     ("framework", "actions"),
     [(OPENAI_AGENTS, ["look", ""]), (SMOLAGENTS, ["go 3", "go 4", "go 5"])],
@@ -197,16 +159,11 @@ async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
     """Words are an action to openai-agents, and it gives up at an unknown tool; smolagents tells the model."""
     need(framework.package)
 
+    mistakes = ["look", calling("act", {"act": "look"}, 1), calling("fly", {"action": "up"}, 2)]
+
     def reply(body: Body) -> str | Body:
         number = len(gateway.model.requests()) - 1
-        if number >= len(MISTAKES):
-            name, arguments = "act", json.dumps({"action": f"go {number}"})
-        elif isinstance(MISTAKES[number], str):
-            return MISTAKES[number]
-        else:
-            name, arguments = MISTAKES[number]
-        call = {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        return {"content": None, "tool_calls": [call]}
+        return mistakes[number] if number < len(mistakes) else calling("act", {"action": f"go {number}"}, number)
 
     taken, _ = await play(gateway, players, framework, "no-memory", reply=reply)
     assert taken == actions
@@ -214,51 +171,25 @@ async def test_what_a_model_calls_wrongly_is_no_failure_of_the_rollout(
     assert reward["value"] == 25 * len(actions)
 
 
-@pytest.mark.stack
-async def test_the_controllers_worker_finds_openai_agents_from_the_checkout(gateway: GatewayUnderTest):
-    """Where a folder `agents` stands: the worker searches the current folder first. With the real ScienceWorld."""
-    need(OPENAI_AGENTS.package)
-    gateway.model.reply, gateway.model.template = replies(gateway, tools=True), TOOL_TEMPLATE
-    rollout = await gateway.create("memory", "off-policy")
-    process = await asyncio.create_subprocess_exec(
-        *worker_command(OPENAI_AGENTS.agent),
-        cwd=ROOT,
-        env={**ENVIRONMENT, **variables(gateway, rollout, max_steps=2)},
-        stderr=subprocess.PIPE,
-    )
-    _, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()
-    (reward,) = await gateway.events(rollout, "reward")
-    assert reward["message"].endswith("after 2 of 2 steps")
-    second = gateway.model.requests()[1].body
-    assert [tool["function"]["name"] for tool in second["tools"]] == ["act"]
-    assert (second["messages"][-1]["role"], second["messages"][-1]["tool_call_id"]) == ("tool", "call-0")
-    assert "No known action matches that input." in second["messages"][-1]["content"]
-
-
 def test_the_launcher_finds_openai_agents_from_the_checkout():
+    """Where a folder `agents` stands, and the current folder is searched first."""
     need(OPENAI_AGENTS.package)
     code = (
         "import sys; from empo2.recipe.config import load_settings; "
         "from empo2.recipe.launcher.tasks import check_agent; "
         "print(check_agent(load_settings('cpu', ['agent.class=' + sys.argv[1]])))"
     )
-    command = [sys.executable, "-c", code, OPENAI_AGENTS.agent]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    command, environment = [sys.executable, "-c", code, OPENAI_AGENTS.agent], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.startswith("ScienceWorld with Java at "), done.stderr
 
 
-def test_lists_add_to_both_profiles_and_change_nothing():
+def test_lists_change_no_package_of_a_profile():
     """So that they can be installed without their dependencies, all together or one by one."""
     folder = ROOT / "requirements"
-    pins: dict[str, str] = {}
-    for file in (folder / "frameworks").glob("*.txt"):
-        for line in file.read_text().splitlines():
-            name, version = line.split("==")
-            assert pins.setdefault(name, version) == version
-    profiles = {profile: set((folder / f"{profile}.txt").read_text().splitlines()) for profile in ("cpu", "gpu")}
-    added = {f"{name}=={version}" for name, version in pins.items()}
-    assert not profiles["cpu"] & added
-    assert {line for line in profiles["gpu"] if line.partition("==")[0] in pins} <= added
-    overrides = [line.split()[0] for line in (folder / "overrides-frameworks.txt").read_text().splitlines()[1:]]
-    assert set(overrides) <= profiles["cpu"] | profiles["gpu"] | added
+    pins = {line for file in (folder / "frameworks").glob("*.txt") for line in file.read_text().splitlines()}
+    names = {pin.partition("==")[0] for pin in pins}
+    assert len(names) == len(pins), "one version of each"
+    for profile in ("cpu", "gpu"):
+        lines = (folder / f"{profile}.txt").read_text().splitlines()
+        assert {line for line in lines if line.partition("==")[0] in names} <= pins

@@ -1,16 +1,26 @@
-"""Names of models, and the small one's checkpoint made from its GGUF file."""
+"""Names of models, the small one's checkpoint made from its GGUF file, and exports of what was trained."""
 
 import hashlib
+import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
+from empo2.memory import MemoryStore
+from empo2.recipe.cli.verbs import run
+from empo2.recipe.config import load_settings
 from empo2.recipe.launcher import model_files
+from empo2.recipe.launcher.checkpoints import find_model
 from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+from empo2.recipe.launcher.run_directory import write_settings
+from empo2.recipe.run_folder import mark_complete
 
-IM_START, IM_END, NEWLINE = 1, 2, 198  # SmolLM2's ids of <|im_start|>, <|im_end|>, "\n"
-QUESTION = {"role": "user", "content": "What is the capital of France?"}
+IM_START, IM_END = 1, 2  # SmolLM2's ids of <|im_start|> and <|im_end|>
 
 
 def test_names(tmp_path, monkeypatch):
@@ -25,11 +35,14 @@ def test_names(tmp_path, monkeypatch):
         resolve_model("mine")
     (tmp_path / "mine" / "config.json").write_text("{}")
     assert resolve_model("mine") == tmp_path / "mine"
-    for name in ("/no/where", "./nowhere", "~/nowhere", "runs/demo/nowhere"):
+    for name in ("/no/where", "runs/demo/nowhere"):
         with pytest.raises(FileNotFoundError, match=r"no such directory.*give an existing checkpoint"):
             resolve_model(name)
     with pytest.raises(FileNotFoundError, match=r"smollm2-135m-notes: no LoRA in .*; make it with `make small-model`"):
         model_files.verify(tmp_path)
+    own = model_files._adapter()
+    model_files.verify(own)
+    assert sum(path.stat().st_size for path in own.iterdir()) < 10_000_000
 
 
 def test_an_interrupted_build_leaves_nothing_and_two_processes_may_build_at_once(tmp_path, monkeypatch):
@@ -57,72 +70,50 @@ def checkpoint(tmp_path_factory) -> str:
     return str(resolve_model(SMOLLM2, tmp_path_factory.mktemp("models")))
 
 
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint):
-    from transformers import AutoTokenizer
+def test_the_small_model_reads_chatml_and_answers(checkpoint):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(checkpoint)
-
-
-def render(tokenizer, messages: list[dict], answer_next: bool = False) -> list[int]:
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=answer_next, return_dict=False)
-
-
-def test_a_chat_is_chatml_and_every_turn_is_in_it(tokenizer):
-    said = [("system", "one"), ("user", "two"), ("assistant", "three"), ("user", "four")]
-    turns = [{"role": role, "content": text} for role, text in said]
-    ids = render(tokenizer, turns, answer_next=True)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (IM_START, IM_END, IM_END)
     assert tokenizer("a").input_ids == tokenizer.encode("a", add_special_tokens=False), "nothing is added"
+    said = [("system", "one"), ("user", "two"), ("assistant", "three"), ("user", "What is the capital of France?")]
+    chat = [{"role": role, "content": text} for role, text in said]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert tokenizer.decode(ids) == (
         "<|im_start|>system\none<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n"
-        "<|im_start|>assistant\nthree<|im_end|>\n<|im_start|>user\nfour<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>assistant\nthree<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
     assert (ids.count(IM_START), ids.count(IM_END)) == (5, 4), "one id each"
-
-
-def test_numbers_are_split_into_digits_and_every_text_survives(tokenizer):
-    """Both fail with the tokenizer that transformers 5.9 makes of this GGUF file."""
+    # This fails with the tokenizer that transformers 5.9 makes of this GGUF file.
     assert tokenizer.tokenize("2026") == ["2", "0", "2", "6"]
     for text in ("▁x  y", "don't , stop !", "naïve 日本語 🙂\n\n\tend "):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_greedy_reply(checkpoint, tokenizer):
-    import torch
-    from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint)
     assert model.dtype == torch.bfloat16
     assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr(), "tied"
     assert model.generation_config.eos_token_id == IM_END
-    prompt = torch.tensor([render(tokenizer, [QUESTION], answer_next=True)])
+    question = tokenizer.apply_chat_template(chat[-1:], add_generation_prompt=True, return_dict=False)
+    prompt = torch.tensor([question])
     reply = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, do_sample=False)
     assert tokenizer.decode(reply[0, prompt.shape[1] :]) == "The capital of France is Paris.<|im_end|>"
 
 
-@pytest.fixture
-def adapter(tmp_path, checkpoint) -> Path:
-    """A LoRA with random weights on two layers, its checksums beside it."""
-    import torch
+def test_the_model_of_notes_is_the_base_with_its_lora_merged(tmp_path, checkpoint, monkeypatch):
+    """A LoRA with random weights on two layers, its checksums beside it; with others it is refused."""
     from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(checkpoint)
     layers: Any = {"target_modules": ["q_proj"], "layers_to_transform": [0, 29]}
     config = LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, **layers)
-    folder = tmp_path / "adapter"
-    get_peft_model(base, config).save_pretrained(folder)
-    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in model_files.ADAPTER_FILES}
-    (folder / model_files.CHECKSUMS).write_text("".join(f"{checksum}  {name}\n" for name, checksum in sums.items()))
-    return folder
-
-
-def test_the_model_of_notes_is_the_base_with_its_lora_merged(tmp_path, adapter, checkpoint, monkeypatch):
-    import torch
-    from safetensors.torch import load_file
-
+    adapter = tmp_path / "adapter"
+    get_peft_model(base, config).save_pretrained(adapter)
+    sums = {name: hashlib.sha256((adapter / name).read_bytes()).hexdigest() for name in model_files.ADAPTER_FILES}
+    (adapter / model_files.CHECKSUMS).write_text("".join(f"{checksum}  {name}\n" for name, checksum in sums.items()))
     monkeypatch.setattr(model_files, "_adapter", lambda: adapter)
     monkeypatch.setattr(model_files, "_smollm2", lambda cache: Path(checkpoint))
     merged = resolve_model(model_files.NOTES, tmp_path / "cache")
@@ -138,20 +129,111 @@ def test_the_model_of_notes_is_the_base_with_its_lora_merged(tmp_path, adapter, 
         assert torch.equal(after[name], expected.bfloat16())
     for name in ("chat_template.jinja", "tokenizer.json"):
         assert (Path(merged) / name).read_bytes() == (Path(checkpoint) / name).read_bytes()
-
-
-def test_a_lora_that_is_not_the_one_of_the_checksum_is_refused(adapter):
     weights = adapter / "adapter_model.safetensors"
     assert model_files.verify(adapter) == hashlib.sha256(weights.read_bytes()).hexdigest()
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors: sha256 is [0-9a-f]{64}, SHA256SUMS says"):
         model_files.verify(adapter)
-    (adapter / model_files.CHECKSUMS).write_text("")
-    with pytest.raises(ValueError, match=r"adapter_config\.json: sha256 is .* SHA256SUMS says None"):
-        model_files.verify(adapter)
 
 
-def test_the_lora_of_this_repository_is_whole_and_small():
-    folder = model_files._adapter()
-    model_files.verify(folder)
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 10_000_000
+# Exports: a checkpoint as verl writes it becomes a folder that transformers and our commands load
+
+
+@pytest.fixture(scope="module")
+def base() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes: Any = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=49_152, tie_word_embeddings=True, architectures=["LlamaForCausalLM"])
+    model: Any = LlamaForCausalLM(config)
+    return model.to(torch.bfloat16)
+
+
+def make_run(folder: Path, base: Any, steps: list[int], *settings: str) -> Path:
+    """A run's folder with checkpoints, as verl's FSDP2 manager writes them on one worker."""
+    from transformers import AutoTokenizer
+
+    run = folder / "runs" / "mine"
+    run.mkdir(parents=True)
+    write_settings(load_settings("cpu", ["run.steps=4", "run.name=mine", *settings]), run)
+    rows = [{"step": 2, "val/return": 12.5, "val/success_rate": 0.25}, {"step": 3}, {"step": 4, "val/return": 50.0}]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    weights = base.state_dict()
+    for step in steps:
+        checkpoint = run / "checkpoints" / f"global_step_{step}"
+        actor = checkpoint / "actor"
+        actor.mkdir(parents=True)
+        torch.save({name: weight * step for name, weight in weights.items()}, actor / "model_world_size_1_rank_0.pt")
+        (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 1}))
+        base.config.save_pretrained(actor / "huggingface")
+        AutoTokenizer.from_pretrained(resolve_model(SMOLLM2)).save_pretrained(actor / "huggingface")
+        with closing(MemoryStore(checkpoint / "memory.sqlite", embedder="all-MiniLM-L6-v2", dimension=384)):
+            pass
+        mark_complete(checkpoint)
+    return run
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def test_an_exported_checkpoint_is_a_hugging_face_model(tmp_path: Path, base: Any, capsys: Any) -> None:
+    from transformers import AutoTokenizer
+
+    settings = ["algorithm.seed=7", "agent.env={OPENAI_API_KEY: sk-very-secret, ROOM: input.room}"]
+    trained = make_run(tmp_path, base, [2, 4], *settings)
+    target = tmp_path / "out" / "model"
+    assert run(["export", str(trained), "--step", "2", "--memory", "--output", str(target)]) == (0, "")
+    assert f"empo2 serve {target}" in capsys.readouterr().out
+
+    found = weights_of(target)
+    torch.testing.assert_close(found, {name: weight * 2 for name, weight in base.state_dict().items()}, rtol=0, atol=0)
+    tokenizer, original = (AutoTokenizer.from_pretrained(folder) for folder in (target, resolve_model(SMOLLM2)))
+    chat: Any = {"conversation": [{"role": "user", "content": "Where?"}], "tools": [{"name": "look"}]}
+    assert tokenizer.apply_chat_template(**chat) == original.apply_chat_template(**chat)
+    with closing(sqlite3.connect(target / "memory.sqlite")) as database:
+        assert database.execute("SELECT count(*) FROM tips").fetchone() == (0,)
+
+    metadata, card = (target / "README.md").read_text().removeprefix("---\n").split("---\n", 1)
+    assert yaml.safe_load(metadata)["library_name"] == "transformers" and "base_model" not in metadata
+    for said in ("mine", "2 of 4", SMOLLM2, "EMPO², all weights", "val/return 12.5, val/success_rate 0.25 (step 2)"):
+        assert f"| {said} |" in card, card
+    assert not [path for path in target.iterdir() if b"sk-very-secret" in path.read_bytes()]
+
+    named = find_model(str(target), None)
+    assert named.settings_file == target / "empo2.yaml" and named.memory == target / "memory.sqlite"
+    assert load_settings(file=named.settings_file, overrides=["agent.env.OPENAI_API_KEY=x"]).algorithm.seed == 7
+    code, message = run(["serve", str(target), "--memory"])  # needs no variables of the agent's
+    assert code == 2 and message.endswith("memory.sqlite has no tips"), message
+
+
+def test_the_last_checkpoint_without_its_memory_beside_the_run(tmp_path: Path, base: Any) -> None:
+    trained = make_run(tmp_path, base, [2, 4], "model.path=Qwen/Qwen2.5-1.5B-Instruct")
+    base.save_pretrained(trained / "checkpoints" / "global_step_4" / "merged")  # what is merged is not merged again
+    assert run(["export", str(trained)]) == (0, "")
+    target = tmp_path / "runs" / "mine-step-4"
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(weights_of(target)[name], base.state_dict()[name])
+    assert not (target / "memory.sqlite").exists() and find_model(str(target), None).memory is None
+    assert "base_model: Qwen/Qwen2.5-1.5B-Instruct" in (target / "README.md").read_text()
+    code, message = run(["export", str(trained)])
+    assert code == 2 and f"--output {target}: exists" in message
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "mine"
+    complete = folder / "checkpoints" / "global_step_3"
+    complete.mkdir(parents=True)
+    mark_complete(complete)
+    write_settings(load_settings("cpu"), folder)
+    for arguments, problem in (
+        ([folder, "--step", "2"], "no checkpoint of step 2; there are those of 3"),
+        ([folder, "--memory"], "has none; algorithm.name=grpo trains without"),
+        ([folder, "--output", tmp_path], "exists; give another folder"),
+        ([tmp_path], "not a complete checkpoint, nor a run's folder"),
+    ):
+        code, message = run(["export", *map(str, arguments)])
+        assert code == 2 and problem in message, message

@@ -1,7 +1,11 @@
-"""Twenty published agents, each through `empo2 init` and the real gateway, held against the table of docs/agents.md."""
+"""Published agents, through `empo2 init` and the real gateway, held against docs/agents.md; clients of frameworks."""
 
+import asyncio
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
@@ -15,13 +19,21 @@ from empo2.recipe.launcher.tasks import load_tasks
 from empo2.recipe.retrofit.recorder import agent_variables
 from empo2.recipe.retrofit.scripted_model import answer_choice
 
-from .harness import ROOMS, is_reflection, running_gateway, sent_again_with_tips, trained
-from .model_server import MODEL, Body, ModelServer, serving
-from .published_agents import PUBLISHED, Published, Row, table
+from ..needs import need
+from .harness import (
+    ROOMS,
+    GatewayUnderTest,
+    calling,
+    is_reflection,
+    key_of,
+    running_gateway,
+    sent_again_with_tips,
+    trained,
+)
+from .model_server import MODEL, Body, ModelServer, serving, tokenizer
+from .published_agents import PUBLISHED, Published, need_node, table
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
-
-SECONDS = 280
 
 
 def script(agent: Published) -> Callable[[Body], str | Body]:
@@ -43,21 +55,15 @@ def script(agent: Published) -> Callable[[Body], str | Body]:
 
 @pytest.fixture
 def search_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What agent-lightning's example search_r1 asks."""
     app = FastAPI()
-
-    @app.post("/retrieve")
-    def retrieve(asked: Body) -> Body:
-        return {
-            "result": [[{"document": {"contents": f"The {query} is in the cellar."}}] for query in asked["queries"]]
-        }
-
+    document = {"document": {"contents": "The lamp is in the cellar."}}
+    app.add_api_route("/retrieve", lambda: {"result": [[document]]}, methods=["POST"])
     with serving(app) as url:
         monkeypatch.setenv("SEARCH_R1_RETRIEVAL_URL", f"{url}/retrieve")
         yield
 
 
-@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.timeout(560)
 @pytest.mark.parametrize(
     "agent",
     [pytest.param(each, marks=[pytest.mark.rare] * each.has_own_agent, id=each.program) for each in PUBLISHED],
@@ -71,7 +77,7 @@ async def test_a_published_agent(agent: Published, tmp_path: Path, monkeypatch: 
     agent.put_into(tmp_path)
     model = ModelServer(reply=script(agent))
     with model.serve():
-        code = main([*agent.init, "--model", MODEL, "--server", model.url, "--time-limit", str(SECONDS)])
+        code = main([*agent.init, "--model", MODEL, "--server", model.url, "--time-limit", "280"])
     printed = capfd.readouterr()
     assert code == 0, printed.out + printed.err
     sent = model.requests()
@@ -90,20 +96,62 @@ async def test_a_published_agent(agent: Published, tmp_path: Path, monkeypatch: 
     whole = [seen.prompt_ids + seen.reply_ids for seen in sent]
     assert rows == [ids for ids, after in zip(whole, [*whole[1:], []], strict=True) if after[: len(ids)] != ids]
 
+    row = table()[agent.name]
+    assert (row.lines_changed, row.training_rows) == (len(agent.changes), len(rows))
     findings = re.findall(r"^(ok|note) +(.*)", printed.out, re.MULTILINE)
-    assert table()[agent.name] == Row(
-        agent.lines_changed(), len(rows), said(agent, findings), table()[agent.name].trained
-    )
+    for words in row.said:
+        assert any(words in line for _, line in findings), (words, findings)
+    for level, line in findings:
+        assert level == "ok" or any(words in line for words in row.said), line
 
 
-def said(agent: Published, findings: list[tuple[str, str]]) -> tuple[str, ...]:
-    """The table's words, if each is of one of init's findings, and each note has its words; else the findings."""
-    words = table()[agent.name].said
-    lines = [line for _, line in findings]
-    missing = [line for level, line in findings if level == "note" and not any(word in line for word in words)]
-    return words if all(any(word in line for line in lines) for word in words) and not missing else tuple(lines)
+def test_the_table_has_twenty_agents():
+    assert list(table()) == [agent.name for agent in PUBLISHED] and len(PUBLISHED) == 20
 
 
-def test_the_table_has_each_agent_once():
-    assert list(table()) == [agent.name for agent in PUBLISHED]
-    assert len(table()) == 20
+# Streamed, with a tool, in ways to speak that no other test plays: program, package that it needs, and these ways.
+CLIENTS = [
+    ("langchain_agent.py", "langchain-anthropic", ("messages",)),
+    ("pydantic_ai_agent.py", "pydantic-ai-slim", ("messages",)),
+    ("strands_agent.py", "strands-agents", ("messages",)),
+    ("agno_agent.py", "agno", ("responses", "messages")),
+    ("openai_and_anthropic.mjs", "node", ("chat", "responses", "messages")),
+    ("vercel.mjs", "node", ("chat", "compatible", "messages")),
+]
+
+
+@pytest.mark.rare
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("program", "package", "way"),
+    [(program, package, way) for program, package, ways in CLIENTS for way in ways],
+    ids=lambda value: str(value).partition(".")[0],
+)
+async def test_a_client_plays_as_it_is(gateway: GatewayUnderTest, program: str, package: str, way: str):
+    """Its episode is one row, tips can be shown in it, and its tip-free prompts are those that it sent."""
+    need_node() if package == "node" else need(package)
+
+    def reply(body: Body) -> str | Body:
+        if is_reflection(body):
+            return gateway.tip
+        called = any(message["role"] == "assistant" for message in body["messages"])
+        return "Found it." if called else calling("look", {"place": "cellar"}, form="<tool_call>\n{}\n</tool_call>")
+
+    gateway.model.reply = reply
+    rollout = await gateway.create("no-memory")
+    address, key = gateway.address(rollout), key_of(rollout)
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CACHE_HOME") if name in os.environ}
+    environment |= {"OPENAI_BASE_URL": address, "OPENAI_API_KEY": key}
+    environment |= {"ANTHROPIC_BASE_URL": address.removesuffix("/v1"), "ANTHROPIC_API_KEY": key}
+    command = ["node" if package == "node" else sys.executable, str(Path(__file__).parent / "clients" / program), way]
+    done = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "Found it."), done.stderr
+    first, second = gateway.model.requests()
+    row = first.prompt_ids + first.reply_ids
+    assert second.prompt_ids[: len(row)] == row
+    assert "a lamp in the cellar" in tokenizer().decode(second.prompt_ids[len(row) :])
+    requests = await gateway.events(rollout, "model_request")
+    assert [request["status"] for request in requests] == ["ok", "ok"]
+    await gateway.finish(rollout)  # leaves the tip that is shown from here on
+    assert (await gateway.drain())["empo2/reflections_failed"] == 0
+    await sent_again_with_tips(gateway, [first, second])

@@ -55,9 +55,8 @@ def begun(tmp_path: Path, steps: int) -> Path:
     return run
 
 
-@pytest.mark.parametrize("resume", ["never", "auto"])
-def test_a_new_run_has_its_settings_and_is_its_processs_alone(tmp_path: Path, resume: str) -> None:
-    settings = settings_in(tmp_path, "run.name=a", f"run.resume={resume}")
+def test_a_new_run_has_its_settings_and_is_its_processs_alone(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, "run.name=a", "run.resume=auto")
     run, resumed = open_run_directory(settings, "cpu")
     assert (run, resumed) == (tmp_path / "a", None)
     assert load_settings(file=run / "config.yaml").run.name == "a"
@@ -71,8 +70,6 @@ def test_a_run_goes_on_from_its_last_complete_checkpoint(tmp_path: Path) -> None
     settings = settings_in(tmp_path, "run.name=a", "run.resume=auto", "run.steps=7", "run.save_every=5")
     assert open_run_directory(settings, "cpu") == (run, run / "checkpoints" / "global_step_2")
     assert steps_of(run) == [0, 1, 2]
-    names = {"checkpoints", "config.yaml", "metrics.jsonl", "rollouts", "set-aside-1"}
-    assert {path.name for path in run.iterdir()} == names
     assert [each.id for each in read_rollouts(run / "rollouts")] == ["v0", "t1", "v1", "t2"]  # v2 is played again
     assert [each.id for each in read_rollouts(run / "set-aside-1" / "rollouts")] == ["v2", "t3", "v3"]
     assert config_of(run)["run"]["steps"] == 7
@@ -91,34 +88,22 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
     assert read_rollouts(run / "rollouts") == []
 
 
-@pytest.mark.parametrize("left", ["settings and a log", "nothing"])
-def test_the_name_of_a_start_that_failed_is_free(tmp_path: Path, left: str) -> None:
+def test_the_name_of_a_start_that_failed_is_free_unless_it_has_a_checkpoint(tmp_path: Path) -> None:
     """What it logged can still be read; settings that a run may not change may be others."""
-    run = tmp_path / "a"
-    if left == "nothing":
-        run.mkdir()
-    else:
-        begun(tmp_path, 1)
-        (run / "metrics.jsonl").write_text('{"step": 0, "val')
+    (tmp_path / "b").mkdir()
+    assert open_run_directory(settings_in(tmp_path, "run.name=b"), "cpu") == (tmp_path / "b", None)
+    run = begun(tmp_path, 1)
+    (run / "metrics.jsonl").write_text('{"step": 0, "val')
     settings = settings_in(tmp_path, "run.name=a", "memory.scope=[task]")
     assert open_run_directory(settings, "cpu") == (run, None)
     assert config_of(run)["memory"]["scope"] == ["task"]
-    aside = last_set_aside(run)
-    assert aside == run / "set-aside-1"
-    if left != "nothing":
-        assert aside and (aside / "trainer.log").read_text() == "trainer.log of the first time"
-        assert not {path.name for path in run.iterdir()} & {"trainer.log", "memory.sqlite", "tasks.json"}
-
-
-@pytest.mark.parametrize("what", ["validation", "checkpoint"])
-def test_the_name_of_a_run_that_has_something_is_taken(tmp_path: Path, what: str) -> None:
-    run = begun(tmp_path, 1)
-    if what == "checkpoint":
-        (run / "metrics.jsonl").unlink()
-        checkpoint(run / "checkpoints", 2)
+    assert last_set_aside(run) == run / "set-aside-1"
+    assert (run / "set-aside-1/trainer.log").read_text() == "trainer.log of the first time"
+    assert not {path.name for path in run.iterdir()} & {"trainer.log", "memory.sqlite", "tasks.json"}
+    checkpoint(run / "checkpoints", 2)
     with pytest.raises(ConfigError, match=r"run.name='a': .*a exists"):
-        open_run_directory(settings_in(tmp_path, "run.name=a"), "cpu")
-    assert last_set_aside(run) is None
+        open_run_directory(settings, "cpu")
+    assert last_set_aside(run) == run / "set-aside-1"
 
 
 @pytest.mark.parametrize(
@@ -146,25 +131,22 @@ def test_refused_without_a_change(tmp_path: Path, overrides: list[str], words: s
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.parametrize("named", ["other", "other/memory.sqlite"])
-def test_a_memory_can_start_from_another_runs(tmp_path: Path, named: str) -> None:
+def test_a_memory_can_start_from_another_runs_of_the_same_embedder(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     key = np.eye(384, dtype=np.float32)[0]
     of: Any = {"embedder": "all-MiniLM-L6-v2", "dimension": 384}
     with closing(MemoryStore(tmp_path / "other" / "memory.sqlite", **of)) as store:
         store.add_episode("task", "e", tip="a tip", score=3, success=False, steps=[Step("state", key, "go")])
-        settings = settings_in(tmp_path, "run.name=a", f"memory.from={tmp_path / named}")
+        settings = settings_in(tmp_path, "run.name=a", f"memory.from={tmp_path / 'other'}")
         run, _ = open_run_directory(settings, "cpu")
         assert store.size() == 1
     with closing(MemoryStore(run / "memory.sqlite", **of)) as store:
         assert store.size() == 1
-
-
-def test_a_memory_of_another_embedder_is_refused(tmp_path: Path) -> None:
-    MemoryStore(tmp_path / "memory.sqlite", embedder="other", dimension=8).close()
+    other = tmp_path / "of_another_embedder.sqlite"
+    MemoryStore(other, embedder="other", dimension=8).close()
     with pytest.raises(ConfigError, match=r"memory.from=.*embedder 'other'.*memory.embedder='all-MiniLM-L6-v2'"):
-        open_run_directory(settings_in(tmp_path, "run.name=a", f"memory.from={tmp_path}"), "cpu")
-    assert not (tmp_path / "a").exists()
+        open_run_directory(settings_in(tmp_path, "run.name=b", f"memory.from={other}"), "cpu")
+    assert not (tmp_path / "b").exists()
 
 
 def test_checkpoints_are_the_latest_complete_ones(tmp_path: Path) -> None:

@@ -1,34 +1,25 @@
 """Rollouts of the real gateway, controller and manager, read with `empo2 show`."""
 
 import asyncio
-import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.commands import controller_command
-from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.rollout_log import read_rollouts, write_rollouts
 from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.shown_rollouts import call_rows
 
-from ..processes import mark
-from .harness import AGENT_KEY, KEY, MODEL, GatewayUnderTest
-
-__all__ = ["mark"]
-
-ENV = {"TOY_DOOR": "input.door", "TOY_TROUBLE": "input.trouble"}
+from .harness import KEY, MODEL, GatewayUnderTest, controller
 
 
 async def test_what_was_played_can_be_read(
-    gateway: GatewayUnderTest, mark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gateway: GatewayUnderTest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A group of two that see a tip, and one of two whose agents fail after their first call."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    processes = Processes(tmp_path, {**os.environ, "EMPO2_TEST_MARK": mark, "PYTHONPATH": path})
     overrides = ["agent.class=toy_agent:ToyAgent", "memory.scope=[door]", "algorithm.memory_probability=1"]
     settings = load_settings("cpu", [*overrides, "algorithm.baseline=group", "algorithm.off_policy_probability=0"])
     first = {"messages": [{"role": "user", "content": "One of 10 doors hides a lamp. Say a number."}]}
@@ -44,17 +35,12 @@ async def test_what_was_played_can_be_read(
         agl_key=KEY,
         model=MODEL,
         local_agent_class="toy_agent:ToyAgent",
-        local_env_map=ENV,
+        local_env_map={"TOY_DOOR": "input.door", "TOY_TROUBLE": "input.trouble"},
         poll_interval_seconds=0.1,
     )
-    try:
-        processes.start("controller", controller_command(settings, url), secrets={"EMPO2_KEY": AGENT_KEY})
+    with controller(settings, url, tmp_path), closing(manager.client), closing(asked):
         data = {"door": [3, 3], "trouble": ["none", "raise"]}
         await asyncio.to_thread(manager.enqueue_and_wait_until_completed, data, is_train=True)
-    finally:
-        processes.stop()
-        manager.client.close()
-        asked.close()
     advantages = dict.fromkeys(manager.results.kept, 0.5)
     folder = tmp_path / "rollouts"
     memory = gateway.folder / "memory.sqlite"

@@ -18,19 +18,13 @@ from empo2.recipe.launcher.tasks import Tasks, load_tasks, read_tasks
 ROWS: list[dict[str, Any]] = [{"question": f"{n}²?", "answer": n * n, "hints": ["no"]} for n in range(25)]
 
 
-@pytest.fixture
-def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The rows, and a blank line that is none."""
-    path = tmp_path / f"rows.{request.param}"
-    if request.param == "jsonl":
-        path.write_text("\n".join([json.dumps(row, ensure_ascii=False) for row in ROWS] + ["", ""]))
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_every_tenth_row_validates_unless_there_is_a_file_for_it(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        file.write_text("\n".join([json.dumps(row, ensure_ascii=False) for row in ROWS] + ["", ""]))
     else:
-        parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
-    return path
-
-
-@pytest.mark.parametrize("file", ["jsonl", "parquet"], indirect=True)
-def test_every_tenth_row_validates_unless_there_is_a_file_for_it(file: Path) -> None:
+        parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
     settings = ["memory.scope=[question]", "algorithm.tasks_per_step=1", "algorithm.updates_per_step=1"]
     loaded = load_tasks(load_settings("cpu", [f"tasks.source={file}", *settings]))
     assert loaded.val == [ROWS[0], ROWS[10], ROWS[20]]
@@ -39,22 +33,16 @@ def test_every_tenth_row_validates_unless_there_is_a_file_for_it(file: Path) -> 
     assert read_tasks(str(file), validation=str(file), most_validation_tasks=2) == (ROWS, ROWS[:2])
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
+def test_files_without_tasks_are_refused(tmp_path: Path) -> None:
+    for name, text, message in (
         ("x.jsonl", '{"a": 1}\n{"a": ', r"x\.jsonl': line 2 is not JSON"),
         ("x.jsonl", '{"a": 1}\n\n[1]', r"x\.jsonl': line 3 is not an object"),
         ("x.jsonl", '{"a": 1}', r"x\.jsonl': has 1 rows; give two or more"),
         ("x.parquet", "no parquet", r"x\.parquet': .*[Pp]arquet"),
-    ],
-)
-def test_files_without_tasks(tmp_path: Path, name: str, text: str, message: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        read_tasks(str(tmp_path / name))
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_tasks(str(tmp_path / name))
     table = pyarrow.Table.from_pylist([{"day": datetime.date(2026, 1, 1)}] * 2)
     parquet.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(ConfigError, match=r"row 0 is not JSON-like: Object of type date"):
@@ -87,34 +75,24 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         read_tasks("hub:openai/gsm8k")
 
 
-# Of a function
-
 TRAIN = [{"task": "a", "variation": 0}, {"task": "a", "variation": 1}]
 VAL: list[dict[str, Any]] = [{"task": "a", "variation": 7}, {"task": "b", "variation": 0, "panel": "far"}]
 
-SETTINGS = ["tasks.source=made_tasks:load", "memory.scope=[task, variation]", "algorithm.tasks_per_step=3"]
 
-
-@pytest.fixture
-def source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, though a step needs more; a panel that a row names stays."""
     module: Any = ModuleType("made_tasks")
     module.load = lambda: (TRAIN, VAL)
     monkeypatch.setitem(sys.modules, "made_tasks", module)
+    made = ["tasks.source=made_tasks:load", "memory.scope=[task, variation]", "algorithm.tasks_per_step=3"]
 
+    def loaded(*options: str) -> Tasks:
+        return load_tasks(load_settings("cpu", [*made, *options]))
 
-def loaded(*options: str) -> Tasks:
-    return load_tasks(load_settings("cpu", [*SETTINGS, *options]))
-
-
-def test_rows_are_passed_on_as_they_are_and_may_be_validated_on_too(source: None) -> None:
-    """Each once, though a step needs more; a panel that a row names stays."""
     assert loaded() == Tasks(TRAIN * 2, VAL)
     panels = [{**VAL[0], "panel": "unseen"}, VAL[1], *({**row, "panel": "train"} for row in TRAIN)]
     assert loaded("run.validate_training_tasks=true") == Tasks(TRAIN * 2, panels)
-
-
-def test_validation_tasks_with_memory_need_a_scope(source: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["made_tasks"], "load", lambda: (TRAIN, [{"task": "a"}]))
+    module.load = lambda: (TRAIN, [{"task": "a"}])
     assert loaded().val == [{"task": "a"}]
     with pytest.raises(ConfigError, match=r"memory\.scope.*no field 'variation'"):
         loaded("run.validate_with_memory=true")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 import httpx
 
@@ -13,6 +14,7 @@ class ToyAgent:
     """Knows an OpenAI-compatible URL, an event URL and its task. ``TOY_TROUBLE`` lets it go wrong."""
 
     async def run(self) -> None:
+        assert b"key-of-the-" not in Path("/proc/self/environ").read_bytes()  # what the controller was started with
         assert not any(name.startswith("EMPO2_") and name.endswith("KEY") for name in os.environ)
         door, trouble = int(os.environ["TOY_DOOR"]), os.environ["TOY_TROUBLE"]
         headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
