@@ -223,7 +223,9 @@ def test_prune(run: Path, ask: Ask, conditions: list[str], removed: set[int]) ->
     ("arguments", "words"),
     [
         ("show run --scope task=find-plants", "--scope task=find-plants: there is no such scope; the nearest is"),
-        ("show TAKEN", "not a database"),
+        *((f"{verb} TAKEN", "not a database") for verb in ("show", "stats", "values", "similarities", "export")),
+        ("search TAKEN door", "not a database"),
+        ("prune TAKEN --never-shown --yes", "not a database"),
         ("import EXPORT TAKEN", "not a database"),
         ("show .", "a folder without memory.sqlite; give a memory file"),
         ("show nowhere/memory.sqlite", "there is no such file"),
