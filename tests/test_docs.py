@@ -22,7 +22,6 @@ from empo2.recipe.evaluation.panels import load_panel
 from empo2.recipe.protocol import scope_of
 
 ROOT = Path(__file__).parents[1]
-BIN = Path(sys.executable).parent
 NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
 
 
@@ -228,7 +227,7 @@ def test_the_guide_says_what_init_writes_and_prints(tmp_path: Path, monkeypatch:
         (tmp_path / name).write_bytes((quiz / name).read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))  # as the script's own start does
-    monkeypatch.setenv("PATH", str(BIN), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     shell = [block.replace("\\\n", "") for block in blocks(guide, "bash") if block.startswith("empo2 init")]
     assert len(shell) == 3
     outputs = []
