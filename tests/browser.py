@@ -1,6 +1,6 @@
 """Open a page in a real browser without a screen, and say what it shows: JSON on standard output.
 
-    python tests/browser.py PAGE PICTURE [--dark] [--width 1200] [--height 900]
+    python tests/browser.py PAGE PICTURE [--dark] [--width 1200]
 
 Needs Qt's Chromium: make browser.
 """
@@ -51,7 +51,6 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--width", type=int, default=1200)
-    parser.add_argument("--height", type=int, default=900)
     options = parser.parse_args()
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     flags = "--no-sandbox --disable-gpu"  # a container, and no screen
@@ -63,7 +62,7 @@ def main() -> None:
     page.said = []
     view = QWebEngineView()
     view.setPage(page)
-    view.resize(options.width, options.height)
+    view.resize(options.width, 900)
 
     def tell(answer: str) -> None:
         print(json.dumps(json.loads(answer) | {"requests": requests.urls, "console": page.said}))

@@ -46,7 +46,6 @@ SLOW = (
     "test_command_line.py",
     "test_docs.py",
     "test_init_command.py",
-    "test_probe.py::test_the_small_model_follows_a_true_note",
 )
 
 

@@ -29,17 +29,12 @@ OWN = {
         "actor": {
             "ppo_mini_batch_size": 2,
             "ppo_micro_batch_size_per_gpu": 1,
-            "optim": {"lr": 1e-6},
-            "use_kl_loss": False,
-            "entropy_coeff": 0,
         },
         "ref": {"log_prob_micro_batch_size_per_gpu": 1},
     },
     "trainer": {
         "n_gpus_per_node": 1,
-        "nnodes": 1,
         "val_before_train": False,
-        "critic_warmup": 0,
         "logger": ["console"],
         "save_freq": -1,
         "test_freq": 10,
@@ -51,7 +46,6 @@ OWN = {
             "trajectory_max_prompt_length": 512,
             "trajectory_max_response_length": 512,
         },
-        "async_rollout": {"enabled": False, "async_train_batch_size": 64},
         "local": {
             "agent_class": "examples.gsm8k.gsm8k_agent.ChatAgent",
             "env_map": {"QUESTION": "input.question", "ANSWER": "input.answer"},

@@ -1,4 +1,4 @@
-"""The benchmarks start: one in its smoke size, whose ways of searching must agree, the others as far as their help."""
+"""`make soak` in a small size."""
 
 import subprocess
 import sys
@@ -8,35 +8,14 @@ import pytest
 
 pytestmark = [pytest.mark.rare, pytest.mark.timeout(1800)]
 
-BENCH = Path(__file__).parents[1] / "bench"
-
-
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(BENCH / script), *arguments], capture_output=True, text=True)
-
-
-def test_retrieval_in_its_smoke_size() -> None:
-    done = run("retrieval.py", "--quick")
-    assert done.returncode == 0, done.stderr
-    rows = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
-    assert rows == ["1,000", "5,000"]
-    assert done.stdout.count("not in this run") == 3, done.stdout  # the goals are for 100,000 entries
-
-
-@pytest.mark.parametrize(
-    "script",
-    ["async_rollouts.py", "gateway.py", "novelty.py", "prefix.py", "soak.py", "step.py", "tokens.py", "webshop.py"],
-)
-def test_help(script: str) -> None:
-    done = run(script, "--help")
-    assert done.returncode == 0, done.stderr
-    assert ("--episodes" if script == "soak.py" else "--quick") in done.stdout
+SOAK = Path(__file__).parents[1] / "bench/soak.py"
 
 
 def test_a_small_soak_loses_nothing() -> None:
     """100 episodes; with this seed the gateway is killed once and the disk is full once."""
     rates = ["--gateway-kills", "0.2", "--full-disks", "0.2", "--world-deaths", "0.1", "--agent-kills", "0.1"]
-    done = run("soak.py", "--episodes", "100", "--agents", "16", "--seed", "31", "--patience", "10", *rates)
+    options = ["--episodes", "100", "--agents", "16", "--seed", "31", "--patience", "10", *rates]
+    done = subprocess.run([sys.executable, str(SOAK), *options], capture_output=True, text=True)
     # Not the exit code: how long /healthz waits depends on what else the machine does.
     for goal in ("nothing acknowledged is lost: nothing: met", "no process is left: 0: met"):
         assert goal in done.stdout, done.stdout + done.stderr[-3000:]

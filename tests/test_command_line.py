@@ -23,8 +23,6 @@ from .processes import until
 from .stack import CLI
 
 INTERRUPTED = "empo2: interrupted; everything that was started has been stopped\n"
-
-
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -49,8 +47,6 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     [
         (["verl.trainer.foo=1"], ["verl.trainer.foo=1"]),
         (["tasks.args.names=[find-animals]"], ["find-animals", "find-animal"]),
-        (["tasks.args.train_variations=0"], ["train_variations"]),
-        (["tasks.args.nonsense=1"], ["nonsense"]),
         (["agent.class=empo2.agents.scienceworld.agent:Nobody"], ["agent.class", "Nobody"]),
         (["agent.class=no_such_module:Agent"], ["agent.class", "no_such_module"]),
         (["agent.class=empo2.agents.scienceworld.agent:Outcome"], ["agent.class", "run()"]),
@@ -61,18 +57,12 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         (["--confg", "x"], ["No such option: --confg", "--config", "see empo2 train --help"]),
         (["algorithm.seed=x", "--ablation", "no-mask", "run.steps=y"], ["algorithm.seed='x'", "run.steps='y'"]),
         (["gateway.port=PORT"], ["gateway.port=PORT"]),
-        (["run.directory=/proc/x"], ["run.directory='/proc/x': ", "cannot be written"]),
         (["run.directory=FILE/runs"], ["run.directory='FILE/runs': ", "cannot be written"]),
-        (["JAVA=/nowhere/java"], ["JAVA='/nowhere/java'"]),
     ],
 )
-def test_wrong_settings_are_one_line(
-    cli: Cli, tmp_path: Path, arguments: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_settings_are_one_line(cli: Cli, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
     if "gpu-1" in arguments and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    if arguments[0].startswith("JAVA="):
-        monkeypatch.setenv("JAVA", arguments.pop(0).partition("=")[2])
     (tmp_path / "FILE").write_text("")
     profile = [] if "--profile" in arguments else ["--profile", "cpu"]
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -85,46 +75,36 @@ def test_wrong_settings_are_one_line(
     assert not (tmp_path / "runs").exists()
 
 
-def test_version(cli: Cli) -> None:
-    written = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
-    assert cli("--version") == (0, f"empo2 {written}\n", "")
-
-
-def test_gateway_that_others_can_reach_needs_a_key(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_and_java_that_are_missing_are_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMPO2_KEY", "")
     code, _, errors = cli("gateway", "--profile", "cpu", "gateway.host=0.0.0.0")
-    assert code == 2
-    assert "gateway.host=0.0.0.0" in errors and "EMPO2_ADMIN_KEY" in errors
+    assert code == 2 and "gateway.host=0.0.0.0" in errors and "EMPO2_ADMIN_KEY" in errors
+    monkeypatch.setenv("JAVA", "/nowhere/java")
+    code, _, errors = cli("train", "--profile", "cpu")
+    assert (code, errors.count("\n")) == (2, 1) and "JAVA='/nowhere/java'" in errors and not Path("runs").exists()
 
 
-def test_trainer_alone_waits_for_a_gateway(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_alone_waits_for_a_gateway_and_looks_at_the_cluster(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("empo2.recipe.waiting._MINUTES", 0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     code, _, errors = cli("train", "--profile", "cpu", "--gateway", url)
-    assert code == 1
     waits, ends = errors.splitlines()[-2:]
-    assert f"waiting for a gateway at {url} (" in waits and "does not answer after 0 minutes" in ends
-
-
-def test_trainer_alone_looks_at_the_cluster(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert code == 1 and f"waiting for a gateway at {url} (" in waits and "does not answer after 0 minutes" in ends
     looked: list[str] = []
+    launcher = "empo2.recipe.launcher"
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    monkeypatch.setattr(
-        "empo2.recipe.launcher.cluster.require_cluster", lambda *_: looked.append("cluster") or ["disk"]
-    )
-    monkeypatch.setattr("empo2.recipe.launcher.launch.train_only", lambda *_: looked.append("trainer"))
-    command = ["train", "--profile", "cpu", "--gateway", "http://gw:1"]
+    monkeypatch.setattr(f"{launcher}.cluster.require_cluster", lambda *_: looked.append("cluster") or ["disk"])
+    monkeypatch.setattr(f"{launcher}.launch.train_only", lambda *_: looked.append("trainer"))
+    command = ["train", "--profile", "cpu", "--gateway", url]
     code, output, _ = cli(*command)
     assert code == 0 and looked == ["cluster", "trainer"] and "warning  disk" in output
     looked.clear()
     assert cli(*command, "--run-directory", ".")[0] == 0 and looked == ["trainer"]  # the launcher has looked
 
 
-def test_the_controller_starts_by_itself_with_a_key_that_agents_do_not_inherit(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_controller_has_a_key_that_agents_do_not_inherit(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
     for name in ("check_gateway", "run_on_this_machine", "run_on_kubernetes"):
         monkeypatch.setattr(f"empo2.recipe.controller.run.{name}", lambda *given: started.append(given))
@@ -142,29 +122,21 @@ def test_the_controller_starts_by_itself_with_a_key_that_agents_do_not_inherit(
     assert (code, started) == (2, []) and "agent.class=None" in errors
 
 
-def test_help_teaches(cli: Cli) -> None:
-    code, said, _ = cli("controller", "--help")
-    assert code == 0 and "EMPO2_KEY=... empo2 controller --gateway http://" in said and "--kubernetes" in said
+def test_help_and_version(cli: Cli) -> None:
     for command in ("train", "gateway"):
         code, said, _ = cli(command, "--help")
-        assert code == 0
-        assert "config.yaml" in said and "tasks.args.names='[find-animal]'" in said
+        assert code == 0 and "tasks.args.names='[find-animal]'" in said
         assert "--run-directory" not in said and "--fd" not in said
-    assert cli() == (2, "", "empo2: error: Missing command; see empo2 --help\n")
+    written = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    assert cli("--version") == (0, f"empo2 {written}\n", "")
 
 
-@pytest.mark.parametrize(
-    ("command", "seconds"),
-    [
-        (["gateway", "--profile", "cpu"], 0),
-        (["init", "--command", "sleep 600"], 0.6),
-        (["train", "--profile", "cpu"], 1.5),
-    ],
-)
-def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, command: list[str], seconds: float) -> None:
-    """At another moment of each start: as soon as the interpreter runs our code, in the imports, and later."""
-    with subprocess.Popen([*CLI, *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: _handles_ctrl_c(process.pid))
+@pytest.mark.parametrize(("verb", "seconds"), [("gateway", 0), ("train", 1.5)])
+def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, verb: str, seconds: float) -> None:
+    """As soon as our package is being imported, before which the interpreter itself is, and later in the imports."""
+    command = [*CLI, verb, "--profile", "cpu"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: any("pydantic_core" in line.path for line in psutil.Process(process.pid).memory_maps()))
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
@@ -194,11 +166,6 @@ def test_ctrl_c_that_a_library_drops_is_not_lost(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, INTERRUPTED)
     assert not list(tmp_path.rglob("gateway.log"))
-
-
-def _handles_ctrl_c(pid: int) -> bool:
-    """Whether our package is being imported; before, the interpreter itself is."""
-    return any("pydantic_core" in line.path for line in psutil.Process(pid).memory_maps())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -1,5 +1,4 @@
 """README, docs/ and CONTRIBUTING: their commands, settings, links and code exist as they are written."""
-# ruff: noqa: RUF001 (the signs of the pages)
 
 import io
 import json
@@ -16,7 +15,6 @@ from unittest import mock
 
 import pytest
 import yaml
-from IPython.core.inputtransformer2 import TransformerManager
 
 from empo2.recipe.cli import main
 from empo2.recipe.config import Settings, load_settings
@@ -24,31 +22,13 @@ from empo2.recipe.evaluation.panels import load_panel
 from empo2.recipe.protocol import scope_of
 
 ROOT = Path(__file__).parents[1]
-BIN = Path(sys.executable).parent
 NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
 
 
-class Notebook:
-    """A notebook as a page: what its cells say, and their commands as blocks."""
-
-    def __init__(self, file: Path) -> None:
-        self.name, self.parent = file.name, file.parent
-        self.cells = json.loads(file.read_text())["cells"]
-
-    def read_text(self) -> str:
-        texts = []
-        for cell in self.cells:
-            text = "".join(cell["source"])
-            lines = text if text.startswith("%%bash") else "\n".join(re.findall(r"^!(.*)", text, re.MULTILINE))
-            texts.append(f"```bash\n{lines}\n```" if cell["cell_type"] == "code" else text)
-        return "\n\n".join(texts)
-
-
-type Page = Path | Notebook
-PAGES: list[Page] = [
+PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "docs").glob("*.md")),
-    Notebook(NOTEBOOK),
+    NOTEBOOK,
 ]
 FOLDERS = ("recipe", "memory", "agents", "bench", "docs", "examples", "tests", "requirements", r"\.ci", r"\.github")
 # Folders in which a reader runs a command that names files.
@@ -59,18 +39,30 @@ NO_SETTINGS = re.compile(r".*\.(yaml|sqlite|log|py|json)|agent\.run")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def blocks(page: Page, *languages: str) -> list[str]:
+def text_of(page: Path) -> str:
+    """What a page says; of a notebook, the commands of its cells as blocks."""
+    if page.suffix != ".ipynb":
+        return page.read_text()
+    texts = []
+    for cell in json.loads(page.read_text())["cells"]:
+        text = "".join(cell["source"])
+        lines = text if text.startswith("%%bash") else "\n".join(re.findall(r"^!(.*)", text, re.MULTILINE))
+        texts.append(f"```bash\n{lines}\n```" if cell["cell_type"] == "code" else text)
+    return "\n\n".join(texts)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
     """The fenced blocks of these languages, without the indentation of a list that they stand in."""
-    found = re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", text_of(page), re.DOTALL | re.MULTILINE)
     return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, name, text in found if name in languages]
 
 
-def code_spans(page: Page) -> list[str]:
-    prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+def code_spans(page: Path) -> list[str]:
+    prose = re.sub(r"^ *```.*?^ *```$", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"`([^`]+)`", prose)
 
 
-def commands(page: Page, *programs: str) -> list[list[str]]:
+def commands(page: Path, *programs: str) -> list[list[str]]:
     """The words after the program's name of each command, in shell blocks and in code spans of the prose."""
     lines = [line for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
     found = []
@@ -99,30 +91,26 @@ def help_of(*command: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def usage_of(*command: str) -> str:
-    return help_of(*command).partition("\n\n")[0]
-
-
 def unknown_words(program: tuple[str, ...], words: list[str]) -> list[str]:
     """What a command's help does not list: a word in the place of a verb, else options."""
     assert help_of(*program), f"{shlex.join(program)} --help fails"
     verbs: list[str] = []
-    while re.search(r"\b(COMMAND|VERB)\b", usage_of(*program, *verbs)) and len(verbs) < len(words):
+    while re.match(r".*\b(COMMAND|VERB)\b", help_of(*program, *verbs)) and len(verbs) < len(words):
         verbs.append(words[len(verbs)])
-        if " ".join(verbs) not in usage_of(*program, *verbs):
+        if not re.match(rf".*{re.escape(' '.join(verbs))}", help_of(*program, *verbs)):
             return verbs[-1:]
     given = {word.partition("=")[0] for word in words if re.match(r"--\w", word)}
     return sorted(given - set(re.findall(r"--[\w-]+", help_of(*program, *verbs))))
 
 
 @each_page
-def test_commands_of_empo2_have_the_verbs_and_options_that_are_used(page: Page) -> None:
+def test_commands_of_empo2_have_the_verbs_and_options_that_are_used(page: Path) -> None:
     for words in commands(page, "empo2"):
         assert unknown_words(("empo2",), words) == [], f"empo2 {shlex.join(words)}"
 
 
 @each_page
-def test_modules_and_scripts_that_are_run_exist_and_take_the_options_that_are_used(page: Page) -> None:
+def test_modules_and_scripts_that_are_run_exist_and_take_the_options_that_are_used(page: Path) -> None:
     for module, *words in commands(page, "python -m"):
         if module.startswith("empo2"):
             program = (sys.executable, "-m", module)
@@ -135,7 +123,7 @@ def test_modules_and_scripts_that_are_run_exist_and_take_the_options_that_are_us
 
 
 @each_page
-def test_targets_of_make_exist(page: Page) -> None:
+def test_targets_of_make_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     variables = set(re.findall(r"^([a-z]+) \?=", makefile, re.MULTILINE))
@@ -145,7 +133,7 @@ def test_targets_of_make_exist(page: Page) -> None:
 
 
 @each_page
-def test_settings_and_panels_of_commands_are_accepted(page: Page) -> None:
+def test_settings_and_panels_of_commands_are_accepted(page: Path) -> None:
     """As far as they can be checked without a model."""
     panels_of: dict[str, list[str]] = {"train": [], "gateway": []}
     panels_of |= {"eval": ["scienceworld-paper"], "adapt": ["scienceworld-paper-seen"]}
@@ -171,42 +159,10 @@ def test_settings_and_panels_of_commands_are_accepted(page: Page) -> None:
         )
         for panel in panels:
             scope_of(panel.rows[0], settings.memory.scope)
-        if any(word.startswith("agent.class=") for word in words):
-            module, _, name = (settings.agent.class_ or "").removeprefix("empo2.").partition(":")
-            assert f"\nclass {name}(" in (ROOT / f"{module.replace('.', '/')}.py").read_text()
-
-
-def test_costs_follow_from_settings_and_panels() -> None:
-    settings = load_settings("gpu")
-    run, algorithm, tokens = settings.run, settings.algorithm, settings.reflection.max_tokens
-    episodes = run.steps * algorithm.tasks_per_step * algorithm.rollouts_per_task
-    test, seen = load_panel("scienceworld-paper"), load_panel("scienceworld-paper-seen")
-    tests, seens = len(test.rows), len(seen.rows)
-    steps, seen_steps = (sum(row["max_steps"] for row in panel.rows) for panel in (test, seen))
-    longest = {row["task"]: row["max_steps"] for row in seen.rows}
-    row = 833 + 30 * 40
-    expected = {
-        f"{episodes:,}",
-        f"{episodes * 30:,}",
-        f"{(episodes * 30 * 32 + episodes * tokens) / 1e6:.1f} million",
-        f"{row:,}",
-        f"{episodes * row / 1e6:.1f} million",
-        f"{episodes * (30 * 833 + 40 * sum(range(30))) / 1e6:.0f} million",
-        f"at most {settings.memory.episode_tokens:,} an episode",
-        f"| {(1 + run.steps // run.validate_every) * 20} |",
-        f"{tests} tasks × 4 = {tests * 4:,}; {steps * 4:,} calls",
-        f"{len(longest)} × {episodes:,} = {len(longest) * episodes:,}; {episodes * sum(longest.values()):,} calls",
-        f"{seens} tasks × 11 trials × 3\nseeds = {seens * 33:,} episodes",
-        f"at most {seen_steps * 33:,} calls",
-        f"{tests} × 4 × 2 = {tests * 8:,} episodes",
-        f"{tests} × 33 = {tests * 33:,}",
-    }
-    text = (ROOT / "docs" / "experiments.md").read_text()
-    assert {each for each in expected if each not in text} == set()
 
 
 @each_page
-def test_settings_that_the_text_names_exist(page: Page) -> None:
+def test_settings_that_the_text_names_exist(page: Path) -> None:
     values = load_settings("cpu").to_dict()
     for word in (word for span in code_spans(page) for word in span.split()):
         key, equals, _ = word.partition("=")
@@ -222,19 +178,19 @@ def test_settings_that_the_text_names_exist(page: Page) -> None:
             load_settings(layer=content)
 
 
-def anchors(page: Page) -> set[str]:
+def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @each_page
-def test_links_and_paths_lead_to_something(page: Page) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+def test_links_and_paths_lead_to_something(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
         if "://" not in link:
             path, _, anchor = link.partition("#")
             target = page.parent / path if path else page
-            assert not isinstance(target, Path) or target.exists(), f"[...]({link})"
+            assert target.exists(), f"[...]({link})"
             assert not anchor or anchor in anchors(target), f"[...]({link})"
     for span in code_spans(page):
         path = span.partition("::")[0]
@@ -242,49 +198,36 @@ def test_links_and_paths_lead_to_something(page: Page) -> None:
             assert (ROOT / path).exists(), f"`{span}`"
 
 
-def test_the_front_door_leads_to_each_page_and_begins_as_the_guide_does() -> None:
+def test_the_front_door_leads_to_each_page_and_the_examples_are_those_of_the_pages() -> None:
     readme, guide = ROOT / "README.md", ROOT / "docs" / "retrofit.md"
     linked = re.findall(r"\(docs/([\w.]+)\)", readme.read_text())
     assert {page.name for page in (ROOT / "docs").glob("*.md")} <= {*linked}
     for verb in ("empo2 init", "empo2 train"):
         assert commands(readme, verb)[0] in commands(guide, verb)
-    for example in ("quiz.py", "quiz_agent.py"):
-        assert (ROOT / "examples" / "quiz" / example).read_text() in blocks(guide, "python")
-
-
-@each_page
-def test_python_blocks_stand_in_an_example(page: Page) -> None:
     examples = "\n".join(file.read_text() for file in (ROOT / "examples").rglob("*.py"))
-    for block in blocks(page, "python"):
+    for block in (block for page in PAGES for block in blocks(page, "python")):
         assert block in examples, block
 
 
 def test_the_notebook_has_the_outputs_of_one_run() -> None:
-    """From the top to its end, small, and what `empo2 init` says is what the guide says."""
-    cells = [cell for cell in Notebook(NOTEBOOK).cells if cell["cell_type"] == "code"]
+    """From the top to its end, and what `empo2 init` says is what the guide says."""
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
-    python = TransformerManager()
     for cell in cells:
-        compile(python.transform_cell("".join(cell["source"])), NOTEBOOK.name, "exec")
         assert cell["outputs"] and not [each for each in cell["outputs"] if each["output_type"] == "error"]
-        for image in (each["data"].get("image/png", "") for each in cell["outputs"] if "data" in each):
-            assert len(image) * 3 / 4 <= 60_000
         said = "".join("".join(output.get("text", "")) for output in cell["outputs"])
         assert "empo2 init" not in "".join(cell["source"]) or said in blocks(ROOT / "docs" / "retrofit.md", "")
-    assert NOTEBOOK.stat().st_size < 150_000
     assert not re.search(r"(?<![\w.])/(home|root|tmp)/", NOTEBOOK.read_text())  # a path of someone's machine
 
 
-def test_the_guide_says_what_init_writes_and_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_guide_says_what_init_writes_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     """Each ``empo2 init`` of the guide, in a copy of the script's folder."""
     guide, quiz = ROOT / "docs" / "retrofit.md", ROOT / "examples" / "quiz"
     for name in ("quiz.py", "quiz_agent.py", "questions.jsonl"):
         (tmp_path / name).write_bytes((quiz / name).read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))  # as the script's own start does
-    monkeypatch.setenv("PATH", str(BIN), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     shell = [block.replace("\\\n", "") for block in blocks(guide, "bash") if block.startswith("empo2 init")]
     assert len(shell) == 3
     outputs = []

@@ -36,13 +36,8 @@ def test_the_notebook_trains_and_shows_what_happened(folder: Path, tmp_path: Pat
     (run,) = folder.glob("*/runs/quiz")
     assert [line["step"] for line in metrics_of(run)][-1] == 2
     files = rollout_files(run / "rollouts")
-    assert [file.stem[3:-3] for file in files] == [
-        "000-validation",
-        "001-training",
-        "001-validation",
-        "002-training",
-        "002-validation",
-    ]
+    played = ["000-validation", "001-training", "001-validation", "002-training", "002-validation"]
+    assert [file.stem[3:-3] for file in files] == played
     trained = [row for row in pq.read_table(files[3]).to_pylist() if any(row["trained"] or ())]
     assert {row["mode"] for row in trained} == {"memory, off-policy"} and any(row["tips"] for row in trained)
     said = "".join(each.get("text", "") for cell in notebook.cells for each in cell.get("outputs", ()))

@@ -1,15 +1,11 @@
-"""The real stack without a trainer: one vLLM, which `empo2 serve` starts, and which `init` and `adapt` use, too."""
+"""The real stack without a trainer: one vLLM, which `empo2 serve` starts, and which `init` uses, too."""
 
 import signal
-import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anthropic
 import httpx
@@ -18,13 +14,10 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from empo2.recipe.evaluation.adaptation import TASKS, memory_of
-from empo2.recipe.evaluation.episode_results import Result, read_results
 from empo2.recipe.launcher.model_files import resolve_model
 from empo2.recipe.protocol import MODEL_KEY
-from empo2.recipe.run_folder import read_lines
 
-from .processes import marked, marking, until
+from .processes import marking, until
 from .recipe.test_serving import TIP, memory_file
 from .stack import CLI, empo2, environment
 
@@ -33,11 +26,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(3600)]
 MODEL = "smollm2-135m-notes"
 CHAT: list[Any] = [{"role": "user", "content": "A dark room with a lamp. What do you do?"}]
 MINUTES = 60
-TASKS_PLAYED, ROLLOUTS, TRIALS = 2, 2, 2
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(NamedTuple):
     """What `empo2 serve` said, and address and key of the vLLM behind it."""
 
     url: str
@@ -53,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     words = ["serve", MODEL, "--profile", "cpu", "--memory", "--memory-from", str(memory_file(folder, "{}"))]
     with marking() as mark, (folder / "out").open("w") as out:
         process = subprocess.Popen(
-            [*CLI, *words, "memory.min_similarity=-1"],
+            [*CLI, *words, "memory.min_similarity=-1", "hardware.kv_cache=1"],
             cwd=folder,
             env={**environment(EMPO2_TEST_MARK=mark), "EMPO2_KEY": "", "EMPO2_ADMIN_KEY": ""},
             stdout=out,
@@ -64,7 +55,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             output = (folder / "out").read_text()
             assert process.poll() is None, output
             said = dict(line.split(maxsplit=1) for line in output.splitlines() if " " in line.strip())
-            vllm = _vllm_of(process.pid)
+            started = psutil.Process(process.pid).children(recursive=True)
+            vllm = next(each for each in started if "vllm.entrypoints.openai.api_server" in each.cmdline())
             words = vllm.cmdline()
             address = f"http://127.0.0.1:{words[words.index('--port') + 1]}/v1"
             yield Served(said["URL"], said["key"], address, vllm.environ()[MODEL_KEY])
@@ -72,11 +64,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             process.send_signal(signal.SIGINT)
             process.wait(2 * MINUTES)
         assert process.returncode == 0
-
-
-def _vllm_of(launcher: int) -> psutil.Process:
-    found = psutil.Process(launcher).children(recursive=True)
-    return next(process for process in found if "vllm.entrypoints.openai.api_server" in process.cmdline())
 
 
 def test_vllm_answers_nobody_without_the_key(served: Served) -> None:
@@ -123,48 +110,3 @@ def test_init_plays_an_episode_with_a_real_model(served: Served, tmp_path: Path)
     done = empo2(tmp_path, "init", "--command", line, *tasks, *model, OPENAI_API_KEY=served.vllm_key)
     assert "the reward was reported" in done.stdout
     assert (tmp_path / "empo2.yaml").is_file()
-
-
-def part(trial: int) -> str:
-    return f"seed 0, trial {trial}, {TASKS}"
-
-
-def of_trial(trial: int, results: list[Result]) -> list[Result]:
-    return [each for each in results if each.part == part(trial)]
-
-
-def test_adaptation_goes_on_after_a_kill(served: Served, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = ["adapt", MODEL, "--server", served.vllm, "--profile", "cpu", "--panel", "coin-medium", "--seeds", "1"]
-    words += ["--limit", str(TASKS_PLAYED), "--rollouts", str(ROLLOUTS), "--trials", str(TRIALS), "--output", "out"]
-    with marking() as mark, (tmp_path / "said").open("w") as said:
-        variables = environment(EMPO2_TEST_MARK=mark, OPENAI_API_KEY=served.vllm_key)
-        first = subprocess.Popen([*CLI, *words], cwd=tmp_path, env=variables, stdout=said, stderr=subprocess.STDOUT)
-        played = TASKS_PLAYED * ROLLOUTS
-        until(lambda: len(read_lines(out / "results.jsonl")) > played or first.poll() is not None, 15 * MINUTES)
-        assert first.poll() is None, (tmp_path / "said").read_text()
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-        until(lambda: not marked(mark), 2 * MINUTES)
-    kept = of_trial(0, read_results(out))
-    assert memory_of(out, 0)[0] == 0  # trial 1 had begun
-
-    empo2(tmp_path, *words, OPENAI_API_KEY=served.vllm_key)
-    results = read_results(out)
-    assert Counter(each.key for each in results) == {
-        (part(trial), index, sample): 1
-        for trial in range(TRIALS + 1)
-        for index in range(TASKS_PLAYED)
-        for sample in range(ROLLOUTS)
-    }
-    assert {each.failed for each in results} == {None}
-    assert of_trial(0, results) == kept  # not played again
-    assert {each.calls_with_tips for each in kept} == {0}
-    assert all(each.calls_with_tips for each in of_trial(TRIALS, results))
-    trial, memory = memory_of(out, 0)
-    assert trial == TRIALS and memory is not None
-    with closing(sqlite3.connect(memory)) as database:
-        plays = database.execute("SELECT count(*) FROM plays").fetchone()[0]
-        written = database.execute("SELECT count(*) FROM tips").fetchone()[0]
-    assert plays == TASKS_PLAYED * ROLLOUTS * TRIALS  # what the trial that was killed had read and written is forgotten
-    assert 0 < written <= len(results)

@@ -3,13 +3,11 @@
 import os
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("recipe", "memory", "agents", "small_model")
 LIST = "requirements/cpu.txt"
 
 # A Python that says whether it is 3.12, and makes a venv that holds itself and, once asked, the stub of uv.
@@ -37,16 +35,15 @@ class Checkout:
     """A copy of what `setup.sh` needs, with a PATH and a HOME of its own."""
 
     def __init__(self, folder: Path):
-        self.folder = folder / "checkout"
-        self.bin, self.log, self.broken = folder / "bin", folder / "log", folder / "broken"
-        for path in (self.folder, self.bin, self.log.parent / "home"):
+        self.outside, self.log, self.broken = folder, folder / "log", folder / "broken"
+        self.folder, self.bin, self.home = folder / "checkout", folder / "bin", folder / "home"
+        for path in (self.folder, self.bin, self.home):
             path.mkdir()
         shutil.copytree(ROOT / "requirements", self.folder / "requirements")
         for name in ("setup.sh", "pyproject.toml"):
             shutil.copy(ROOT / name, self.folder)
         for tool in ("bash", "dirname", "sha256sum", "grep", "rm", "ln", "mkdir", "cp"):
             (self.bin / tool).symlink_to(str(shutil.which(tool)))
-        self.environment = {"PATH": str(self.bin), "HOME": str(folder / "home")}
 
     def script(self, path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +52,7 @@ class Checkout:
         return path
 
     def python(self, path: Path, works: bool = True) -> Path:
-        spare_uv = self.uv(self.log.parent / "spare-uv")
+        spare_uv = self.uv(self.outside / "spare-uv")
         return self.script(path, PYTHON.format(log=self.log, exit_code=0 if works else 1, uv=spare_uv))
 
     def uv(self, path: Path, python: str | Path = "") -> Path:
@@ -63,8 +60,9 @@ class Checkout:
 
     def setup(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
         self.log.write_text("")
+        variables = {"PATH": str(self.bin), "HOME": str(self.home)} | environment
         command = ["bash", str(self.folder / "setup.sh"), *arguments]
-        return subprocess.run(command, env=self.environment | environment, capture_output=True, text=True)
+        return subprocess.run(command, env=variables, capture_output=True, text=True)
 
     def words(self, of: str) -> list[list[str]]:
         """The words of each call of a tool."""
@@ -79,23 +77,17 @@ def checkout(tmp_path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_second_run_has_nothing_to_do(checkout):
+def test_an_interrupted_run_is_done_again_and_a_whole_one_only_where_something_is_new(checkout):
     checkout.python(checkout.bin / "python3.12")
+    checkout.broken.touch()
+    assert checkout.setup().returncode != 0
+    checkout.broken.unlink()
     first = checkout.setup()
-    assert first.returncode == 0, first.stderr
-    assert checkout.installed() == [LIST, "."]
+    assert (first.returncode, checkout.installed()) == (0, [LIST, "."]), first.stderr
     assert first.stdout.splitlines()[-1].endswith("s: Python 3.12.1, cpu profile, Java /the/java")
     assert "+ a-package" not in first.stdout
-    again = checkout.setup()
-    assert (again.returncode, checkout.installed()) == (0, [])
-    assert "Java /the/java" in again.stdout
-    assert "Java /my/java" in checkout.setup(JAVA="/my/java").stdout
-    assert (checkout.setup("gpu").returncode, checkout.installed()) == (0, ["requirements/gpu.txt", "."])
-
-
-def test_a_new_list_makes_the_venv_anew_and_a_new_pyproject_only_the_project(checkout):
-    checkout.python(checkout.bin / "python3.12")
-    checkout.setup()
+    again = checkout.setup(JAVA="/my/java")
+    assert (again.returncode, checkout.installed()) == (0, []) and "Java /my/java" in again.stdout
     leftover = checkout.folder / ".venv" / "leftover"
     leftover.touch()
     for name, installed, kept in (("pyproject.toml", ["."], True), (LIST, [LIST, "."], False)):
@@ -103,6 +95,7 @@ def test_a_new_list_makes_the_venv_anew_and_a_new_pyproject_only_the_project(che
             file.write("# changed\n")
         checkout.setup()
         assert (checkout.installed(), leftover.exists()) == (installed, kept)
+    assert (checkout.setup("gpu").returncode, checkout.installed()) == (0, ["requirements/gpu.txt", "."])
 
 
 @pytest.mark.parametrize(("given", "expected"), [((), "gpu"), (("profile=cpu",), "cpu")])
@@ -113,35 +106,22 @@ def test_the_proof_keeps_the_packages_for_gpus(given, expected):
     assert f"./setup.sh {expected}\n" in said and ("--device cpu" in said) == (expected == "cpu")
 
 
-def test_an_interrupted_run_is_done_again(checkout):
-    checkout.python(checkout.bin / "python3.12")
-    checkout.broken.touch()
-    assert checkout.setup().returncode != 0
-    checkout.broken.unlink()
-    assert checkout.setup().returncode == 0
-    assert checkout.installed() == [LIST, "."]
-
-
 @pytest.mark.parametrize("found_by", ["PYTHON", "pyenv", "pyenv's folder", "uv"])
 def test_which_python_is_taken(checkout, found_by):
     """pyenv puts a python3.12 on PATH that answers "command not found" until that version is selected."""
-    folder, chosen = checkout.log.parent, {}
+    own = "home/.pyenv/versions/3.12.4/bin"
+    folders = {"PYTHON": "chosen", "pyenv": "pyenv/bin", "uv": "uvs", "pyenv's folder": own}
+    python = checkout.python(checkout.outside / folders[found_by] / "python")
     checkout.script(checkout.bin / "python3.12", BROKEN_SHIM)
     if found_by == "PYTHON":
         checkout.python(checkout.bin / "python3.12")
-        python = checkout.python(folder / "chosen")
-        chosen = {"PYTHON": str(python)}
     elif found_by == "pyenv":
-        python = checkout.python(folder / "pyenv" / "bin" / "python")
         checkout.script(checkout.bin / "pyenv", f"#!/bin/bash\necho {python.parents[1]}\n")
     elif found_by == "uv":
-        python = checkout.python(folder / "uvs" / "python3.12")
         checkout.uv(checkout.bin / "uv", python=python)  # which is used for the rest, too
-    else:
-        python = checkout.python(Path(checkout.environment["HOME"], ".pyenv", "versions", "3.12.4", "bin", "python"))
-    assert checkout.setup(**chosen).returncode == 0
+    assert checkout.setup(**({"PYTHON": str(python)} if found_by == "PYTHON" else {})).returncode == 0
     if found_by == "uv":
-        assert (checkout.folder / ".venv" / "bin" / "uv").resolve() == checkout.bin / "uv"
+        assert (checkout.folder / ".venv/bin/uv").resolve() == checkout.bin / "uv"
     assert [words[1] for words in checkout.words("-m venv")] == [str(python)]
 
 
@@ -149,8 +129,7 @@ def test_no_python_is_one_line(checkout):
     checkout.script(checkout.bin / "python3.12", BROKEN_SHIM)
     checkout.python(checkout.bin / "python3", works=False)
     result = checkout.setup()
-    assert result.returncode == 1
-    assert result.stderr.count("\n") == 1
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "no Python 3.12 found: get one with 'pyenv install 3.12'" in result.stderr
     assert not (checkout.folder / ".venv").exists()
     other = checkout.bin / "python3"
@@ -158,16 +137,14 @@ def test_no_python_is_one_line(checkout):
     assert checkout.setup("tpu").stderr == "setup: no such profile: 'tpu'; use cpu or gpu\n"
 
 
-def test_every_package_is_declared():
-    """`packages` in pyproject.toml is written by hand: folders that are imported as empo2.* have no common parent."""
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {path.parent for name in PACKAGES for path in [ROOT / name / "py.typed", *(ROOT / name).rglob("*.py")]}
-    assert set(declared) == {f"empo2.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders}
+# agent-lightning's setup_verl.sh of August 2026, for `0.8.0 cu130` and `0.8.0 cu129`.
+SET_UP = {"verl": "0.8.0", "vllm": "0.20.2", "torch": "2.11.0"}
 
 
-def test_lists_are_whole_and_plain():
+def test_lists_are_whole_and_plain_and_their_pins_those_of_agent_lightnings_own_set_up():
     for profile in ("cpu", "gpu"):
         lines = (ROOT / "requirements" / f"{profile}.txt").read_text().splitlines()
         pins = [line for line in lines if not line.lstrip().startswith("#")]
         assert all(pin.count("==") == 1 and not set(pin) & set("@/;") for pin in pins)
-        assert "numpy==2.2.6" in pins
+    pinned = dict(pin.split("==") for pin in pins)
+    assert {name: pinned[name] for name in SET_UP} == SET_UP

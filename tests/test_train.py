@@ -32,6 +32,12 @@ TASKS_PER_STEP, ROLLOUTS_PER_TASK = 5, 2
 ROLLOUTS = TASKS_PER_STEP * ROLLOUTS_PER_TASK
 SEED = 36
 VALIDATION_STEPS = 6
+METRICS = {
+    *("training/return", "training/intrinsic_return", "actor/entropy", "actor/pg_loss", "actor/grad_norm"),
+    *("empo2/memory_fraction", "empo2/off_policy_fraction", "empo2/off_policy_rows", "empo2/masked_token_fraction"),
+    *("empo2/tips_injected_per_call", "empo2/tips_written", "empo2/reflections_failed", "empo2/rollouts_dropped"),
+    *("empo2/memory_size", "empo2/unmerged_rollouts", "empo2/memory_ms_per_call", "timing_s/step"),
+}
 REPLY_TOKENS = 48  # published agents set no max_tokens, and the small model may write on and on
 
 
@@ -81,7 +87,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     command = [*CLI, "train", "--profile", "cpu", *arguments]
     first = run / "checkpoints" / "global_step_1"
-    code, output, errors = _launch(command, directory, kill_trainer_once=lambda: _has_learned_since(first, run))
+
+    def has_learned_since_it() -> bool:
+        return (first / "complete").exists() and not tips_of(run) <= tips_of(first)
+
+    code, output, errors = _launch(command, directory, kill_trainer_once=has_learned_since_it)
     assert code == 1, output[-3000:] + errors[-3000:]
     assert "the same command with run.name=test run.resume=auto continues after step 1\n" in output
     assert errors.startswith("empo2: error: trainer was ended by SIGKILL: the end of "), errors
@@ -110,11 +120,6 @@ def _launch(
                     launcher.terminate()
         assert not marked(mark)
     return launcher.returncode, (directory / "out").read_text(), (directory / "err").read_text()
-
-
-def _has_learned_since(checkpoint: Path, run: Path) -> bool:
-    """Whether the memory holds tips that the checkpoint, once it is whole, does not."""
-    return (checkpoint / "complete").exists() and not tips_of(run) <= tips_of(checkpoint)
 
 
 def column_of(folder: Path, query: str) -> list[Any]:
@@ -156,29 +161,10 @@ def test_each_mode_was_trained(run: Path) -> None:
 
 
 def test_metrics_are_complete_and_finite(run: Path) -> None:
-    names = {
-        "training/return",
-        "training/intrinsic_return",
-        "empo2/memory_fraction",
-        "empo2/off_policy_fraction",
-        "empo2/off_policy_rows",
-        "empo2/masked_token_fraction",
-        "empo2/tips_injected_per_call",
-        "empo2/tips_written",
-        "empo2/reflections_failed",
-        "empo2/rollouts_dropped",
-        "empo2/memory_size",
-        "empo2/unmerged_rollouts",
-        "empo2/memory_ms_per_call",
-        "actor/entropy",
-        "actor/pg_loss",
-        "actor/grad_norm",
-        "timing_s/step",
-    }
     lines = metrics_of(run)
     for line in lines:
-        assert names <= line.keys(), names - line.keys()
-        assert all(line[name] is not None and math.isfinite(line[name]) for name in names)
+        assert line.keys() >= METRICS, METRICS - line.keys()
+        assert all(line[name] is not None and math.isfinite(line[name]) for name in METRICS)
         assert line["empo2/rollouts_dropped"] == 0
         assert line["empo2/reflections_failed"] == 0
         assert line["empo2/memory_failures"] == 0
@@ -217,18 +203,15 @@ def test_memory_was_filled_and_shown_and_is_part_of_the_checkpoint(run: Path) ->
 
 
 def test_agents_of_every_framework_and_world_were_trained_and_reflected_on(run: Path) -> None:
-    """All that was played was trained on (no rollout was dropped), and a step trained what no other did."""
-    tips = tips_of(run)
+    """All that was played was trained on (no rollout was dropped), and a step trained what no other did.
+
+    Published agents, which stream with a tool by /responses, chat completions and /messages, were shown tips.
+    """
+    tips, helped = tips_of(run), {*column_of(run, "SELECT episode FROM plays WHERE hits > 0")}
     reflected = [kind for rollout, kind in played(run) if rollout in tips]
     assert {*reflected} == {task["kind"] for task in training_tasks(run)}
     assert all(reflected.count(kind) <= ROLLOUTS_PER_TASK for kind in reflected)
-
-
-def test_published_agents_were_shown_tips(run: Path) -> None:
-    """They stream with a tool through /responses, chat completions and /messages; one is in a second environment."""
-    helped = {*column_of(run, "SELECT episode FROM plays WHERE hits > 0")}
-    shown = {kind for rollout, kind in played(run) if rollout in helped}
-    assert {agent.name for agent in trained_agents()} <= shown
+    assert {agent.name for agent in trained_agents()} <= {kind for rollout, kind in played(run) if rollout in helped}
 
 
 def test_evaluation_of_the_checkpoint_equals_the_validation_of_its_step(run: Path, tmp_path: Path) -> None:
@@ -255,10 +238,8 @@ def test_a_killed_run_went_on_with_weights_and_memory_of_one_step(run: Path) -> 
     kept = sorted(folder.name for folder in checkpoints.glob("global_step_*"))
     assert kept == ["global_step_2", "global_step_3"]
     assert tips_of(checkpoints / "global_step_3") == tips_of(run)
-    steps = metrics_of(run)
-    assert (
-        len(tips_of(checkpoints / "global_step_2")) == steps[0]["empo2/tips_written"] + steps[1]["empo2/tips_written"]
-    )
+    written = [line["empo2/tips_written"] for line in metrics_of(run)]
+    assert len(tips_of(checkpoints / "global_step_2")) == sum(written[:2])
     # Adam counts its steps, the one before the kill included.
     optimizer = torch.load(checkpoints / "global_step_3" / "actor" / "optim_world_size_1_rank_0.pt", weights_only=False)
     assert {int(state["step"]) for state in optimizer["state"].values()} == {STEPS}

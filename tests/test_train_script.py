@@ -5,8 +5,8 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,11 +76,14 @@ def script_overrides(url: str, model: str, folder: Path) -> list[str]:
     ]
 
 
-@pytest.fixture
-def services(tmp_path: Path) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """`empo2 gateway` and agent-lightning's own `agl-controller`, started by hand; URL, model and variables."""
+def test_agent_lightning_script_with_one_changed_import(tmp_path: Path) -> None:
+    """Two off-policy steps of an agent that fails now and then; the failures are counted, the second shows tips.
+
+    `empo2 gateway` and agent-lightning's own `agl-controller` are started by hand.
+    """
     model = str(resolve_model(MODEL))
-    variables = environment(EMPO2_KEY=secrets.token_hex(8), EMPO2_ADMIN_KEY=secrets.token_hex(8))
+    keys = {"EMPO2_KEY": secrets.token_hex(8), "EMPO2_ADMIN_KEY": secrets.token_hex(8)}
+    variables = environment(**keys, VLLM_CPU_KVCACHE_SPACE="1")  # GiB
     with bind("127.0.0.1", 0) as listener, contextlib.ExitStack() as stack:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         for command in (
@@ -98,22 +101,9 @@ def services(tmp_path: Path) -> Iterator[tuple[str, str, dict[str, str]]]:
             process = subprocess.Popen(command, cwd=tmp_path, env=variables, pass_fds=(listener.fileno(),))
             stack.callback(process.wait, 120)
             stack.callback(process.terminate)
-        yield url, model, variables
-
-
-def test_agent_lightning_script_with_one_changed_import(
-    tmp_path: Path, services: tuple[str, str, dict[str, str]]
-) -> None:
-    """Two off-policy steps of an agent that fails now and then; the failures are counted, the second shows tips."""
-    url, model, variables = services
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *script_overrides(url, model, tmp_path)],
-        cwd=tmp_path,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+        command = [sys.executable, str(SCRIPT), *script_overrides(url, model, tmp_path)]
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(command, cwd=tmp_path, env=variables, **pipes)
     assert done.returncode == 0, done.stdout[-5000:]
     steps = [
         {name: float(number) for name, number in re.findall(r"(empo2/\S+?):(?:np.float64\()?([-\d.e]+)", line)}

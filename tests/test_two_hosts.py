@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -31,23 +31,6 @@ STEPS, PORT, RAY_PORT = 3, 8080, 6379
 # at two ports of the head and one of each node's agent. Linux cuts a process's name at 15 characters.
 SILENT, AGENT_OF_NODE = "ray::WorkerDict", "ray::DashboardA"
 COUNTERS, COUNTERS_AT = "text/plain; version=0.0.4", ("44217", "44227")
-
-
-@dataclass
-class Seen:
-    """What was observed."""
-
-    run: Path
-    peers_of_c: set[tuple[str, int]] = field(default_factory=set)
-    strangers: dict[str, tuple[str, str]] = field(default_factory=dict)  # process and answer by address
-    keyless_join: str = ""
-    code: int | None = None
-    seconds: float = 0.0
-    output: str = ""
-    left_on_a: list[str] = field(default_factory=list)
-    left_on_c: list[str] = field(default_factory=list)
-    steps_at_death: int = 0
-    token_holders: set[str] = field(default_factory=set)  # processes with Ray's token in their environment
 
 
 @contextmanager
@@ -90,7 +73,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "model.max_episode_tokens=768",
     ]
     with hosts(folder, 3) as (a, b, c), ExitStack() as stack:
-        seen = Seen(folder / "runs" / "test")
+        seen = SimpleNamespace(run=folder / "runs" / "test", peers_of_c=set())
 
         def join(host: Host, *options: str) -> None:
             words = [RAY, "start", *options, f"--node-ip-address={host.address}", "--num-gpus=1", "--num-cpus=3"]
@@ -115,23 +98,22 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
                 seen.peers_of_c |= c.peers()
                 time.sleep(0.5)
             _until_step(seen.run, 2, launcher, folder)
-            until(lambda: _shows(seen.run, 2, "complete"))
+            until((seen.run / "checkpoints/global_step_2/complete").exists)
             c.route("del", b)
-            seen.strangers = _ask_all(c, a, b)
-            (folder / "strangers.json").write_text(json.dumps(seen.strangers, indent=1))
-            seen.keyless_join = _join_without_key(c, a, folder)
+            seen.strangers = _ask_all(c, a, b)  # process and answer by address
+            stranger = [RAY, "start", f"--address={a.address}:{RAY_PORT}", f"--node-ip-address={c.address}"]
+            c.start(folder / "stranger", *stranger, RAY_AUTH_MODE="token", HOME=str(folder / "nowhere")).wait()
+            seen.keyless_join = (folder / "stranger").read_text()
             seen.token_holders = {_title(each) for each in a.processes() if "RAY_AUTH_TOKEN" in each.environ()}
             seen.steps_at_death = len(metrics_of(seen.run))
             b.die()  # in the midst of a step
             died = time.monotonic()
             seen.code = launcher.wait(timeout=300)
             seen.seconds = time.monotonic() - died
-            print(f"the run ended {seen.seconds:.0f} s after the host")
         seen.output = (folder / "train.log").read_text()
         time.sleep(10)
         seen.left_on_a = [_title(each) for each in a.processes()]
         until(lambda: not _agents(playing))
-        seen.left_on_c = [_title(each) for each in _agents(playing)]
         b.come_back()
         join(b, f"--address={a.address}:{RAY_PORT}")
         with train() as launcher:
@@ -151,10 +133,6 @@ def _agents(controller: psutil.Process) -> list[psutil.Process]:
     return [agent for child in controller.children() for agent in child.children(recursive=True)]
 
 
-def _shows(run: Path, step: int, name: str) -> bool:
-    return (run / "checkpoints" / f"global_step_{step}" / name).exists()
-
-
 def _until_step(run: Path, step: int, launcher: psutil.Popen, folder: Path) -> None:
     def there() -> bool:
         assert launcher.poll() is None, (folder / "train.log").read_text()[-3000:]
@@ -172,14 +150,7 @@ def _ask_all(stranger: Host, *others: Host) -> dict[str, tuple[str, str]]:
     return {at: (listening[at], answer) for at, answer in json.loads(done.stdout).items()}
 
 
-def _join_without_key(stranger: Host, head: Host, folder: Path) -> str:
-    log = folder / "stranger.log"
-    words = [RAY, "start", f"--address={head.address}:{RAY_PORT}", f"--node-ip-address={stranger.address}"]
-    stranger.start(log, *words, RAY_AUTH_MODE="token", HOME=str(folder / "nowhere")).wait()
-    return log.read_text()
-
-
-def test_it_trains_on_both_hosts_and_shows_tips(seen: Seen) -> None:
+def test_it_trains_on_both_hosts_and_shows_tips(seen: SimpleNamespace) -> None:
     steps = {line["step"]: line for line in metrics_of(seen.run)}
     assert list(steps) == list(range(1, STEPS + 1))
     assert steps[2]["empo2/tips_injected_per_call"] > 0
@@ -189,12 +160,12 @@ def test_it_trains_on_both_hosts_and_shows_tips(seen: Seen) -> None:
     assert {file.name for file in actor.glob("model_*.pt")} == {f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1)}
 
 
-def test_agents_need_the_gateways_port_and_nothing_else(seen: Seen) -> None:
+def test_agents_need_the_gateways_port_and_nothing_else(seen: SimpleNamespace) -> None:
     """The second host was out of their reach while two steps were trained."""
     assert seen.peers_of_c == {("10.77.0.1", PORT)}
 
 
-def test_a_stranger_gets_nothing(seen: Seen) -> None:
+def test_a_stranger_gets_nothing(seen: SimpleNamespace) -> None:
     assert seen.strangers[f"10.77.0.1:{PORT}"][1] == "401"
     agents: list[str] = []
     for at, (process, answer) in seen.strangers.items():
@@ -207,16 +178,14 @@ def test_a_stranger_gets_nothing(seen: Seen) -> None:
             assert known or counters, f"{at} {process}: {answer}"
     assert len(agents) == len({*agents})
     for host in ("10.77.0.1", "10.77.0.2"):
+        of_host = [said for at, said in seen.strangers.items() if at.startswith(f"{host}:")]
         for name in ("ray::vLLMHttp", "raylet"):
-            answers = [
-                answer for at, (who, answer) in seen.strangers.items() if at.startswith(f"{host}:") and name in who
-            ]
-            assert "401" in answers, f"{name} of {host}: {answers}"
+            assert "401" in [answer for who, answer in of_host if name in who], f"{name}: {of_host}"
     assert "token" in seen.keyless_join
     assert not [name for name in seen.token_holders if "recipe.cli gateway" in name]
 
 
-def test_the_run_ends_with_the_host_that_died_and_nothing_is_left(seen: Seen) -> None:
+def test_the_run_ends_with_the_host_that_died_and_nothing_is_left(seen: SimpleNamespace) -> None:
     assert 2 <= seen.steps_at_death < STEPS
     assert seen.code == 1 and seen.seconds < 60
     (line,) = [line for line in seen.output.splitlines() if line.startswith("empo2: error: ")]
@@ -224,4 +193,3 @@ def test_the_run_ends_with_the_host_that_died_and_nothing_is_left(seen: Seen) ->
     # The cluster that was there before is still there, without a worker of the run.
     assert [name for name in seen.left_on_a if "gcs_server" in name] and [n for n in seen.left_on_a if "raylet" in n]
     assert not [name for name in seen.left_on_a if re.search(r"empo2\.recipe|WorkerDict|vLLM|VLLM", name)]
-    assert not seen.left_on_c

@@ -1,7 +1,6 @@
 """The wheel in an environment that has neither verl nor vLLM, as `pip install` makes it beside another set-up."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -31,8 +30,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(program: Path, *arguments: str, folder: Path) -> tuple[int, str]:
-    command, environment = [str(program), *arguments], {**os.environ, "COLUMNS": "120"}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, env=environment)
+    done = subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True, timeout=250)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -48,10 +46,9 @@ def test_it_holds_all_modules_and_config_yaml(environment: Path) -> None:
 
 
 def test_the_command_line_needs_neither_verl_nor_vllm(environment: Path, tmp_path: Path) -> None:
-    for module in ("verl", "vllm", "ray"):
-        assert run(environment / "python", "-c", f"import {module}", folder=tmp_path)[0] == 1
+    absent = "import importlib.util as util; assert not any(map(util.find_spec, ('verl', 'vllm', 'ray')))"
+    assert run(environment / "python", "-c", absent, folder=tmp_path)[0] == 0
     empo2 = environment / "empo2"
-    assert "train an LLM agent" in run(empo2, "--help", folder=tmp_path)[1]
     for name in ("quiz_agent.py", "questions.jsonl"):
         shutil.copy(ROOT / "examples" / "quiz" / name, tmp_path)
     agent = ["--agent", "quiz_agent:QuizAgent", "--tasks", "questions.jsonl"]
@@ -61,23 +58,3 @@ def test_the_command_line_needs_neither_verl_nor_vllm(environment: Path, tmp_pat
     code, said = run(empo2, "train", "--profile", "cpu", folder=tmp_path)
     assert (code, said.count("\n")) == (2, 1), said
     assert "verl is not installed" in said
-
-
-def test_a_gateway_starts(environment: Path, tmp_path: Path) -> None:
-    arguments = [str(environment / "empo2"), "gateway", "--profile", "cpu", "--memory", "memory.sqlite"]
-    process = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert any(line.startswith("gateway at http://127.0.0.1:") for line in process.stdout)
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-
-
-# agent-lightning's setup_verl.sh of August 2026, for `0.8.0 cu130` and `0.8.0 cu129`.
-SET_UP = {"verl": "0.8.0", "vllm": "0.20.2", "torch": "2.11.0"}
-
-
-def test_the_pins_are_those_of_agent_lightnings_own_set_up() -> None:
-    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / "gpu.txt").read_text(), re.MULTILINE))
-    assert {name: pinned[name] for name in SET_UP} == SET_UP

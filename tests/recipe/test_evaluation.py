@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import sys
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
@@ -32,7 +33,7 @@ from .model_server import MODEL, ModelServer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-import panels as make  # noqa: E402
+import panels as make
 
 
 def result(index: int, return_: float | None, *, sample: int = 0, part: str = MEMORY_OFF, **more: Any) -> Result:
