@@ -57,6 +57,7 @@ def agent_lightning_app(proxy: dict[str, Any], key: str, client: httpx.AsyncClie
 
 
 _POOLS = 32
+_IDLE_SECONDS = 2  # a server closes idle connections, uvicorn after 5: a request on one that it is closing would fail
 
 
 class Network(httpx.AsyncBaseTransport):
@@ -68,7 +69,8 @@ class Network(httpx.AsyncBaseTransport):
     """
 
     def __init__(self) -> None:
-        context, unlimited = httpx.create_ssl_context(), httpx.Limits(max_connections=None)
+        context = httpx.create_ssl_context()
+        unlimited = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS)
         self._pools = [httpx.AsyncHTTPTransport(verify=context, limits=unlimited) for _ in range(_POOLS)]
         self._turns = cycle(self._pools)
 

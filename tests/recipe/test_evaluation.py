@@ -65,11 +65,6 @@ def test_interval_over_three_seeds() -> None:
     assert over_seeds([7]) == pytest.approx((7, math.nan, math.nan), nan_ok=True)
 
 
-def test_area_is_that_of_trapezoids() -> None:
-    assert area([10, 0, 0, 40]) == pytest.approx((5 + 0 + 20) / 3)
-    assert area([5]) == 5
-
-
 # Three tasks in four trials: the second is solved, lost, and solved again; the third is never solved.
 SOLVED = np.array([[0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]], bool)
 
@@ -135,7 +130,7 @@ def test_curves_by_hand() -> None:
     assert found["forgetting %"].tolist() == [[0, 100], [0, 0]]
     assert forgetting_line(found) == "forgetting 50.0 %, mean over trials and seeds: 1 lost of 3 failing"
     assert not forgetting_line(curves([[[result(0, 0)], [result(0, 100)]]], {"a": [0]}, success_return=100))
-    assert area([0, 10, 40], [0, 1, 4]) == (5 + 75) / 4 and area([5]) == 5
+    assert area([10, 0, 0, 40]) == pytest.approx((5 + 0 + 20) / 3) and area([5]) == 5
     means = {name: value.mean for name, value in figures(np.array([[50.0, 75.0, 60.0], [0.0, 10.0, 20.0]])).items()}
     under = ((62.5 + 67.5) / 2 + (5 + 15) / 2) / 2
     assert means == {"first": 25, "last": 40, "best (oracle)": 47.5, "area": under}

@@ -14,6 +14,7 @@ async def test_calls_are_spread_evenly_over_pools_without_a_limit(monkeypatch: p
     class Pool(httpx.AsyncBaseTransport):
         def __init__(self, *, limits: httpx.Limits, **_: object) -> None:
             assert limits.max_connections is None
+            assert limits.keepalive_expiry and limits.keepalive_expiry < 4  # vLLM closes after 5 seconds, maybe late
 
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             calls[id(self)] += 1
