@@ -1,5 +1,6 @@
 """The gateway, empty and quiet."""
 
+import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -41,8 +42,11 @@ def no_fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No fork server before the test, and none after it, as when the process that started it has ended."""
 
     def stop() -> None:
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
-        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+        servers: Any = (forkserver._forkserver, resource_tracker._resource_tracker)  # type: ignore[attr-defined]
+        for server in servers:
+            with contextlib.suppress(ChildProcessError):  # a launcher in this process has ended all that it started
+                server._stop()
+        forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
 
     stop()
     monkeypatch.setenv(AGENT_CLASS, "")  # which is set while the test runs
