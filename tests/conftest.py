@@ -45,9 +45,11 @@ SLOW = (
     "recipe/test_traces.py::test_a_collector_that_does_not_take_spans_costs_spans_alone",
     "recipe/test_traces.py::test_spans_of_a_langgraph_agent_and_ours_are_one_tree",
     "small_model/test_batch.py",
+    "test_cluster.py",
     "test_command_line.py",
     "test_docs.py",
     "test_init_command.py",
+    "test_wheel.py",
 )
 
 
