@@ -52,9 +52,9 @@ test-trainings: frameworks trace-tools ## run the long whole-stack tests: LoRA, 
 test-all: test trace-tools ## and what is long, or a combination that hardly anyone uses
 	$(PYTEST) -r fEs --durations=25 -m rare
 
-# Three workers on two cores: these tests wait as long as they compute.
+# These tests wait as long as they compute, and none needs another one's server.
 test-fast: setup ## run the tests that need neither the real stack nor much time
-	$(PYTEST) --numprocesses 3 -r fE -m "not stack and not slow and not rare"
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -r fE -m "not stack and not slow and not rare"
 
 # pyright follows folders, not the import hook of an editable install: build/links shows it the package `empo2`.
 check: frameworks ## lint, formatting and types

@@ -26,6 +26,8 @@ WHOLE_STACK.add(f"{HERE.name}/recipe/test_tokens.py")  # starts a vLLM, for whic
 # Files, or tests of a file: seconds each, for what they start (frameworks, verl, embedder, servers) or wait for.
 SLOW = (
     "agents/test_command.py::test_at_the_time_limit_the_whole_tree_is_ended",
+    "agents/test_houses.py",
+    "agents/webshop/test_generated.py",
     "memory/test_embedder.py",
     "memory/test_kill.py",
     "recipe/test_check.py::test_the_proof_for_gpus_runs_on_a_cpu_and_names_the_part_that_fails",
@@ -37,18 +39,23 @@ SLOW = (
     "recipe/test_frameworks.py",
     "recipe/test_gateway.py::test_the_real_controller_plays_many_agents_at_once",
     "recipe/test_gateway_budget.py::test_an_episode_with_ten_tips_of_100_words_fits_the_default_profile",
+    "recipe/test_gateway_guard.py::test_rollouts_that_nobody_deletes_are_dropped_and_counted",
+    "recipe/test_launcher.py::test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end",
     "recipe/test_models.py",
     "recipe/test_published.py",
     "recipe/test_ranks.py",
     "recipe/test_script.py::test_one_changed_import_is_enough",
     "recipe/test_sweep.py::test_neither_a_failed_run_nor_an_interruption_loses_what_was_trained",
+    "recipe/test_tool_calls.py::test_without_tools_the_template_is_the_models_own",
     "recipe/test_traces.py::test_a_collector_that_does_not_take_spans_costs_spans_alone",
     "recipe/test_traces.py::test_spans_of_a_langgraph_agent_and_ours_are_one_tree",
     "small_model/test_batch.py",
+    "small_model/test_rows.py",
     "test_cluster.py",
     "test_command_line.py",
     "test_docs.py",
     "test_init_command.py",
+    "test_learning.py",
     "test_wheel.py",
 )
 
