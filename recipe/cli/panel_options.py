@@ -106,7 +106,7 @@ class PanelOptions(SettingsOptions):
             self.overrides or (),
             world=panel.config,
             file=settings_file(self, named),
-            layer={"model": {"server": self.server}, "algorithm": {"name": "empo2" if remembers else "grpo"}},
+            layer=playing_layer(self.server, remembers=remembers),
         )
         check_rows(settings, panel.name, panel.rows)
         memory = self.memory_from or (None if empty else named.memory)
@@ -134,6 +134,12 @@ def settings_file(options: SettingsOptions, named: "NamedModel") -> Path | None:
     if options.config is not None and named.settings_file is not None:
         raise ConfigError(f"--config {options.config}: {named.name} has its run's settings; change them by key=value")
     return options.config or named.settings_file
+
+
+def playing_layer(server: str | None, *, remembers: bool) -> dict[str, Any]:
+    """Return the settings of a command that trains nothing; without a memory no embedder is loaded."""
+    algorithm = {"name": "empo2"} if remembers else {"name": "grpo", "off_policy_loss": "ratio"}
+    return {"model": {"server": server}, "algorithm": algorithm}
 
 
 def put_memory(file: Path | None, folder: Path) -> None:

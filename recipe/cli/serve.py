@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from empo2.recipe.cli.options import MemoryFrom, Model, Server, SettingsOptions, with_options
-from empo2.recipe.cli.panel_options import put_memory, settings_file
+from empo2.recipe.cli.panel_options import playing_layer, put_memory, settings_file
 from empo2.recipe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,9 +63,8 @@ def serve(
     given = {} if source is None else read_layer(source)
     # No agent is started; its variables may be secrets, which a run's settings lack.
     layer = {section: values for section, values in given.items() if section != "agent"}
-    # grpo loads no embedder.
-    chosen = {"model": {"server": server}, "algorithm": {"name": "empo2" if memory else "grpo"}}
-    settings = load_settings(options.profile, options.overrides or (), layer=lay_over(layer, chosen))
+    layer = lay_over(layer, playing_layer(server, remembers=memory))
+    settings = load_settings(options.profile, options.overrides or (), layer=layer)
     file, tag, said = None, None, "none; --memory shows tips"
     if memory:
         file = memory_from or named.memory

@@ -211,6 +211,14 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path, monkeypatch: pytest
         request("any", "scienceworld-paper", server=server, memory_from=tmp_path / "nothing")
 
 
+def test_a_distilled_model_is_evaluated_without_memory(tmp_path: Path) -> None:
+    (tmp_path / "distilled.yaml").write_text("algorithm: {off_policy_loss: distillation}")
+    options = PanelOptions(model="any", server="http://127.0.0.1:9/v1", panel="scienceworld-paper", profile="cpu",
+                           config=tmp_path / "distilled.yaml")  # fmt: skip
+    assert options.read("eval", remembers=False).settings.algorithm.name == "grpo"
+    assert options.read("eval", remembers=True).settings.algorithm.distills
+
+
 EPISODES = [Planned(MEMORY_OFF, index, sample, {"door": 3}) for index in range(2) for sample in range(2)]
 
 

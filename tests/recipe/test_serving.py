@@ -134,12 +134,14 @@ def test_what_cannot_be_served(tmp_path: Path) -> None:
     several = str(memory_file(tmp_path, '{"task": "boil"}', '{"task": "melt"}'))
     tips = ["--memory", "--memory-from", several]
     url = ["--server", "http://127.0.0.1:9/v1"]
+    (tmp_path / "distilled.yaml").write_text("algorithm: {off_policy_loss: distillation}")
     for arguments, problem in (
         (["--memory"], "m has no memory; give one by --memory-from"),
         (["--memory-from", several], "choose the tips that --memory shows"),
         (tips, "tips in 2 scopes, such as task=boil, task=melt; give one by --scope"),
         ([*tips, "--scope", "task=freeze"], "--scope task=freeze: there is no such scope"),
         ([*tips, "--scope", "task=boil"], "no server answers"),
+        (["--config", str(tmp_path / "distilled.yaml")], "no server answers"),  # without its memory, too
     ):
         code, message = run(["serve", "m", *url, "--profile", "cpu", *arguments])
         assert code == 2 and problem in message, message
