@@ -38,6 +38,8 @@ def p_of_pairs(differences: Sequence[float]) -> float:
 
     n pairs cannot reach less than 2 / 2^n.
     """
+    if len(differences) == 1:
+        return 1.0  # of both signs alike; scipy wants two pairs
     zeros = np.zeros(len(differences))
     found = permutation_test(
         (np.asarray(differences), zeros),

@@ -96,7 +96,7 @@ def test_the_clock_goes_on_where_an_interrupted_training_left_it(tmp_path: Path)
 
 def test_the_exact_test_counts_all_signs():
     assert statistics.p_of_pairs([1, 2, 3, 4, 5, 6]) == 2 / 64
-    assert statistics.p_of_pairs([1, 2, 3, 4, 5]) == 2 / 32
+    assert statistics.p_of_pairs([1, 2, 3, 4, 5]) == 2 / 32 and statistics.p_of_pairs([37.5]) == 1
     differences = [12.5, -3.0, 8.0, 1.5, 20.0, -6.0]
     sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
             for signs in itertools.product((1, -1), repeat=6)]  # fmt: skip
