@@ -190,7 +190,9 @@ def primary(kept: Kept) -> str:
         return ""
     seeds = [100 * float(each.mean()) for each in pairs.values()]
     told = f"*Difference {points(pairs)}; seed by seed {', '.join(f'{each:+.0f}' for each in seeds)}"
-    return f"{told}; p = {p_of_pairs(seeds):.4f}, at best {2 / 2 ** len(seeds):.4f} with {len(seeds)} seeds.*"
+    for count in sorted({min(len(seeds), kept.plan["stages"]["claim"]["tested"]), len(seeds)}):
+        told += f"; p = {p_of_pairs(seeds[:count]):.4f}, at best {2 / 2**count:.4f} with {count} seeds"
+    return f"{told}.*"
 
 
 def deleted(kept: Kept) -> str:

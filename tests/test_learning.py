@@ -1,5 +1,6 @@
 """The learning experiment: counts, statistics, report and probe are those computed by hand."""
 
+import copy
 import itertools
 import json
 import os
@@ -113,7 +114,7 @@ def test_the_report_is_made_from_what_there_is(tmp_path: Path):
     report.write_report(PLAN, results, docs)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith(f"{report.END}\nafter\n") and "old" not in text
-    assert "- claim: 0 of 18" in text and text.count("*Not measured yet.*") == 6 and "| arm |" not in text
+    assert "- claim: 0 of 24" in text and text.count("*Not measured yet.*") == 6 and "| arm |" not in text
 
     # Two seeds, two houses of 8 episodes each at the last validations.
     whole = {"7": [8, 8], "12": [8, 8]}
@@ -135,17 +136,20 @@ def test_the_report_is_made_from_what_there_is(tmp_path: Path):
         (results / f"{name}.json").write_text(json.dumps({"parts": parts}))
     unseen = {"1": {"unseen, no notes": {"3": [1, 2], "4": [1, 2]}}}
     keep_run(results, "grpo-64-1", [{report.UNSEEN_CURVE: 0.0}, {report.UNSEEN_CURVE: 0.5}], validations=unseen)
-    report.write_report(PLAN, results, docs)
+    plan = copy.deepcopy(PLAN)
+    plan["stages"]["claim"]["tested"] = 1
+    report.write_report(plan, results, docs)
     text = page.read_text()
-    assert "- claim: 4 of 18" in text
+    assert "- claim: 4 of 24" in text
     assert "*GRPO, 64 houses: 50 % (50 to 50), from 0 % at the start.*" in text
     # (8 + 4 + 6 + 2) / 32 = 62 %. A draw of a seed and of two of its houses has 16, 12, 8 or 4 of 16 with 1/8, 3/8, 3/8
     # and 1/8; so two seeds have 32 of 32 with 1/64, less than 0.025, and 28 or more with 7/64.
     (arm,) = [line for line in text.splitlines() if line.startswith("| EMPO² (best form) | 2 | 2e-05 |")]
     assert arm == "| EMPO² (best form) | 2 | 2e-05 | 100 % (100 to 100) | 62 % (38 to 88) | 75 % (75 to 75) | 6 |"
     # By house 6/8 and 2/8 more, 4/8 and 2/8; a seed 50 and 37.5 points. Twice 6/8 in both seeds has 1/64 again, 2.5 of
-    # 4 or more 7/64. Two pairs cannot reach less than 0.5.
-    assert "Difference +44 points (+25 to +62); seed by seed +50, +38; p = 0.5000, at best 0.5000" in text
+    # 4 or more 7/64. Two pairs cannot reach less than 0.5. The claim's one seed is tested alone, too.
+    assert "Difference +44 points (+25 to +62); seed by seed +50, +38; p = 1.0000, at best 1.0000" in text
+    assert "1 seeds; p = 0.5000, at best 0.5000 with 2 seeds.*" in text
     assert "Difference +50 points (+50 to +50), 1 seeds" in text
     gain = "gain +100 points (+100 to +100); more than without memory by +88 points (+88 to +88)"
     assert f"EMPO²: {gain}; in the fourth trial +62 points (+62 to +62) against the warm start" in text
