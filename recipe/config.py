@@ -125,6 +125,7 @@ class Algorithm(_Section):
     clip_low: Annotated[float, Field(ge=0, le=1)]
     clip_high: Annotated[float, Field(ge=0)]
     kl_coefficient: Annotated[float, Field(ge=0)]
+    kl_rows: Literal["all", "with-tips"]
 
     @property
     def distills(self) -> bool:

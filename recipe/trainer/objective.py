@@ -71,6 +71,7 @@ def hybrid_loss(
     gap_limit: float = math.inf,
     distillation: float = 0.0,
     reverse: bool = False,
+    kl_with_tips: bool = False,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return a micro-batch's share of (1/M) Σ_rollouts (1/T) Σ_tokens [clipped term · mask - β KL + λ H], negated.
 
@@ -91,6 +92,7 @@ def hybrid_loss(
         gap_limit: nats. On-policy rows whose mean log-prob is further from vLLM's have no clipped term.
         distillation: κ.
         reverse: whether the KL of distilled rows is KL(π_θ ‖ teacher).
+        kl_with_tips: whether on-policy rows with tips alone have the KL to the first weights.
 
     Returns:
         The scalar loss, and metrics: sums over tokens, which ``tracking.name_sums`` turns into fractions, and
@@ -100,6 +102,7 @@ def hybrid_loss(
     device = log_prob.device
     tokens = data["response_mask"].to(device).bool()
     off_policy = data["off_policy"].to(device)
+    kinds = by_kind(off_policy, data["memory"].to(device))
     trusted = trust_mask(log_prob, off_policy, mask_threshold)
     weight = data["token_weight"].to(device).unsqueeze(-1) * tokens
     # Before the first update π_θ equals π_old in on-policy rows, so this measures how far trainer and vLLM disagree.
@@ -138,9 +141,13 @@ def hybrid_loss(
     if config.use_kl_loss:
         reference: Any = data["ref_log_prob"]
         divergence = kl_penalty(log_prob, reference, config.kl_loss_type)  # pyright: ignore[reportArgumentType]
+        if kl_with_tips:  # the other rows have no reference
+            divergence = divergence * kinds["with_tips"].unsqueeze(-1)
+            sums["start_kl/with_tips"] = float((divergence.detach() * tokens).sum())
+        else:
+            of_tokens["start_kl"] = divergence.detach()
         kl_loss = (divergence * weight).sum() * ranks
         loss = loss + config.kl_loss_coef * kl_loss
-        of_tokens["start_kl"] = divergence.detach()
         sums["actor/kl_loss"] = float(kl_loss.detach())
     if config.entropy_coeff:
         entropy = (no_padding_2_padding(model_output["entropy"], data) * weight).sum() * ranks
@@ -158,7 +165,7 @@ def hybrid_loss(
         "disagreeing_rows": float((~agreeing).sum()),
         "log_ppl_gap": float(log_ppl_gap[rows].abs().sum()),
     }
-    for kind, chosen in by_kind(off_policy, data["memory"].to(device)).items():
+    for kind, chosen in kinds.items():
         sums |= {f"{name}/{kind}": float((each * tokens)[chosen].sum()) for name, each in of_tokens.items()}
     row, token = (tokens & ~trusted).nonzero(as_tuple=True)
     masked_at = data["first_index"].to(device)[row] + token

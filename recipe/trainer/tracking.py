@@ -148,7 +148,7 @@ def name_sums(metrics: dict[str, Any]) -> None:
     The loss reports sums, since a mean of means would weight a token by the size of its micro-batch. verl puts
     ``actor/`` before every name. Of each kind of rows that was trained (`objective.by_kind`) there are means over its
     tokens: ``empo2/KIND/clipped``, ``masked`` (without a clipped term), ``old_kl`` (log π_old - log π_θ), and with
-    ``kl_coefficient`` ``start_kl``, the estimated KL to the first weights.
+    ``kl_coefficient`` ``start_kl``, the estimated KL to the first weights, of the rows that have it.
     """
 
     def total(name: str) -> float:

@@ -83,6 +83,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             "gap_limit": math.inf if algorithm.log_prob_gap_limit is None else algorithm.log_prob_gap_limit,
             "distillation": algorithm.distillation_coefficient,
             "reverse": algorithm.off_policy_loss == "reverse-distillation",
+            "kl_with_tips": algorithm.kl_rows == "with-tips",
         }
         self.actor_rollout_wg.set_loss_fn(partial(hybrid_loss, config=actor_config, **loss))
 
@@ -249,8 +250,16 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         return DataProto.from_dict({"old_log_probs": old}), flops
 
     def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
-        output = super()._compute_ref_log_prob(fill_up(batch, self._forward_multiple))
-        return DataProto.from_dict({"ref_log_prob": output.batch["ref_log_prob"][: len(batch)]})
+        reference = torch.zeros_like(batch.batch["rollout_log_probs"])
+        if rows := self._kl_rows(batch).nonzero(as_tuple=True)[0].tolist():
+            output = super()._compute_ref_log_prob(fill_up(batch.select_idxs(rows), self._forward_multiple))
+            reference[rows] = output.batch["ref_log_prob"][: len(rows)]
+        return DataProto.from_dict({"ref_log_prob": reference})
+
+    def _kl_rows(self, batch: DataProto) -> torch.Tensor:
+        """Return which rows have the KL to the first weights, [rows], bool."""
+        with_tips = by_kind(batch.batch["off_policy"], batch.batch["memory"])["with_tips"]
+        return with_tips if self._settings.algorithm.kl_rows == "with-tips" else torch.ones_like(with_tips)
 
     @property
     def _forward_multiple(self) -> int:
@@ -268,7 +277,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             updates=self._settings.algorithm.updates_per_step,
             ranks=self.resource_pool_manager.get_n_gpus(),
             micro_batch=actor.ppo_micro_batch_size_per_gpu or 1,
-            other_terms=actor.use_kl_loss or actor.entropy_coeff != 0,
+            other_terms=actor.entropy_coeff != 0 or (actor.use_kl_loss and self._kl_rows(batch)),
         )
         actor.ppo_mini_batch_size = size
         output = super()._update_actor(planned)

@@ -60,7 +60,7 @@ def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, mi
 
 
 def planned_batch(
-    batch: DataProto, *, updates: int, ranks: int, micro_batch: int, other_terms: bool = True
+    batch: DataProto, *, updates: int, ranks: int, micro_batch: int, other_terms: torch.Tensor | bool = True
 ) -> tuple[DataProto, int]:
     """Return the batch for a training step's updates, and the number of rows of each update, fillers included.
 
@@ -73,9 +73,9 @@ def planned_batch(
         updates: optimizer steps.
         ranks: processes that share the data.
         micro_batch: rows of a forward pass on one rank.
-        other_terms: whether the loss has a KL or an entropy term. Without them a row whose advantages are 0, of a group
-            with equal scores, has no gradient unless it is distilled, and is left out after the weights are known; an
-            update keeps one row.
+        other_terms: which rows have a KL or an entropy term, [rows], bool; or whether all have. Without one a row whose
+            advantages are 0, of a group with equal scores, has no gradient unless it is distilled, and is left out
+            after the weights are known; an update keeps one row.
     """
     groups, rollouts = (batch.non_tensor_batch[key].tolist() for key in ("data_id_list", "rollout_id_list"))
     plan = plan_updates(groups, updates)
@@ -89,9 +89,8 @@ def planned_batch(
         for row in rows:
             weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
             factors[row] = len(batch) / members  # agent-lightning divided by all rows
-    if not other_terms:
-        learns = ((batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"]).tolist()
-        plan = [[row for row in rows if learns[row]] or rows[:1] for rows in plan]
+    learns = ((batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"] | other_terms).tolist()
+    plan = [[row for row in rows if learns[row]] or rows[:1] for rows in plan]
     order = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
     planned = with_fillers(batch, order)
     planned.batch["token_weight"] = torch.tensor([0.0 if row == FILLER else weights[row] for row in order])

@@ -289,6 +289,18 @@ def test_sums_of_each_kind_of_row() -> None:
         assert [metrics[f"{name}/{kind}"].aggregate() for name in names] == pytest.approx(want)
 
 
+def test_the_kl_of_rows_with_tips_alone() -> None:
+    """d = -1 at each token: the estimator is e^-1, its gradient 1 - e^-1; a token weighs 0.1, β is 0.5."""
+    rows = [Row([-1.0, -1.0], [-1.0, -1.0], 0.0, off_policy, ref=[-2.0, -2.0], weight=0.1, memory=memory)
+            for off_policy, memory in ((True, True), (False, True), (False, False))]  # fmt: skip
+    loss = partial(hybrid_loss, mask_threshold=DELTA, kl_with_tips=True)
+    found = run(rows, loss_function=loss, use_kl_loss=True, kl_loss_coef=0.5, kl_loss_type="low_var_kl")
+    assert found.loss == pytest.approx(0.5 * 0.1 * 2 / math.e)
+    assert np.array(found.gradients) == pytest.approx(np.array([[0, 0], [0.05 * (1 - 1 / math.e)] * 2, [0, 0]]))
+    assert found.metrics["start_kl/with_tips"].aggregate() == pytest.approx(2 / math.e)
+    assert not {"start_kl/off_policy", "start_kl/without_tips"} & found.metrics.keys()
+
+
 def test_rows_on_which_vllm_and_the_trainer_disagree_have_no_gradient() -> None:
     """The mean over a row's own tokens counts, without its sign; tips make off-policy rows differ, and these stay."""
     rows = [

@@ -343,6 +343,9 @@ def test_old_and_reference_log_probs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (old.batch["old_log_probs"].tolist(), flops) == (own.tolist(), 12.5)
     assert batch.batch["rollout_log_probs"].tolist() == kept.tolist()
     assert (len(trainer.forwarded), trainer.forwarded.batch["response_mask"].any(-1).sum()) == (16, 14)
+    trainer._settings = load_settings("gpu", ["algorithm.kl_rows=with-tips"])
+    reference = trainer._compute_ref_log_prob(batch).batch["ref_log_prob"]
+    assert reference.any(-1).nonzero().tolist() == [[3]] and len(trainer.forwarded) == 8  # that row, and fillers
 
 
 @pytest.mark.parametrize(("loss", "flat"), [("ratio", 1.0), ("distillation", 0.0)])

@@ -227,9 +227,11 @@ def test_distilled_rows_are_kept_though_their_advantages_are_zero() -> None:
         for row in rollout.rows:
             row.distilled = rollout.group == "g3"
     rows = [(row, 1 / (len(rollouts) * rollout.tokens)) for rollout in rollouts for row in rollout.rows]
-    batch, _ = planned_batch(batch_of(rollouts), updates=1, ranks=1, micro_batch=1, other_terms=False)
+    held = torch.tensor([rollout.group == "g5" for rollout in rollouts for _ in rollout.rows])  # has a KL term
+    batch, _ = planned_batch(batch_of(rollouts), updates=1, ranks=1, micro_batch=1, other_terms=held)
     found = dict(zip(batch.batch["row"].tolist(), batch.batch["token_weight"].tolist(), strict=True))
-    assert found == pytest.approx({number: weight for number, (row, weight) in enumerate(rows) if row.distilled})
+    kept = {number: weight for number, (row, weight) in enumerate(rows) if row.distilled or held[number]}
+    assert found == pytest.approx(kept)
     assert len(found) == len(batch)
 
 
