@@ -45,7 +45,7 @@ from learning_plan import (
     provisional,
     read_plan,
 )
-from learning_report import KEPT, write_report
+from learning_report import KEPT, PLAYED, write_report
 
 from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.tasks import CoinCollectorEpisode, coin_collector
@@ -163,7 +163,7 @@ def make_training(job: Training, runs: Path, clock: Clock) -> None:
             counter = CpuSeconds(cpu_file(phase, runs))
             train(phase, runs, lambda text, phase=phase: _show(phase, runs, clock, text), look=counter.look)
     run, model = runs / job.name, model_of(job.name, runs)
-    if job.stage in ("claim", "described"):
+    if job.stage in PLAYED:
         probed(run, RESULTS / f"{job.name}.probe.jsonl")
     shutil.rmtree(model, ignore_errors=True)  # of an export that was interrupted
     _command("export", run, "--output", model)

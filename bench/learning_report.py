@@ -29,6 +29,7 @@ KEPT = ("step", "training/", "val/", "empo2/", "actor/", "rollout_corr/", "timin
 ALONE, WITH_NOTES, DELETED, UNSEEN = "train, no notes", "train, notes", "memory off", "unseen, no notes"
 NOTES_CURVE, UNSEEN_CURVE = "val/train/memory_success_rate", "val/success_rate"
 FLAT = "empo2/groups_without_gradient"
+PLAYED = ("claim", "described", "retention")  # stages whose runs play the same houses, and are probed
 SEEN = {
     "groups without a gradient": (FLAT, "{:.0%}"),
     "episodes with notes": ("empo2/memory_fraction", "{:.0%}"),
@@ -159,7 +160,7 @@ def table_of_development(kept: Kept) -> str:
 def table_of_arms(kept: Kept) -> str:
     """Return success at the end by arm, with intervals over seeds and houses."""
     rows = []
-    for stage, arm, values in kept.arms("claim", "described", "mapreader"):
+    for stage, arm, values in kept.arms(*PLAYED, "mapreader"):
         if found := kept.runs(stage, arm):
             cells = [interval(kept.by_house(stage, arm, part)) for part in (ALONE, DELETED)]
             noted = interval(kept.by_house(stage, arm, WITH_NOTES)) if values.get("notes") else "-"
@@ -219,7 +220,7 @@ def adapted(kept: Kept) -> str:
 
 def followed(kept: Kept) -> str:
     told = []
-    for stage, arm, values in kept.arms("claim", "described"):
+    for stage, arm, values in kept.arms(*PLAYED):
         runs = kept.runs(stage, arm).values()
         changes = {number: np.array([_of(lines[-1], "action") - _of(lines[0], "action")])
                    for number, run in enumerate(runs) if (lines := run.probes)}  # fmt: skip
@@ -257,7 +258,7 @@ def reached(kept: Kept) -> str:
 def table_of_updates(kept: Kept) -> str:
     """Return what the updates were made from: means over all steps and seeds."""
     rows = []
-    for stage, arm, values in kept.arms("claim", "described"):
+    for stage, arm, values in kept.arms(*PLAYED):
         lines = [row for run in kept.runs(stage, arm).values() for row in run.rows if FLAT in row]
         if lines:
             cells = []
@@ -274,7 +275,7 @@ def table_of_probes(kept: Kept) -> str:
              ("its whole way, with the note", "with_note", "way"), ("entropy with the note", "with_note", "entropy"),
              ("KL to the start", "with_note", "start_kl")]  # fmt: skip
     rows = []
-    for stage, arm, values in kept.arms("claim", "described"):
+    for stage, arm, values in kept.arms(*PLAYED):
         if found := [run.probes for run in kept.runs(stage, arm).values() if run.probes]:
             pairs = [[np.mean([_of(lines[at], what, which) for lines in found]) for at in (0, -1)]
                      for _, which, what in heads]  # fmt: skip
@@ -293,7 +294,7 @@ def _of(line: Mapping[str, Any], what: str, which: str = "with_note") -> float:
 def table_of_notes(kept: Kept) -> str:
     """Return how often training episodes found the coin, by what their notes said of it, over all seeds."""
     rows = []
-    for stage, arm, values in kept.arms("claim", "described"):
+    for stage, arm, values in kept.arms(*PLAYED):
         told = [run.facts["notes"] for run in kept.runs(stage, arm).values() if "notes" in run.facts]
         counts = [np.sum([notes[kind] for notes in told], axis=0) for kind in KINDS] if told else []
         if any(episodes for _, episodes in counts):
@@ -388,7 +389,7 @@ def draw_more(kept: Kept, target: Path) -> None:
             for run in kept.runs(stage, arm).values()
             if run.probes
         ]
-        for stage, arm, values in kept.arms("claim", "described")
+        for stage, arm, values in kept.arms(*PLAYED)
     }
     unseen = _curves(kept, ("generalisation",), UNSEEN_CURVE)
     panels = (
