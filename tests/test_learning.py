@@ -1,6 +1,5 @@
 """The learning experiment: counts, statistics, report and probe are those computed by hand."""
 
-import copy
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ import probe
 
 from empo2.agents.houses.house import House
 from empo2.memory import MemoryStore
+from empo2.recipe.config import lay_over
 from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
 
 from .memory.stores import add, play
@@ -136,9 +136,7 @@ def test_the_report_is_made_from_what_there_is(tmp_path: Path):
         (results / f"{name}.json").write_text(json.dumps({"parts": parts}))
     unseen = {"1": {"unseen, no notes": {"3": [1, 2], "4": [1, 2]}}}
     keep_run(results, "grpo-64-1", [{report.UNSEEN_CURVE: 0.0}, {report.UNSEEN_CURVE: 0.5}], validations=unseen)
-    plan = copy.deepcopy(PLAN)
-    plan["stages"]["claim"]["tested"] = 1
-    report.write_report(plan, results, docs)
+    report.write_report(lay_over(PLAN, {"stages": {"claim": {"tested": 1}}}), results, docs)
     text = page.read_text()
     assert "- claim: 4 of 24" in text
     assert "*GRPO, 64 houses: 50 % (50 to 50), from 0 % at the start.*" in text

@@ -216,7 +216,6 @@ def test_a_distilled_model_is_evaluated_without_memory(tmp_path: Path) -> None:
     options = PanelOptions(model="any", server="http://127.0.0.1:9/v1", panel="scienceworld-paper", profile="cpu",
                            config=tmp_path / "distilled.yaml")  # fmt: skip
     assert options.read("eval", remembers=False).settings.algorithm.name == "grpo"
-    assert options.read("eval", remembers=True).settings.algorithm.distills
 
 
 EPISODES = [Planned(MEMORY_OFF, index, sample, {"door": 3}) for index in range(2) for sample in range(2)]

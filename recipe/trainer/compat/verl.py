@@ -76,6 +76,10 @@ def run_without_accelerator() -> None:
             setattr(torch.cpu, name, function)
 
     import verl.utils.distributed as distributed
+    import verl.utils.fsdp_utils as fsdp_utils
+
+    # FSDPEngine offloads the reference of the KL term to pinned memory, which asks for a driver.
+    fsdp_utils.CPUOffloadPolicy = lambda **_: None  # pyright: ignore[reportPrivateImportUsage]
 
     initialize = distributed.initialize_global_process_group_ray
     distributed.initialize_global_process_group_ray = lambda timeout_second=None, backend=None: initialize(
