@@ -244,7 +244,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
         old, flops = batch.batch["rollout_log_probs"], 0.0
         rows = batch.batch["off_policy"].nonzero(as_tuple=True)[0].tolist()
         if rows and self._settings.algorithm.off_policy_old_log_probs == "tip-free":
-            output, flops = super()._compute_old_log_prob(fill_up(batch.select_idxs(rows), self._forward_multiple))
+            output, flops = super()._compute_old_log_prob(fill_up(batch, rows, self._forward_multiple))
             old = old.clone()
             old[rows] = output.batch["old_log_probs"][: len(rows)]
         return DataProto.from_dict({"old_log_probs": old}), flops
@@ -252,7 +252,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
     def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         reference = torch.zeros_like(batch.batch["rollout_log_probs"])
         if rows := self._kl_rows(batch).nonzero(as_tuple=True)[0].tolist():
-            output = super()._compute_ref_log_prob(fill_up(batch.select_idxs(rows), self._forward_multiple))
+            output = super()._compute_ref_log_prob(fill_up(batch, rows, self._forward_multiple))
             reference[rows] = output.batch["ref_log_prob"][: len(rows)]
         return DataProto.from_dict({"ref_log_prob": reference})
 

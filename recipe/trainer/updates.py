@@ -114,6 +114,6 @@ def with_fillers(batch: DataProto, order: Sequence[int]) -> DataProto:
     return selected
 
 
-def fill_up(batch: DataProto, multiple: int) -> DataProto:
-    """Append fillers until the number of rows is a multiple of ``multiple``, as forward passes over ranks require."""
-    return with_fillers(batch, [*range(len(batch)), *[FILLER] * (-len(batch) % multiple)])
+def fill_up(batch: DataProto, rows: Sequence[int], multiple: int) -> DataProto:
+    """Select rows, and fillers until there is a multiple of ``multiple``, as forward passes over ranks require."""
+    return with_fillers(batch, [*rows, *[FILLER] * (-len(rows) % multiple)])

@@ -322,7 +322,7 @@ def cpu_options(settings: Settings) -> dict[str, Any]:
         f"{actor}.fsdp_config.optimizer_offload": False,
         f"{actor}.optim.override_optimizer_config.fused": True,
         "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype": dtype,
-        "actor_rollout_ref.ref.fsdp_config.param_offload": False,  # FSDP2 would ask for a GPU's pinned memory
+        "actor_rollout_ref.ref.fsdp_config.param_offload": False,
         f"{rollout}.free_cache_engine": False,
         f"{rollout}.enable_sleep_mode": False,
         f"{rollout}.enforce_eager": True,

@@ -215,7 +215,6 @@ def test_what_differs_from_the_profiles() -> None:
     assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.01)
     assert (config.trainer.save_freq, config.trainer.test_freq) == (-1, config.trainer.total_training_steps)
     assert config.actor_rollout_ref.rollout.val_kwargs.do_sample is False
-    # FSDP2 would pin the memory, which asks for a GPU.
     own = composed("cpu", "algorithm.kl_coefficient=0.01").actor_rollout_ref
     assert [own[part].fsdp_config.param_offload for part in ("actor", "ref")] == [False, False]
     assert (model.lora_rank, model.lora_alpha, model.target_modules, model.lora.merge) == (16, 32, "all-linear", True)
