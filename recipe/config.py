@@ -129,7 +129,7 @@ class Algorithm(_Section):
 
     @property
     def distills(self) -> bool:
-        return self.off_policy_loss != "ratio"
+        return self.name == "empo2" and self.off_policy_loss != "ratio"
 
     @property
     def return_range(self) -> float:
@@ -430,10 +430,8 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     gpus, each = hardware.nodes * hardware.gpus_per_node, hardware.gpus_per_node
     if each % hardware.tensor_parallel:
         yield f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {each} GPUs of a node"
-    loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
-    if algorithm.distills and algorithm.name == "grpo":
-        yield f"{loss}: algorithm.name='grpo' shows no tips; set name to empo2 or this to ratio"
     if algorithm.distills and algorithm.off_policy_old_log_probs == "tip-free":
+        loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
         yield f"{loss}: has no ratio that needs algorithm.off_policy_old_log_probs='tip-free'; set that to with-tips"
     if algorithm.updates_per_step > algorithm.tasks_per_step:
         groups = f"tasks_per_step={algorithm.tasks_per_step}; each update learns from whole groups"

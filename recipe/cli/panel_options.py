@@ -138,8 +138,7 @@ def settings_file(options: SettingsOptions, named: "NamedModel") -> Path | None:
 
 def playing_layer(server: str | None, *, remembers: bool) -> dict[str, Any]:
     """Return the settings of a command that trains nothing; without a memory no embedder is loaded."""
-    algorithm = {"name": "empo2"} if remembers else {"name": "grpo", "off_policy_loss": "ratio"}
-    return {"model": {"server": server}, "algorithm": algorithm}
+    return {"model": {"server": server}, "algorithm": {"name": "empo2" if remembers else "grpo"}}
 
 
 def put_memory(file: Path | None, folder: Path) -> None:

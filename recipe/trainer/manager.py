@@ -40,8 +40,6 @@ def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
     generator = np.random.default_rng((algorithm.seed, step))
 
     def draw() -> Mode:
-        if algorithm.name == "grpo":
-            return Mode.of(memory=False)
         memory, off_policy = generator.random(2) < (algorithm.memory_probability, algorithm.off_policy_probability)
         return Mode.of(memory=bool(memory), off_policy=bool(off_policy))
 

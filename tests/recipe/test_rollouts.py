@@ -57,7 +57,6 @@ def test_frequencies_of_the_modes() -> None:
     assert sum(len({mode.name for mode in modes}) > 1 for modes in steps) > 900
     for step in range(200):
         assert len({mode.name for mode in modes_of(algorithm(mode_per="step"), step, 16)}) == 1
-    assert modes_of(algorithm(name="grpo", memory_probability=1.0), 1, 9) == [NO_MEMORY] * 9
 
 
 def test_draws_hang_on_seed_and_step_alone() -> None:
