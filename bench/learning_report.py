@@ -306,7 +306,7 @@ def table_of_notes(kept: Kept) -> str:
 def table_of_adaptation(kept: Kept) -> str:
     """Return success on new houses by trial: with own notes, without memory, and with another house's notes."""
     stage, rows = kept.plan["stages"]["adaptation"], []
-    titles = {arm: values["title"] for _, arm, values in kept.arms("claim")} | {WARM: "the warm start"}
+    titles = {arm: values["title"] for _, arm, values in kept.arms("claim", "retention")} | {WARM: "the warm start"}
     for model in (WARM, *stage["of"]):
         for kind, name in zip(ADAPTATIONS, ("own notes", "no memory", "another house's notes"), strict=True):
             if found := trials(kept, model, kind):
@@ -378,7 +378,7 @@ def draw_claim(kept: Kept, target: Path) -> None:
 
 def draw_more(kept: Kept, target: Path) -> None:
     """Draw whether notes are followed, success on houses never trained on, and success by trial of the adaptation."""
-    titles = {arm: values["title"] for _, arm, values in kept.arms("claim")} | {WARM: "the warm start"}
+    titles = {arm: values["title"] for _, arm, values in kept.arms("claim", "retention")} | {WARM: "the warm start"}
     by_trial = {
         title: [(np.arange(1, 1 + len(each)), each.mean(axis=1)) for each in trials(kept, arm, "write").values()]
         for arm, title in titles.items()

@@ -136,7 +136,7 @@ def test_the_report_is_made_from_what_there_is(tmp_path: Path):
         (results / f"{name}.json").write_text(json.dumps({"parts": parts}))
     unseen = {"1": {"unseen, no notes": {"3": [1, 2], "4": [1, 2]}}}
     keep_run(results, "grpo-64-1", [{report.UNSEEN_CURVE: 0.0}, {report.UNSEEN_CURVE: 0.5}], validations=unseen)
-    report.write_report(lay_over(PLAN, {"stages": {"claim": {"tested": 1}}}), results, docs)
+    report.write_report(lay_over(PLAN, {"stages": {"claim": {"tested": 1}, "deleted": {"seeds": [1]}}}), results, docs)
     text = page.read_text()
     assert "- claim: 4 of 24" in text
     assert "*GRPO, 64 houses: 50 % (50 to 50), from 0 % at the start.*" in text

@@ -70,6 +70,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> Pat
         "algorithm.mode_per=group",
         "algorithm.return_tolerance=0",
         "algorithm.learning_rate=3e-4",  # so that the versions can be told apart
+        "algorithm.kl_coefficient=0.01",
+        "algorithm.kl_rows=with-tips",
         f"algorithm.tasks_per_step={PER_STEP}",
         f"algorithm.rollouts_per_task={GROUP}",
         "verl.agentlightning.async_rollout.enabled=true",
@@ -112,6 +114,7 @@ def test_every_step_trains_whole_groups_and_counts_what_is_stale(run: Path) -> N
     assert sum(line["empo2/staleness_mean"] for line in steps) > 0
     assert sum(line["empo2/reflections_failed"] for line in steps) == 0
     assert sum(line["empo2/tips_written"] for line in steps) > 0
+    assert max(line["actor/kl_loss"] for line in steps) > 0  # of on-policy rows with tips, to the first weights
     assert "val/return" in steps[-1]  # the rollouts that still ran at the end did not hold it up
 
 
