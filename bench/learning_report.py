@@ -305,8 +305,7 @@ def table_of_notes(kept: Kept) -> str:
 
 def table_of_adaptation(kept: Kept) -> str:
     """Return success on new houses by trial: with own notes, without memory, and with another house's notes."""
-    stage, rows = kept.plan["stages"]["adaptation"], []
-    titles = {arm: values["title"] for _, arm, values in kept.arms("claim", "retention")} | {WARM: "the warm start"}
+    stage, titles, rows = kept.plan["stages"]["adaptation"], titles_of_models(kept), []
     for model in (WARM, *stage["of"]):
         for kind, name in zip(ADAPTATIONS, ("own notes", "no memory", "another house's notes"), strict=True):
             if found := trials(kept, model, kind):
@@ -316,6 +315,11 @@ def table_of_adaptation(kept: Kept) -> str:
                 rows.append([f"{titles[model]}: {name}", str(len(found)), *cells])
     head = ["adaptation", "models", *(f"trial {number}" for number in range(1, stage["trials"] + 1))]
     return markdown(head, rows) if rows else ""
+
+
+def titles_of_models(kept: Kept) -> dict[str, str]:
+    """Return the titles of what adapts, by arm: the warm start last."""
+    return {arm: values["title"] for _, arm, values in kept.arms("claim", "retention")} | {WARM: "the warm start"}
 
 
 def trials(kept: Kept, model: str, kind: str) -> dict[int, np.ndarray]:
@@ -378,10 +382,9 @@ def draw_claim(kept: Kept, target: Path) -> None:
 
 def draw_more(kept: Kept, target: Path) -> None:
     """Draw whether notes are followed, success on houses never trained on, and success by trial of the adaptation."""
-    titles = {arm: values["title"] for _, arm, values in kept.arms("claim", "retention")} | {WARM: "the warm start"}
     by_trial = {
         title: [(np.arange(1, 1 + len(each)), each.mean(axis=1)) for each in trials(kept, arm, "write").values()]
-        for arm, title in titles.items()
+        for arm, title in titles_of_models(kept).items()
     }
     follows = {
         values["title"]: [
