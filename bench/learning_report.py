@@ -44,7 +44,7 @@ SEEN = {
 }
 """By heading, a metric of a training step and its form."""
 BEGIN, END = "<!-- made by bench/learning.py report -->", "<!-- end -->"
-PICTURES = {"The arms of the claim": "learning.png", "Why, and where else": "learning-more.png"}
+PICTURES = {"The arms in houses in disguise": "learning.png", "Why, and where else": "learning-more.png"}
 COLORS = ("#8C8C8C", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#222222")
 
 
@@ -370,12 +370,12 @@ class Panel(NamedTuple):
 
 
 def draw_claim(kept: Kept, target: Path) -> None:
-    """Draw the arms of the claim: success without notes and with them, and groups that teach nothing."""
+    """Draw success without notes and with them, and groups that teach nothing, of the arms with houses in disguise."""
     percent = "coin found, % of episodes"
     panels = (
-        Panel("Without notes", "step", percent, _curves(kept, ("claim",), SCORE)),
-        Panel("With notes", "step", percent, _curves(kept, ("claim",), NOTES_CURVE)),
-        Panel("Groups without a gradient", "step", "% of groups", _curves(kept, ("claim",), FLAT, block=8)),
+        Panel("Without notes", "step", percent, _curves(kept, PLAYED, SCORE)),
+        Panel("With notes", "step", percent, _curves(kept, PLAYED, NOTES_CURVE)),
+        Panel("Groups without a gradient", "step", "% of groups", _curves(kept, PLAYED, FLAT, block=8)),
     )
     _draw(panels, target)
 
@@ -421,7 +421,7 @@ def _draw(panels: Sequence[Panel], target: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    titles = list(dict.fromkeys(title for panel in panels for title in panel.curves))
+    titles = list(dict.fromkeys(title for panel in panels for title, curves in panel.curves.items() if curves))
     colors = {title: COLORS[number % len(COLORS)] for number, title in enumerate(titles)}
     with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 9}):
         figure, grid = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), layout="constrained")
