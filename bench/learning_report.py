@@ -117,7 +117,7 @@ def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
     made = [missing(kept), table_of_development(kept), table_of_arms(kept), claims(kept), table_of_updates(kept)]
     made += [table_of_probes(kept), table_of_notes(kept), table_of_adaptation(kept)]
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
-        for (text, file), draw in zip(PICTURES.items(), (draw_claim, draw_more), strict=True):
+        for (text, file), draw in zip(PICTURES.items(), (draw_arms, draw_more), strict=True):
             draw(kept, docs / file)
             made.append(f"![{text}]({file})")
     page.write_text("\n\n".join((before + BEGIN, *filter(None, made), END + after)))
@@ -369,7 +369,7 @@ class Panel(NamedTuple):
     curves: Mapping[str, Sequence[Curve]]
 
 
-def draw_claim(kept: Kept, target: Path) -> None:
+def draw_arms(kept: Kept, target: Path) -> None:
     """Draw success without notes and with them, and groups that teach nothing, of the arms with houses in disguise."""
     percent = "coin found, % of episodes"
     panels = (
