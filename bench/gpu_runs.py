@@ -209,7 +209,7 @@ def _following(pid: int, gpu: bool) -> Iterator[list[float]]:
 
     def follow() -> None:
         while not ended.wait(0.2 if gpu else _POLL_SECONDS):
-            samples.append(_card_memory() if gpu else _tree_memory(pid))
+            samples.append(_card_memory() if gpu else tree_memory(pid))
 
     thread = threading.Thread(target=follow)
     thread.start()
@@ -226,17 +226,22 @@ def _card_memory() -> float:
     return max(map(float, listed.split())) * 2**20
 
 
-def _tree_memory(pid: int) -> float:
-    """Return the proportional set sizes of a process tree: shared pages count once."""
+def tree_memory(pid: int) -> float:
+    """Return what the processes of a tree have had at most, in bytes: proportional set sizes, shared pages count once.
+
+    Each process's peak is the kernel's own (VmHWM): that of the longest row passes between two samples.
+    """
     total = 0
     try:
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
+            folder = Path(f"/proc/{process.pid}")
             try:
-                lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+                text = (folder / "smaps_rollup").read_text() + (folder / "status").read_text()
             except OSError:
                 continue
-            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+            kib = Counter({name: int(size) for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)})
+            total += (kib["Pss"] + kib["VmHWM"] - kib["Rss"]) * 1024
     except psutil.NoSuchProcess:
         pass
     return total

@@ -26,10 +26,7 @@ OWN = {
             "log_prob_micro_batch_size_per_gpu": 1,
             "multi_turn": {"format": "hermes"},
         },
-        "actor": {
-            "ppo_mini_batch_size": 2,
-            "ppo_micro_batch_size_per_gpu": 1,
-        },
+        "actor": {"ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 1},
         "ref": {"log_prob_micro_batch_size_per_gpu": 1},
     },
     "trainer": {

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+import gpu_runs
+
 # Minutes by itself. CI runs it after `make test`; `make test-all` does, too.
 pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
 
-SCRIPT = Path(__file__).parents[1] / "bench/gpu_proof.py"
+SCRIPT = Path(gpu_runs.__file__).with_name("gpu_proof.py")
 
 
 @pytest.mark.parametrize(
@@ -25,3 +29,12 @@ def test_every_part_of_a_tier_passes(tier: str, parts: list[str], tmp_path: Path
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["PASS"]), done.stdout + done.stderr
     told = (line.partition(": ") for line in done.stderr.splitlines())
     assert [name for name, _, found in told if found in ("pass", "FAIL")] == parts  # beside what torch says
+
+
+def test_memory_that_was_freed_before_it_was_sampled_counts() -> None:
+    code = "held = b'x' * (300 << 20); del held; print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert 300 << 20 < gpu_runs.tree_memory(process.pid) < 350 << 20
+        process.communicate(b"\n")

@@ -266,17 +266,11 @@ OK = said("ok")
 @pytest.mark.parametrize(
     ("calls", "says"),
     [
-        (
-            [call("a"), call("a", said("ok "), "b")],
-            "reply is rewritten in the chat: it said 'ok', the chat holds",
-        ),
+        ([call("a"), call("a", said("ok "), "b")], "reply is rewritten in the chat: it said 'ok', the chat holds"),
         ([call("a"), call("a", "b", said("x"))], "reply is left out of the chat"),
         ([call("a"), call("On. 0"), call("On. 1")], "only the last turn is sent"),
         ([call("a"), call("a", OK, "b"), call("b", OK, "c")], "history is truncated: message 1 (user: 'a') is gone"),
-        (
-            [call(said("1", "system"), "a"), call(said("2", "system"), "a", OK)],
-            "system message is rewritten: it was",
-        ),
+        ([call(said("1", "system"), "a"), call(said("2", "system"), "a", OK)], "system message is rewritten: it was"),
         ([call("a", "b"), call("a", "c", OK, "d")], "history is rewritten: message 2 (user) was 'b', then 'c'"),
         ([call("a", said("x"), "b"), call("a", said("x"))], "goes back to an earlier turn"),
         ([call("a"), call("b", parallel=True)], "in parallel"),

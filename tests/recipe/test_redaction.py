@@ -29,11 +29,7 @@ def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PWD", "/home/me/project")
     values = {
         "folder": "/home/me/project/runs",
-        "env": {
-            "OPENAI_API_KEY": "sk-0123456789",
-            "LINE": "play --key sk-0123456789",
-            "TOKEN": "input.token",
-        },
+        "env": {"OPENAI_API_KEY": "sk-0123456789", "LINE": "play --key sk-0123456789", "TOKEN": "input.token"},
         "list": ["a hf_0123456789 b", {"password": "12"}, "Basic cHVibGljOnNlY3JldA== of x-team=1"],
         "url": "https://me:pass@host/x",
         "key": None,
