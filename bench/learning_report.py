@@ -46,6 +46,8 @@ SEEN = {
 BEGIN, END = "<!-- made by bench/learning.py report -->", "<!-- end -->"
 PICTURES = {"The arms in houses in disguise": "learning.png", "Why, and where else": "learning-more.png"}
 COLORS = ("#8C8C8C", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#222222")
+BANDS = 3  # curves of a picture that have one; more hide each other
+CAPTION = "Curves are means over the seeds; the bands of each picture's first three arms span them."
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
         for (text, file), draw in zip(PICTURES.items(), (draw_arms, draw_more), strict=True):
             draw(kept, docs / file)
             made.append(f"![{text}]({file})")
+        made.append(CAPTION)
     page.write_text("\n\n".join((before + BEGIN, *filter(None, made), END + after)))
 
 
@@ -415,23 +418,25 @@ def _curves(kept: Kept, stages: Sequence[str], metric: str, block: int = 1) -> d
 
 
 def _draw(panels: Sequence[Panel], target: Path) -> None:
-    """Draw means over seeds; bands span the seeds."""
+    """Draw means over seeds, and bands that span them; lines are dashed once the colors are used up."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     titles = list(dict.fromkeys(title for panel in panels for title, curves in panel.curves.items() if curves))
-    colors = {title: COLORS[number % len(COLORS)] for number, title in enumerate(titles)}
+    looks = {title: (COLORS[i % len(COLORS)], ("-", "--")[i // len(COLORS)]) for i, title in enumerate(titles)}
     with plt.rc_context({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 9}):
         figure, grid = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), layout="constrained")
         for axes, panel in zip(grid, panels, strict=True):
-            for title, curves in panel.curves.items():
-                if curves:
-                    x, _ = mean_curve(curves)
-                    heights = 100 * np.array([y[: len(x)] for _, y in curves])
-                    axes.plot(x, heights.mean(axis=0), color=colors[title], marker=".", linewidth=2, label=title)
-                    axes.fill_between(x, heights.min(axis=0), heights.max(axis=0), color=colors[title], alpha=0.15)
+            shown = {title: curves for title, curves in panel.curves.items() if curves}
+            for number, (title, curves) in enumerate(shown.items()):
+                x, _ = mean_curve(curves)
+                heights = 100 * np.array([y[: len(x)] for _, y in curves])
+                color, line = looks[title]
+                axes.plot(x, heights.mean(axis=0), line, color=color, marker=".", linewidth=2, label=title)
+                if number < BANDS:
+                    axes.fill_between(x, heights.min(axis=0), heights.max(axis=0), color=color, alpha=0.15)
             axes.set_title(panel.title, loc="left", weight="bold", fontsize=10)
             axes.set_xlabel(panel.below)
             axes.set_ylabel(panel.beside)
