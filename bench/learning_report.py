@@ -193,10 +193,12 @@ def primary(kept: Kept) -> str:
     if not pairs:
         return ""
     seeds = [100 * float(each.mean()) for each in pairs.values()]
-    told = f"*Difference {points(pairs)}; seed by seed {', '.join(f'{each:+.0f}' for each in seeds)}"
+    told = [f"*Difference seed by seed {', '.join(f'{each:+.0f}' for each in seeds)}"]
     for count in sorted({min(len(seeds), kept.plan["stages"]["claim"]["tested"]), len(seeds)}):
-        told += f"; p = {p_of_pairs(seeds[:count]):.4f}, at best {2 / 2**count:.4f} with {count} seeds"
-    return f"{told}.*"
+        first = dict(list(pairs.items())[:count])
+        p = f"p = {p_of_pairs(seeds[:count]):.4f}, at best {2 / 2**count:.4f}"
+        told.append(f"mean of {count} seeds {points(first)}, {p}")
+    return f"{'; '.join(told)}.*"
 
 
 def deleted(kept: Kept) -> str:

@@ -145,9 +145,9 @@ def test_the_report_is_made_from_what_there_is(tmp_path: Path):
     (arm,) = [line for line in text.splitlines() if line.startswith("| EMPO² (best form) | 2 | 2e-05 |")]
     assert arm == "| EMPO² (best form) | 2 | 2e-05 | 100 % (100 to 100) | 62 % (38 to 88) | 75 % (75 to 75) | 6 |"
     # By house 6/8 and 2/8 more, 4/8 and 2/8; a seed 50 and 37.5 points. Twice 6/8 in both seeds has 1/64 again, 2.5 of
-    # 4 or more 7/64. Two pairs cannot reach less than 0.5. The claim's one seed is tested alone, too.
-    assert "Difference +44 points (+25 to +62); seed by seed +50, +38; p = 1.0000, at best 1.0000" in text
-    assert "1 seeds; p = 0.5000, at best 0.5000 with 2 seeds.*" in text
+    # 4 or more 7/64; 2 of 2 in the first seed alone 1/4. Two pairs cannot reach less than 0.5, one less than 1.
+    assert "seed by seed +50, +38; mean of 1 seeds +50 points (+25 to +75), p = 1.0000, at best 1.0000; " in text
+    assert "mean of 2 seeds +44 points (+25 to +62), p = 0.5000, at best 0.5000.*" in text
     assert "Difference +50 points (+50 to +50), 1 seeds" in text
     gain = "gain +100 points (+100 to +100); more than without memory by +88 points (+88 to +88)"
     assert f"EMPO²: {gain}; in the fourth trial +62 points (+62 to +62) against the warm start" in text
