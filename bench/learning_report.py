@@ -26,7 +26,8 @@ from learning_plan import (
 from learning_statistics import Curve, curve, first_reach, mean_curve, over_blocks, over_seeds_and_houses, p_of_pairs
 
 KEPT = ("step", "training/", "val/", "empo2/", "actor/", "rollout_corr/", "timing_s/step")
-ALONE, WITH_NOTES, DELETED, UNSEEN = "train, no notes", "train, notes", "memory off", "unseen, no notes"
+ALONE, WITH_NOTES, DELETED = "train, no notes", "train, notes", "memory off"
+UNSEEN, UNSEEN_WITH_NOTES = "unseen, no notes", "unseen, notes"
 NOTES_CURVE, UNSEEN_CURVE = "val/train/memory_success_rate", "val/success_rate"
 FLAT = "empo2/groups_without_gradient"
 PLAYED = ("claim", "described", "retention")  # stages whose runs play the same houses, and are probed
@@ -163,19 +164,16 @@ def table_of_development(kept: Kept) -> str:
 def table_of_arms(kept: Kept) -> str:
     """Return success at the end by arm, with intervals over seeds and houses."""
     rows = []
-    for stage, arm, values in kept.arms(*PLAYED, "mapreader"):
+    for stage, arm, values in kept.arms(*PLAYED, "mapreader", "generalisation"):
         if found := kept.runs(stage, arm):
-            cells = [interval(kept.by_house(stage, arm, part)) for part in (ALONE, DELETED)]
-            noted = interval(kept.by_house(stage, arm, WITH_NOTES)) if values.get("notes") else "-"
+            unseen = stage == "generalisation"
+            with_notes, alone = (UNSEEN_WITH_NOTES, UNSEEN) if unseen else (WITH_NOTES, ALONE)
+            parts = [part for part in (with_notes, alone, DELETED) if part != with_notes or values.get("notes")]
+            cells = [interval(kept.by_house(stage, arm, part), same_houses=unseen) for part in parts]
             minutes = np.mean([run.rows[-1]["cpu_seconds"] for run in found.values()]) / 60
             rate = f"{next(iter(found.values())).facts['rate']:.0e}"
-            rows.append([values["title"], str(len(found)), rate, noted, *cells, f"{minutes:.0f}"])
-    for stage, arm, values in kept.arms("generalisation"):
-        if found := kept.runs(stage, arm):
-            cell = interval(kept.by_house(stage, arm, UNSEEN), same_houses=True)
-            minutes = np.mean([run.rows[-1]["cpu_seconds"] for run in found.values()]) / 60
-            rate = f"{next(iter(found.values())).facts['rate']:.0e}"
-            rows.append([f"{values['title']}: unseen houses", str(len(found)), rate, "-", cell, "-", f"{minutes:.0f}"])
+            title = values["title"] + ": unseen houses" * unseen
+            rows.append([title, str(len(found)), rate, *["-"] * (3 - len(cells)), *cells, f"{minutes:.0f}"])
     head = ["arm", "seeds", "rate", "with notes", "without notes", "memory deleted", "CPU minutes"]
     return markdown(head, rows) if rows else ""
 
