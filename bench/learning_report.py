@@ -168,12 +168,12 @@ def table_of_arms(kept: Kept) -> str:
         if found := kept.runs(stage, arm):
             unseen = stage == "generalisation"
             with_notes, alone = (UNSEEN_WITH_NOTES, UNSEEN) if unseen else (WITH_NOTES, ALONE)
-            parts = [part for part in (with_notes, alone, DELETED) if part != with_notes or values.get("notes")]
-            cells = [interval(kept.by_house(stage, arm, part), same_houses=unseen) for part in parts]
+            parts = (with_notes if values.get("notes") else None, alone, DELETED)
+            cells = [interval(kept.by_house(stage, arm, part), same_houses=unseen) if part else "-" for part in parts]
             minutes = np.mean([run.rows[-1]["cpu_seconds"] for run in found.values()]) / 60
             rate = f"{next(iter(found.values())).facts['rate']:.0e}"
             title = values["title"] + ": unseen houses" * unseen
-            rows.append([title, str(len(found)), rate, *["-"] * (3 - len(cells)), *cells, f"{minutes:.0f}"])
+            rows.append([title, str(len(found)), rate, *cells, f"{minutes:.0f}"])
     head = ["arm", "seeds", "rate", "with notes", "without notes", "memory deleted", "CPU minutes"]
     return markdown(head, rows) if rows else ""
 
