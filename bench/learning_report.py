@@ -138,7 +138,7 @@ def missing(kept: Kept) -> str:
     for job in (*development(plan, Path()), *later(plan, choice, Path())):
         there.setdefault(job.stage, []).append(file_of(job, kept.results).is_file())
     lines = [f"- {stage}: {sum(found)} of {len(found)}" for stage, found in there.items() if not all(found)]
-    return "What is kept so far; the rest is missing below:\n\n" + "\n".join(lines) if lines else ""
+    return "Kept of what was planned, where something is missing below:\n\n" + "\n".join(lines) if lines else ""
 
 
 def table_of_development(kept: Kept) -> str:
