@@ -441,9 +441,10 @@ def _draw(panels: Sequence[Panel], target: Path) -> None:
             axes.set_xlabel(panel.below)
             axes.set_ylabel(panel.beside)
             axes.spines[["top", "right"]].set_visible(False)
-            axes.set_xlim(left=0)
+            axes.set_xlim(left=int(panel.below == "trial"))
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.set_ylim(-3, 103)
         found = {label: line for axes in grid for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3)
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3, handlelength=4)
         figure.savefig(target, dpi=130)
         plt.close(figure)
