@@ -370,6 +370,7 @@ class Panel(NamedTuple):
     below: str
     beside: str
     curves: Mapping[str, Sequence[Curve]]
+    first: int = 0
 
 
 def draw_arms(kept: Kept, target: Path) -> None:
@@ -401,7 +402,7 @@ def draw_more(kept: Kept, target: Path) -> None:
     panels = (
         Panel("A true note's action, with the note", "step", "probability, %", follows),
         Panel("Unseen houses, without notes", "step", "coin found, % of episodes", unseen),
-        Panel("New houses, frozen weights, own notes", "trial", "coin found, % of episodes", by_trial),
+        Panel("New houses, frozen weights, own notes", "trial", "coin found, % of episodes", by_trial, first=1),
     )
     _draw(panels, target)
 
@@ -441,8 +442,8 @@ def _draw(panels: Sequence[Panel], target: Path) -> None:
             axes.set_xlabel(panel.below)
             axes.set_ylabel(panel.beside)
             axes.spines[["top", "right"]].set_visible(False)
-            axes.set_xlim(left=int(panel.below == "trial"))
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set_xlim(left=panel.first)
+            axes.locator_params(axis="x", integer=True)
             axes.set_ylim(-3, 103)
         found = {label: line for axes in grid for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3, handlelength=4)
