@@ -31,7 +31,7 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
     from empo2.recipe.config import traces_endpoint
-    from empo2.recipe.trainer.gateway_client import GatewayClient
+    from empo2.recipe.gateway_client import GatewayClient
     from empo2.recipe.trainer.verl_config import (
         check_tasks,
         check_tip_tokens,

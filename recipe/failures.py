@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from empo2.recipe.protocol import ERROR_EVENT, AgentError
+from empo2.recipe.protocol import ERROR_EVENT, AgentError, data_of
 
 FAILED_BY_AGENT, FAILED_BY_SYSTEM = "failed_by_agent", "failed_by_system"
 
@@ -79,7 +79,7 @@ def first_error(output: str) -> str | None:
 
 def reported_error(events: Sequence[Mapping[str, Any]]) -> AgentError | None:
     """Return the exception that ended a rollout's agent, from its events; None if none was reported."""
-    errors = [event["data"] for event in events if event["event_type"] == ERROR_EVENT]
+    errors = data_of(events, ERROR_EVENT)
     try:
         return AgentError.model_validate(errors[-1]) if errors else None
     except ValidationError:  # agents can post any event

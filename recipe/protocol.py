@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -21,13 +21,14 @@ TOP_TOKENS = 20  # of a sampled token's alternatives are recorded: vLLM's ``--ma
 PANEL = "panel"  # field of a validation task: the name of the set that it is reported with
 MADE_UP = "made_up"  # field of the tasks that `empo2 init` makes up, which are not for training
 TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those that the policy is not trained on
+MODEL_EVENT, REWARD_EVENT = "model_request", "reward"  # types of agent-lightning's events
 CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's ``model_request`` events
 ERROR_EVENT = "empo2_agent_error"  # type of the event of an agent that ended with an exception
 
 # vLLM's ``--middleware``: its server answers who has `model_key`. With the second one, chat completions also take
 # ``prompt_token_ids`` (``gateway.cumulative_tokens``).
-KEY_CHECK = "empo2.recipe.trainer.compat.model_key.KeyCheck"
-PROMPT_IDS = "empo2.recipe.trainer.compat.prompt_ids.PromptTokenIds"
+KEY_CHECK = "empo2.recipe.engine.model_key.KeyCheck"
+PROMPT_IDS = "empo2.recipe.engine.prompt_ids.PromptTokenIds"
 MODEL_KEY = "EMPO2_MODEL_KEY"  # variable of a vLLM server
 
 ROUTES = "/empo2"
@@ -345,6 +346,11 @@ class FileRequest(_Message):
     """
 
     path: str
+
+
+def data_of(events: Iterable[Mapping[str, Any]], event_type: str) -> list[dict[str, Any]]:
+    """Return the data of a rollout's events of one type, in their order; of rewards the last one counts."""
+    return [event["data"] for event in events if event["event_type"] == event_type]
 
 
 def scope_of(task: Mapping[str, Any], scope: str | Sequence[str]) -> str:

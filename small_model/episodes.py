@@ -9,7 +9,8 @@ from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import TAKE, House, refused, room_text
 from empo2.recipe.config import Reflection
 from empo2.recipe.gateway.episodes.reflector import question
-from empo2.recipe.gateway.tips.text import refusal, render_tips, tip_of
+from empo2.recipe.gateway.tips.text import refusal, tip_of
+from empo2.recipe.tip_block import render_tips
 from empo2.small_model.batch import Chats
 from empo2.small_model.notes import Note, Turn, parse
 

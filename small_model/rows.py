@@ -10,7 +10,7 @@ from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import TAKE, House, refused, room_text
 from empo2.recipe.config import Reflection
 from empo2.recipe.gateway.episodes.reflector import question
-from empo2.recipe.gateway.tips.text import render_tips
+from empo2.recipe.tip_block import render_tips
 from empo2.small_model.notes import WORDINGS, Note, Turn, falsified, note_of, render, way_to
 from empo2.small_model.player import Player, slip
 

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,31 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("agents", "memory", "recipe")
 
-# Rooms of recipe/, from the ground up: a module imports from its own room and from floors below it.
+# From the ground up: a module imports from its own room and from floors below it, never sideways or up. A room is a
+# folder or a module of recipe/. `baselines` knows its papers by name alone; their folders stand higher.
 FLOORS = (
-    {"protocol", "messages", "baselines", "config", "errors", "failures", "interruption", "marked_lines", "network"}
-    | {"preemption", "redaction", "rollout_log", "run_folder", "scopes", "waiting"},
+    {"errors", "interruption", "marked_lines", "messages", "preemption", "redaction", "tip_block"},
+    {"baselines", "rollout_log", "run_folder", "waiting"},
+    {"config"},
+    {"network", "protocol", "scopes"},
+    {"failures", "gateway_client"},
+    {"engine"},
     {"gateway", "trainer", "controller"},
+    {"a paper of baselines"},
     {"launcher", "retrofit", "evaluation"},
     {"cli"},
+    {"__init__"},  # the package's front door leads to the trainer
+)
+
+# The same within the gateway: what calls and episodes need stands below the stages of a request.
+GATEWAY_FLOORS = (
+    {"logs", "request", "trace_names", "upstream"},
+    {"dialects", "gate", "memory", "metrics", "tips", "tokens", "traces"},
+    {"otel_traces", "services"},
+    {"episodes"},
+    {"stages", "routes"},
+    {"pipeline"},
+    {"app"},
 )
 
 # All that may name verl, agentlightning.verl or vLLM. The rest, the gateway's side, must start without them.
@@ -25,12 +43,13 @@ TRAINER_SIDE = {
     "baselines/gigpo": {"advantage"},
     "trainer": {"entrypoint", "manager", "objective", "rollout_calls", "row_text", "rows", "shown_rollouts"}
     | {"step_results", "tracking", "trainer", "updates"},
-    "trainer/compat": {"agentlightning", "imports", "prompt_ids", "trained_logits", "verl", "vllm"},
+    "trainer/compat": {"agentlightning", "imports", "trained_logits", "verl"},
+    "engine": {"cpu_worker", "prompt_ids"},
 }
 
 
-def modules(room: str) -> list[Path]:
-    return sorted((ROOT / room).rglob("*.py"))
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -60,16 +79,34 @@ def test_agents_and_memory_know_neither_recipe_nor_trainer(room: str) -> None:
         assert not [name for name in imports(path) if within(name, *FOREIGN[room])], path
 
 
-def test_rooms_import_downwards() -> None:
-    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-    for path in modules("recipe"):
-        room = path.relative_to(ROOT / "recipe").with_suffix("").parts[0]
-        small_model = [name for name in imports(path) if within(name, "empo2.small_model")]
-        assert room in ("cli", "__init__") or not small_model, path
-        inside = {name.split(".")[2] for name in imports(path) if name.startswith("empo2.recipe.")}
+def room_of(parts: Sequence[str]) -> str:
+    """Return the room of a module of recipe/, given by its path below it."""
+    if parts[0] == "baselines" and len(parts) > 1 and (ROOT / "recipe/baselines" / parts[1]).is_dir():
+        return "a paper of baselines"
+    return parts[0]
+
+
+@pytest.mark.parametrize(("folder", "floors"), [("recipe", FLOORS), ("recipe/gateway", GATEWAY_FLOORS)])
+def test_rooms_import_downwards(folder: str, floors: Sequence[set[str]]) -> None:
+    package = f"empo2.{folder.replace('/', '.')}."
+    floor = {room: number for number, rooms in enumerate(floors) for room in rooms}
+    wrong, rooms = [], set()
+    for path in modules(folder):
+        room = room_of(path.relative_to(ROOT / folder).with_suffix("").parts)
+        if folder == "recipe/gateway" and room == "__init__":
+            continue
+        rooms.add(room)
+        inside = {room_of(name.removeprefix(package).split(".")) for name in imports(path) if name.startswith(package)}
         others = inside - {room, "run_empo2", "__version__"}
-        if room != "__init__":  # the package's front door leads to the trainer
-            assert not [other for other in others if floor[other] >= floor[room] > 0], path
+        wrong += [f"{path.relative_to(ROOT)} -> {other}" for other in others if floor[other] >= floor[room]]
+    assert not wrong
+    assert rooms == floor.keys(), "a room has no floor, or a floor has no room"
+
+
+def test_the_small_model_is_known_to_the_command_line_alone() -> None:
+    for path in modules("recipe"):
+        knows = [name for name in imports(path) if within(name, "empo2.small_model")]
+        assert not knows or path.is_relative_to(ROOT / "recipe/cli"), path
 
 
 def test_a_paper_is_imported_by_its_own_folder_alone() -> None:

@@ -259,7 +259,13 @@ def prompt(text: str, reply: str) -> Call:
 
 
 LOOK = {"type": "function", "function": {"name": "look"}}
-REWARD = ("reward", {"value": 1.0})
+
+
+def event(kind: str, **data: Any) -> Body:
+    return {"event_type": kind, "data": data}
+
+
+REWARD = event("reward", value=1.0)
 OK = said("ok")
 
 
@@ -298,14 +304,14 @@ def test_what_is_said_of_calls(calls: list[Call], says: str):
 
 
 def failed(output: str, **error: str) -> Trace:
-    return Trace([], [("empo2_agent_error", error)] if error else [], exit_code=1, output=output)
+    return Trace([], [event("empo2_agent_error", **error)] if error else [], exit_code=1, output=output)
 
 
 @pytest.mark.parametrize(
     ("trace", "says"),
     [
-        (Trace([call("a")], [("score", {"value": 1})], exit_code=0), "was reported, only events of type score"),
-        (Trace([call("a")], [("reward", {"value": "1"})], exit_code=0), "the reward is '1': must be a finite number"),
+        (Trace([call("a")], [event("score", value=1)], exit_code=0), "was reported, only events of type score"),
+        (Trace([call("a")], [event("reward", value="1")], exit_code=0), "the reward is '1': must be a finite number"),
         (Trace([call("a")], [], [(422, "event_type missing")], exit_code=0), "an event was refused with status 422"),
         (Trace([Call("chat/completions", {}, False, 401)], exit_code=1), "1 call came without the key"),
         (Trace([Call("chat/completions", {}, False)], [REWARD], exit_code=0), "gave up on every model call"),

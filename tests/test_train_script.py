@@ -56,7 +56,7 @@ def script_overrides(url: str, model: str, folder: Path) -> list[str]:
         "+actor_rollout_ref.rollout.enable_sleep_mode=false",
         "actor_rollout_ref.rollout.enforce_eager=true",
         "actor_rollout_ref.rollout.agent.num_workers=0",
-        "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=empo2.recipe.trainer.compat.vllm.CpuWorkerExtension",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=empo2.recipe.engine.cpu_worker.CpuWorkerExtension",
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=uni",
         "reward.num_workers=0",
         "trainer.n_gpus_per_node=1",

@@ -17,7 +17,7 @@ from empo2.recipe.errors import ConfigError
 _HOOKS = {
     "algorithm.advantage": {"gigpo": "gigpo.advantage"},  # add_turn_advantages and warning, in trainer/trainer.py
     "memory.retrieval": {"value": "memrl.retrieval", "newest": "reflexion.retrieval"},  # policy, in gateway/memory.py
-    "memory.judged": {True: "self_rag.relevance"},  # relevant_tips, in gateway/tips/search.py
+    "memory.judged": {True: "self_rag.relevance"},  # relevant_tips, in gateway/episodes/tip_search.py
 }
 
 

@@ -1,7 +1,6 @@
 """``empo2 show``."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,17 +15,16 @@ from empo2.memory.browse import stored_tips
 from empo2.memory.file import reading
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.tables import printable, table_of
-from empo2.recipe.gateway.tips.text import TIPS_HEADING
 from empo2.recipe.messages import Message, spoken, text_of
 from empo2.recipe.rollout_log import CallRow, LoggedRollout, read_calls, read_dropped, read_rollouts
 from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, ROLLOUTS, read_lines
+from empo2.recipe.tip_block import blocks_in
 
 EXAMPLES = """Examples: empo2 show runs/demo, empo2 show runs/demo --dropped, empo2 show runs/demo 3f2a9c1e."""
 
 _PREFIX = 8  # characters of an id in the list
 _LISTED_STEPS = 10
 _INDENT = "    "
-_TIPS = re.compile(re.escape(TIPS_HEADING) + r"(?:\n- .*)*")
 _STYLES = {"read": "", "trained": "green", "masked": "red strike"}
 
 
@@ -148,7 +146,7 @@ def _said(message: Message) -> Text:
     role = message.get("role") or ""
     body = spoken(message) if role == "assistant" else text_of(message.get("content"))
     text = Text(f"  {role}\n{_indented(body)}", style="cyan" if role == "assistant" else "")
-    for tips in _TIPS.findall(body):
+    for tips in blocks_in(body):
         text.highlight_words([_indented(tips).strip()], "yellow")
     return text
 

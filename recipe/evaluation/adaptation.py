@@ -12,7 +12,7 @@ from typing import Literal
 from empo2.recipe.evaluation.episode_results import MemoryUse, Planned, Result, Results
 from empo2.recipe.evaluation.panels import Panel
 from empo2.recipe.evaluation.player import Player, play_missing
-from empo2.recipe.trainer.gateway_client import GatewayClient
+from empo2.recipe.gateway_client import GatewayClient
 
 TASKS, UNSEEN = "tasks", "unseen"
 

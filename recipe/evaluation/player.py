@@ -14,8 +14,8 @@ from empo2.recipe.errors import ProcessError
 from empo2.recipe.evaluation.episode_results import Planned, Result, Results
 from empo2.recipe.evaluation.panels import Panel
 from empo2.recipe.failures import FAILED_BY_AGENT, FAILED_BY_SYSTEM, cause_of_failure, numbers_of, reported_error
-from empo2.recipe.gateway.tips.text import TIPS_HEADING
-from empo2.recipe.protocol import TAG, RolloutTag, scope_of
+from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, TAG, RolloutTag, data_of, scope_of
+from empo2.recipe.tip_block import blocks_in
 
 _POLL_SECONDS = 0.3
 _HOPELESS = 8  # failures of the system one after another, beyond those of one restart of the controller
@@ -126,9 +126,9 @@ class Player:
 
 def result_of(episode: Planned, status: dict[str, Any], events: Sequence[Event]) -> Result:
     """Return an episode's result, from agent-lightning's status of its rollout and all its events in order."""
-    calls = [event["data"] for event in events if event["event_type"] == "model_request"]
+    calls = data_of(events, MODEL_EVENT)
     answered = [call for call in calls if call.get("status") == "ok"]
-    rewards = [event["data"] for event in events if event["event_type"] == "reward"]
+    rewards = data_of(events, REWARD_EVENT)
     value: Any = rewards[-1].get("value") if rewards else None
     error = status["error_message"]
     failed = None
@@ -144,7 +144,7 @@ def result_of(episode: Planned, status: dict[str, Any], events: Sequence[Event])
         sample=episode.sample,
         return_=None if failed else float(value),
         calls=len(answered),
-        calls_with_tips=sum(TIPS_HEADING in str(call["request"]) for call in answered),
+        calls_with_tips=sum(bool(blocks_in(str(call["request"]))) for call in answered),
         metrics=numbers_of(rewards[-1].get("metrics")) if rewards else {},
         prompt_tokens=sum(each.get("prompt_tokens") or 0 for each in usage),
         reply_tokens=sum(each.get("completion_tokens") or 0 for each in usage),

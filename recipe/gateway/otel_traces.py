@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
@@ -36,14 +36,12 @@ from empo2.recipe.config import Settings
 from empo2.recipe.failures import cause_of_failure, reported_error
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.logs import described
-from empo2.recipe.gateway.request import Body, Request
-from empo2.recipe.gateway.serve.direct_calls import SERVED
+from empo2.recipe.gateway.request import SERVED, Body, Request
 from empo2.recipe.gateway.tips.text import clean_tip
-from empo2.recipe.gateway.traces import NO_TRACES, NoTraces
+from empo2.recipe.gateway.traces import NO_SPAN, Span, Traces
 from empo2.recipe.messages import Message, reply_of, text_of
-from empo2.recipe.protocol import Mode, RolloutTag, UpdateResult, trace_of
+from empo2.recipe.protocol import MODEL_EVENT, Mode, RolloutTag, UpdateResult, data_of, trace_of
 from empo2.recipe.redaction import redacted
 
 log = structlog.get_logger()
@@ -58,7 +56,7 @@ _NAME = "empo2"
 _MALFORMED = (LookupError, TypeError, AttributeError)
 
 
-class OtelSpan:
+class OtelSpan(Span):
     """A span of OpenTelemetry's.
 
     Args:
@@ -73,16 +71,13 @@ class OtelSpan:
         self._waits_for, self._ended = 1, 0
 
     def set(self, values: Mapping[str, Any]) -> None:
-        """Add attributes; those that are None are left out."""
         self.otel.set_attributes({name: value for name, value in values.items() if value is not None})
 
     def tell(self, values: Mapping[str, str | Sequence[str]]) -> None:
-        """Add texts, if the user has asked for texts."""
         if texts := self._texts:
             self.set({name: texts.told(value) for name, value in values.items()})
 
     def asked(self, body: Body) -> None:
-        """Add what a request asks for: a chat completion's, a completion's, or one in another dialect."""
         if isinstance(model := body.get("model"), str):
             self.otel.update_name(f"{self._operation} {model}")
             self.set({names.REQUEST_MODEL: model})
@@ -93,7 +88,6 @@ class OtelSpan:
                 self.set({names.INPUT_MESSAGES: self._texts.messages(messages)})
 
     def answered(self, answer: Body | None) -> None:
-        """Add what is said of the answer: a chat completion or a completion."""
         if answer is None or (reply := reply_of(answer)) is None:
             return
         finish = str(answer["choices"][0].get("finish_reason"))
@@ -107,12 +101,10 @@ class OtelSpan:
             self.set({names.CACHED_TOKENS: usage["prompt_tokens_details"]["cached_tokens"]})
 
     def fail(self, error: str, message: str = "") -> None:
-        """Say that what the span stands for failed; ``error`` is of few values, such as a status."""
         self.set({names.ERROR: error})
         self.otel.set_status(otel.Status(otel.StatusCode.ERROR, message or None))
 
     def wait_for(self, task: asyncio.Task[Any]) -> None:
-        """Send the span only when a task is done, which may still add to it; its end stays where it was."""
         self._waits_for += 1
         task.add_done_callback(lambda _: self.end())
 
@@ -123,16 +115,13 @@ class OtelSpan:
             self.otel.end(self._ended)
 
 
-class OtelTraces:
-    """Makes the spans of a gateway.
+class OtelTraces(Traces):
+    """Makes spans of OpenTelemetry's.
 
     Args:
         endpoint: URL that takes OTLP, ``.../v1/traces``.
         run: name of the run, in every span's resource.
         special_tokens: removed from texts.
-
-    Attributes:
-        hooks: of HTTP clients (httpx's ``event_hooks``) whose requests are to be children of the current span.
     """
 
     def __init__(self, endpoint: str, settings: Settings, run: str, special_tokens: Sequence[str]) -> None:
@@ -150,16 +139,19 @@ class OtelTraces:
         provider = TracerProvider(DEFAULT_ON, resource, shutdown_on_exit=False, id_generator=self._ids)
         provider.add_span_processor(self._queue)
         self._tracer = provider.get_tracer(_NAME)
-        self._current: ContextVar[OtelSpan | NoTraces] = ContextVar("span", default=NO_TRACES)
+        self._current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
         self._joined: OrderedDict[str, otel.SpanContext] = OrderedDict()
-        self.hooks = {"request": [self._carry]}
+        self._hooks = {"request": [self._carry]}
+
+    @property
+    def hooks(self) -> Mapping[str, Any]:
+        return self._hooks
 
     async def _carry(self, request: httpx.Request) -> None:
         if isinstance(span := self.current(), OtelSpan):
             _W3C.inject(request.headers, otel.set_span_in_context(span.otel, Context()))
 
-    def current(self) -> OtelSpan | NoTraces:
-        """Return the innermost span that is open here."""
+    def current(self) -> Span:
         return self._current.get()
 
     @contextlib.contextmanager
@@ -180,27 +172,20 @@ class OtelTraces:
             yield span
 
     @contextlib.contextmanager
-    def memory(self, operation: str, episode: Episode) -> Iterator[OtelSpan]:
-        """Open the span of an operation of the memory: below the current call, or below the rollout."""
-        current, scope = self.current(), episode.tag.scope
-        parent = current.otel.get_span_context() if isinstance(current, OtelSpan) else self._own(episode.rollout_id)
-        values = {names.OPERATION: operation, names.STORE: scope, **self._facts(episode.rollout_id, episode.tag)}
-        with self._open(f"{operation} {scope}", parent, values) as span:
+    def memory(self, operation: str, rollout_id: str, tag: RolloutTag) -> Iterator[OtelSpan]:
+        current = self.current()
+        parent = current.otel.get_span_context() if isinstance(current, OtelSpan) else self._own(rollout_id)
+        values = {names.OPERATION: operation, names.STORE: tag.scope, **self._facts(rollout_id, tag)}
+        with self._open(f"{operation} {tag.scope}", parent, values) as span:
             yield span
 
-    def rollout_ended(self, rollout_id: str, since: float, episode: Episode | None = None) -> None:
-        """Send the span of a rollout that has ended, or is about to be deleted.
-
-        Args:
-            since: when it began (Unix time, seconds).
-            episode: of the attempt that counts; None if it has no tag.
-        """
+    def rollout_ended(self, rollout_id: str, since: float, shown: Collection[int] | None = None) -> None:
         try:  # of a task and events that may hold anything
-            self._rollout_ended(rollout_id, since, episode)
+            self._rollout_ended(rollout_id, since, shown)
         except Exception as error:
             log.warning("a rollout has no span", rollout_id=rollout_id, error=described(error))
 
-    def _rollout_ended(self, rollout_id: str, since: float, episode: Episode | None) -> None:
+    def _rollout_ended(self, rollout_id: str, since: float, shown: Collection[int] | None) -> None:
         if (rollout := upstream.rollout_of(rollout_id)) is None:
             return
         events, local = upstream.events_of(rollout_id), rollout.config.local
@@ -212,8 +197,8 @@ class OtelTraces:
             names.TASK: self._cleaned(task[:_TASK_CHARACTERS]),
             **self._facts(rollout_id),
         }
-        if episode:
-            values |= {names.TIPS_SHOWN: len(episode.shown), names.TIP_IDS: sorted(episode.shown)}
+        if shown is not None:
+            values |= {names.TIPS_SHOWN: len(shown), names.TIP_IDS: sorted(shown)}
         name = f"{names.AGENT} {values[names.AGENT_NAME] or ''}".strip()
         reward = next(reversed(upstream.rewards_of(rollout_id)), None)
         planned = trace_of(rollout_id)
@@ -224,7 +209,7 @@ class OtelTraces:
                     names.EVALUATION, {names.EVALUATION_NAME: "reward", names.EVALUATION_SCORE: float(reward)}
                 )
             if rollout.status.state != upstream.RolloutState.SUCCEEDED:
-                calls = [event["data"] for event in events if event["event_type"] == "model_request"]
+                calls = data_of(events, MODEL_EVENT)
                 answered = any(call.get("status") == "ok" for call in calls)
                 cause = cause_of_failure(rollout.status.error_message, calls, answered=answered)
                 error = reported_error(events)
@@ -233,7 +218,6 @@ class OtelTraces:
                 span.fail(error.type if error else cause, self._cleaned(str(said)))
 
     def updated(self, step: int, results: Sequence[UpdateResult]) -> None:
-        """Send what an update made of rollouts, as spans in their traces."""
         for result in results:
             own = self._own(result.rollout_id)
             values = {
@@ -254,7 +238,6 @@ class OtelTraces:
         return {"empo2/spans_lost": self._sender.newly_lost()}
 
     async def close(self, seconds: float) -> None:
-        """Send what is left, for at most so many seconds."""
         thread = threading.Thread(target=self._queue.shutdown, daemon=True)  # it waits for the collector
         thread.start()
         await asyncio.to_thread(thread.join, seconds)

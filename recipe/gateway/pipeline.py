@@ -7,13 +7,14 @@ import httpx
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from empo2.recipe.gateway.episodes.direct_chats import DirectChats
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.request import Answer, Next, Request, Stage
-from empo2.recipe.gateway.serve.direct_calls import DirectCalls, DirectChats
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.access import KeyCheck
 from empo2.recipe.gateway.stages.dialect import Dialects
+from empo2.recipe.gateway.stages.direct_calls import DirectCalls
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
 from empo2.recipe.gateway.stages.memory import MemoryCalls

@@ -15,6 +15,8 @@ from starlette.types import Message, Receive, Scope
 Body = dict[str, Any]
 Kind = Literal["call", "rollouts", "rollout", "events", "attempt events", ""]
 
+SERVED = "served"  # id of the one rollout of all agents that have none (``empo2 serve``)
+
 # An agent's address ends with /v1; Anthropic's clients add another one.
 _CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/(train|val)/openai/v1/(?:v1/)?(.+)")
 _ROLLOUTS = re.compile(r"/api/rollouts(?:/([^/]+)(?:/attempt/([^/]+)(?=/events))?(/events)?)?")

@@ -8,9 +8,9 @@ import structlog
 
 from empo2.memory import MemoryService
 from empo2.recipe.config import Settings
+from empo2.recipe.gateway.gate import PolicyGate
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.metrics import StepMetrics
-from empo2.recipe.gateway.stages.gate import PolicyGate
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.gateway.tips.text import shown_tip
 from empo2.recipe.gateway.tokens.tokenizer import TipTokenizer

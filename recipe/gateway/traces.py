@@ -1,35 +1,97 @@
 """Spans of what the gateway does: OpenTelemetry's (otel_traces.py) with ``gateway.traces``, else none."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from empo2.recipe.gateway.otel_traces import OtelSpan, OtelTraces
+from empo2.recipe.gateway.request import Body, Request
+from empo2.recipe.protocol import RolloutTag, UpdateResult
 
 
-class NoTraces:
-    """Stands for `OtelTraces`, and for each span of it, where nothing is recorded."""
+class Span(Protocol):
+    """What is told of one call, or of one operation of the memory."""
 
-    hooks: ClassVar[Mapping[str, Any]] = {}
+    def set(self, values: Mapping[str, Any]) -> None:
+        """Add attributes; those that are None are left out."""
 
-    def current(self, *_: Any) -> Self:
-        return self
+    def tell(self, values: Mapping[str, str | Sequence[str]]) -> None:
+        """Add texts, if the user has asked for texts."""
 
-    call = memory = __enter__ = current
+    def asked(self, body: Body) -> None:
+        """Add what a request asks for: a chat completion's, a completion's, or one in another dialect."""
 
-    def set(self, *_: Any) -> None:
-        pass
+    def answered(self, answer: Body | None) -> None:
+        """Add what is said of the answer: a chat completion or a completion."""
 
-    tell = asked = answered = fail = wait_for = rollout_ended = updated = __exit__ = set
+    def fail(self, error: str, message: str = "") -> None:
+        """Say that what the span stands for failed; ``error`` is of few values, such as a status."""
+
+    def wait_for(self, task: asyncio.Task[Any]) -> None:
+        """Send the span only when a task is done, which may still add to it; its end stays where it was."""
+
+
+class Traces(Protocol):
+    """Makes the spans of a gateway."""
+
+    @property
+    def hooks(self) -> Mapping[str, Any]:
+        """Return httpx's ``event_hooks`` of clients whose requests are to be children of the current span."""
+        ...
+
+    def current(self) -> Span:
+        """Return the innermost span that is open here."""
+        ...
+
+    def call(self, request: Request) -> AbstractContextManager[Span]:
+        """Open the span of an agent's call."""
+        ...
+
+    def memory(self, operation: str, rollout_id: str, tag: RolloutTag) -> AbstractContextManager[Span]:
+        """Open the span of an operation of the memory: below the current call, or below the rollout."""
+        ...
+
+    def rollout_ended(self, rollout_id: str, since: float, shown: Collection[int] | None = None) -> None:
+        """Send the span of a rollout that has ended, or is about to be deleted.
+
+        Args:
+            since: when it began (Unix time, seconds).
+            shown: ids of the tips that the attempt that counts was shown; None if the rollout has no tag.
+        """
+
+    def updated(self, step: int, results: Sequence[UpdateResult]) -> None:
+        """Send what an update made of rollouts, as spans in their traces."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the traces themselves since the last call."""
+        ...
+
+    async def close(self, seconds: float) -> None:
+        """Send what is left, for at most so many seconds."""
+
+
+class NoSpan(Span):
+    """Stands where nothing is recorded: what is told is dropped."""
+
+
+class NoTraces(Traces):
+    """Stands where ``gateway.traces`` is off."""
+
+    @property
+    def hooks(self) -> Mapping[str, Any]:
+        return {}
+
+    def current(self) -> Span:
+        return NO_SPAN
+
+    def call(self, request: Request) -> AbstractContextManager[Span]:
+        return nullcontext(NO_SPAN)
+
+    def memory(self, operation: str, rollout_id: str, tag: RolloutTag) -> AbstractContextManager[Span]:
+        return nullcontext(NO_SPAN)
 
     def metrics(self) -> dict[str, float]:
         return {}
 
-    async def close(self, seconds: float) -> None:
-        pass
 
-
-NO_TRACES = NoTraces()
-
-type Traces = OtelTraces | NoTraces
-type Span = OtelSpan | NoTraces
+NO_SPAN, NO_TRACES = NoSpan(), NoTraces()

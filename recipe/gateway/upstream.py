@@ -20,7 +20,7 @@ from agentlightning.server.store import _events, _rollouts, _terminal_order
 from fastapi import FastAPI, HTTPException
 
 from empo2.recipe.config import Model
-from empo2.recipe.protocol import RolloutTag
+from empo2.recipe.protocol import REWARD_EVENT, RolloutTag, data_of
 
 
 def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def events_of(rollout_id: str) -> list[dict[str, Any]]:
 
 def rewards_of(rollout_id: str) -> list[Any]:
     """Return the values of the reward events of the attempt that counts, in their order."""
-    return [event["data"].get("value") for event in events_of(rollout_id) if event["event_type"] == "reward"]
+    return [data.get("value") for data in data_of(events_of(rollout_id), REWARD_EVENT)]
 
 
 def unread_pairs() -> set[str]:

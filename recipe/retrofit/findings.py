@@ -12,6 +12,7 @@ from typing import Any, Literal
 from empo2.recipe.failures import reported_error
 from empo2.recipe.gateway.tokens.sampling import overridden
 from empo2.recipe.messages import newest_turn
+from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, data_of
 from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row, turns_among
 from empo2.recipe.retrofit.recorder import Call, Trace
 
@@ -46,7 +47,7 @@ def examine(
         other_server: True if calls that are not trained have a server of their own.
     """
     proxied = [call for call in trace.calls if call.path in _PROXIED and call.status == 200 and call.trained]
-    rewards = [data.get("value") for kind, data in trace.events if kind == "reward"]
+    rewards = [data.get("value") for data in data_of(trace.events, REWARD_EVENT)]
     did_without = bool(proxied and rewards and trace.exit_code == 0)
     found = [
         *_refused(trace.calls, "note" if did_without else "wrong"),
@@ -145,7 +146,7 @@ def _reward(trace: Trace, rewards: Sequence[Any], returns: tuple[float, float]) 
         level = "note" if rewards else "wrong"
         yield Finding(level, f"an event was refused with status {status}: {answer[:200]}; {_HOW_TO}")
     if not rewards:
-        others = {kind for kind, _ in trace.events} - {"reward", "model_request"}
+        others = {event["event_type"] for event in trace.events} - {REWARD_EVENT, MODEL_EVENT}
         seen = f", only events of type {', '.join(sorted(others))}" if others else ""
         if trace.exit_code == 0:
             yield Finding("wrong", f"no reward was reported{seen}: {_HOW_TO}")
@@ -178,7 +179,7 @@ def _ending(trace: Trace, time_limit: float) -> Iterator[Finding]:
 
 def _cause(trace: Trace) -> str:
     """Return the exception that the agent's process reported, with a hint if there is one; else its last line."""
-    error = reported_error([{"event_type": kind, "data": data} for kind, data in trace.events])
+    error = reported_error(trace.events)
     if error is None:
         lines = trace.output.strip().splitlines()
         return lines[-1] if lines else f"exit code {trace.exit_code}"

@@ -75,14 +75,14 @@ class Trace:
     """The record of an episode.
 
     Attributes:
-        events: type and data of each, in order.
+        events: as agent-lightning returns them, in order.
         refused_events: status and answer of each.
         exit_code: None after the time limit.
         output: what the agent wrote to stdout and stderr, its end.
     """
 
     calls: list[Call] = field(default_factory=list)
-    events: list[tuple[str, Body]] = field(default_factory=list)
+    events: list[Body] = field(default_factory=list)
     refused_events: list[tuple[int, str]] = field(default_factory=list)
     exit_code: int | None = None
     output: str = ""
@@ -130,8 +130,7 @@ def record(
             }
             environment = {**os.environ, **addresses, **variables}
             _run(settings.agent.name, environment, time_limit, trace, first_call_only=first_call_only)
-            events = client.get(f"/api/rollouts/{rollout}/events").raise_for_status().json()
-            trace.events = [(event["event_type"], event["data"]) for event in events]
+            trace.events = client.get(f"/api/rollouts/{rollout}/events").raise_for_status().json()
             client.delete(f"/api/rollouts/{rollout}")
             client.delete("/api/models")
     return trace

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 from empo2.recipe.gateway.tips.injection import with_block
 from empo2.recipe.gateway.tips.state import StateReader
-from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.messages import Message, newest_observation, newest_turn, text_of
 from empo2.recipe.retrofit.recorder import Call
+from empo2.recipe.tip_block import render_tips
 
 _CHARACTERS = 70
 _LINES = 8

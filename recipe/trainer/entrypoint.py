@@ -13,7 +13,9 @@ from ray.exceptions import RayActorError
 
 from empo2.recipe import preemption
 from empo2.recipe.config import Settings
+from empo2.recipe.engine.model_key import give_key
 from empo2.recipe.errors import Preempted
+from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.marked_lines import say_loading
 from empo2.recipe.protocol import model_key
 from empo2.recipe.trainer.compat.agentlightning import (
@@ -22,8 +24,6 @@ from empo2.recipe.trainer.compat.agentlightning import (
     use_given_advantages,
     use_tracking,
 )
-from empo2.recipe.trainer.compat.model_key import give_key
-from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.node_watch import NodeWatch
 from empo2.recipe.trainer.tracking import RunTracking
 from empo2.recipe.trainer.trainer import Empo2Trainer

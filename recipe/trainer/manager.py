@@ -22,9 +22,9 @@ from agentlightning.verl.agl_rollout_manager import (
 
 from empo2.recipe.config import Algorithm, Settings
 from empo2.recipe.failures import first_error
+from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.marked_lines import say_note
 from empo2.recipe.protocol import TAG, Mode, RolloutTag, StepProgress, scope_of
-from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.rollout_calls import rollout_times
 from empo2.recipe.trainer.step_results import StepResults
 

@@ -12,7 +12,7 @@ from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.failures import FAILED_BY_AGENT, cause_of_failure, numbers_of, reported_error
-from empo2.recipe.protocol import PANEL, Mode, RolloutTag
+from empo2.recipe.protocol import PANEL, REWARD_EVENT, Mode, RolloutTag, data_of
 from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, rows_of, turns_of
 
 
@@ -255,5 +255,5 @@ def _return_of(rollout: CompletedRollout, calls: Sequence[PlayedCall], failed_ro
 
 def _agent_metrics(rollout: CompletedRollout) -> dict[str, float]:
     """Return the finite numbers in ``metrics`` of a rollout's last reward event; ignore all else that stands there."""
-    rewards = [event["data"] for event in rollout.events if event["event_type"] == "reward"]
+    rewards = data_of(rollout.events, REWARD_EVENT)
     return numbers_of(rewards[-1].get("metrics")) if rewards else {}

@@ -20,6 +20,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from empo2.recipe import baselines, preemption, run_folder
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError, NoUsableRollouts
+from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.marked_lines import say_note
 from empo2.recipe.rollout_log import CallRow, Phase, write_rollouts
 from empo2.recipe.trainer.advantages import (
@@ -30,7 +31,6 @@ from empo2.recipe.trainer.advantages import (
     worth_imitating,
 )
 from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows
-from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.objective import by_kind, hybrid_loss
 from empo2.recipe.trainer.row_text import episode_record

@@ -328,7 +328,7 @@ def cpu_options(settings: Settings) -> dict[str, Any]:
         f"{rollout}.enforce_eager": True,
         f"{rollout}.dtype": dtype,
         f"{rollout}.max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size to measure memory
-        f"{rollout}.engine_kwargs.vllm.worker_extension_cls": "empo2.recipe.trainer.compat.vllm.CpuWorkerExtension",
+        f"{rollout}.engine_kwargs.vllm.worker_extension_cls": "empo2.recipe.engine.cpu_worker.CpuWorkerExtension",
         f"{rollout}.engine_kwargs.vllm.distributed_executor_backend": "uni",
         **({f"{ray}.num_cpus": 2 + workers, f"{ray}.num_gpus": workers} if settings.hardware.cluster is None else {}),
     }

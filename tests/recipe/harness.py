@@ -321,7 +321,7 @@ async def trained(
         from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
         from agentlightning.verl.rollout_adapter import RolloutAdapter
 
-        from empo2.recipe.trainer.gateway_client import GatewayClient
+        from empo2.recipe.gateway_client import GatewayClient
         from empo2.recipe.trainer.manager import Empo2RolloutManager
     url = str(gateway.client.base_url)
     asked = GatewayClient(url, KEY)

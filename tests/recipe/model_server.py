@@ -73,7 +73,7 @@ class ModelServer:
     """Switches may be changed while it serves.
 
     Args:
-        takes_ids: of a chat's prompt, as vLLM does with `recipe/trainer/compat/prompt_ids.py`.
+        takes_ids: of a chat's prompt, as vLLM does with `recipe/engine/prompt_ids.py`.
         reply: makes a text, or an assistant message: its `written` is what the model wrote for it, `sampled` the ids
             that it sampled, `stop_reason` vLLM's.
         fault: a status to answer with, "hang" for no answer at all, "reset" for a connection that is reset, "half" for

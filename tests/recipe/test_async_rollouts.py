@@ -11,8 +11,8 @@ import pytest
 from agentlightning.server.store import _rollouts
 
 from empo2.recipe.config import load_settings
+from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.protocol import Mode, StepProgress
-from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager, why_none_plays
 
 from .harness import AGENT_KEY, CHAT, KEY, ROOMS, GatewayUnderTest, running_gateway, until

@@ -107,19 +107,19 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
         "if isinstance(param, DTensor) else param,",
     ],
     "verl/model_merger/fsdp_model_merger.py": ["state_dict[key].append(tensor.bfloat16())"],  # compat/merger.py
-    # compat/vllm.py: oneDNN linears pack their weights and drop them, so that one that is pushed later reaches no one
+    # engine/cpu_worker.py: oneDNN linears pack their weights and drop them, so that a later one reaches no one
     "vllm/model_executor/layers/utils.py": [
         "ops._supports_onednn ... handler = ops.create_onednn_mm( ... "
         "layer.cpu_linear = lambda x, weight, bias: ops.onednn_mm(handler, x, bias)",
     ],
     "vllm/v1/worker/worker_base.py": ["self.device: torch.device | None = None"],
-    # compat/model_key.py: vLLM's own key guards a part of the routes; verl passes a list on as one option
+    # engine/model_key.py: vLLM's own key guards a part of the routes; verl passes a list on as one option
     f"{VLLM}/openai/server_utils.py": ['if url_path.startswith("/v1") and not self.verify_token(headers)'],
     f"{ROLLOUT}/vllm_rollout/utils.py": [
         "cli_args.extend([str(item) for item in v])",
         "def update_weights_from_ipc ... assert self.device is not None",
     ],
-    # compat/prompt_ids.py replaces what this one call returns; the request keeps fields that vLLM does not know
+    # engine/prompt_ids.py replaces what this one call returns; the request keeps fields that vLLM does not know
     f"{VLLM}/openai/engine/protocol.py": ['ConfigDict(extra="allow")'],
     f"{VLLM}/serve/render/serving.py": [
         "conversation, engine_inputs = await self.preprocess_chat( request,",

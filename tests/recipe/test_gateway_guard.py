@@ -22,8 +22,8 @@ from empo2.recipe.controller.run import check_gateway
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.gateway import app
 from empo2.recipe.gateway.logs import configure_logs
+from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.protocol import Keys
-from empo2.recipe.trainer.gateway_client import GatewayClient
 
 from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, running_gateway, turns
 from .model_server import serving

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from empo2.memory import Tip
 from empo2.recipe.gateway.tips.injection import Block, ChatRequest, EpisodeTips
-from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.messages import newest_turn, text_of
+from empo2.recipe.tip_block import render_tips
 
 from .harness import assistant, user
 from .model_server import normal, tokenizer

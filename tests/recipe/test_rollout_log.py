@@ -13,7 +13,6 @@ from agentlightning.schemas import RolloutState
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.gateway.tips.text import render_tips
 from empo2.recipe.protocol import ERROR_EVENT, Mode
 from empo2.recipe.rollout_log import (
     SCHEMA,
@@ -25,6 +24,7 @@ from empo2.recipe.rollout_log import (
     rollout_files,
     write_rollouts,
 )
+from empo2.recipe.tip_block import render_tips
 from empo2.recipe.trainer.rollout_calls import calls_of
 from empo2.recipe.trainer.shown_rollouts import call_rows
 from empo2.recipe.trainer.step_results import StepResults

@@ -19,10 +19,10 @@ from empo2.recipe.config import Algorithm, Settings, load_settings
 from empo2.recipe.errors import Empo2Error, GatewayError, NoUsableRollouts
 from empo2.recipe.evaluation.panels import Panel
 from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, Player, planned_episodes
+from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.protocol import Mode, RolloutTag, scope_of
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 from empo2.recipe.trainer.advantages import compared_scores
-from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes, draw_tags
 from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, StepResults
 from empo2.recipe.trainer.tracking import step_line, training_metrics, validation_metrics

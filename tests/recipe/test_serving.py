@@ -15,7 +15,8 @@ from empo2.memory import MemoryStore, Step
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
 from empo2.recipe.gateway.dialects import responses
-from empo2.recipe.gateway.serve import direct_calls
+from empo2.recipe.gateway.episodes import direct_chats
+from empo2.recipe.gateway.request import SERVED
 from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.protocol import RolloutTag, Serving
 
@@ -105,14 +106,14 @@ async def test_every_dialect_is_served(serving: GatewayUnderTest) -> None:
 
 
 async def test_nothing_grows(serving: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_calls, "_MOST_CHATS", 2)
+    monkeypatch.setattr(direct_chats, "_MOST_CHATS", 2)
     monkeypatch.setattr(responses, "_MOST_RESPONSES", 1)
     async with client_of(serving) as client:
         for text in ("one", "two", "three"):
             for body in turns(text, "next"):
                 await client.chat.completions.create(model="mine", **body)
-        assert _events[direct_calls.SERVED] == {}
-        _rollouts.pop(direct_calls.SERVED)  # as after a day without a change
+        assert _events[SERVED] == {}
+        _rollouts.pop(SERVED)  # as after a day without a change
         first = await client.responses.create(model="mine", input="a dark room with a lamp")
         second = await client.responses.create(model="mine", input="it is lit", previous_response_id=first.id)
         with pytest.raises(openai.BadRequestError, match="no response"):

@@ -6,10 +6,9 @@ from contextlib import closing
 import httpx
 import pytest
 
-from empo2.recipe import protocol
+from empo2.recipe import gateway_client, protocol
 from empo2.recipe.errors import GatewayError
-from empo2.recipe.trainer import gateway_client
-from empo2.recipe.trainer.gateway_client import GatewayClient
+from empo2.recipe.gateway_client import GatewayClient
 
 from .harness import KEY, ROOMS, GatewayUnderTest
 

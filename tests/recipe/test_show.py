@@ -8,8 +8,8 @@ import pytest
 
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
+from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.rollout_log import read_rollouts, write_rollouts
-from empo2.recipe.trainer.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.shown_rollouts import call_rows
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from empo2.agents.houses.house import House
-from empo2.recipe.gateway.tips.text import render_tips
+from empo2.recipe.tip_block import render_tips
 from empo2.small_model import episodes
 from empo2.small_model.episodes import Episode, play
 from empo2.small_model.evaluate import measured, share

@@ -13,16 +13,17 @@ import structlog
 
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.episodes.chat_tokens import ChatTokens, prompt_ids_of, tip_free_prompt
 from empo2.recipe.gateway.episodes.episode import Episode, Turn
+from empo2.recipe.gateway.episodes.tip_search import TipSearch, find_tips
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.injection import PromptRequest
-from empo2.recipe.gateway.tips.search import TipSearch, find_tips
 from empo2.recipe.gateway.tokens import sampling
-from empo2.recipe.gateway.tokens.chat_tokens import ChatTokens, prompt_ids_of, tip_free
 from empo2.recipe.gateway.tokens.rendering import TEMPLATE_ARGUMENTS
 from empo2.recipe.gateway.tokens.replies import Prompt, Replies
+from empo2.recipe.gateway.traces import Span
 from empo2.recipe.messages import newest_observation, reply_of, spoken
 from empo2.recipe.protocol import CALL_EVENT, CallEvent
 
@@ -36,64 +37,43 @@ _TOO_LONG = ("context length", "maximum model length")
 
 @dataclass
 class ModelCall:
-    """One call: `prepare` makes it, `sent` is the request that is sent, `answered` or `refused` concludes it."""
+    """One call of a tagged rollout, made by `prepare_call`; `answered` or `refused` concludes it.
 
-    _services: Services
-    _episode: Episode
-    _body: Body
-    _found: TipSearch
-    _with_tips: Body
-    _tokens: ChatTokens
+    Attributes:
+        body: the agent's request.
+        found: its state and tips.
+        chat: the request with the tips in it.
+        sent: the request that is sent.
+        tokens: of the prompt that is sent.
+        tip_free: the prompt without tips, which the server is asked for while the policy generates; None if it is the
+            one that is sent.
+        teaches: True if the likeliest tokens are recorded beside each sampled one.
+        span: of the call.
+    """
 
-    @classmethod
-    async def prepare(cls, services: Services, episode: Episode, body: Body) -> "ModelCall":
-        """Find the call's tips and build the request that replaces the agent's. Never raises."""
-        started = time.perf_counter()
-        services.metrics.counts["calls"] += 1
-        try:
-            found = await find_tips(services, episode, body)
-        except Exception as error:
-            log.warning("tips left out of a call", rollout_id=episode.rollout_id, error=described(error))
-            services.metrics.counts["memory_failures"] += 1
-            found = TipSearch()
-        with_tips = {**body, **found.request.fields} if found.request else body
-        tokens = await ChatTokens.prepare(services, episode.rollout_id, episode.replies, with_tips)
-        services.metrics.memory_seconds += time.perf_counter() - started
-        if not episode.tag.read_only:
-            count_sampling(services, body)
-        return cls(services, episode, body, found, with_tips, tokens)
-
-    def __post_init__(self) -> None:
-        services, episode, request = self._services, self._episode, self._found.request
-        has_tips = request is not None and bool(request.carried)
-        self._tip_ids = [tip.id for tip in request.newest.tips] if request else []
-        self._span = services.traces.current()
-        self._span.set({names.TIPS_SHOWN: len(self._tip_ids), names.TIP_IDS: self._tip_ids})
-        sent = self._with_tips if episode.tag.read_only else sampling.neutral(self._with_tips)
-        # agent-lightning asks for no tops of completions.
-        self.teaches = episode.tag.teaches and "messages" in self._body
-        self.sent = {**sent, **self._tokens.fields, **(sampling.TOPS if self.teaches else {})}
-        if self.teaches and self._body.get("top_logprobs"):
-            _warn_once("top_logprobs of the agent are not answered in calls that are distilled")
-        self._tip_free: asyncio.Task[Prompt] | None = None
-        if episode.tag.off_policy and has_tips:  # asked for while the policy generates
-            asked = tip_free(services, episode.rollout_id, episode.replies, self._body)
-            self._tip_free = asyncio.create_task(asked)
-            # Reading the exception keeps asyncio from logging it when the call fails too and nobody awaits the ids.
-            self._tip_free.add_done_callback(lambda task: task.cancelled() or task.exception())
+    services: Services
+    episode: Episode
+    body: Body
+    found: TipSearch
+    chat: Body
+    sent: Body
+    tokens: ChatTokens
+    tip_free: asyncio.Task[Prompt] | None
+    teaches: bool
+    span: Span
 
     def refused(self, status: int, answer: Body | None) -> None:
         """Note an error response, or that there was no response (status 0)."""
-        if self._tip_free is not None:
-            self._tip_free.cancel()
-        self._episode.context_full = status == 400 and any(words in str(answer) for words in _TOO_LONG)
+        if self.tip_free is not None:
+            self.tip_free.cancel()
+        self.episode.context_full = status == 400 and any(words in str(answer) for words in _TOO_LONG)
 
     def answered(self, response: Body) -> None:
         """Record the call in the background, since the agent already has its reply.
 
         What the agent did not ask for is taken out of the response, in place.
         """
-        episode, body = self._episode, self._body
+        episode, body = self.episode, self.body
         tops: tuple[list[list[int]], list[list[float]]] = ([], [])
         if self.teaches:
             tops = sampling.take_tops(response)
@@ -102,37 +82,37 @@ class ModelCall:
         reply = reply_of(response)
         if reply is None:
             return
-        if isinstance(self._found.request, PromptRequest):
+        if isinstance(self.found.request, PromptRequest):
             episode.tips.replied(body["prompt"], spoken(reply))
         if prompt_ids := prompt_ids_of(response):
-            self._tokens.answered(response, prompt_ids)
-            if self._tip_free is not None:
-                episode.replies.add(body, self._tip_free, response)
-        if episode.tag.read_only or (not prompt_ids and self._services.settings.model.server is None):
+            self.tokens.answered(response, prompt_ids)
+            if self.tip_free is not None:
+                episode.replies.add(body, self.tip_free, response)
+        if episode.tag.read_only or (not prompt_ids and self.services.settings.model.server is None):
             return
-        chat = self._with_tips.get("messages") or [{"role": "user", "content": str(self._with_tips.get("prompt"))}]
+        chat = self.chat.get("messages") or [{"role": "user", "content": str(self.chat.get("prompt"))}]
         shared = {name: body[name] for name in _SHARED if name in body}
-        turn = Turn(self._found.state, chat, reply, shared, self._found.embedding)
+        turn = Turn(self.found.state, chat, reply, shared, self.found.embedding)
         episode.turns.append(turn)
         task = asyncio.create_task(self._record(turn, prompt_ids, *tops))
         episode.pending.add(task)
-        self._span.wait_for(task)
+        self.span.wait_for(task)
         task.add_done_callback(episode.pending.discard)
 
     async def _record(
         self, turn: Turn, prompt_ids: list[int], top_tokens: list[list[int]], top_log_probs: list[list[float]]
     ) -> None:
-        episode = self._episode
+        episode = self.episode
         async with episode.recording:
             visits = await self._visit(turn)
             if visits:
-                self._span.set({names.NOVELTY: 1 / visits, names.VISITS: visits})
+                self.span.set({names.NOVELTY: 1 / visits, names.VISITS: visits})
             event = CallEvent(
                 prompt_token_ids=prompt_ids,
-                tip_free_prompt_token_ids=await self._tip_free_ids() if self._tip_free else prompt_ids,
-                tip_ids=self._tip_ids,
+                tip_free_prompt_token_ids=await self._tip_free_ids() if self.tip_free else prompt_ids,
+                tip_ids=_new_tips(self.found),
                 scope=episode.tag.scope,
-                observation=newest_observation(self._body.get("messages") or []),
+                observation=newest_observation(self.body.get("messages") or []),
                 visits=visits,
                 intrinsic_reward=1 / visits if visits else 0.0,
                 top_tokens=top_tokens or None,
@@ -149,24 +129,24 @@ class ModelCall:
         """
         if not turn.state:
             return None
-        episode, memory = self._episode, self._services.memory
+        episode, memory = self.episode, self.services.memory
         try:
             if turn.embedding is None:
                 turn.embedding = await memory.embed(turn.state, urgent=False)
             return await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
         except Exception as error:
-            self._services.memory_failed(error)
+            self.services.memory_failed(error)
             return None
 
     async def _tip_free_ids(self) -> list[int] | None:
         """Return the ids of the agent's own prompt; None if they are unknown, never the ids of the prompt with tips."""
-        assert self._tip_free is not None
+        assert self.tip_free is not None
         try:
-            return (await self._tip_free).ids.tolist()
+            return (await self.tip_free).ids.tolist()
         except Exception as error:
             # The event is recorded without them; the trainer leaves such a turn out of an off-policy update.
-            log.error("no tip-free prompt", rollout_id=self._episode.rollout_id, error=described(error))
-            self._services.metrics.counts["tokenize_failures"] += 1
+            log.error("no tip-free prompt", rollout_id=self.episode.rollout_id, error=described(error))
+            self.services.metrics.counts["tokenize_failures"] += 1
             return None
 
 
@@ -175,21 +155,60 @@ class PlainCall:
     """One call of plain GRPO, whose rollouts have no tag: sampled and continued as those of EMPO²; see `ModelCall`."""
 
     sent: Body
-    _tokens: ChatTokens
+    tokens: ChatTokens
     teaches: ClassVar = False
-
-    @classmethod
-    async def prepare(cls, services: Services, rollout_id: str, replies: Replies, body: Body) -> "PlainCall":
-        count_sampling(services, body)
-        tokens = await ChatTokens.prepare(services, rollout_id, replies, body)
-        return cls({**sampling.neutral(body), **tokens.fields}, tokens)
 
     def answered(self, response: Body) -> None:
         if reply_of(response) is not None:
-            self._tokens.answered(response, prompt_ids_of(response))
+            self.tokens.answered(response, prompt_ids_of(response))
 
     def refused(self, status: int, answer: Body | None) -> None:
         """Nothing is held of a call that failed."""
+
+
+async def prepare_call(services: Services, episode: Episode, body: Body) -> ModelCall:
+    """Find a call's tips and build the request that replaces the agent's. Never raises."""
+    started = time.perf_counter()
+    tag, span = episode.tag, services.traces.current()
+    services.metrics.counts["calls"] += 1
+    try:
+        found = await find_tips(services, episode, body)
+    except Exception as error:
+        log.warning("tips left out of a call", rollout_id=episode.rollout_id, error=described(error))
+        services.metrics.counts["memory_failures"] += 1
+        found = TipSearch()
+    chat = {**body, **found.request.fields} if found.request else body
+    tokens = await ChatTokens.prepare(services, episode.rollout_id, episode.replies, chat)
+    services.metrics.memory_seconds += time.perf_counter() - started
+    span.set({names.TIPS_SHOWN: len(_new_tips(found)), names.TIP_IDS: _new_tips(found)})
+    teaches = tag.teaches and "messages" in body  # agent-lightning asks for no tops of completions
+    if not tag.read_only:
+        count_sampling(services, body)
+    if teaches and body.get("top_logprobs"):
+        _warn_once("top_logprobs of the agent are not answered in calls that are distilled")
+    sent = {
+        **(chat if tag.read_only else sampling.neutral(chat)),
+        **tokens.fields,
+        **(sampling.TOPS if teaches else {}),
+    }
+    tip_free = None
+    if tag.off_policy and found.request is not None and found.request.carried:
+        tip_free = asyncio.create_task(tip_free_prompt(services, episode.rollout_id, episode.replies, body))
+        # Reading the exception keeps asyncio from logging it when the call fails too and nobody awaits the ids.
+        tip_free.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return ModelCall(services, episode, body, found, chat, sent, tokens, tip_free, teaches, span)
+
+
+async def prepare_plain_call(services: Services, rollout_id: str, replies: Replies, body: Body) -> PlainCall:
+    """Build the request that replaces one of plain GRPO. Never raises."""
+    count_sampling(services, body)
+    tokens = await ChatTokens.prepare(services, rollout_id, replies, body)
+    return PlainCall({**sampling.neutral(body), **tokens.fields}, tokens)
+
+
+def _new_tips(found: TipSearch) -> list[int]:
+    """Return the ids of the tips that the newest turn is sent with."""
+    return [tip.id for tip in found.request.newest.tips] if found.request else []
 
 
 def count_sampling(services: Services, body: Body) -> None:

@@ -77,7 +77,7 @@ class Reflector:
             await self._credit.finished(episode, score)
             success = score >= self._services.settings.algorithm.success_return
             if not success or self._services.settings.reflection.of == "all":
-                with self._services.traces.memory(names.CREATE, episode) as span:
+                with self._services.traces.memory(names.CREATE, episode.rollout_id, episode.tag) as span:
                     await self._reflect(episode, score, success, span)
 
     async def _reflect(self, episode: Episode, score: float, success: bool, span: Span) -> None:

@@ -8,10 +8,10 @@ import json
 
 from starlette.responses import Response
 
-from empo2.recipe.gateway.episodes.call import ModelCall, PlainCall
+from empo2.recipe.gateway.episodes.call import ModelCall, PlainCall, prepare_call, prepare_plain_call
+from empo2.recipe.gateway.episodes.direct_chats import DirectChats
 from empo2.recipe.gateway.episodes.episode import Episodes
-from empo2.recipe.gateway.request import Answer, Next, Request
-from empo2.recipe.gateway.serve.direct_calls import SERVED, DirectChats
+from empo2.recipe.gateway.request import SERVED, Answer, Next, Request
 from empo2.recipe.gateway.services import Services
 
 
@@ -52,11 +52,11 @@ class MemoryCalls:
     async def _call_of(self, request: Request) -> ModelCall | PlainCall | None:
         services, body, training = self._services, request.body, request.mode == "train"
         if self._chats is not None and request.rollout_id == SERVED:
-            return await ModelCall.prepare(services, self._chats.episode(body), body)
+            return await prepare_call(services, self._chats.episode(body), body)
         episode = self._episodes.of(request.rollout_id, request.attempt_id)
         if episode is not None and (training or episode.tag.read_only):
-            return await ModelCall.prepare(services, episode, body)
+            return await prepare_call(services, episode, body)
         if episode is None and training and services.settings.algorithm.name == "grpo":
             replies = self._episodes.replies_of(request.rollout_id, request.attempt_id)
-            return await PlainCall.prepare(services, request.rollout_id, replies, body)
+            return await prepare_plain_call(services, request.rollout_id, replies, body)
         return None

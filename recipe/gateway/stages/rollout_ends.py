@@ -32,7 +32,7 @@ class RolloutEnds:
             # Before the answer leaves: the trainer may read and delete the rollout a moment later.
             episode = self._episodes.conclude(rollout_id)
             if since is not None:
-                self._traces.rollout_ended(rollout_id, since, episode)
+                self._traces.rollout_ended(rollout_id, since, episode and episode.shown.keys())
             if episode is not None:
                 succeeded = rollout.status.state == upstream.RolloutState.SUCCEEDED
                 self._reflector.finished(episode, succeeded=succeeded, rewards=upstream.rewards_of(rollout_id))

@@ -3,8 +3,7 @@
 from starlette.responses import Response
 
 from empo2.recipe.gateway import trace_names as names
-from empo2.recipe.gateway.request import Answer, Next, Request
-from empo2.recipe.gateway.serve.direct_calls import SERVED
+from empo2.recipe.gateway.request import SERVED, Answer, Next, Request
 from empo2.recipe.gateway.services import Services
 
 

@@ -1,12 +1,10 @@
-"""Tips as text: render them for a prompt, and extract one clean sentence from the reply to a reflection."""
+"""Tips as text: clean them, and extract one clean sentence from the reply to a reflection."""
 # ruff: noqa: RUF001 (quotes, dashes, full stops and signs of other languages are meant)
 
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Literal
-
-TIPS_HEADING = "Notes from earlier episodes of this task (each may be wrong):"
 
 # Twice an English word with its space; limits text without spaces, which max_words cannot.
 _CHARACTERS_PER_WORD = 12
@@ -51,16 +49,6 @@ _TEMPLATE_MARK = (
 )
 _TEMPLATE_ENDS = ">＞]"
 _TEMPLATE_CHARACTERS = 44  # of the longest mark
-
-
-def render_tips(texts: Sequence[str]) -> str:
-    """Return the block to put before a turn's own text; empty for no tips."""
-    return "\n".join([TIPS_HEADING, *map(tip_line, texts)]) if texts else ""
-
-
-def tip_line(text: str) -> str:
-    """Return a tip's line in the block."""
-    return f"- {text}"
 
 
 def shown_tip(text: str, special_tokens: Sequence[str], max_words: int) -> str:

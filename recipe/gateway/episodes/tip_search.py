@@ -14,8 +14,8 @@ from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.injection import Block, ChatRequest, PromptRequest
-from empo2.recipe.gateway.tips.text import TIPS_HEADING, render_tips, tip_line
 from empo2.recipe.gateway.traces import Span
+from empo2.recipe.tip_block import TIPS_HEADING, render_tips, tip_line
 
 
 @dataclass
@@ -50,7 +50,7 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
         room = services.settings.memory.episode_tokens - _tokens(request) - _line_tokens(services, TIPS_HEADING) - 1
         block = Block()
         if room > 0:
-            with services.traces.memory(names.SEARCH, episode) as span:
+            with services.traces.memory(names.SEARCH, episode.rollout_id, episode.tag) as span:
                 span.tell({names.QUERY: state})
                 block, embedding = await _search(services, episode, state, carried, room, span)
                 span.set({names.TIPS_SHOWN: len(block.tips), names.TIP_IDS: [tip.id for tip in block.tips]})

@@ -22,7 +22,7 @@ from empo2.recipe.messages import Message
 
 log = structlog.get_logger()
 
-# Understood by vLLM's chat completions with ``recipe/trainer/compat/prompt_ids.py``.
+# Understood by vLLM's chat completions with ``recipe/engine/prompt_ids.py``.
 FIELD = "prompt_token_ids"
 
 
@@ -93,7 +93,7 @@ def prompt_ids_of(response: Body) -> list[int]:
     return response.get("prompt_token_ids") or choices[0].get("prompt_token_ids") or []
 
 
-async def tip_free(services: Services, rollout_id: str, replies: Replies, body: Body) -> Prompt:
+async def tip_free_prompt(services: Services, rollout_id: str, replies: Replies, body: Body) -> Prompt:
     """Return the prompt of a chat that is not sent, continued as one that is.
 
     Raises:

@@ -1,39 +1,15 @@
-"""Calls of agents that have no rollout, as of any OpenAI-compatible server: ``/v1/...`` (``empo2 serve``).
+"""The chats of agents that have no rollout: each is an episode, so that tips are shown as in validation."""
 
-They all belong to one rollout, which stays open and keeps no events, since nobody trains on them. Each chat is an
-episode of its own, so that tips are shown as in validation.
-"""
-
-from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
 
-from starlette.responses import Response
-
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.episode import Episode
-from empo2.recipe.gateway.request import Body, Next, Request
+from empo2.recipe.gateway.request import SERVED, Body
 from empo2.recipe.messages import digest
 from empo2.recipe.protocol import RolloutTag
 
-SERVED = "served"  # the rollout's id
-_PATH = "/v1/"
 _MOST_CHATS = 10_000
-
-
-class DirectCalls:
-    """Turn ``/v1/...`` into a call of the one rollout."""
-
-    async def __call__(self, request: Request, forward: Next) -> Response:
-        if not request.path.startswith(_PATH):
-            return await forward(request)
-        api = request.path.removeprefix(_PATH).removeprefix("v1/")
-        await upstream.keep_open(SERVED)
-        try:
-            address = {"rollout_id": SERVED, "attempt_id": upstream.DEFAULT_ATTEMPT_ID, "mode": "val"}
-            return await forward(replace(request, kind="call", api=api, **address))
-        finally:
-            upstream.forget_events(SERVED)
 
 
 class DirectChats:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp
 from vllm.entrypoints.serve.render.serving import OpenAIServingRender
 
-from empo2.recipe.trainer.compat.model_key import KeyCheck
+from empo2.recipe.engine.model_key import KeyCheck
 
 FIELD = "prompt_token_ids"
 

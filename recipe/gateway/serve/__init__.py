@@ -1,1 +1,0 @@
-"""Agents without a trainer, and the routes that they expect of a model server."""

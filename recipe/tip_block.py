@@ -1,0 +1,23 @@
+"""The block of tips in a prompt: the gateway writes it, and who reads a recorded chat finds it here again."""
+
+import re
+from collections.abc import Sequence
+
+TIPS_HEADING = "Notes from earlier episodes of this task (each may be wrong):"
+
+_BLOCK = re.compile(re.escape(TIPS_HEADING) + r"(?:\n- .*)*")
+
+
+def render_tips(texts: Sequence[str]) -> str:
+    """Return the block to put before a turn's own text; empty for no tips."""
+    return "\n".join([TIPS_HEADING, *map(tip_line, texts)]) if texts else ""
+
+
+def tip_line(text: str) -> str:
+    """Return a tip's line in the block."""
+    return f"- {text}"
+
+
+def blocks_in(text: str) -> list[str]:
+    """Return the blocks in a text, in their order."""
+    return _BLOCK.findall(text)
