@@ -16,7 +16,10 @@ FLOORS = (
     {"protocol", "messages", "baselines", "config", "errors", "failures", "interruption", "marked_lines", "network"}
     | {"preemption", "redaction", "rollout_log", "run_folder", "scopes", "waiting"},
     {"gateway", "trainer", "controller"},
-    {"launcher", "retrofit", "evaluation"},
+    {"files"},
+    {"preflight"},
+    {"launcher", "retrofit"},
+    {"evaluation"},
     {"cli"},
 )
 

@@ -55,7 +55,7 @@ def adapt(
     from empo2.recipe.evaluation.episode_progress import progress
     from empo2.recipe.evaluation.episode_results import Results
     from empo2.recipe.evaluation.player import Player
-    from empo2.recipe.launcher.tasks import check_rows
+    from empo2.recipe.files.tasks import check_rows
     from empo2.recipe.protocol import scope_of
     from empo2.recipe.trainer.gateway_client import GatewayClient
 
