@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from empo2.memory import SentenceEmbedder
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher import estimate
-from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+from empo2.recipe.files.models import SMOLLM2, resolve_model
+from empo2.recipe.preflight import estimate
 from empo2.recipe.trainer import log_probs
 
 VOCABULARY, HIDDEN = 152_064, 3_584  # Qwen2.5-7B

@@ -18,8 +18,8 @@ from gpu_parts import Part
 from rich.markup import escape
 
 from empo2.recipe.config import Settings, load_settings
-from empo2.recipe.launcher import estimate, machine
-from empo2.recipe.launcher.estimate import GIB
+from empo2.recipe.preflight import estimate, machine
+from empo2.recipe.preflight.estimate import GIB
 from empo2.recipe.run_folder import MEMORY_FILE, checkpoint_folder, is_complete, read_metrics
 
 ROOT = Path(__file__).parents[1]

@@ -53,8 +53,8 @@ from empo2.memory import copy_memory
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.evaluation.adaptation import memory_of
 from empo2.recipe.evaluation.episode_results import read_results
-from empo2.recipe.launcher.model_files import NOTES
-from empo2.recipe.launcher.plan import Trial
+from empo2.recipe.files.models import NOTES
+from empo2.recipe.files.plan import Trial
 from empo2.recipe.launcher.sweep import has_ended, train
 from empo2.recipe.protocol import scope_of
 from empo2.recipe.rollout_log import SCHEMA, rollout_files

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from empo2.recipe.config import lay_over, load_settings
-from empo2.recipe.launcher.plan import Trial
+from empo2.recipe.files.plan import Trial
 
 ROOT = Path(__file__).parents[1]
 PLAN = Path(__file__).with_name("learning.yaml")

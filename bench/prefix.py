@@ -27,7 +27,7 @@ from rich.table import Table
 from shared import HEADERS, SCOPE, Goal, empo2_gateway, fill_memory, free_port, report, say, server, turns
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+from empo2.recipe.files.models import SMOLLM2, resolve_model
 from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.trainer.ray_environment import VARIABLES
 

@@ -27,9 +27,9 @@ from empo2.agents.houses.agent import SYSTEM
 from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import TAKE, House, room_text
 from empo2.memory.cpu import fast_dtype
+from empo2.recipe.files.checkpoints import merged
+from empo2.recipe.files.models import NOTES, resolve_model
 from empo2.recipe.gateway.tips.injection import Block, ChatRequest, EpisodeTips
-from empo2.recipe.launcher.checkpoints import merged
-from empo2.recipe.launcher.model_files import NOTES, resolve_model
 from empo2.recipe.run_folder import CHECKPOINTS, complete_checkpoints, step_of
 from empo2.recipe.tip_block import render_tips
 from empo2.small_model.evaluate import true_note

@@ -44,7 +44,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from shared import Goal, observation, report
 
-from empo2.recipe.launcher.processes import Processes, bind, running
+from empo2.recipe.launcher.processes import Processes, running
+from empo2.recipe.network import bind
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path += [str(TESTS), str(TESTS / "recipe")]

@@ -33,7 +33,7 @@ from rich.table import Table
 from shared import HEADERS, Goal, empo2_gateway, free_port, report, say, server, turns
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.model_files import NOTES, SMOLLM2, resolve_model
+from empo2.recipe.files.models import NOTES, SMOLLM2, resolve_model
 from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.trainer.ray_environment import VARIABLES
 

@@ -1,4 +1,4 @@
-"""The network that the hosts of a run share: this host's address and interface in it."""
+"""The network that the hosts of a run share: this host's address and interface in it, and the gateway's socket."""
 
 import ipaddress
 import socket
@@ -45,3 +45,19 @@ def gateway_host(settings: Settings) -> str:
     """
     network = settings.hardware.network
     return settings.gateway.host or (LOOPBACK if network is None else address_in(network)[0])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket for the gateway to inherit, so that no other process can take the port.
+
+    A ConfigError if it is taken, or the host is not this machine's.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"gateway.port={port} on {host}: {error.strerror}; 0 takes a free one") from None
+    listener.listen(1024)
+    return listener

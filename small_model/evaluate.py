@@ -19,7 +19,7 @@ from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import House
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import Reflection, load_settings
-from empo2.recipe.launcher.model_files import NOTES, resolve_model
+from empo2.recipe.files.models import NOTES, resolve_model
 from empo2.small_model.episodes import Episode, play
 from empo2.small_model.houses import DEV_SEEDS, LEVEL_SEEDS, TEST_SEEDS
 from empo2.small_model.levels import first

@@ -13,7 +13,7 @@ import random
 from pathlib import Path
 
 from empo2.recipe.config import Reflection, load_settings
-from empo2.recipe.launcher.model_files import ADAPTER_FILES, CHECKSUMS, SMOLLM2, resolve_model
+from empo2.recipe.files.models import ADAPTER_FILES, CHECKSUMS, SMOLLM2, resolve_model
 from empo2.small_model.houses import MAKE_SEEDS, disguised, walk_all
 from empo2.small_model.rows import READING, WRITING, rows
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from empo2.recipe.launcher.model_files import resolve_model
+from empo2.recipe.files.models import resolve_model
 
 CLI = [sys.executable, "-m", "empo2.recipe.cli"]
 MODEL = "smollm2-135m-instruct"

@@ -93,10 +93,11 @@ def test_trainer_alone_waits_for_a_gateway_and_looks_at_the_cluster(cli: Cli, mo
     waits, ends = errors.splitlines()[-2:]
     assert code == 1 and f"waiting for a gateway at {url} (" in waits and "does not answer after 0 minutes" in ends
     looked: list[str] = []
-    launcher = "empo2.recipe.launcher"
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    monkeypatch.setattr(f"{launcher}.cluster.require_cluster", lambda *_: looked.append("cluster") or ["disk"])
-    monkeypatch.setattr(f"{launcher}.launch.train_only", lambda *_: looked.append("trainer"))
+    monkeypatch.setattr(
+        "empo2.recipe.preflight.cluster.require_cluster", lambda *_: looked.append("cluster") or ["disk"]
+    )
+    monkeypatch.setattr("empo2.recipe.launcher.launch.train_only", lambda *_: looked.append("trainer"))
     command = ["train", "--profile", "cpu", "--gateway", url]
     code, output, _ = cli(*command)
     assert code == 0 and looked == ["cluster", "trainer"] and "warning  disk" in output

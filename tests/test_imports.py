@@ -22,7 +22,10 @@ FLOORS = (
     {"engine"},
     {"gateway", "trainer", "controller"},
     {"a paper of baselines"},
-    {"launcher", "retrofit", "evaluation"},
+    {"files"},
+    {"preflight"},
+    {"launcher", "retrofit"},
+    {"evaluation"},
     {"cli"},
     {"__init__"},  # the package's front door leads to the trainer
 )

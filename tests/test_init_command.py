@@ -10,8 +10,8 @@ import pytest
 from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.files.tasks import load_tasks
 from empo2.recipe.gateway.tips.state import StateReader
-from empo2.recipe.launcher.tasks import load_tasks
 from empo2.recipe.retrofit.findings import examine
 from empo2.recipe.retrofit.recorder import Body, Call, Trace
 from empo2.recipe.retrofit.starter import scope_choices

@@ -24,7 +24,7 @@ import probe
 from empo2.agents.houses.house import House
 from empo2.memory import MemoryStore
 from empo2.recipe.config import lay_over
-from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+from empo2.recipe.files.models import SMOLLM2, resolve_model
 
 from .memory.stores import add, play
 

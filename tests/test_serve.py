@@ -14,7 +14,7 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from empo2.recipe.launcher.model_files import resolve_model
+from empo2.recipe.files.models import resolve_model
 from empo2.recipe.protocol import MODEL_KEY
 
 from .processes import marking, until

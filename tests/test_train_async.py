@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.launcher.model_files import resolve_model
+from empo2.recipe.files.models import resolve_model
 from empo2.recipe.rollout_log import rollout_files
 
 from .processes import until

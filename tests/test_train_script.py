@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from empo2.memory.cpu import fast_dtype
+from empo2.recipe.files.models import resolve_model
 from empo2.recipe.launcher.launch import bind
-from empo2.recipe.launcher.model_files import resolve_model
 
 from .stack import CLI, MODEL, environment
 

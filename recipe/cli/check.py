@@ -10,7 +10,7 @@ from empo2.recipe.cli.options import SettingsOptions, with_options
 from empo2.recipe.config import Settings
 
 if TYPE_CHECKING:
-    from empo2.recipe.launcher.estimate import Card, Shape, Terms
+    from empo2.recipe.preflight.estimate import Card, Shape, Terms
 
 EXAMPLES = """\b
 examples:
@@ -32,10 +32,10 @@ def check(
     Reads nvidia-smi; what it says of memory and time is estimated. Exits with 1 if something cannot work.
     """
     from empo2.recipe.errors import ConfigError
-    from empo2.recipe.launcher.cluster import look_at_cluster
-    from empo2.recipe.launcher.estimate import CARDS
-    from empo2.recipe.launcher.machine import ESTIMATED, Gpus, find_shape, look, read_gpus
-    from empo2.recipe.launcher.model_files import model_of
+    from empo2.recipe.files.models import model_of
+    from empo2.recipe.preflight.cluster import look_at_cluster
+    from empo2.recipe.preflight.estimate import CARDS
+    from empo2.recipe.preflight.machine import ESTIMATED, Gpus, find_shape, look, read_gpus
 
     settings = options.settings()
     if gpu is not None and gpu not in CARDS:
@@ -76,7 +76,7 @@ def _gib(size: float) -> str:
 
 
 def _show_processes(settings: Settings, shape: "Shape") -> None:
-    from empo2.recipe.launcher.machine import cpu_memory
+    from empo2.recipe.preflight.machine import cpu_memory
 
     terms = cpu_memory(settings, shape)
     print(f"\nGiB of main memory at the longest row, estimated; {shape.parameters / 1e6:.0f} million parameters")
@@ -86,7 +86,7 @@ def _show_processes(settings: Settings, shape: "Shape") -> None:
 
 def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> bool:
     """Print memory and time; return whether the run fits."""
-    from empo2.recipe.launcher import estimate
+    from empo2.recipe.preflight import estimate
 
     phases, limit = estimate.phases(settings, shape, card), estimate.USABLE * card.memory
     gpus = estimate.gpus_of(settings)
@@ -114,7 +114,7 @@ def _cell(terms: "Terms", name: str) -> str:
 
 
 def _show_step(settings: Settings, shape: "Shape", card: "Card") -> None:
-    from empo2.recipe.launcher import estimate
+    from empo2.recipe.preflight import estimate
 
     step = estimate.step_time(settings, shape, card)
     if step is None:

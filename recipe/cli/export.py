@@ -24,8 +24,8 @@ def export(
     It has the weights, the tokenizer with its chat template, the settings (empo2.yaml) and a model card; transformers,
     vLLM, empo2 eval and empo2 serve load it.
     """
-    from empo2.recipe.launcher.checkpoints import find_checkpoint, run_of
-    from empo2.recipe.launcher.export import export_checkpoint
+    from empo2.recipe.files.checkpoints import find_checkpoint, run_of
+    from empo2.recipe.files.export import export_checkpoint
     from empo2.recipe.run_folder import step_of
 
     os.umask(0o077)  # weights and tips are for their owner only

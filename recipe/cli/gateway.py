@@ -37,14 +37,13 @@ def gateway(
 ) -> None:
     """Start the gateway alone, in the place of agl-server."""
     from empo2.memory import EmbedderError, MemoryFileError
+    from empo2.recipe.files.models import model_of
+    from empo2.recipe.files.run_directory import memory_file
     from empo2.recipe.gateway.app import make_gateway
     from empo2.recipe.gateway.logs import configure_logs
     from empo2.recipe.gateway.memory import open_memory
     from empo2.recipe.launcher.commands import ADMIN_KEY, KEY, given_keys
-    from empo2.recipe.launcher.model_files import model_of
-    from empo2.recipe.launcher.processes import bind
-    from empo2.recipe.launcher.run_directory import memory_file
-    from empo2.recipe.network import gateway_host
+    from empo2.recipe.network import bind, gateway_host
 
     os.umask(0o077)  # tips are for their owner only
     settings = options.settings()

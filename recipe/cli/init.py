@@ -80,12 +80,12 @@ def init(
     model is loaded: replies come from a script, or from a server. Files are written if the agent can be trained. Exit
     code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
+    from empo2.recipe.files.models import model_of
+    from empo2.recipe.files.tasks import check_agent, load_tasks
+    from empo2.recipe.files.tool_calls import tool_support
     from empo2.recipe.gateway.tips.state import StateReader
-    from empo2.recipe.launcher.model_files import model_of
     from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.launcher.serving import check_server
-    from empo2.recipe.launcher.tasks import check_agent, load_tasks
-    from empo2.recipe.launcher.tool_calls import tool_support
     from empo2.recipe.retrofit import starter
     from empo2.recipe.retrofit.findings import Finding, examine, offered_tools
     from empo2.recipe.retrofit.recorder import record

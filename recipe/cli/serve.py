@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from empo2.recipe.cli.options import MemoryFrom, Model, Server, SettingsOptions, with_options
-from empo2.recipe.cli.panel_options import playing_layer, put_memory, settings_file
+from empo2.recipe.cli.panel_options import playing_layer, settings_file
 from empo2.recipe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def serve(
     whoever has the key. Agents keep their temperature; one that sets none gets model.val_temperature.
     """
     from empo2.recipe.config import lay_over, load_settings, read_layer
-    from empo2.recipe.launcher.checkpoints import find_model
+    from empo2.recipe.files.checkpoints import find_model
+    from empo2.recipe.files.run_directory import memory_file, put_memory
     from empo2.recipe.launcher.commands import given_keys
-    from empo2.recipe.launcher.machine import require_gpus
-    from empo2.recipe.launcher.run_directory import memory_file
     from empo2.recipe.launcher.serving import gateway_of
+    from empo2.recipe.preflight.machine import require_gpus
     from empo2.recipe.protocol import Serving
 
     os.umask(0o077)  # chats and tips are for their owner only

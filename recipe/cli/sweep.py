@@ -49,7 +49,7 @@ def sweep(
 
     from empo2.recipe.evaluation.run_lines import Line, read_run
     from empo2.recipe.evaluation.run_report import show_lines
-    from empo2.recipe.launcher.plan import read_plan
+    from empo2.recipe.files.plan import read_plan
     from empo2.recipe.launcher.sweep import check_settings, has_ended, train_all
 
     os.umask(0o077)  # chats, tips and weights are for their owner only

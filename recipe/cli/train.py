@@ -14,7 +14,7 @@ from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 
 if TYPE_CHECKING:
-    from empo2.recipe.launcher.tasks import Tasks
+    from empo2.recipe.files.tasks import Tasks
 
 _CALL_SECONDS = 60
 
@@ -36,12 +36,12 @@ def train(
     from rich.console import Console
 
     from empo2.recipe.evaluation.run_report import show_runs
-    from empo2.recipe.launcher import plan
-    from empo2.recipe.launcher.cluster import require_cluster
+    from empo2.recipe.files import plan
+    from empo2.recipe.files.models import model_of
+    from empo2.recipe.files.run_directory import open_run_directory
     from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.launch import launch, train_only
-    from empo2.recipe.launcher.model_files import model_of
-    from empo2.recipe.launcher.run_directory import open_run_directory
+    from empo2.recipe.preflight.cluster import require_cluster
 
     os.umask(0o077)  # chats, tips and weights are for their owner only
     settings = options.settings(plan.ablation(ablation) if ablation is not None else {})
@@ -65,7 +65,7 @@ def _check_tools(settings: Settings, tasks: "Tasks", model: str) -> None:
 
     Only for such a model the agent is started, with its first task and a scripted model.
     """
-    from empo2.recipe.launcher.tool_calls import tool_support
+    from empo2.recipe.files.tool_calls import tool_support
     from empo2.recipe.retrofit.findings import offered_tools
     from empo2.recipe.retrofit.recorder import record
 

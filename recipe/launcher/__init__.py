@@ -1,1 +1,1 @@
-"""Start, watch and stop a run; make its folder, and load its model and tasks."""
+"""Start, watch and stop the processes of a run, of a sweep, or of a server."""

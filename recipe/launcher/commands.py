@@ -48,7 +48,7 @@ def environment_without(*names: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def in_memory(settings: Settings) -> Iterator[int]:
+def settings_descriptor(settings: Settings) -> Iterator[int]:
     """Yield the descriptor of a file in RAM with all settings; the one in the run's folder has no secrets."""
     file = os.memfd_create("settings")
     try:
@@ -58,15 +58,15 @@ def in_memory(settings: Settings) -> Iterator[int]:
         os.close(file)
 
 
-def empo2_command(verb: str, settings: int) -> list[str]:
-    """Return the command line of a verb that reads its settings from a descriptor."""
-    return [sys.executable, "-m", "empo2.recipe.cli", verb, "--config", f"/dev/fd/{settings}"]
+def empo2_command(verb: str, descriptor: int) -> list[str]:
+    """Return the command line of a verb that reads its settings from a file's descriptor."""
+    return [sys.executable, "-m", "empo2.recipe.cli", verb, "--config", f"/dev/fd/{descriptor}"]
 
 
-def gateway_command(directory: Path, settings: int, listener: int) -> list[str]:
-    """Return the command line of the gateway, which listens at a descriptor and keeps its memory in the folder."""
+def gateway_command(directory: Path, descriptor: int, listener: int) -> list[str]:
+    """Return the gateway's command line: descriptors of its settings and its socket, and its memory's folder."""
     memory = str(directory / MEMORY_FILE)
-    return [*empo2_command("gateway", settings), "--fd", str(listener), "--memory", memory]
+    return [*empo2_command("gateway", descriptor), "--fd", str(listener), "--memory", memory]
 
 
 def controller_command(settings: Settings, url: str) -> list[str]:
@@ -78,19 +78,23 @@ def controller_command(settings: Settings, url: str) -> list[str]:
 def start_gateway(
     processes: Processes,
     directory: Path,
-    settings: int,
+    descriptor: int,
     listener: socket.socket,
     keys: Keys,
     *,
     options: Sequence[str] = (),
     secrets: Mapping[str, str] | None = None,
 ) -> None:
-    """Start the gateway; its command line has ``options``, its environment the keys and other ``secrets``."""
+    """Start the gateway; its command line has ``options``, its environment the keys and other ``secrets``.
+
+    Args:
+        descriptor: of the file with its settings.
+    """
     processes.start(
         "gateway",
-        [*gateway_command(directory, settings, listener.fileno()), *options],
+        [*gateway_command(directory, descriptor, listener.fileno()), *options],
         secrets={KEY: keys.agent, ADMIN_KEY: keys.admin, **(secrets or {})},
-        inherit=(settings, listener.fileno()),
+        inherit=(descriptor, listener.fileno()),
     )
 
 

@@ -14,20 +14,20 @@ from rich.console import Console
 
 from empo2.recipe.config import Settings, traces_endpoint, warnings_of
 from empo2.recipe.errors import ConfigError, Empo2Error, Preempted, ProcessError
+from empo2.recipe.files.models import model_of
+from empo2.recipe.files.run_directory import how_to_resume, last_set_aside, open_run_directory
+from empo2.recipe.files.tasks import Tasks, check_agent, load_tasks
+from empo2.recipe.files.tool_calls import tool_support
 from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.launcher import commands
-from empo2.recipe.launcher.cluster import require_cluster
-from empo2.recipe.launcher.machine import require_room
-from empo2.recipe.launcher.model_files import model_of
-from empo2.recipe.launcher.processes import bind, ending_descendants, running
+from empo2.recipe.launcher.processes import ending_descendants, running
 from empo2.recipe.launcher.progress import RunProgress
-from empo2.recipe.launcher.run_directory import how_to_resume, last_set_aside, open_run_directory
-from empo2.recipe.launcher.tasks import Tasks, check_agent, load_tasks
-from empo2.recipe.launcher.tool_calls import tool_support
 from empo2.recipe.launcher.watch import Watch
 from empo2.recipe.marked_lines import STAGES
-from empo2.recipe.network import gateway_host
+from empo2.recipe.network import bind, gateway_host
+from empo2.recipe.preflight.cluster import require_cluster
+from empo2.recipe.preflight.machine import require_room
 from empo2.recipe.protocol import scope_of
 from empo2.recipe.rollout_log import read_dropped, rollout_files
 from empo2.recipe.run_folder import CHECKPOINTS, ROLLOUTS, TASKS_FILE, last_checkpoint, step_of
@@ -95,15 +95,15 @@ def launch(settings: Settings, profile: str | None, console: Console, *, check: 
         try:
             with (
                 running(directory, commands.environment_without(*_RAY_TOKEN)) as processes,  # agents need no Ray
-                commands.in_memory(settings) as file,
+                commands.settings_descriptor(settings) as descriptor,
                 RunProgress(console, settings.run.steps, done=done, started=started) as shown,
             ):
                 shown.loading(STAGES[0])
-                trainer = _trainer(directory, file, url)
+                trainer = _trainer(directory, descriptor, url)
                 token = {name: os.environ[name] for name in _RAY_TOKEN if name in os.environ}
                 secrets = {commands.ADMIN_KEY: keys.admin, **token}
-                processes.start("trainer", trainer, secrets=secrets, inherit=(file,), may_end=True, saves=True)
-                commands.start_gateway(processes, directory, file, listener, keys)
+                processes.start("trainer", trainer, secrets=secrets, inherit=(descriptor,), may_end=True, saves=True)
+                commands.start_gateway(processes, directory, descriptor, listener, keys)
                 commands.wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
                 if settings.agent.concurrency:
                     commands.start_controller(processes, settings, url, keys)
@@ -154,5 +154,5 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
     run_empo2(config, tasks.train, tasks.val)
 
 
-def _trainer(directory: Path, settings: int, url: str) -> list[str]:
-    return [*commands.empo2_command("train", settings), "--gateway", url, "--run-directory", str(directory)]
+def _trainer(directory: Path, descriptor: int, url: str) -> list[str]:
+    return [*commands.empo2_command("train", descriptor), "--gateway", url, "--run-directory", str(directory)]

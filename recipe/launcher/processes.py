@@ -3,7 +3,6 @@
 import contextlib
 import math
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 from empo2.agents.process_guard import adopt_orphans, end_descendants, guarded
 from empo2.recipe import interruption, preemption
-from empo2.recipe.errors import ConfigError, Preempted, ProcessError
+from empo2.recipe.errors import Preempted, ProcessError
 from empo2.recipe.failures import first_error
 
 _STOP_SECONDS = 20
@@ -23,22 +22,6 @@ _STEADY_SECONDS = 60
 _LOG_LINES = 15
 _ERROR_LINES = 200  # an error above them is one that the process has survived
 _ERROR = "empo2: error: "
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket for the gateway to inherit, so that no other process can take the port.
-
-    A ConfigError if it is taken, or the host is not this machine's.
-    """
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"gateway.port={port} on {host}: {error.strerror}; 0 takes a free one") from None
-    listener.listen(1024)
-    return listener
 
 
 @contextlib.contextmanager

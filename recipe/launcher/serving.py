@@ -12,11 +12,11 @@ import httpx
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import VLLM_TRACES, Settings, traces_endpoint
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.files.run_directory import write_settings
+from empo2.recipe.files.tool_calls import tool_support
 from empo2.recipe.launcher import commands
-from empo2.recipe.launcher.processes import Processes, bind, running
-from empo2.recipe.launcher.run_directory import write_settings
-from empo2.recipe.launcher.tool_calls import tool_support
-from empo2.recipe.network import gateway_host
+from empo2.recipe.launcher.processes import Processes, running
+from empo2.recipe.network import bind, gateway_host
 from empo2.recipe.protocol import KEY_CHECK, MODEL_KEY, PROMPT_IDS, Keys, Serving, model_key
 
 _SERVER_KEY = "OPENAI_API_KEY"
@@ -65,12 +65,12 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
     options = [] if agents is None else ["--serving", agents.model_dump_json()]
     with bind(gateway_host(settings), settings.gateway.port) as listener:
         url = commands.url_of(listener)
-        with running(directory, environment) as processes, commands.in_memory(settings) as file:
+        with running(directory, environment) as processes, commands.settings_descriptor(settings) as descriptor:
             endpoint = settings.model.server
             if endpoint is None:
                 name = agents.name if agents else None
                 endpoint = _start_vllm(settings, model, processes, name, key=model_key(keys.admin))
-            commands.start_gateway(processes, directory, file, listener, keys, options=options, secrets=secrets)
+            commands.start_gateway(processes, directory, descriptor, listener, keys, options=options, secrets=secrets)
             commands.wait_for(f"{url}/healthz", processes.check)
             if settings.model.server is None:
                 commands.wait_for(f"{endpoint}/models", processes.check)

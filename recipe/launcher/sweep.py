@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 
 from empo2.recipe.errors import ConfigError, ProcessError
-from empo2.recipe.launcher.commands import empo2_command, environment_without, in_memory
-from empo2.recipe.launcher.plan import Trial
+from empo2.recipe.files.plan import Trial
+from empo2.recipe.launcher.commands import empo2_command, environment_without, settings_descriptor
 from empo2.recipe.launcher.processes import running
 from empo2.recipe.launcher.progress import NewLines, step_summary
 from empo2.recipe.redaction import redacted
@@ -76,8 +76,8 @@ def train(
     """
     folder.mkdir(parents=True, exist_ok=True)
     new = NewLines(folder / trial.name / METRICS_FILE)
-    with in_memory(trial.settings) as file, running(folder, environment_without()) as processes:
-        processes.start(trial.name, command(file), inherit=(file,), may_end=True, saves=True)
+    with settings_descriptor(trial.settings) as descriptor, running(folder, environment_without()) as processes:
+        processes.start(trial.name, command(descriptor), inherit=(descriptor,), may_end=True, saves=True)
         process = processes.pid(trial.name)
         while True:
             done = processes.done(trial.name)

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
 from starlette.requests import ClientDisconnect
 
-from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+from empo2.recipe.files.models import SMOLLM2, resolve_model
 from empo2.recipe.retrofit.recorder import serving
 
 __all__ = ["serving"]

@@ -13,9 +13,9 @@ import pytest
 from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher import estimate, machine
-from empo2.recipe.launcher.estimate import CARDS, GIB, SHAPES
-from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+from empo2.recipe.files.models import SMOLLM2, resolve_model
+from empo2.recipe.preflight import estimate, machine
+from empo2.recipe.preflight.estimate import CARDS, GIB, SHAPES
 from empo2.recipe.protocol import KEY_CHECK
 
 P = 7_615_616_512  # Qwen2.5-7B

@@ -18,9 +18,9 @@ from empo2.recipe import network
 from empo2.recipe.config import load_settings
 from empo2.recipe.engine.model_key import KeyCheck
 from empo2.recipe.errors import ConfigError, Empo2Error
-from empo2.recipe.launcher import cluster
-from empo2.recipe.launcher.estimate import CARDS
-from empo2.recipe.launcher.machine import Finding, Gpus
+from empo2.recipe.preflight import cluster
+from empo2.recipe.preflight.estimate import CARDS
+from empo2.recipe.preflight.machine import Finding, Gpus
 from empo2.recipe.protocol import MODEL_KEY, model_key
 from empo2.recipe.trainer import node_watch
 from empo2.recipe.trainer.verl_config import build_verl_config

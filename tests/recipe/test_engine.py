@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher.checkpoints import merged
-from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
-from empo2.recipe.launcher.run_directory import write_settings
+from empo2.recipe.files.checkpoints import merged
+from empo2.recipe.files.models import SMOLLM2, resolve_model
+from empo2.recipe.files.run_directory import write_settings
 
 from .engine_parts import command
 

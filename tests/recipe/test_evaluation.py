@@ -14,13 +14,14 @@ import pytest
 from rich.console import Console
 
 from empo2.recipe.cli import main
-from empo2.recipe.cli.panel_options import Evaluated, PanelOptions
+from empo2.recipe.cli.panel_options import PanelOptions
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.evaluation import panels
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN, Plan, memory_of, play_trials, remaining
 from empo2.recipe.evaluation.adaptation_report import curves, figures, forgetting_line, read_adaptation
 from empo2.recipe.evaluation.episode_results import Planned, Result, Results, read_results
+from empo2.recipe.evaluation.evaluated import Evaluated
 from empo2.recipe.evaluation.evaluation_report import show_evaluations
 from empo2.recipe.evaluation.panels import Panel, load_panel
 from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, result_of

@@ -14,10 +14,10 @@ import yaml
 from empo2.memory import MemoryStore
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher import model_files
-from empo2.recipe.launcher.checkpoints import find_model
-from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
-from empo2.recipe.launcher.run_directory import write_settings
+from empo2.recipe.files import models
+from empo2.recipe.files.checkpoints import find_model
+from empo2.recipe.files.models import SMOLLM2, resolve_model
+from empo2.recipe.files.run_directory import write_settings
 from empo2.recipe.run_folder import mark_complete
 
 IM_START, IM_END = 1, 2  # SmolLM2's ids of <|im_start|> and <|im_end|>
@@ -27,7 +27,7 @@ def test_names(tmp_path, monkeypatch):
     assert resolve_model("Qwen/Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B-Instruct"  # of the hub
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    built = tmp_path / "empo2" / "models" / f"{SMOLLM2}-{model_files._REVISION}"
+    built = tmp_path / "empo2" / "models" / f"{SMOLLM2}-{models._REVISION}"
     built.mkdir(parents=True)
     assert resolve_model(SMOLLM2) == built
     (tmp_path / "mine").mkdir()
@@ -39,9 +39,9 @@ def test_names(tmp_path, monkeypatch):
         with pytest.raises(FileNotFoundError, match=r"no such directory.*give an existing checkpoint"):
             resolve_model(name)
     with pytest.raises(FileNotFoundError, match=r"smollm2-135m-notes: no LoRA in .*; make it with `make small-model`"):
-        model_files.verify(tmp_path)
-    own = model_files._adapter()
-    model_files.verify(own)
+        models.verify(tmp_path)
+    own = models._adapter()
+    models.verify(own)
     assert sum(path.stat().st_size for path in own.iterdir()) < 10_000_000
 
 
@@ -55,11 +55,11 @@ def test_an_interrupted_build_leaves_nothing_and_two_processes_may_build_at_once
         (tmp_path / target.name).mkdir()
         (tmp_path / target.name / "config.json").write_text("the other's, which was done first")
 
-    monkeypatch.setattr(model_files, "_convert", interrupted)
+    monkeypatch.setattr(models, "_convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
         resolve_model(SMOLLM2, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(model_files, "_convert", convert)
+    monkeypatch.setattr(models, "_convert", convert)
     built = Path(resolve_model(SMOLLM2, tmp_path))
     assert (built / "config.json").read_text().startswith("the other's")
     assert list(tmp_path.iterdir()) == [built], "the loser's directory is gone"
@@ -112,12 +112,12 @@ def test_the_model_of_notes_is_the_base_with_its_lora_merged(tmp_path, checkpoin
     config = LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, **layers)
     adapter = tmp_path / "adapter"
     get_peft_model(base, config).save_pretrained(adapter)
-    sums = {name: hashlib.sha256((adapter / name).read_bytes()).hexdigest() for name in model_files.ADAPTER_FILES}
-    (adapter / model_files.CHECKSUMS).write_text("".join(f"{checksum}  {name}\n" for name, checksum in sums.items()))
-    monkeypatch.setattr(model_files, "_adapter", lambda: adapter)
-    monkeypatch.setattr(model_files, "_smollm2", lambda cache: Path(checkpoint))
-    merged = resolve_model(model_files.NOTES, tmp_path / "cache")
-    assert resolve_model(model_files.NOTES, tmp_path / "cache") == merged
+    sums = {name: hashlib.sha256((adapter / name).read_bytes()).hexdigest() for name in models.ADAPTER_FILES}
+    (adapter / models.CHECKSUMS).write_text("".join(f"{checksum}  {name}\n" for name, checksum in sums.items()))
+    monkeypatch.setattr(models, "_adapter", lambda: adapter)
+    monkeypatch.setattr(models, "_smollm2", lambda cache: Path(checkpoint))
+    merged = resolve_model(models.NOTES, tmp_path / "cache")
+    assert resolve_model(models.NOTES, tmp_path / "cache") == merged
     before, after = (load_file(Path(folder) / "model.safetensors") for folder in (checkpoint, merged))
     lora = load_file(adapter / "adapter_model.safetensors")
     assert before.keys() == after.keys()
@@ -130,10 +130,10 @@ def test_the_model_of_notes_is_the_base_with_its_lora_merged(tmp_path, checkpoin
     for name in ("chat_template.jinja", "tokenizer.json"):
         assert (Path(merged) / name).read_bytes() == (Path(checkpoint) / name).read_bytes()
     weights = adapter / "adapter_model.safetensors"
-    assert model_files.verify(adapter) == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert models.verify(adapter) == hashlib.sha256(weights.read_bytes()).hexdigest()
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors: sha256 is [0-9a-f]{64}, SHA256SUMS says"):
-        model_files.verify(adapter)
+        models.verify(adapter)
 
 
 # Exports: a checkpoint as verl writes it becomes a folder that transformers and our commands load

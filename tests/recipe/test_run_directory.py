@@ -12,7 +12,7 @@ import yaml
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.run_directory import last_set_aside, open_run_directory, write_settings
+from empo2.recipe.files.run_directory import last_set_aside, open_run_directory, write_settings
 from empo2.recipe.rollout_log import read_rollouts, write_rollouts
 from empo2.recipe.run_folder import last_checkpoint, mark_complete, remove_old_checkpoints
 

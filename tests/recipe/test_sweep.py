@@ -10,8 +10,8 @@ import yaml
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.plan import ABLATIONS, ablation, read_plan
-from empo2.recipe.launcher.run_directory import write_settings
+from empo2.recipe.files.plan import ABLATIONS, ablation, read_plan
+from empo2.recipe.files.run_directory import write_settings
 from empo2.recipe.launcher.sweep import check_settings, has_ended, train, train_all
 
 from ..processes import mark, marked

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.tasks import Tasks, load_tasks, read_tasks
+from empo2.recipe.files.tasks import Tasks, load_tasks, read_tasks
 
 ROWS: list[dict[str, Any]] = [{"question": f"{n}²?", "answer": n * n, "hints": ["no"]} for n in range(25)]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.launcher import model_files
-from empo2.recipe.launcher.model_files import SMOLLM2, resolve_model
+from empo2.recipe.files import models
+from empo2.recipe.files.models import SMOLLM2, resolve_model
+from empo2.recipe.files.tool_calls import PARSERS, tool_support
 from empo2.recipe.launcher.serving import vllm_command
-from empo2.recipe.launcher.tool_calls import PARSERS, tool_support
 from empo2.recipe.trainer.verl_config import build_verl_config
 
 from .model_server import tokenizer
@@ -29,7 +29,7 @@ def render(chat: list[Any], *, template: str | None = None, answer_next: bool = 
 def test_without_tools_the_template_is_the_models_own():
     from gguf import GGUFReader
 
-    template = GGUFReader(model_files._smollm2_gguf()).fields["tokenizer.chat_template"].contents()
+    template = GGUFReader(models._smollm2_gguf()).fields["tokenizer.chat_template"].contents()
     for chat in (
         [USER],
         [{"role": "system", "content": "You play.\n"}, USER],

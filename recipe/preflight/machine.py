@@ -14,11 +14,10 @@ import psutil
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher import estimate
-from empo2.recipe.launcher.estimate import CARDS, GIB, SHAPES, Card, Shape
-from empo2.recipe.launcher.model_files import NOTES, SMOLLM2, resolve_model
-from empo2.recipe.launcher.processes import bind
-from empo2.recipe.network import gateway_host
+from empo2.recipe.files.models import NOTES, SMOLLM2, resolve_model
+from empo2.recipe.network import bind, gateway_host
+from empo2.recipe.preflight import estimate
+from empo2.recipe.preflight.estimate import CARDS, GIB, SHAPES, Card, Shape
 
 SHARED = Path("/dev/shm")
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")

@@ -11,7 +11,7 @@ import yaml
 
 from empo2.recipe.config import read_layer
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher.checkpoints import merged, run_of
+from empo2.recipe.files.checkpoints import merged, run_of
 from empo2.recipe.run_folder import CONFIG_FILE, MEMORY_FILE, METRICS_FILE, SETTINGS_FILE, read_metrics, step_of
 
 _CARD = "README.md"

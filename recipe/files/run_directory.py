@@ -168,6 +168,14 @@ def memory_file(path: Path, settings: Settings, *, key: str) -> Path:
     return file
 
 
+def put_memory(file: Path | None, folder: Path) -> None:
+    """Copy a memory to where the gateway keeps its own; without one, only remove what an earlier command left."""
+    for suffix in ("", "-wal", "-shm", ".lock"):
+        (folder / f"{MEMORY_FILE}{suffix}").unlink(missing_ok=True)
+    if file is not None:
+        copy_memory(file, folder / MEMORY_FILE)
+
+
 def write_settings(settings: Settings, directory: Path) -> None:
     """Write the settings without secrets to the folder's config.yaml."""
     values = redacted(settings.to_dict())  # the run folder may be shared with others

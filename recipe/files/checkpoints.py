@@ -11,7 +11,7 @@ from pathlib import Path
 
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.errors import ConfigError, ProcessError
-from empo2.recipe.launcher.model_files import built, merge_adapter, resolve_model
+from empo2.recipe.files.models import built, merge_adapter, resolve_model
 from empo2.recipe.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,

@@ -17,9 +17,9 @@ import psutil
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.launcher import machine
-from empo2.recipe.launcher.machine import Finding, Gpus
 from empo2.recipe.network import address_in
+from empo2.recipe.preflight import machine
+from empo2.recipe.preflight.machine import Finding, Gpus
 
 WAIT_SECONDS = 600  # for nodes that are still starting, as on Slurm or Kubernetes
 _ANSWER_SECONDS = 5
