@@ -38,19 +38,18 @@ demo: setup ## see the small model explore, write notes and learn, on a CPU
 small-model: setup ## make the small model's LoRA anew from scripted play, with its checksums
 	$(BIN)/python -m empo2.small_model.make
 
+# CONTRIBUTING.md has the tiers of tests in one table.
 PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # One worker begins with the trainings (tests/conftest.py). At the end, what was skipped is listed with the reason.
 test: frameworks ## run the tests of all that README says, the real stack included
 	$(PYTEST) -r fEs --durations=25 -m "not rare"
 
-STACKS = $(patsubst %,tests/test_%.py,train_lora train_async two_hosts notebook gpu_proof)
-
 test-trainings: frameworks trace-tools ## run the long whole-stack tests: LoRA, async, three hosts, notebook, gpu-proof, trace tools
-	$(BIN)/python -m pytest -r fEs --durations=5 $(STACKS) tests/recipe/test_trace_tools.py
+	$(BIN)/python -m pytest -r fEs --durations=5 -m "rare and stack"
 
 test-all: test trace-tools ## and what is long, or a combination that hardly anyone uses
-	$(PYTEST) -r fEs --durations=25 -m rare
+	$(PYTEST) -r fEs --durations=25 -m "rare"
 
 # These tests wait as long as they compute, and none needs another one's server.
 test-fast: setup ## run the tests that need neither the real stack nor much time
@@ -59,18 +58,18 @@ test-fast: setup ## run the tests that need neither the real stack nor much time
 # pyright follows folders, not the import hook of an editable install: build/links shows it the package `empo2`.
 check: frameworks ## lint, formatting and types
 	@mkdir -p build/links/empo2
-	@ln -sfn -t build/links/empo2 ../../../recipe ../../../memory ../../../agents ../../../small_model
+	@ln -sfn -t build/links/empo2 $(patsubst %/py.typed,../../../%,$(wildcard */py.typed))
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
 soak: setup ## play 10,000 episodes while things break; what is lost, and how the gateway grows (not in CI)
-	$(BIN)/python bench/soak.py
+	$(BIN)/python -m tests.soak
 
 # The packages for GPUs, unless another profile is asked for: those of `setup` alone would replace them.
 gpu-proof: profile := gpu
 gpu-proof: setup ## prove on a GPU what the tests prove on a CPU: tier=parts (two minutes), stack (ten) or learning (hours)
-	$(BIN)/python bench/gpu_proof.py $(tier) $(if $(filter cpu,$(profile)),--device cpu)
+	$(BIN)/python -m gpu_proof $(tier) $(if $(filter cpu,$(profile)),--device cpu)
 
 LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12 --no-annotate \
 	--custom-compile-command "make lock" --overrides overrides.txt --excludes excludes.txt

@@ -67,7 +67,7 @@ uv_install() { VIRTUAL_ENV=$venv "$venv/bin/uv" pip install --no-deps --compile-
 
 [[ -f $list ]] || fail "no such profile: '$profile'; use cpu or gpu"
 packages_key="$list $(sha256sum <"$list") $venv" # scripts in a venv hold its absolute path
-project_key=$(sha256sum <pyproject.toml)
+project_key=$(sha256sum pyproject.toml setup.py)
 packages_stamp=$venv/.packages
 project_stamp=$venv/.project
 

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from empo2.recipe.config import load_settings
 
 from .processes import mark, marked, until
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["mark"]
 

@@ -22,6 +22,8 @@ from empo2.recipe.config import TRACES_VARIABLES
 from .processes import until
 from .stack import CLI
 
+pytestmark = pytest.mark.slow
+
 INTERRUPTED = "empo2: interrupted; everything that was started has been stopped\n"
 Cli = Callable[..., tuple[int, str, str]]
 

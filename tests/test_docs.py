@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from contextlib import redirect_stdout
 from functools import cache
 from itertools import pairwise
@@ -21,6 +22,8 @@ from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.evaluation.panels import load_panel
 from empo2.recipe.protocol import scope_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
 
@@ -30,7 +33,10 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     NOTEBOOK,
 ]
-FOLDERS = ("recipe", "memory", "agents", "bench", "docs", "examples", "tests", "requirements", r"\.ci", r"\.github")
+FOLDERS = (
+    *("recipe", "memory", "agents", "bench", "experiments", "gpu_proof", "docs", "examples", "tests", "requirements"),
+    *(".ci", ".github"),
+)
 # Folders in which a reader runs a command that names files.
 PLACES = (ROOT, ROOT / "examples" / "quiz")
 # These look like settings, but are files and a method of pydantic-ai.
@@ -178,6 +184,15 @@ def test_settings_that_the_text_names_exist(page: Path) -> None:
             load_settings(layer=content)
 
 
+def test_the_table_of_tiers_says_what_make_runs() -> None:
+    table = re.findall(r"^\| `make (test[\w-]*)` \| `([^`]+)`", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    recipes = re.findall(r"^(test[\w-]*):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert dict(table) == {target: re.findall(r'-m "([^"]+)"', recipe)[-1] for target, recipe in recipes}
+    named = {word for _, markers in table for word in markers.split()} - {"not", "and"}
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert named == {line.partition(":")[0] for line in options["markers"]}
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)", text_of(page), re.MULTILINE)
@@ -194,7 +209,7 @@ def test_links_and_paths_lead_to_something(page: Path) -> None:
             assert not anchor or anchor in anchors(target), f"[...]({link})"
     for span in code_spans(page):
         path = span.partition("::")[0]
-        if re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./-]*", path):
+        if re.fullmatch(rf"({'|'.join(map(re.escape, FOLDERS))})/[\w./-]*", path):
             assert (ROOT / path).exists(), f"`{span}`"
 
 

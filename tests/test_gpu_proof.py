@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-
-import gpu_runs
+from gpu_proof import runs
 
 # Minutes by itself. CI runs it after `make test`; `make test-all` does, too.
 pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
 
-SCRIPT = Path(gpu_runs.__file__).with_name("gpu_proof.py")
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -24,8 +22,8 @@ SCRIPT = Path(gpu_runs.__file__).with_name("gpu_proof.py")
     ],
 )
 def test_every_part_of_a_tier_passes(tier: str, parts: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), tier, "--device", "cpu", "--runs", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "gpu_proof", tier, "--device", "cpu", "--runs", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["PASS"]), done.stdout + done.stderr
     told = (line.partition(": ") for line in done.stderr.splitlines())
     assert [name for name, _, found in told if found in ("pass", "FAIL")] == parts  # beside what torch says
@@ -36,5 +34,5 @@ def test_memory_that_was_freed_before_it_was_sampled_counts() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()
-        assert 300 << 20 < gpu_runs.tree_memory(process.pid) < 350 << 20
+        assert 300 << 20 < runs.tree_memory(process.pid) < 350 << 20
         process.communicate(b"\n")

@@ -135,6 +135,13 @@ def test_who_imports_verl() -> None:
     assert knowing == {f"recipe/{room}/{name}.py" for room, names in TRAINER_SIDE.items() for name in names}
 
 
+@pytest.mark.parametrize("folder", ["bench", "experiments", "gpu_proof"])
+def test_what_measures_and_proves_does_without_the_tests(folder: str) -> None:
+    tests = {"tests", *(path.stem for path in modules("tests"))}
+    for path in modules(folder):
+        assert not tests & {name.partition(".")[0] for name in imports(path)}, path
+
+
 def test_light_modules_stay_light() -> None:
     """verl takes 20 seconds to import, torch six: the gateway and the command line do without. Traces are off here."""
     code = """

@@ -17,6 +17,8 @@ from empo2.recipe.retrofit.recorder import Body, Call, Trace
 from empo2.recipe.retrofit.starter import scope_choices
 from empo2.recipe.retrofit.states import describe_states
 
+pytestmark = pytest.mark.slow
+
 PRELUDE = """\
 import json, os, sys, time, urllib.error, urllib.request
 

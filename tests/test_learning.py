@@ -3,23 +3,19 @@
 import itertools
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import pytest
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import learning
 import learning_notes as notes
 import learning_plan as plans
 import learning_report as report
 import learning_statistics as statistics
+import numpy as np
 import probe
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from empo2.agents.houses.house import House
 from empo2.memory import MemoryStore
@@ -27,6 +23,8 @@ from empo2.recipe.config import lay_over
 from empo2.recipe.files.models import SMOLLM2, resolve_model
 
 from .memory.stores import add, play
+
+pytestmark = pytest.mark.slow
 
 HOUSE = House("hall", "den", {"hall": {"east": "study"}, "study": {"west": "hall", "north": "den"}, "den": {}})
 TRUE = "Coin in the den: hall move east, study move north, den take coin."

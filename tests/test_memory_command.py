@@ -12,12 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import memory_values
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-
-import memory_values
 
 from empo2.memory import EmbedderError, MemoryStore, Visit
 from empo2.recipe.cli import main

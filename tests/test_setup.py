@@ -40,7 +40,7 @@ class Checkout:
         for path in (self.folder, self.bin, self.home):
             path.mkdir()
         shutil.copytree(ROOT / "requirements", self.folder / "requirements")
-        for name in ("setup.sh", "pyproject.toml"):
+        for name in ("setup.sh", "setup.py", "pyproject.toml"):
             shutil.copy(ROOT / name, self.folder)
         for tool in ("bash", "dirname", "sha256sum", "grep", "rm", "ln", "mkdir", "cp"):
             (self.bin / tool).symlink_to(str(shutil.which(tool)))
@@ -90,7 +90,8 @@ def test_an_interrupted_run_is_done_again_and_a_whole_one_only_where_something_i
     assert (again.returncode, checkout.installed()) == (0, []) and "Java /my/java" in again.stdout
     leftover = checkout.folder / ".venv" / "leftover"
     leftover.touch()
-    for name, installed, kept in (("pyproject.toml", ["."], True), (LIST, [LIST, "."], False)):
+    project = [("pyproject.toml", ["."], True), ("setup.py", ["."], True)]
+    for name, installed, kept in (*project, (LIST, [LIST, "."], False)):
         with (checkout.folder / name).open("a") as file:
             file.write("# changed\n")
         checkout.setup()

@@ -147,6 +147,7 @@ def test_what_the_command_leaves_behind_is_ended(run, server, tmp_path, ending):
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 def test_at_the_time_limit_the_whole_tree_is_ended(play, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()

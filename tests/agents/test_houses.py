@@ -21,6 +21,8 @@ from empo2.small_model import houses as small_model
 from empo2.small_model.levels import EARLIER, bring_back, fits, learned, of_panel
 from empo2.small_model.notes import Note
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LOADS = {COIN_COLLECTOR: coin_collector, MAP_READER: map_reader}
 AGENTS = {COIN_COLLECTOR: CoinCollectorAgent, MAP_READER: MapReaderAgent}

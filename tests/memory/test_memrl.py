@@ -1,7 +1,6 @@
 """MemRL: its ranking by hand and in plain Python; values against success, and how similar first states are."""
 
 import math
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,6 @@ from statistics import fmean, pstdev
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-
 from memory_values import Use, correlation, failures_among_best, first_state_cosines, uses_of_tips, value_bins
 
 from empo2.memory import MemoryFileError

@@ -16,6 +16,8 @@ import torch
 
 from empo2.recipe.trainer import ray_environment
 
+pytestmark = pytest.mark.slow
+
 ASK = """
 import json, os, sys
 import psutil

@@ -17,6 +17,8 @@ from empo2.recipe.files.run_directory import write_settings
 
 from .engine_parts import command
 
+pytestmark = pytest.mark.slow
+
 RUN = """
 import json, sys
 

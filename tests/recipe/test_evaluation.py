@@ -3,13 +3,13 @@
 import contextlib
 import json
 import math
-import sys
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import panels as make
 import pytest
 from rich.console import Console
 
@@ -31,10 +31,6 @@ from empo2.recipe.evaluation.summary import OVERALL, differences, failures_line,
 from ..memory.stores import rows
 from .harness import ROOMS, is_reflection, running_gateway
 from .model_server import MODEL, ModelServer
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-
-import panels as make
 
 
 def result(index: int, return_: float | None, *, sample: int = 0, part: str = MEMORY_OFF, **more: Any) -> Result:
@@ -406,6 +402,7 @@ async def test_rag_stores_transcripts_without_asking_and_without_tips(tmp_path: 
 # Whole commands: controller, gateway, agents and a scripted model server
 
 
+@pytest.mark.slow
 def test_evaluation_goes_on_where_it_stopped(tmp_path: Path, empo2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six episodes, of which three are played at first; the model says 3, and the door 3 is a success.
 
@@ -438,6 +435,7 @@ def test_evaluation_goes_on_where_it_stopped(tmp_path: Path, empo2: Any, monkeyp
     assert summary["raise"]["failed"] == {"failed_by_agent": 2}
 
 
+@pytest.mark.slow
 def test_adaptation_writes_tips_and_reads_them(tmp_path: Path, empo2: Any) -> None:
     panel = toy_panel(tmp_path, {"door": 3})
     tip = "The lamp is behind door 3."

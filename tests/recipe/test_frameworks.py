@@ -24,6 +24,8 @@ from .model_server import Body, tokenizer
 sys.path.insert(0, str(Path(__file__).parent))  # where the players find it
 from framework_player import STEPS, play_episode
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 OWN = "empo2.agents.frameworks"
 

@@ -456,6 +456,7 @@ async def test_an_episode_becomes_one_training_row(gateway: GatewayUnderTest):
         assert bool((log_probs < 0).all())  # vLLM's own, with tips: the old policy's
 
 
+@pytest.mark.slow
 async def test_the_real_controller_plays_many_agents_at_once(gateway: GatewayUnderTest, tmp_path: Path):
     """Errors 6 and 12. Agents that raise, hang or report nothing fail by themselves and disturb no other."""
     tag = {"rollout_mode": "memory", "update_mode": "off-policy", "scope": "doors"}

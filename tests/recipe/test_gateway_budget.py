@@ -58,6 +58,7 @@ async def play(gateway: GatewayUnderTest, rollout: str, steps: int) -> list[list
     return prompts
 
 
+@pytest.mark.slow
 async def test_an_episode_with_ten_tips_of_100_words_fits_the_default_profile(tmp_path: Path):
     steps = 120
     tips = [tip(number) for number in range(40)]

@@ -265,6 +265,7 @@ async def test_a_tip_gets_the_reward_of_the_attempt_that_counts(
     assert [state for state, _ in entries] == ["a cave" if score == 7.0 else "a room"]
 
 
+@pytest.mark.slow
 async def test_rollouts_that_nobody_deletes_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(app, "_LIFETIME_SECONDS", 2)
     async with running_gateway(tmp_path) as gateway:

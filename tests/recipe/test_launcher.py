@@ -251,6 +251,7 @@ with open(run / "metrics.jsonl", "a") as file:
 """
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
     tmp_path: Path, launched: Callable[..., list[str]]
 ) -> None:

@@ -20,6 +20,8 @@ from empo2.recipe.files.models import SMOLLM2, resolve_model
 from empo2.recipe.files.run_directory import write_settings
 from empo2.recipe.run_folder import mark_complete
 
+pytestmark = pytest.mark.slow
+
 IM_START, IM_END = 1, 2  # SmolLM2's ids of <|im_start|> and <|im_end|>
 
 

@@ -33,7 +33,7 @@ from .harness import (
 from .model_server import MODEL, Body, ModelServer, serving, tokenizer
 from .published_agents import PUBLISHED, Published, need_node, table
 
-pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quiet", "empty_stores")]
 
 
 def script(agent: Published) -> Callable[[Body], str | Body]:

@@ -4,7 +4,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from .engine_parts import command
+
+pytestmark = pytest.mark.slow
 
 RUN = """
 import sys

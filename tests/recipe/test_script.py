@@ -55,6 +55,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     return run
 
 
+@pytest.mark.slow
 async def test_one_changed_import_is_enough(tmp_path: Path, script: Any, capsys: Any) -> None:
     """The rest of the script has never heard of EMPO²: no scope, no range of rewards, no agent of ours."""
     async with running_gateway(tmp_path, "tasks.source=null") as gateway:

@@ -138,6 +138,7 @@ def steps(folder: Path, name: str) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_neither_a_failed_run_nor_an_interruption_loses_what_was_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
 ):

@@ -26,6 +26,7 @@ def render(chat: list[Any], *, template: str | None = None, answer_next: bool = 
     return tokenizer().apply_chat_template(chat, tokenize=False, **options)
 
 
+@pytest.mark.slow
 def test_without_tools_the_template_is_the_models_own():
     from gguf import GGUFReader
 

@@ -21,6 +21,7 @@ TOOLS = ROOT / "build/trace-tools"
 SECONDS = 600  # until a tool answers, or shows what it got: each reads thousands of modules first
 
 pytestmark = [
+    pytest.mark.stack,
     pytest.mark.rare,
     pytest.mark.timeout(3 * SECONDS),
     pytest.mark.usefixtures("quiet", "empty_stores"),

@@ -228,6 +228,7 @@ async def test_the_agents_own_trace_goes_on(
     assert [span.attributes[names.ADVANTAGE] for span in receiver.of(rollout, 1)] == [2.0]
 
 
+@pytest.mark.slow
 async def test_spans_of_a_langgraph_agent_and_ours_are_one_tree(
     gateway: GatewayUnderTest, receiver: OtlpReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +258,7 @@ async def test_spans_of_a_langgraph_agent_and_ours_are_one_tree(
     assert sorted(tree) == sorted([*once, *call, *call, *2 * [("search_memory a", "chat policy")]])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("empty_stores")
 @pytest.mark.parametrize("fault", [401, "hang"])
 async def test_a_collector_that_does_not_take_spans_costs_spans_alone(

@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import pytest
+
 from empo2.small_model.batch import Chats
 
 from ..recipe.model_server import MODEL, tokenizer
+
+pytestmark = pytest.mark.slow
 
 
 def test_replies_are_those_of_a_chat_alone():

@@ -15,6 +15,8 @@ from empo2.small_model.train import ACTION_WEIGHT, encode
 
 from ..recipe.model_server import MODEL, tokenizer
 
+pytestmark = pytest.mark.slow
+
 DOORS = {
     "kitchen": {"north": "pantry", "east": "hall"},
     "pantry": {"south": "kitchen"},

@@ -13,6 +13,8 @@ from empo2.agents.webshop.goals import Goal, human_goals, synthetic_goals
 from empo2.agents.webshop.products import Product, read_products
 from empo2.agents.webshop.reward import OptionMatching, reward
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:

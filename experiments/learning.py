@@ -1,13 +1,13 @@
-"""Does EMPO² learn where exploration is the bottleneck? Make the runs of bench/learning.yaml, and compare them.
+"""Does EMPO² learn where exploration is the bottleneck? Make the runs of experiments/learning.yaml, and compare them.
 
-    .venv/bin/python bench/learning.py list                 # what is to be made, in its order, and what is kept
-    .venv/bin/python bench/learning.py run --until 07:30    # makes it, one thing at a time; a day on two fast cores
-    .venv/bin/python bench/learning.py report               # the tables and pictures of docs/learning.md
+    .venv/bin/python experiments/learning.py list                 # what is to be made, in its order, and what is kept
+    .venv/bin/python experiments/learning.py run --until 07:30    # makes it, one by one; a day on two fast cores
+    .venv/bin/python experiments/learning.py report               # the tables and pictures of docs/learning.md
 
-What explains a run is kept in bench/learning/: NAME.jsonl has the metrics, a line for each step; NAME.json the houses'
-successes at the last validations and what notes said; NAME.probe.jsonl what bench/probe.py found of its checkpoints.
-The runs themselves, with logs and exported models, are in runs/learning/ and can be removed. What was interrupted goes
-on: a training from its last checkpoint, an evaluation episode by episode.
+What explains a run is kept in experiments/learning/: NAME.jsonl has the metrics, a line for each step; NAME.json the
+houses' successes at the last validations and what notes said; NAME.probe.jsonl what experiments/probe.py found of its
+checkpoints. The runs themselves, with logs and exported models, are in runs/learning/ and can be removed. What was
+interrupted goes on: a training from its last checkpoint, an evaluation episode by episode.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The tables and the pictures of docs/learning.md, from what bench/learning.py has kept, as far as there is any."""
+"""The tables and the pictures of docs/learning.md, from what experiments/learning.py has kept so far."""
 
 import json
 import math
@@ -44,7 +44,7 @@ SEEN = {
     "notes shown an episode": ("empo2/tips_per_episode", "{:.1f}"),
 }
 """By heading, a metric of a training step and its form."""
-BEGIN, END = "<!-- made by bench/learning.py report -->", "<!-- end -->"
+BEGIN, END = "<!-- made by experiments/learning.py report -->", "<!-- end -->"
 PICTURES = {"The arms in houses in disguise": "learning.png", "Why, and where else": "learning-more.png"}
 COLORS = ("#8C8C8C", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#222222")
 BANDS = 3  # curves of a picture that have one; more hide each other
@@ -53,7 +53,7 @@ CAPTION = "Curves are means over the seeds; the bands of each picture's first th
 
 @dataclass(frozen=True)
 class Run:
-    """What is kept of a training. rows: metrics by step. facts: NAME.json. probes: lines of bench/probe.py."""
+    """What is kept of a training. rows: metrics by step. facts: NAME.json. probes: lines of experiments/probe.py."""
 
     rows: Sequence[Mapping[str, float]]
     facts: Mapping[str, Any]

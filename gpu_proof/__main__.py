@@ -40,7 +40,9 @@ TIERS = ("parts", "stack", "learning")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m gpu_proof", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tier", choices=TIERS, nargs="?", default="parts")
     parser.add_argument("--device", default="cuda", help="cuda, cpu, or for the tier parts cuda:1 (default: cuda)")
     parser.add_argument("--steps", type=int, default=50, metavar="N", help="of the tier learning (default: 50)")
@@ -54,15 +56,15 @@ def main() -> None:
         parser.error(f"--device {options.device}: torch {torch.__version__} finds no GPU here; nvidia-smi says why")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     if options.tier == "parts":
-        from gpu_parts import parts
+        from .parts import parts
 
         found = parts(device)
     elif options.tier == "stack":
-        from gpu_runs import stack
+        from .runs import stack
 
         found = stack(options.runs / "stack", gpu=device.type == "cuda")
     else:
-        from gpu_runs import learning
+        from .runs import learning
 
         found = learning(options.runs / "learning", gpu=device.type == "cuda", steps=options.steps)
     table = Table(title=f"gpu-proof {options.tier} on {name}, torch {torch.__version__}")

@@ -1,4 +1,4 @@
-"""The tiers `stack` and `learning` of gpu_proof.py: trainings through the whole stack, judged by what they left."""
+"""The tiers `stack` and `learning` of gpu_proof: trainings through the whole stack, judged by what they left."""
 
 import re
 import shutil
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from gpu_parts import Part
 from rich.markup import escape
 
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.preflight import estimate, machine
 from empo2.recipe.preflight.estimate import GIB
 from empo2.recipe.run_folder import MEMORY_FILE, checkpoint_folder, is_complete, read_metrics
+
+from .parts import Part
 
 ROOT = Path(__file__).parents[1]
 HOUSES = ROOT / "agents/houses/coin.yaml"
@@ -149,7 +150,7 @@ def _seconds(trainings: Sequence[Training], steps: Sequence[dict[str, Any]]) -> 
 def learning(folder: Path, *, gpu: bool, steps: int) -> Iterator[Part]:
     """Train GRPO and EMPO² one after the other, or go on; yield their curves."""
     settings = [f"run.steps={steps}", "tasks.args.names=[find-living-thing]"]
-    command = ["sweep", str(ROOT / "bench/gpu_learning.yaml"), "--output", str(folder)]
+    command = ["sweep", str(ROOT / "gpu_proof/learning.yaml"), "--output", str(folder)]
     subprocess.run([*_CLI, *command, "--profile", "gpu-1" if gpu else "cpu", *settings], check=False)
     for arm in ("grpo", "empo2"):
         yield curve(arm, read_metrics(folder / f"{arm}-1"), steps, rises=arm == "empo2" and gpu)

@@ -1,6 +1,6 @@
 """Are notes still followed? Forward passes alone, for each checkpoint of a run, in houses that it was not trained on.
 
-    .venv/bin/python bench/probe.py runs/learning/empo2-1 [--level hard] [--houses 16] [--output FILE]
+    .venv/bin/python experiments/probe.py runs/learning/empo2-1 [--level hard] [--houses 16] [--output FILE]
 
 In every state on a house's true way, reached by this way, the policy is asked for the way's next action: with the true
 note in the prompt, as agent and gateway make it, and without it. A line of JSON for the start and for each checkpoint

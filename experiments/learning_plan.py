@@ -1,4 +1,4 @@
-"""bench/learning.yaml as what is to be done: trainings in their order, and evaluations of what was trained."""
+"""experiments/learning.yaml as what is to be done: trainings in their order, and evaluations of what was trained."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The tier `parts` of gpu_proof.py: engine, attention, model and embedder, each alone."""
+"""The tier `parts` of gpu_proof: engine, attention, model and embedder, each alone."""
 
 import copy
 import importlib.util

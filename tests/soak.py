@@ -42,15 +42,13 @@ import numpy as np
 import psutil
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from shared import Goal, observation, report
 
+from bench.shared import Goal, observation, report
 from empo2.recipe.launcher.processes import Processes, running
 from empo2.recipe.network import bind
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path += [str(TESTS), str(TESTS / "recipe")]
-from model_server import MODEL, Body, ModelServer  # noqa: E402
-from processes import marked  # noqa: E402
+from .processes import marked
+from .recipe.model_server import MODEL, Body, ModelServer
 
 AGENTS_KEY, ADMIN_KEY, MARK = "soak-agents", "soak-admin", "EMPO2_TEST_MARK"
 TURNS, SCOPES, OBSERVATIONS = 3, 8, 200
@@ -68,7 +66,9 @@ _SETTINGS = ("reflection.timeout=5", "memory.capacity=500", "algorithm.novelty_s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m tests.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--episodes", type=int, default=10_000, metavar="N", help="episodes in all (default: 10,000)")
     parser.add_argument("--agents", type=int, default=256, metavar="N", help="agents that play at once (default: 256)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what breaks when (default: 0)")
