@@ -36,7 +36,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +46,7 @@ import httpx
 import numpy as np
 import psutil
 from rich.table import Table
-from shared import HEADERS, KEY, SCOPE, Goal, empo2_gateway, fill_memory, free_port, report, say, server, turns
+from shared import HEADERS, KEY, SCOPE, Goal, empo2_gateway, filled_memory, free_port, report, say, server, turns
 
 from empo2.recipe.gateway.upstream import Network
 
@@ -170,10 +169,7 @@ async def compare(folder: Path, options: argparse.Namespace) -> tuple[Table, lis
 @contextmanager
 def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
     """Start all processes; yield the ways in the order in which they are played."""
-    say("the memory is filled")
-    memory = folder / "memory.sqlite"
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # keeps torch out of this process
-        pool.submit(fill_memory, memory, options.tips).result()
+    memory = filled_memory(folder, options.tips)
     agl_folder, empo2_folder, traced_folder = folder / "agl", folder / "empo2", folder / "traced"
     for each in (agl_folder, empo2_folder, traced_folder):
         each.mkdir()

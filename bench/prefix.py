@@ -13,23 +13,17 @@ pass.
 
 import argparse
 import asyncio
-import multiprocessing
-import os
 import random
 import re
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 from rich.table import Table
-from shared import HEADERS, SCOPE, Goal, empo2_gateway, fill_memory, free_port, report, say, server, turns
+from shared import HEADERS, SCOPE, Goal, empo2_gateway, filled_memory, report, say, turns, vllm
 
-from empo2.recipe.config import load_settings
 from empo2.recipe.files.models import SMOLLM2, resolve_model
-from empo2.recipe.launcher.serving import vllm_command
-from empo2.recipe.trainer.ray_environment import VARIABLES
 
 TIPS = 500
 _CALL_SECONDS = 600
@@ -109,22 +103,16 @@ def main() -> None:
 
 async def compare(folder: Path, options: argparse.Namespace) -> list[Pass]:
     """Run the pass without tips and the pass with tips."""
-    say("the memory is filled")
-    memory = folder / "memory.sqlite"
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # keeps torch out of this process
-        pool.submit(fill_memory, memory, TIPS).result()
+    memory = filled_memory(folder, TIPS)
     model = str(resolve_model(SMOLLM2))
-    say("vLLM starts")
-    url = f"http://127.0.0.1:{(port := free_port())}"
     own = [f"model.max_context_tokens={_TOKENS}", f"hardware.max_sequences={options.agents}"]
-    command = vllm_command(load_settings("cpu", own), model, port)
     # Only the development mode has the route that empties the prefix cache.
     # The cache holds all episodes in float32, too: the reflections begin when the last of them has ended.
-    environment = {**os.environ, **VARIABLES, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4"}
+    variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4"}
     settings = [f"memory.capacity={2 * TIPS}", f"memory.top_k={options.top_k}", "reflection.max_tokens=48"]
     passes = []
     with (
-        server(command, f"{url}/health", folder / "vllm.log", environment),
+        vllm(folder, model, *own, **variables) as url,
         empo2_gateway(folder, memory, *settings) as (gateway, _),
     ):
         async with httpx.AsyncClient(headers=HEADERS, timeout=_CALL_SECONDS) as client:

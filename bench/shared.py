@@ -1,5 +1,6 @@
 """Shared by the benchmarks: their report, their processes, and episodes of seeded texts."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from empo2.memory import MemoryStore, SentenceEmbedder, Step
+from empo2.recipe.config import load_settings
+from empo2.recipe.launcher.serving import vllm_command
 
 KEY = "bench"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -96,6 +100,18 @@ def server(command: Sequence[str], url: str, log: Path, environment: dict[str, s
 
 
 @contextmanager
+def vllm(folder: Path, model: str, *settings: str, **variables: str) -> Iterator[str]:
+    """Start vLLM on the CPU with a model's folder on a free port; yield its URL."""
+    from empo2.recipe.trainer.ray_environment import VARIABLES  # sets them for this process, too
+
+    say("vLLM starts")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = vllm_command(load_settings("cpu", settings), model, port)
+    with server(command, f"{url}/health", folder / "vllm.log", {**os.environ, **VARIABLES, **variables}):
+        yield url
+
+
+@contextmanager
 def empo2_gateway(
     folder: Path, memory: Path, *settings: str, module: Sequence[str] = ("-m", "empo2.recipe.cli")
 ) -> Iterator[tuple[str, int]]:
@@ -126,11 +142,19 @@ def turns(generator: random.Random, count: int) -> list[str]:
     return [f"{task}\n\n{first}", *others]
 
 
-def fill_memory(file: Path, tips: int) -> None:
-    """Write a memory file with tips, each under one state like those of `turns`. Loads the embedder, which takes 20 s.
+def filled_memory(folder: Path, tips: int) -> Path:
+    """Write a memory file with tips, each under one state like those of `turns`, which takes 20 s; return it.
 
     500 states are embedded; a tip's key is one of these keys with a little noise, at a cosine of about 0.95.
     """
+    say("the memory is filled")
+    file = folder / "memory.sqlite"
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # keeps torch out of this process
+        pool.submit(_fill_memory, file, tips).result()
+    return file
+
+
+def _fill_memory(file: Path, tips: int) -> None:
     generator, noise = random.Random(0), np.random.default_rng(0)
     embedder = SentenceEmbedder("all-MiniLM-L6-v2")
     states = [observation(generator) for _ in range(min(tips, _EMBEDDED_STATES))]

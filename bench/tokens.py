@@ -18,7 +18,6 @@ embedder. Each way of playing is measured without and with gateway.cumulative_to
 
 import argparse
 import asyncio
-import os
 import random
 import tempfile
 import time
@@ -30,12 +29,9 @@ from typing import Any
 
 import httpx
 from rich.table import Table
-from shared import HEADERS, Goal, empo2_gateway, free_port, report, say, server, turns
+from shared import HEADERS, Goal, empo2_gateway, report, say, turns, vllm
 
-from empo2.recipe.config import load_settings
 from empo2.recipe.files.models import NOTES, SMOLLM2, resolve_model
-from empo2.recipe.launcher.serving import vllm_command
-from empo2.recipe.trainer.ray_environment import VARIABLES
 
 _CALL_SECONDS = 600
 _RATIO_GOAL = "training rows of as many episodes without the option / with it: above 1"
@@ -116,15 +112,11 @@ def _goals(played: dict[tuple[str, bool], Played]) -> list[Goal]:
 async def measure(folder: Path, options: argparse.Namespace) -> dict[tuple[str, bool], Played]:
     """Play each way without the option and with it."""
     model = str(resolve_model(options.model))
-    settings = load_settings("cpu", ["gateway.cumulative_tokens=true", "model.max_context_tokens=8192"])
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    environment = {**os.environ, **VARIABLES, "EMPO2_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    settings = ["gateway.cumulative_tokens=true", "model.max_context_tokens=8192"]
+    variables = {"EMPO2_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1"}
     played = {}
-    say("vLLM starts")
     async with AsyncExitStack() as stack:
-        stack.enter_context(
-            server(vllm_command(settings, model, port), f"{url}/health", folder / "vllm.log", environment)
-        )
+        url = stack.enter_context(vllm(folder, model, *settings, **variables))
         clients = []
         for cumulative in False, True:
             own = ["algorithm.name=grpo", f"gateway.cumulative_tokens={cumulative}", f"model.path={model}"]

@@ -97,6 +97,22 @@ def play_agent(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 @pytest.fixture
+def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple]:
+    """Run a world's command in this process; return its exit code, standard output and standard error."""
+
+    def run(main: Callable[[], None], *arguments: object) -> tuple[object, str, str]:
+        monkeypatch.setattr("sys.argv", ["command", *map(str, arguments)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as exit:
+            code = exit.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
 def episode() -> Callable[..., Episode]:
     def make(**changes: object) -> Episode:
         defaults = {"task": "find-non-living-thing", "variation": 0, "simplification": "easy", "max_steps": 10}

@@ -95,19 +95,9 @@ def test_a_failed_model_call_is_raised_and_no_reward_posted(run, server, episode
 
 
 @pytest.fixture
-def by_hand(monkeypatch, capsys):
-    """Run `python -m empo2.agents.scienceworld` in this process; its exit code, standard output and standard error."""
-
-    def run(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr("sys.argv", ["scienceworld", *arguments])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as exit:
-            code = exit.code
-        return code, *capsys.readouterr()
-
-    return run
+def by_hand(run_main):
+    """Run `python -m empo2.agents.scienceworld`."""
+    return partial(run_main, main)
 
 
 def test_by_hand_it_prints_the_episode_and_posts_nothing(by_hand, server):

@@ -11,7 +11,7 @@ from empo2.agents.webshop.__main__ import main
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
+def command(monkeypatch, run_main):
     def run(*arguments: object, typed: tuple[str, ...] = ()) -> tuple[object, str, str]:
         lines = iter(typed)
 
@@ -20,14 +20,8 @@ def command(monkeypatch, capsys):
                 return line
             raise EOFError
 
-        monkeypatch.setattr("sys.argv", ["webshop", *map(str, arguments)])
         monkeypatch.setattr("builtins.input", read)
-        code: object = 0
-        try:
-            main()
-        except SystemExit as exit:
-            code = exit.code
-        return code, *capsys.readouterr()
+        return run_main(main, *arguments)
 
     return run
 
