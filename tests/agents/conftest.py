@@ -107,7 +107,8 @@ def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
             main()
         except SystemExit as exit:
             code = exit.code
-        return code, *capsys.readouterr()
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run
 
