@@ -63,10 +63,19 @@ def digest(messages: Any) -> bytes:
     return hashlib.blake2b(json.dumps(messages, sort_keys=True).encode(), digest_size=16).digest()
 
 
+def digests(messages: Sequence[Message]) -> list[bytes]:
+    """Return a digest for each message; element i identifies messages[: i + 1]."""
+    hasher, found = hashlib.blake2b(digest_size=16), []
+    for message in messages:
+        hasher.update(json.dumps(message, sort_keys=True, default=str).encode() + b"\0")
+        found.append(hasher.digest())
+    return found
+
+
 def arguments_of(function: dict[str, Any]) -> Any:
     """Return the arguments of a tool call as a value, as vLLM renders them; unchanged if they are no JSON."""
     arguments = function.get("arguments")
     try:
         return json.loads(arguments)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return arguments

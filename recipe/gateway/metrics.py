@@ -60,6 +60,8 @@ class StepMetrics:
             "untrained_calls",
             "continued_calls",
             "text_calls",
+            "reply_limits_lifted",
+            "tips_withdrawn",
         )
         metrics: dict[str, float] = {name: counts[name] for name in totals}
         metrics |= {name: count for name, count in counts.items() if "/" in name}

@@ -18,6 +18,7 @@ from empo2.recipe.gateway.stages.direct_calls import DirectCalls
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
 from empo2.recipe.gateway.stages.memory import MemoryCalls
+from empo2.recipe.gateway.stages.normal_form import NormalForm
 from empo2.recipe.gateway.stages.rollout_ends import RolloutEnds
 from empo2.recipe.gateway.stages.template import TemplateArguments
 from empo2.recipe.gateway.stages.traced import AsSent, Traced
@@ -51,6 +52,7 @@ def stages(
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         UntrainedCalls(services, others),  # is it the policy's to learn from?
         Dialects(max_bytes, services.servers),  # streams, /responses and /messages become chat completions
+        NormalForm(),  # the same turn reads the same, whoever sends it
         *([watch] if watch else []),  # `empo2 init` looks
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
         Gated(services.gate),  # waits while the weights change

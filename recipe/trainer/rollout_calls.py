@@ -155,20 +155,24 @@ def _unused(answered: Sequence[PlayedCall], same: Sequence[int]) -> set[int]:
 
 
 def rows_of(turns: Iterable[PlayedCall]) -> list[list[PlayedCall]]:
-    """Return the turns of each row that agent-lightning's adapter makes of them, in its order.
+    """Return the turns of each row, in the order of their first turns: a row for each chat of the rollout.
 
-    The adapter merges a turn into the row before it if its prompt begins with all tokens of that row.
+    A turn goes on with the longest row all of whose tokens its prompt begins with, so chats that take turns (a main
+    agent and its sub-agents) stay whole. agent-lightning's adapter, which merges neighbors, gets the turns row by row.
 
     Args:
         turns: as they are trained.
     """
     rows: list[list[PlayedCall]] = []
-    context: list[int] = []
+    contexts: list[list[int]] = []  # of each row, its tokens so far
     for turn in turns:
-        if not rows or not _begins(turn.prompt, context):
+        open_ = [place for place, context in enumerate(contexts) if _begins(turn.prompt, context)]
+        place = max(open_, key=lambda each: len(contexts[each]), default=len(rows))
+        if place == len(rows):
             rows.append([])
-        rows[-1].append(turn)
-        context = turn.prompt + turn.reply
+            contexts.append([])
+        rows[place].append(turn)
+        contexts[place] = turn.prompt + turn.reply
     return rows
 
 
