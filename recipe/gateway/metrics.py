@@ -58,6 +58,7 @@ class StepMetrics:
             "sampling_overridden",
             "constrained_calls",
             "untrained_calls",
+            "side_calls",
             "continued_calls",
             "text_calls",
             "reply_limits_lifted",

@@ -9,7 +9,7 @@ from typing import Any, Self
 from agentlightning.server.routes.events import _trim_model_request
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet, _extract_image_urls_from_messages
 
-from empo2.recipe.messages import newest_observation
+from empo2.recipe.messages import is_beside, newest_observation
 from empo2.recipe.protocol import CALL_EVENT, CallEvent, Mode
 
 
@@ -105,6 +105,13 @@ def calls_of(events: Sequence[Mapping[str, Any]]) -> list[PlayedCall]:
             calls.append(PlayedCall(number, data, event["timestamp"], prompt, reply, log_probs, joined))
             number += bool(reply)
     return calls
+
+
+def main_calls(calls: Sequence[PlayedCall]) -> list[PlayedCall]:
+    """Return the calls without those beside the main chat, which the gateway cannot tell in a run's first rollouts."""
+    asked = [call.data["request"] for call in calls]
+    with_tools = any(each.get("tools") for each in asked)
+    return [call for call, each in zip(calls, asked, strict=True) if not (with_tools and is_beside(each))]
 
 
 def turns_of(calls: Sequence[PlayedCall]) -> list[PlayedCall]:
