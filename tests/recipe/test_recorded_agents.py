@@ -17,7 +17,7 @@ from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.normal_form import normal
 from empo2.recipe.messages import Message, is_beside, newest_observation, spoken
 
-from .harness import TOOL_TEMPLATE, Body, is_reflection, running_gateway, trained, user
+from .harness import TOOL_TEMPLATE, Body, GatewayUnderTest, is_reflection, running_gateway, trained, user
 from .model_server import ModelServer
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
@@ -173,3 +173,11 @@ async def test_rows_tips_and_side_calls(agent: str, tmp_path: Path) -> None:
     assert (len(rows), side) == AGENTS[agent]
     assert side == sum(beside)
     assert TASK in begun[: len("Please solve this issue: ") + len(TASK)] or agent == "terminus"
+
+
+async def test_codex_as_it_is_is_not_refused(gateway: GatewayUnderTest) -> None:
+    """With its namespace of tools and its web search; the server of the recording refused both."""
+    (line,) = (RECORDED / "codex_default.jsonl").read_text().splitlines()
+    rollout = await gateway.create()
+    answer = await gateway.client.post(f"{gateway.address(rollout)}/responses", json=json.loads(line)["body"])
+    assert answer.status_code == 200
