@@ -557,7 +557,7 @@ async def test_tokens_are_counted_as_the_policy_reads_them(gateway: GatewayUnder
 
 
 async def test_tools_of_responses_that_no_chat_completion_has(gateway: GatewayUnderTest):
-    """Codex: a namespace, a custom tool, a local shell; web search is not offered. Calls come back in their own form."""
+    """Codex: a namespace, a custom tool, a local shell; web search is not offered. Calls come back in their form."""
     tools = [
         {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "wait", "parameters": {}}]},
         {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: A"}},
