@@ -2,10 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Message = dict[str, Any]
+
+# What programs of agents add to the text of a task; tags of other names may hold the task itself.
+_ADDED = re.compile(r"<([\w-]*(?:reminder|environment|context|skills)[\w-]*)>.*?</\1>", re.DOTALL)
 
 
 def text_of(content: Any) -> str:
@@ -32,11 +36,21 @@ def newest_turn(messages: Sequence[Message]) -> int | None:
 
 
 def newest_observation(messages: Sequence[Message]) -> str:
-    """Return the text of the last ``user`` or ``tool`` message; "" if there is none."""
+    """Return the text of the last ``user`` or ``tool`` message that says something new; "" if there is none.
+
+    Blocks such as ``<system-reminder>`` or ``<environment_context>``, which an agent's program adds to each task, are
+    left out, unless the newest turn has nothing else.
+    """
+    whole = ""
     for message in reversed(messages):
+        if message.get("role") == "assistant" and whole:
+            break
         if message.get("role") in ("user", "tool"):
-            return text_of(message.get("content"))
-    return ""
+            text = text_of(message.get("content"))
+            if new := _ADDED.sub("", text).strip() if "</" in text else text:
+                return new
+            whole = whole or text
+    return whole
 
 
 def reply_of(body: dict[str, Any]) -> Message | None:
@@ -58,9 +72,24 @@ def spoken(reply: Message) -> str:
     return "; ".join(f"{call.get('name')}({call.get('arguments')})" for call in calls)
 
 
+def is_beside(body: Mapping[str, Any]) -> bool:
+    """Return True for a chat of one turn without tools: of an agent that offers tools, a call beside its main chat."""
+    messages = body.get("messages")
+    return bool(messages) and not body.get("tools") and all(each.get("role") != "assistant" for each in messages)
+
+
 def digest(messages: Any) -> bytes:
     """Return 16 bytes that tell messages, or a prompt, from any other."""
     return hashlib.blake2b(json.dumps(messages, sort_keys=True).encode(), digest_size=16).digest()
+
+
+def digests(messages: Sequence[Message]) -> list[bytes]:
+    """Return a digest for each message; element i identifies messages[: i + 1]."""
+    hasher, found = hashlib.blake2b(digest_size=16), []
+    for message in messages:
+        hasher.update(json.dumps(message, sort_keys=True, default=str).encode() + b"\0")
+        found.append(hasher.digest())
+    return found
 
 
 def arguments_of(function: dict[str, Any]) -> Any:
@@ -68,5 +97,5 @@ def arguments_of(function: dict[str, Any]) -> Any:
     arguments = function.get("arguments")
     try:
         return json.loads(arguments)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return arguments

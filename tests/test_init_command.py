@@ -274,7 +274,10 @@ OK = said("ok")
 @pytest.mark.parametrize(
     ("calls", "says"),
     [
-        ([call("a"), call("a", said("ok "), "b")], "reply is rewritten in the chat: it said 'ok', the chat holds"),
+        ([call("a"), call("a", said("no"), "b")], "reply is rewritten in the chat: it said 'ok', the chat holds"),
+        ([call("a"), call("a", said("ok "), "b")], "one training row"),
+        ([call("a"), call(said("t", "system"), "x"), call("a", OK, "b")], "in 2 training rows"),
+        ([call("a"), call(said("t", "system"), "x"), call("a", OK, "b")], "another chat begins"),
         ([call("a"), call("a", "b", said("x"))], "reply is left out of the chat"),
         ([call("a"), call("On. 0"), call("On. 1")], "only the last turn is sent"),
         ([call("a"), call("a", OK, "b"), call("b", OK, "c")], "history is truncated: message 1 (user: 'a') is gone"),

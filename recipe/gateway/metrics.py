@@ -58,8 +58,11 @@ class StepMetrics:
             "sampling_overridden",
             "constrained_calls",
             "untrained_calls",
+            "side_calls",
             "continued_calls",
             "text_calls",
+            "reply_limits_lifted",
+            "tips_withdrawn",
         )
         metrics: dict[str, float] = {name: counts[name] for name in totals}
         metrics |= {name: count for name, count in counts.items() if "/" in name}

@@ -18,7 +18,9 @@ from empo2.recipe.gateway.stages.direct_calls import DirectCalls
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
 from empo2.recipe.gateway.stages.memory import MemoryCalls
+from empo2.recipe.gateway.stages.normal_form import NormalForm
 from empo2.recipe.gateway.stages.rollout_ends import RolloutEnds
+from empo2.recipe.gateway.stages.side_calls import SideCalls
 from empo2.recipe.gateway.stages.template import TemplateArguments
 from empo2.recipe.gateway.stages.traced import AsSent, Traced
 from empo2.recipe.gateway.stages.untrained import UntrainedCalls
@@ -51,8 +53,10 @@ def stages(
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         UntrainedCalls(services, others),  # is it the policy's to learn from?
         Dialects(max_bytes, services.servers),  # streams, /responses and /messages become chat completions
-        *([watch] if watch else []),  # `empo2 init` looks
+        NormalForm(),  # the same turn reads the same, whoever sends it
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
+        SideCalls(services, chosen=bool(services.settings.gateway.trained_calls) or serving is not None),  # titles
+        *([watch] if watch else []),  # `empo2 init` looks
         Gated(services.gate),  # waits while the weights change
         RolloutEnds(services, episodes, reflector),  # a rollout that ends is reflected on
         MemoryCalls(services, episodes, chats),  # tips go in, the call is recorded

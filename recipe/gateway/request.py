@@ -17,8 +17,10 @@ Kind = Literal["call", "rollouts", "rollout", "events", "attempt events", ""]
 
 SERVED = "served"  # id of the one rollout of all agents that have none (``empo2 serve``)
 
-# An agent's address ends with /v1; Anthropic's clients add another one.
-_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/(train|val)/openai/v1/(?:v1/)?(.+)")
+# An agent's address ends with /v1; Anthropic's clients add another one, Azure's the name of a deployment.
+_CALL = re.compile(
+    r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/(train|val)/openai/v1/(?:v1/|(?:openai/)?deployments/[^/]+/)?(.+)"
+)
 _ROLLOUTS = re.compile(r"/api/rollouts(?:/([^/]+)(?:/attempt/([^/]+)(?=/events))?(/events)?)?")
 _BODY_HEADERS = (b"content-length", b"content-type", b"transfer-encoding")
 # Only such a number can be beyond a double's range: with an exponent of two digits or more, or of 300 digits.

@@ -1,13 +1,14 @@
-"""Predict, from the messages alone, whether agent-lightning merges a call into the training row of the previous call.
+"""Predict, from the messages alone, which calls of an episode share a training row.
 
-It does so if the prompt's tokens begin with those of the row so far (agentlightning.verl.rollout_adapter, level
-``trajectory``). A chat template that drops parts of earlier messages, such as reasoning, can split a row that is
-predicted to be one.
+A call joins a row if its prompt's tokens begin with those of the row so far (`trainer.rollout_calls.rows_of`). A chat
+template that drops parts of earlier messages, such as reasoning, can split a row that is predicted to be one.
 """
 
 import json
 from collections.abc import Sequence
 
+from empo2.recipe.gateway.normal_form import normal, normal_message
+from empo2.recipe.gateway.tokens.sampled_messages import SampledMessages
 from empo2.recipe.messages import arguments_of, text_of
 from empo2.recipe.retrofit.recorder import Call
 from empo2.recipe.retrofit.scripted_model import Body
@@ -36,24 +37,71 @@ def _goes_on(later: Call, call: Call) -> bool:
     return len(new) > len(old) and new[: len(old)] == old
 
 
-def reason_for_new_row(before: Call, call: Call) -> str | None:
-    """Return why the call starts a new training row; None if it joins the row of the previous call."""
+def reasons_for_rows(calls: Sequence[Call]) -> list[str]:
+    """Return why each call that opens a training row, but the first, does so, in their order.
+
+    A call goes on with any earlier chat of the episode whose messages and reply it begins with.
+    """
+    reasons: list[str] = []
+    sampled, rows = SampledMessages(), list[_Row]()
+    for call in calls:
+        body = sampled.restored(normal(call.body))
+        row = max((row for row in rows if row.goes_on(call, body)), key=lambda row: len(row.expected), default=None)
+        if row is None:
+            if rows:
+                reasons.append(_reason(rows, call, body))
+            rows.append(row := _Row())
+        row.extend(call, body)
+        if "messages" in body:
+            sampled.add(call.answer["choices"][0]["message"])
+    return reasons
+
+
+class _Row:
+    """A training row: the call that it ends with, and what the next one must begin with."""
+
+    call: Call
+    body: Body
+    expected: str | list[Body] = ""
+
+    def extend(self, call: Call, body: Body) -> None:
+        self.call, self.body, choice = call, body, call.answer["choices"][0]
+        if "messages" in body:
+            self.expected = [*map(_plain, body["messages"]), _plain(normal_message(choice["message"]))]
+        else:
+            self.expected = f"{body.get('prompt')}{choice['text']}"
+
+    def goes_on(self, call: Call, body: Body) -> bool:
+        if call.path != self.call.path or body.get("tools") != self.body.get("tools"):
+            return False
+        if isinstance(self.expected, str):
+            return str(body.get("prompt")).startswith(self.expected)
+        return [*map(_plain, body["messages"])][: len(self.expected)] == self.expected
+
+
+def _reason(rows: Sequence[_Row], call: Call, body: Body) -> str:
+    """Return why a call goes on with none of the rows, by the one that is most like it."""
     if call.parallel:
         return "calls are made in parallel: they do not follow from each other, and each is a training row"
-    if call.path != before.path:
-        return f"the agent goes from {before.path} to {call.path}: prompts of the two do not merge"
-    if "messages" not in call.body:
-        expected_prompt = str(before.body.get("prompt")) + before.answer["choices"][0]["text"]
-        if str(call.body.get("prompt")).startswith(expected_prompt):
-            return None
+    alike = [row for row in reversed(rows) if row.call.path == call.path]
+    if not alike:
+        return f"the agent goes from {rows[-1].call.path} to {call.path}: prompts of the two do not merge"
+    if "messages" not in body:
         return "a prompt does not begin with the prompt and the reply before it"
-    if call.body.get("tools") != before.body.get("tools"):
+    new = [*map(_plain, body["messages"])]
+    row = max(alike, key=lambda row: _shared(row.expected, new))
+    assert isinstance(row.expected, list)
+    begins = all(message["role"] != "assistant" for message in new)
+    if begins and new[0]["role"] == "system" and not _shared(row.expected, new):
+        return "another chat begins: a sub-agent, or a call beside the main chat, has a row of its own"
+    if body.get("tools") != row.body.get("tools"):
         return "the tools that are offered change from call to call; they stand at the prompt's beginning"
-    old, new = _chat(before), _chat(call)
-    expected = [*old, _plain(before.answer["choices"][0]["message"])]
-    if new[: len(expected)] == expected:
-        return None
-    return _difference(old, expected, new)
+    return _difference(row.expected[: len(row.body["messages"])], row.expected, new)
+
+
+def _shared(expected: str | list[Body], new: list[Body]) -> int:
+    """Return how many messages two chats begin with alike."""
+    return next((place for place, (a, b) in enumerate(zip(expected, new, strict=False)) if a != b), len(new))
 
 
 def _difference(old: list[Body], expected: list[Body], new: list[Body]) -> str:
@@ -78,10 +126,6 @@ def _difference(old: list[Body], expected: list[Body], new: list[Body]) -> str:
 def prompt_of(call: Call) -> str:
     """Return a text that two calls share if and only if they have the same prompt."""
     return json.dumps([call.body.get(key) for key in ("messages", "prompt", "tools")], sort_keys=True)
-
-
-def _chat(call: Call) -> list[Body]:
-    return [_plain(message) for message in call.body["messages"]]
 
 
 def _plain(message: Body) -> Body:

@@ -141,7 +141,9 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self._controller_log = controller_log
         self._tell_at = perf_counter() + _NONE_PLAYS_SECONDS
         self.carried_over: list[EnqueuedRollout] = []
-        self.results = StepResults(max_prompt_tokens, algorithm.failed_rollout_return)
+        self.results = StepResults(
+            max_prompt_tokens, algorithm.failed_rollout_return, main_chat_only=not settings.gateway.trained_calls
+        )
         self.played: list[CompletedRollout] = []
         self.metrics: dict[str, float] = {}
         self._settling = 0.0

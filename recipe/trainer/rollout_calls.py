@@ -9,7 +9,7 @@ from typing import Any, Self
 from agentlightning.server.routes.events import _trim_model_request
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet, _extract_image_urls_from_messages
 
-from empo2.recipe.messages import newest_observation
+from empo2.recipe.messages import is_beside, newest_observation
 from empo2.recipe.protocol import CALL_EVENT, CallEvent, Mode
 
 
@@ -107,6 +107,13 @@ def calls_of(events: Sequence[Mapping[str, Any]]) -> list[PlayedCall]:
     return calls
 
 
+def main_calls(calls: Sequence[PlayedCall]) -> list[PlayedCall]:
+    """Return the calls without those beside the main chat, which the gateway cannot tell in a run's first rollouts."""
+    asked = [call.data["request"] for call in calls]
+    with_tools = any(each.get("tools") for each in asked)
+    return [call for call, each in zip(calls, asked, strict=True) if not (with_tools and is_beside(each))]
+
+
 def turns_of(calls: Sequence[PlayedCall]) -> list[PlayedCall]:
     """Return the calls to train: all that have a reply, but only one of a request that was sent again.
 
@@ -155,20 +162,24 @@ def _unused(answered: Sequence[PlayedCall], same: Sequence[int]) -> set[int]:
 
 
 def rows_of(turns: Iterable[PlayedCall]) -> list[list[PlayedCall]]:
-    """Return the turns of each row that agent-lightning's adapter makes of them, in its order.
+    """Return the turns of each row, in the order of their first turns: a row for each chat of the rollout.
 
-    The adapter merges a turn into the row before it if its prompt begins with all tokens of that row.
+    A turn goes on with the longest row all of whose tokens its prompt begins with, so chats that take turns (a main
+    agent and its sub-agents) stay whole. agent-lightning's adapter, which merges neighbors, gets the turns row by row.
 
     Args:
         turns: as they are trained.
     """
     rows: list[list[PlayedCall]] = []
-    context: list[int] = []
+    contexts: list[list[int]] = []  # of each row, its tokens so far
     for turn in turns:
-        if not rows or not _begins(turn.prompt, context):
+        open_ = [place for place, context in enumerate(contexts) if _begins(turn.prompt, context)]
+        place = max(open_, key=lambda each: len(contexts[each]), default=len(rows))
+        if place == len(rows):
             rows.append([])
-        rows[-1].append(turn)
-        context = turn.prompt + turn.reply
+            contexts.append([])
+        rows[place].append(turn)
+        contexts[place] = turn.prompt + turn.reply
     return rows
 
 

@@ -13,7 +13,7 @@ from agentlightning.verl.agl_rollout_manager import CompletedRollout
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.failures import FAILED_BY_AGENT, cause_of_failure, numbers_of, reported_error
 from empo2.recipe.protocol import PANEL, REWARD_EVENT, Mode, RolloutTag, data_of
-from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, rows_of, turns_of
+from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, main_calls, rows_of, turns_of
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,17 @@ class StepResults:
     Attributes:
         max_prompt_tokens: of a training row's prompt.
         failed_rollout_return: given to training rollouts that failed by their agent; None to leave them out.
+        main_chat_only: False if the user's rules choose the calls that are trained.
         kept, dropped: by rollout id.
-        left_out: what is not trained of the rollouts: ``turns_dropped`` have no tip-free prompt, ``repeated_calls`` are
+        left_out: what is not trained of the rollouts: ``turns_dropped`` have no tip-free prompt, ``side_calls_dropped``
+            stand beside the main chat (see `main_calls`), ``repeated_calls`` are
             requests that were sent again (see `turns_of`), ``overlong_rows`` have a prompt that is too long.
         calls: of all rollouts that were played, by id.
     """
 
     max_prompt_tokens: float = math.inf
     failed_rollout_return: float | None = None
+    main_chat_only: bool = True
     kept: dict[str, RolloutResult] = field(default_factory=dict)
     dropped: dict[str, DroppedRollout] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -165,14 +168,17 @@ class StepResults:
         mode, calls = mode_of(rollout), calls_of(rollout.events)
         self.calls[rollout.rollout_id] = calls
         return_ = _return_of(rollout, calls, self.failed_rollout_return)
-        answered, turns = self.answered(rollout.rollout_id), turns_of(calls)
+        answered = self.answered(rollout.rollout_id)
+        main = main_calls(answered) if self.main_chat_only else answered
+        turns = turns_of(main)
         if any(turn.log_probs is None or len(turn.log_probs) != len(turn.reply) for turn in turns):
             raise Unusable("no_log_probs")  # one row without them would cost the whole batch its rollout_log_probs
         known = [each for turn in turns if (each := turn.as_trained(mode)) is not None]
         rows = rows_of(known)
         fitting = [row for row in rows if len(row[0].prompt) <= self.max_prompt_tokens]
         trained = [turn for row in fitting for turn in row]
-        self.left_out["repeated_calls"] += len(answered) - len(turns)
+        self.left_out["side_calls_dropped"] += len(answered) - len(main)
+        self.left_out["repeated_calls"] += len(main) - len(turns)
         self.left_out["turns_dropped"] += len(turns) - len(known)
         self.left_out["overlong_rows"] += len(rows) - len(fitting)
         if not known:

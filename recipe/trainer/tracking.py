@@ -58,9 +58,8 @@ def training_metrics(results: StepResults, success_return: float) -> dict[str, f
         "empo2/off_policy_fraction": np.mean([result.mode.off_policy for result in kept]),
         "empo2/rollouts_dropped": len(results.dropped),
     }
-    metrics |= {
-        f"empo2/{name}": results.left_out[name] for name in ("turns_dropped", "repeated_calls", "overlong_rows")
-    }
+    left_out = ("turns_dropped", "side_calls_dropped", "repeated_calls", "overlong_rows")
+    metrics |= {f"empo2/{name}": results.left_out[name] for name in left_out}
     metrics |= {f"empo2/dropped/{reason}": count for reason, count in results.reasons.items()}
     metrics |= _agent_means("training", kept)
     return {key: float(value) for key, value in metrics.items()}

@@ -472,7 +472,8 @@ REFUSED: list[tuple[str, Body, str]] = [
     ("responses", {"input": []}, "messages: must be a list of at least one message"),
     ("responses", {"input": [{"type": "computer_call"}]}, "input[0]: an item of type 'computer_call'"),
     ("responses", {"input": [user([{"type": "input_file"}])]}, "input[0]: a part of type 'input_file'"),
-    ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type='web_search'"),
+    ("responses", {"input": "x", "tools": ["web_search"]}, "tools[0].type=None"),
+    ("responses", {"input": "x", "tools": [{"type": "function"}]}, "tools[0].name=None"),
     ("responses", {"input": "x", "background": True}, "background: needs OpenAI's own servers"),
     ("responses", {"input": "x", "text": "y"}, "not one of /responses"),
 ]
@@ -553,3 +554,38 @@ async def test_tokens_are_counted_as_the_policy_reads_them(gateway: GatewayUnder
     async with anthropic.AsyncAnthropic(base_url=gone, api_key=AGENT_KEY, max_retries=0) as client:
         with pytest.raises(anthropic.NotFoundError, match="Rollout not found: gone"):
             await client.messages.count_tokens(**request)
+
+
+async def test_tools_of_responses_that_no_chat_completion_has(gateway: GatewayUnderTest):
+    """Codex: a namespace, a custom tool, a local shell; web search is not offered. Calls come back in their form."""
+    tools = [
+        {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "wait", "parameters": {}}]},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: A"}},
+        {"type": "local_shell"},
+        {"type": "web_search", "external_web_access": True},
+    ]
+    called = {"agents__wait": {"seconds": 1}, "patch": {"input": "*** a"}, "local_shell": {"command": ["ls", "-a"]}}
+    calls = [
+        {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
+        for number, (name, given) in enumerate(called.items())
+    ]
+    gateway.model.template = TOOL_TEMPLATE
+    gateway.model.reply = lambda body: {"content": None, "tool_calls": calls} if len(body["messages"]) == 1 else "ok"
+    rollout = await gateway.create("no-memory")
+    url = f"{gateway.address(rollout)}/responses"
+    first = (await gateway.client.post(url, json={"input": "go", "tools": tools, "store": False})).json()
+    offered = gateway.last().body["tools"]
+    assert [tool["function"]["name"] for tool in offered] == [*called]
+    assert "lark grammar:\nstart: A" in offered[1]["function"]["description"]
+    wait, patch, shell = first["output"]
+    assert (wait["type"], wait["namespace"], wait["name"]) == ("function_call", "agents", "wait")
+    assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "patch", "*** a")
+    assert (shell["type"], shell["action"]["command"]) == ("local_shell_call", ["ls", "-a"])
+    kinds = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+    results = [{"type": kind, "call_id": f"call-{number}", "output": "done"} for number, kind in enumerate(kinds)]
+    items = [{"role": "user", "content": "go"}, *first["output"], *results]
+    more = {"input": items, "tools": tools, "store": False, "stream": True}
+    assert (await gateway.client.post(url, json=more)).status_code == 200
+    said = gateway.last().body["messages"]
+    assert [json.loads(call["function"]["arguments"]) for call in said[1]["tool_calls"]] == [*called.values()]
+    assert [each["role"] for each in said] == ["user", "assistant", "tool", "tool", "tool"]

@@ -16,9 +16,9 @@ from empo2.recipe.gateway.dialects.dialect import (
     new_id,
     reasoning_of,
     text_part,
-    tool_call,
     tool_result,
 )
+from empo2.recipe.gateway.dialects.responses_tools import OfferedTools, call_of
 from empo2.recipe.messages import Message
 
 _MOST_RESPONSES = 10_000  # kept of a rollout; only agents that have none (empo2 serve) come to as many
@@ -89,9 +89,13 @@ class ResponsesCall:
         self.body["messages"] = [*system, *_chat(self._items)]
         if body.get("max_output_tokens"):
             self.body["max_completion_tokens"] = body["max_output_tokens"]
-        if body.get("tools"):
-            self.body["tools"] = [_tool(tool, number) for number, tool in enumerate(body["tools"])]
-        if body.get("tool_choice"):
+        self._tools = OfferedTools(body.get("tools") or [])
+        self.body.pop("tools", None)
+        if self._tools.functions:
+            self.body["tools"] = self._tools.functions
+        else:
+            self.body.pop("tool_choice", None)
+        if body.get("tool_choice") and self._tools.functions:
             self.body["tool_choice"] = _tool_choice(body["tool_choice"])
         if (body.get("reasoning") or {}).get("effort") in _EFFORTS:
             self.body["reasoning_effort"] = body["reasoning"]["effort"]
@@ -123,7 +127,7 @@ class ResponsesCall:
             "error": None,
             "incomplete_details": {"reason": reason} if reason else None,
             "model": completion["model"],
-            "output": _output(choice["message"], status),
+            "output": _output(choice["message"], status, self._tools),
             "usage": {
                 "input_tokens": prompt,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -165,12 +169,13 @@ def _chat(items: Sequence[Body]) -> list[Message]:
             case "reasoning":
                 thoughts = item.get("content") or item.get("summary") or []
                 _reply_in(chat, "reasoning")["reasoning"] = "".join(part.get("text") or "" for part in thoughts)
-            case "function_call":
-                call = tool_call(item.get("call_id"), item.get("name"), str(item.get("arguments") or "{}"))
-                _reply_in(chat, "tool_calls").setdefault("tool_calls", []).append(call)
-            case "function_call_output":
+            case "function_call" | "custom_tool_call" | "local_shell_call":
+                _reply_in(chat, "tool_calls").setdefault("tool_calls", []).append(call_of(item))
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 result, images = tool_result(item.get("call_id"), _parts(item.get("output"), where))
                 chat += [result, {"role": "user", "content": images}] if images else [result]
+            case "compaction" | "web_search_call":
+                pass  # what OpenAI's servers alone can read, or have done
             case other:
                 raise ValueError(f"{where}: an item of type {other!r} cannot be given to the model")
     return chat
@@ -213,14 +218,6 @@ def _parts(content: Any, where: str) -> list[Body]:
     return parts
 
 
-def _tool(tool: Any, number: int) -> Body:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind != "function":
-        raise ValueError(f"tools[{number}].type={kind!r}: needs OpenAI's own servers; give functions")
-    fields = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
-
-
 def _tool_choice(choice: Any) -> str | Body:
     if isinstance(choice, str):
         return choice
@@ -238,7 +235,7 @@ def _response_format(form: Any) -> Body | None:
     return None
 
 
-def _output(message: Message, status: str) -> list[Body]:
+def _output(message: Message, status: str, tools: OfferedTools) -> list[Body]:
     items: list[Body] = []
     if reasoning := reasoning_of(message):
         thoughts = [{"type": "reasoning_text", "text": reasoning}]
@@ -248,10 +245,7 @@ def _output(message: Message, status: str) -> list[Body]:
         text = {"type": "output_text", "text": message.get("content") or "", "annotations": [], "logprobs": []}
         told = {"role": "assistant", "content": [text]}
         items.append({"type": "message", "id": new_id("msg"), **told, "status": status})
-    for call in calls:
-        function = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-        items.append({"type": "function_call", "id": new_id("fc"), "call_id": call["id"], **function, "status": status})
-    return items
+    return items + [tools.item_of(call, status) for call in calls]
 
 
 def _events(response: Body) -> Iterator[str]:
@@ -268,8 +262,8 @@ def _events(response: Body) -> Iterator[str]:
 
 def _item_events(index: int, item: Body) -> Iterator[Body]:
     where = {"output_index": index, "item_id": item["id"]}
-    empty = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
-    begun = {**item, "status": "in_progress", **empty}
+    empty = {"function_call": {"arguments": ""}, "custom_tool_call": {"input": ""}, "local_shell_call": {}}
+    begun = {**item, "status": "in_progress", **empty.get(item["type"], {"content": []})}
     yield {"type": "response.output_item.added", "output_index": index, "item": begun}
     match item["type"]:
         case "message":
@@ -282,7 +276,10 @@ def _item_events(index: int, item: Body) -> Iterator[Body]:
             text, at = item["content"][0]["text"], {**where, "content_index": 0}
             yield {"type": "response.reasoning_text.delta", **at, "delta": text}
             yield {"type": "response.reasoning_text.done", **at, "text": text}
-        case _:
+        case "custom_tool_call":
+            yield {"type": "response.custom_tool_call_input.delta", **where, "delta": item["input"]}
+            yield {"type": "response.custom_tool_call_input.done", **where, "input": item["input"]}
+        case "function_call":
             written = item["arguments"]
             yield {"type": "response.function_call_arguments.delta", **where, "delta": written}
             done = {"arguments": written, "name": item["name"]}

@@ -5,7 +5,7 @@ A failure here is counted and costs the call its tips; the agent's call itself g
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ from empo2.recipe.gateway.tokens.rendering import TEMPLATE_ARGUMENTS
 from empo2.recipe.gateway.tokens.replies import Prompt, Replies
 from empo2.recipe.gateway.traces import Span
 from empo2.recipe.messages import newest_observation, reply_of, spoken
-from empo2.recipe.protocol import CALL_EVENT, CallEvent
+from empo2.recipe.protocol import CALL_EVENT, CallEvent, RolloutTag
 
 log = structlog.get_logger()
 
@@ -33,6 +33,7 @@ log = structlog.get_logger()
 _SHARED = ("tools", "chat_template", "chat_template_kwargs", *TEMPLATE_ARGUMENTS)
 # In vLLM 0.20's refusals (vllm.renderers.params, vllm.v1.engine.input_processor).
 _TOO_LONG = ("context length", "maximum model length")
+_LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 @dataclass
@@ -62,11 +63,35 @@ class ModelCall:
     teaches: bool
     span: Span
 
+    async def shorter(self, answer: Body | None) -> Body | None:
+        """Return what to send in the place of a request that was refused; None if nothing shorter is left.
+
+        vLLM counts the reply's limit, which clients set to what their own models can: without it the reply may take
+        what is left of the context. Then the tips go, of all turns: no call fails by its tips.
+        """
+        if not _is_too_long(answer):
+            return None
+        counts, episode = self.services.metrics.counts, self.episode
+        if (unlimited := _unlimited(self.sent)) is not None:
+            counts["reply_limits_lifted"] += 1
+            self.sent = unlimited
+        elif self.chat is not self.body:
+            counts["tips_withdrawn"] += 1
+            episode.tips.withdraw()
+            if self.tip_free is not None:
+                self.tip_free.cancel()
+            self.found, self.chat, self.tip_free = replace(self.found, request=None), self.body, None
+            self.tokens = await ChatTokens.prepare(self.services, episode.rollout_id, episode.replies, self.body)
+            self.sent = _sent(self.body, self.tokens, episode.tag, teaches=self.teaches)
+        else:
+            return None
+        return self.sent
+
     def refused(self, status: int, answer: Body | None) -> None:
         """Note an error response, or that there was no response (status 0)."""
         if self.tip_free is not None:
             self.tip_free.cancel()
-        self.episode.context_full = status == 400 and any(words in str(answer) for words in _TOO_LONG)
+        self.episode.context_full = status == 400 and _is_too_long(answer)
 
     def answered(self, response: Body) -> None:
         """Record the call in the background, since the agent already has its reply.
@@ -158,6 +183,13 @@ class PlainCall:
     tokens: ChatTokens
     teaches: ClassVar = False
 
+    async def shorter(self, answer: Body | None) -> Body | None:
+        """As `ModelCall.shorter`; there are no tips."""
+        if not _is_too_long(answer) or (unlimited := _unlimited(self.sent)) is None:
+            return None
+        self.sent = unlimited
+        return self.sent
+
     def answered(self, response: Body) -> None:
         if reply_of(response) is not None:
             self.tokens.answered(response, prompt_ids_of(response))
@@ -170,6 +202,7 @@ async def prepare_call(services: Services, episode: Episode, body: Body) -> Mode
     """Find a call's tips and build the request that replaces the agent's. Never raises."""
     started = time.perf_counter()
     tag, span = episode.tag, services.traces.current()
+    body = episode.replies.sampled.restored(body)
     services.metrics.counts["calls"] += 1
     try:
         found = await find_tips(services, episode, body)
@@ -186,11 +219,7 @@ async def prepare_call(services: Services, episode: Episode, body: Body) -> Mode
         count_sampling(services, body)
     if teaches and body.get("top_logprobs"):
         _warn_once("top_logprobs of the agent are not answered in calls that are distilled")
-    sent = {
-        **(chat if tag.read_only else sampling.neutral(chat)),
-        **tokens.fields,
-        **(sampling.TOPS if teaches else {}),
-    }
+    sent = _sent(chat, tokens, tag, teaches=teaches)
     tip_free = None
     if tag.off_policy and found.request is not None and found.request.carried:
         tip_free = asyncio.create_task(tip_free_prompt(services, episode.rollout_id, episode.replies, body))
@@ -202,8 +231,25 @@ async def prepare_call(services: Services, episode: Episode, body: Body) -> Mode
 async def prepare_plain_call(services: Services, rollout_id: str, replies: Replies, body: Body) -> PlainCall:
     """Build the request that replaces one of plain GRPO. Never raises."""
     count_sampling(services, body)
+    body = replies.sampled.restored(body)
     tokens = await ChatTokens.prepare(services, rollout_id, replies, body)
     return PlainCall({**sampling.neutral(body), **tokens.fields}, tokens)
+
+
+def _sent(chat: Body, tokens: ChatTokens, tag: RolloutTag, *, teaches: bool) -> Body:
+    """Return the request that is sent for a chat."""
+    sampled = chat if tag.read_only else sampling.neutral(chat)
+    return {**sampled, **tokens.fields, **(sampling.TOPS if teaches else {})}
+
+
+def _is_too_long(answer: Body | None) -> bool:
+    return any(words in str(answer) for words in _TOO_LONG)
+
+
+def _unlimited(sent: Body) -> Body | None:
+    """Return a request without a limit of the reply's length; None if it has none."""
+    kept = {name: value for name, value in sent.items() if name not in _LIMITS}
+    return None if len(kept) == len(sent) else kept
 
 
 def _new_tips(found: TipSearch) -> list[int]:

@@ -61,8 +61,8 @@ def _is_for_agents(request: Request) -> bool:
 
 def _presented(request: Request) -> list[str]:
     headers = request.headers
-    bearer = headers.get("authorization", "")
-    return [bearer.removeprefix("Bearer ") if bearer.startswith("Bearer ") else "", headers.get("x-api-key", "")]
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    return [bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""), headers.get("api-key", "")]
 
 
 def _holds(presented: Sequence[str], key: str) -> bool:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from empo2.recipe.gateway.episodes.call import ModelCall, PlainCall, prepare_call, prepare_plain_call
 from empo2.recipe.gateway.episodes.direct_chats import DirectChats
 from empo2.recipe.gateway.episodes.episode import Episodes
-from empo2.recipe.gateway.request import SERVED, Answer, Next, Request
+from empo2.recipe.gateway.request import SERVED, Answer, Body, Next, Request
 from empo2.recipe.gateway.services import Services
 
 
@@ -36,10 +36,12 @@ class MemoryCalls:
             return await forward(request)
         try:
             answer = await forward(request.with_body(call.sent))
+            while answer.status_code == 400 and (shorter := await call.shorter(_value(answer))) is not None:
+                answer = await forward(request.with_body(shorter))
         except BaseException:
             call.refused(0, None)
             raise
-        response = answer.value if isinstance(answer, Answer) else None
+        response = _value(answer)
         if answer.status_code == 200 and response is not None:
             # Before the answer leaves: the agent may report its reward and be gone a moment later.
             call.answered(response)
@@ -60,3 +62,7 @@ class MemoryCalls:
             replies = self._episodes.replies_of(request.rollout_id, request.attempt_id)
             return await prepare_plain_call(services, request.rollout_id, replies, body)
         return None
+
+
+def _value(answer: Response) -> Body | None:
+    return answer.value if isinstance(answer, Answer) else None

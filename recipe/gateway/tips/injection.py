@@ -5,14 +5,12 @@ the previous one token for token: vLLM's prefix cache keeps hitting, and agent-l
 Earlier tips are looked up by the agent's own messages; neither text nor tokens are searched for tips.
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from empo2.memory import Tip
-from empo2.recipe.messages import Message, newest_turn
+from empo2.recipe.messages import Message, digests, newest_turn
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,10 @@ class EpisodeTips:
     chats: dict[str, list[Message]] = field(default_factory=dict)
     answered: dict[str, list[Message]] = field(default_factory=dict)
 
+    def withdraw(self) -> None:
+        """Take the tips out of all turns so far: the prompt with them has outgrown the model's context."""
+        self.blocks |= dict.fromkeys(self.blocks, Block())
+
     def chat_of(self, prompt: str) -> list[Message]:
         """Return a prompt as a chat: what it extends, and a turn of what is new."""
         if prompt not in self.chats:
@@ -66,7 +68,7 @@ class ChatRequest:
     def __init__(self, tips: EpisodeTips, messages: Sequence[Message]) -> None:
         self._blocks = tips.blocks
         self._messages = messages
-        self._digests = _digests(messages)
+        self._digests = digests(messages)
         turn = newest_turn(messages)
         self._newest = None if turn is None else self._digests[turn]
 
@@ -106,15 +108,6 @@ def with_block(message: Message, block: str) -> Message:
     if isinstance(content, str):
         return {**message, "content": f"{block}\n\n{content}"}
     return {**message, "content": [{"type": "text", "text": f"{block}\n"}, *content]}
-
-
-def _digests(messages: Sequence[Message]) -> list[bytes]:
-    """Return a digest for each message; element i identifies messages[: i + 1]."""
-    hasher, digests = hashlib.blake2b(digest_size=16), []
-    for message in messages:
-        hasher.update(json.dumps(message, sort_keys=True, default=str).encode() + b"\0")
-        digests.append(hasher.digest())
-    return digests
 
 
 class PromptRequest(ChatRequest):

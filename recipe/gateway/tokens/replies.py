@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from empo2.recipe.gateway.normal_form import normal_message
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.tokens.rendering import rendering_of
+from empo2.recipe.gateway.tokens.sampled_messages import SampledMessages
 from empo2.recipe.messages import Message, arguments_of, digest, reply_of, text_of
 
 Ids = array  # of C ints: an episode has one prompt for each turn
@@ -53,10 +55,15 @@ class AsText(Exception):
 
 
 class Replies:
-    """The replies of one episode, by the chats that they answer."""
+    """The replies of one episode, by the chats that they answer.
+
+    Attributes:
+        sampled: their messages, to be put back where a client changes them.
+    """
 
     def __init__(self) -> None:
         self._of_chat: defaultdict[bytes, list[Reply]] = defaultdict(list)
+        self.sampled = SampledMessages()
 
     def add(self, body: Body, prompt: asyncio.Future[Prompt], response: Body) -> None:
         """Keep the reply to a chat; a response without token ids, or without a message, is left out."""
@@ -66,8 +73,10 @@ class Replies:
         thought = message.get("reasoning") or message.get("reasoning_content")
         problem = "reasoning" if thought else "stop" if isinstance(choice.get("stop_reason"), str) else ""
         ids, cut = array("i", choice["token_ids"]), choice.get("finish_reason") == "length"
+        sampled = normal_message(message)
+        self.sampled.add(message)
         self._of_chat[digest(body["messages"])].append(
-            Reply(prompt, rendering_of(body), _said(message), ids, cut, problem)
+            Reply(prompt, rendering_of(body), _said(sampled), ids, cut, problem)
         )
 
     def last_in(self, body: Body) -> Reply | None:

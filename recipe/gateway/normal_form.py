@@ -1,0 +1,110 @@
+"""The normal form of a request: what the model's template and vLLM take, and the same for the same turn.
+
+Clients write one chat in many ways, and agents put marks into it that move from call to call. Digests, states, tips and
+rows see the normal form alone. What an agent does differently is a rule here, not a case elsewhere.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from empo2.recipe.gateway.request import Body
+from empo2.recipe.messages import Message, arguments_of, text_of
+
+_MARKS = ("cache_control", "prompt_cache_breakpoint")  # which move to the newest messages with each call
+_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}  # vLLM 0.20 refuses these
+_REPLY = ("role", "name", "content", "reasoning", "tool_calls")  # of an assistant's message, what is rendered
+# What a client writes before the system message in the form of HTTP's headers, such as the price of this call.
+_HEADER_LINES = re.compile(r"\A(?:[ \t]*x-[a-z0-9-]+:[^\n]*(?:\n\s*|\Z))+", re.IGNORECASE)
+
+
+def normal(body: Body) -> Body:
+    """Return a chat completion or a completion in its normal form.
+
+    - a prompt that is a list of one text is that text;
+    - ``developer`` is ``system``; leading system messages are one, without lines in the form of HTTP's headers;
+    - a later system message, which templates refuse, is a reminder in the user's turn;
+    - marks of a cache are left out, and a content of one text part is that text;
+    - thoughts are under ``reasoning``; what else a client keeps of a reply is left out;
+    - arguments of a tool call that are no JSON object are ``{}``: vLLM refuses any other. The trained row keeps what
+      was sampled;
+    - efforts that vLLM refuses are the nearest ones that it takes.
+    """
+    form = dict(body)
+    if isinstance(prompt := body.get("prompt"), list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        form["prompt"] = prompt[0]
+    if (effort := body.get("reasoning_effort")) in _EFFORTS:
+        form["reasoning_effort"] = _EFFORTS[effort]
+    if isinstance(tools := body.get("tools"), list):
+        form["tools"] = [_unmarked(tool) for tool in tools]
+    if isinstance(messages := body.get("messages"), list):
+        form["messages"] = normal_chat(messages)
+    return form
+
+
+def normal_chat(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in their normal form; see `normal`."""
+    return list(_with_one_system_message([normal_message(message) for message in messages]))
+
+
+def normal_message(message: Message) -> Message:
+    """Return one message in its normal form: of an assistant's what is rendered, of others all but marks."""
+    form = _unmarked(message)
+    if isinstance(content := form.get("content"), list):
+        parts = [_unmarked(part) for part in content]
+        alone = parts[0].get("text") if len(parts) == 1 else None
+        form["content"] = alone if isinstance(alone, str) else parts
+    if form["role"] == "developer":
+        form["role"] = "system"
+    if form["role"] != "assistant":
+        return form
+    form["reasoning"] = form.get("reasoning") or form.get("reasoning_content")
+    if calls := form.get("tool_calls"):
+        form["tool_calls"] = [_normal_call(call) for call in calls]
+        form["content"] = form.get("content") or None
+    else:
+        form["content"] = form.get("content") or ""
+    return {key: form[key] for key in _REPLY if form.get(key) or key == "content"}
+
+
+def _normal_call(call: Any) -> Body:
+    function = call.get("function") or {}
+    given = arguments_of(function)
+    arguments = json.dumps(given if isinstance(given, dict) else {}, ensure_ascii=False)
+    return {
+        "id": call.get("id"),
+        "type": "function",
+        "function": {"name": function.get("name"), "arguments": arguments},
+    }
+
+
+def _unmarked(value: Any) -> Any:
+    return {key: each for key, each in value.items() if key not in _MARKS} if isinstance(value, dict) else value
+
+
+def _with_one_system_message(messages: Sequence[Message]) -> Iterator[Message]:
+    lead = next((place for place, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    texts = [_HEADER_LINES.sub("", text_of(each.get("content"))) for each in messages[:lead]]
+    if text := "\n\n".join(filter(None, texts)):
+        yield {"role": "system", "content": text}
+    turn: Message | None = None  # of the user, to which a reminder may be added
+    for message in messages[lead:]:
+        if message["role"] == "system":
+            reminder = f"<system-reminder>\n{text_of(message.get('content'))}\n</system-reminder>"
+            turn = {"role": "user", "content": reminder} if turn is None else _with_text(turn, reminder)
+            continue
+        if turn is not None:
+            yield turn
+        turn = message if message["role"] == "user" else None
+        if turn is None:
+            yield message
+    if turn is not None:
+        yield turn
+
+
+def _with_text(message: Message, text: str) -> Message:
+    """Return a message with a text after its own; text content stays text, parts stay parts."""
+    content = message.get("content")
+    added = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content or ''}\n\n{text}"
+    return {**message, "content": added}

@@ -1,0 +1,226 @@
+"""A request means the same, whoever sends it: the normal form, sampled replies put back, a row for each chat."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from empo2.recipe.gateway.normal_form import normal, normal_chat
+from empo2.recipe.gateway.tokens.sampled_messages import SampledMessages
+from empo2.recipe.trainer.rollout_calls import calls_of, rows_of, turns_of
+
+from .harness import (
+    BLOCK,
+    ROOMS,
+    TOOL_TEMPLATE,
+    Body,
+    GatewayUnderTest,
+    assistant,
+    calling,
+    recorded,
+    running_gateway,
+    trained,
+    user,
+)
+from .model_server import ModelServer
+from .rollout_events import request
+
+pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
+
+EDIT = {
+    "type": "function",
+    "function": {
+        "name": "edit",
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string"}, "replace_all": {"type": "boolean", "default": False}},
+        },
+    },
+}
+
+
+def system(text: str) -> Body:
+    return {"role": "system", "content": text}
+
+
+def edited(arguments: str, name: str = "edit", id_: str = "call-0", **more: Any) -> Body:
+    call = {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return assistant(None, tool_calls=[call], **more)
+
+
+@pytest.mark.parametrize(
+    ("sent", "form"),
+    [
+        ([{"role": "developer", "content": "Be brief."}, user("a")], [system("Be brief."), user("a")]),
+        ([system("S"), {"role": "developer", "content": "D"}, user("a")], [system("S\n\nD"), user("a")]),
+        ([system("x-billing-header: v=1; cch=00af\n\nYou code."), user("a")], [system("You code."), user("a")]),
+        ([system("x-billing-header: cch=1"), system("You code."), user("a")], [system("You code."), user("a")]),
+        ([system("x-ray: an image\nmeans this."), user("a")], [system("means this."), user("a")]),
+        ([user([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}])], [user("a")]),
+        (
+            [user([{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}])],
+            [user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])],
+        ),
+        (
+            [user("a"), system("It is Monday.")],
+            [user("a\n\n<system-reminder>\nIt is Monday.\n</system-reminder>")],
+        ),
+        (
+            [user("a"), assistant("b"), {"role": "tool", "tool_call_id": "1", "content": "c"}, system("d")],
+            [
+                user("a"),
+                assistant("b"),
+                {"role": "tool", "tool_call_id": "1", "content": "c"},
+                user("<system-reminder>\nd\n</system-reminder>"),
+            ],
+        ),
+        ([user("a"), assistant("b", reasoning_content="t")], [user("a"), assistant("b", reasoning="t")]),
+        ([user("a"), assistant("b", refusal=None, annotations=[], audio=None)], [user("a"), assistant("b")]),
+        ([user("a"), edited('{"path": ')], [user("a"), edited("{}")]),
+        ([user("a"), edited('["path"]')], [user("a"), edited("{}")]),
+        ([user("a"), edited('{"path":"x"}', index=0)], [user("a"), edited('{"path": "x"}')]),
+    ],
+)
+def test_a_chat_has_one_form(sent: list[Body], form: list[Body]) -> None:
+    assert normal_chat(sent) == form
+    assert normal_chat(form) == form
+
+
+def test_the_rest_of_a_request_has_one_form() -> None:
+    assert normal({"prompt": ["a"]}) == {"prompt": "a"}
+    assert normal({"prompt": [1, 2]}) == {"prompt": [1, 2]}
+    assert normal({"prompt": ["a", "b"]}) == {"prompt": ["a", "b"]}
+    efforts = [
+        normal({"reasoning_effort": effort})["reasoning_effort"] for effort in ("minimal", "low", "xhigh", "max")
+    ]
+    assert efforts == ["low", "low", "high", "high"]
+    assert normal({"tools": [{**EDIT, "cache_control": {}}]}) == {"tools": [EDIT]}
+
+
+@pytest.mark.parametrize(
+    ("sampled", "returned", "is_back"),
+    [
+        ('{"path": "x"}', '{"replace_all": false, "path": "x"}', True),  # a default of the schema, in front
+        ('{"path": "x"}', '{"path": "x", "replace_all": true}', False),
+        ('{"path": "x", "replace_all": true}', '{"replace_all": true, "path": "x"}', True),
+        ('{"path": "x"}', '{"path": "y"}', False),
+        ('{"path": ', '{"arguments": "{\\"path\\": "}', True),  # whatever a client makes of what did not parse
+        ('{"path": ', "{}", True),
+    ],
+)
+def test_a_reply_that_a_client_changed_is_put_back(sampled: str, returned: str, is_back: bool) -> None:
+    messages = SampledMessages()
+    messages.add(edited(sampled, reasoning="I edit."))
+    chat = normal_chat([user("a"), edited(returned), user("b")])
+    restored = messages.restored({"messages": chat, "tools": [EDIT]})["messages"]
+    assert restored == (normal_chat([user("a"), edited(sampled, reasoning="I edit."), user("b")]) if is_back else chat)
+
+
+def test_thoughts_that_a_client_dropped_are_put_back_by_the_text() -> None:
+    messages = SampledMessages()
+    for thought in ("first", "second"):
+        messages.add(assistant("Done.", reasoning=thought))
+    messages.add(assistant("More.", reasoning="third"))
+    chat = [user("a"), assistant("Done."), user("b"), assistant("More."), user("c"), assistant("Done."), user("d")]
+    restored = messages.restored({"messages": chat})["messages"]
+    assert [each.get("reasoning") for each in restored if each["role"] == "assistant"] == ["first", "third", "second"]
+    other = {"messages": [user("a"), assistant("I never said this."), user("b")]}
+    assert messages.restored(other) is other
+
+
+async def test_a_default_that_comes_back_keeps_tips_and_row(gateway: GatewayUnderTest) -> None:
+    """Claude Code's Edit: one row, the tip stays where it was, and the model sees what it sampled."""
+    await gateway.store_tips([{"messages": [user("a dark room")]}], "Take the lamp first.")
+    gateway.model.template = TOOL_TEMPLATE
+    said = calling("edit", {"path": "x"})
+    gateway.model.reply = lambda body: said if len(body["messages"]) == 1 else "done"
+    rollout = await gateway.create("memory", "off-policy")
+    back = edited('{"replace_all": false, "path": "x"}')
+    ended = {"role": "tool", "tool_call_id": "call-0", "content": "ok"}
+    for messages in ([user("a dark room")], [user("a dark room"), back, ended]):
+        body = {"messages": messages, "tools": [EDIT], "max_tokens": 64}
+        assert (await gateway.call(rollout, body)).status_code == 200
+    played = await recorded(gateway, rollout)
+    assert played.tips_shown == [1, 1]
+    assert played.sent[1][: len(played.sent[0] + played.replies[0])] == played.sent[0] + played.replies[0]
+    assert BLOCK not in gateway.model.seen[-1].prompt or played.tip_free[1] != played.sent[1]
+    await gateway.finish(rollout)
+    rows, *_ = await trained(gateway, rollout)
+    assert rows == [played.tip_free[1] + played.replies[1]]
+
+
+async def test_broken_arguments_are_learned_from(tmp_path: Path) -> None:
+    """vLLM refuses a history with arguments that are no JSON: the rollout would be lost, its error never learned."""
+    broken = {**edited('{"path": '), "written": '<call>{"name": "edit", {"path'}
+    model = ModelServer(template=TOOL_TEMPLATE)
+    async with running_gateway(tmp_path, "gateway.cumulative_tokens=true", model=model) as gateway:
+        gateway.model.reply = lambda body: dict(broken) if len(body["messages"]) == 1 else "sorry"
+        rollout = await gateway.create()
+        told = {"role": "tool", "tool_call_id": "call-0", "content": "not JSON"}
+        for messages in ([user("edit x")], [user("edit x"), edited('{"path": '), told]):
+            assert (await gateway.call(rollout, {"messages": messages, "max_tokens": 64})).status_code == 200
+        played = await recorded(gateway, rollout)
+        await gateway.finish(rollout)
+        rows, *_ = await trained(gateway, rollout)
+    assert rows == [played.sent[1] + played.replies[1]]
+    assert played.sent[1][: len(played.sent[0] + played.replies[0])] == played.sent[0] + played.replies[0]
+
+
+async def test_no_call_fails_by_its_tips(gateway: GatewayUnderTest) -> None:
+    """A reply's limit that just fits is refused with tips; so is a prompt that just fits."""
+    await gateway.store_tips(ROOMS[:1], "Take the lamp first.")
+    rollout = await gateway.create("no-memory")
+    await gateway.call(rollout, {**ROOMS[0], "max_tokens": 8})
+    length = len(gateway.last().prompt_ids)
+    gateway.model.context = length + 100
+    with_tips = await gateway.create("memory")
+    assert (await gateway.call(with_tips, {**ROOMS[0], "max_tokens": 100})).status_code == 200
+    assert BLOCK in gateway.last().prompt and "max_tokens" not in gateway.last().body
+    gateway.model.context = length + 4
+    squeezed = await gateway.create("memory", "off-policy")
+    assert (await gateway.call(squeezed, {**ROOMS[0], "max_tokens": 4})).status_code == 200
+    assert BLOCK not in gateway.last().prompt
+    assert gateway.last().body["max_tokens"] == 4
+    (call,) = await gateway.calls(squeezed)
+    assert call["tip_ids"] == [] and call["tip_free_prompt_token_ids"] == call["prompt_token_ids"]
+    assert (await gateway.call(squeezed, {**ROOMS[1], "max_tokens": 4})).status_code == 400, "too long stays too long"
+    metrics = await gateway.drain()
+    assert metrics["empo2/tips_withdrawn"] >= 1 and metrics["empo2/reply_limits_lifted"] >= 2
+
+
+async def test_azures_addresses_and_keys_are_taken(gateway: GatewayUnderTest) -> None:
+    rollout = await gateway.create()
+    body, key = {**ROOMS[0], "max_tokens": 8}, gateway.variables(rollout)["AGL_KEY"]
+    path = f"{gateway.address(rollout)}/deployments/policy/chat/completions?api-version=2025-01-01"
+    async with gateway.as_agent() as agent:
+        agent.headers.pop("authorization")
+        assert (await agent.post(path, json=body)).status_code == 401
+        for headers in ({"api-key": key}, {"authorization": f"bearer {key}"}):
+            assert (await agent.post(path, json=body, headers=headers)).status_code == 200
+    assert len(await gateway.calls(rollout)) == 2
+
+
+def test_chats_that_take_turns_have_a_row_each() -> None:
+    """A1 B1 A2 B2, as a main agent and a sub-agent that runs beside it: two rows, not four."""
+    prompts = {"A1": [1], "B1": [2], "A2": [1, 10, 3], "B2": [2, 20, 4], "C": [5]}
+    replies = {"A1": [10], "B1": [20], "A2": [11], "B2": [21], "C": [30]}
+    events = [request(prompts[name], replies[name], text=name) for name in ("A1", "B1", "A2", "B2", "C")]
+    rows = rows_of(turns_of(calls_of(events)))
+    assert [[turn.prompt for turn in row] for row in rows] == [[[1], [1, 10, 3]], [[2], [2, 20, 4]], [[5]]]
+
+
+def test_a_branch_goes_on_with_the_longest_chat() -> None:
+    events = [
+        request([1], [10]),
+        request([1, 10, 2], [11]),
+        request([1, 10, 2, 11, 3], [12]),
+        request([1, 10, 4], [13]),
+    ]
+    rows = rows_of(turns_of(calls_of(events)))
+    assert [len(row) for row in rows] == [3, 1]
+
+
+def test_a_chat_in_its_form_is_not_changed() -> None:
+    for body in ROOMS:
+        assert json.dumps(normal(body)) == json.dumps(body)
