@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from empo2.recipe.config import Reflection, load_settings
-from empo2.recipe.gateway.episodes.reflector import question, reflection_chats
+from empo2.recipe.gateway.episodes.episode import Turn
+from empo2.recipe.gateway.episodes.reflector import of_main_agent, question, reflection_chats
 from empo2.recipe.gateway.tips.text import clean_tip, refusal, shown_tip, tip_of
 from empo2.recipe.messages import spoken
 
@@ -57,13 +58,40 @@ def test_other_agents_are_asked_with_a_transcript():
             assert message["content"].endswith(ASK["content"])
 
 
-def test_a_transcript_is_cut_to_its_end():
-    chats = [[user(f"room {number} " + "x" * 400)] for number in range(100)]
+def test_a_long_transcript_keeps_the_task_and_the_last_result_and_loses_its_middle():
+    chats = [[user(f"room {number} " + "x" * 400 + " end")] for number in range(100)]
     replies = [assistant(f"go {number}") for number in range(100)]
-    whole = "\n".join(f"Observation: {chats[number][0]['content']}\nAction: go {number}" for number in range(100))
-    assert asked(chats, replies) == [
-        [user(f"An episode:\n\n...\n{whole[-limit:]}\n\n{ASK['content']}")] for limit in (12_000, 3_000)
-    ]
+    for limit, (message,) in zip((12_000, 3_000), asked(chats, replies), strict=True):
+        text = message["content"].removeprefix("An episode:\n\n").removesuffix(f"\n\n{ASK['content']}")
+        assert len(text) == limit + len(" ... ")
+        assert text.startswith(f"Observation: {chats[0][0]['content']}\nAction: go 0\nObservation: room 1 xxx")
+        assert text.endswith(f"Action: go 98\nObservation: {chats[99][0]['content']}\nAction: go 99")
+        assert "room 50 " not in text
+        assert "x" * 140 + " ... " + "x" * 146 + " end" in text, "of each other result the two ends, 300 characters"
+
+
+def test_a_long_chat_is_asked_about_by_its_transcript():
+    """A chat of 97,000 tokens would be read again for one sentence."""
+    first = [SYSTEM, user("fix the test")]
+    second = [*first, assistant("run it"), user("x" * 40_000)]
+    best, *_ = asked([first, second], [assistant("run it"), assistant("done")])
+    assert len(best) == 1
+    assert best[0]["content"].startswith("An episode:\n\nObservation: fix the test\nAction: run it\nObservation: xxx")
+    assert len(best[0]["content"]) < 13_000
+
+
+def test_the_main_agent_is_reflected_on():
+    """Today's last call may be a sub-agent's."""
+
+    def turn(system: str, *texts: str) -> Turn:
+        return Turn("", [{"role": "system", "content": system}, *map(user, texts)], assistant("ok"), {})
+
+    main = [turn("You code.", "a"), turn("You code.", "a", "b")]
+    sub = [turn("You search.", "c")]
+    assert of_main_agent([main[0], *sub, main[1], *sub[:0]]) == main
+    assert of_main_agent([*main, *sub]) == main
+    rewritten = [turn(f"You are in room {number}.", "go") for number in range(3)]
+    assert of_main_agent(rewritten) == rewritten
 
 
 def test_a_reply_goes_back_without_what_the_server_added():

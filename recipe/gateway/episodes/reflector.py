@@ -1,6 +1,8 @@
 """Ask the current policy for a tip about each finished episode."""
 
 import asyncio
+import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import structlog
@@ -9,8 +11,9 @@ from empo2.memory import Step
 from empo2.recipe.config import Reflection
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway.episodes.credit import TipCredit
-from empo2.recipe.gateway.episodes.episode import Episode
+from empo2.recipe.gateway.episodes.episode import Episode, Turn
 from empo2.recipe.gateway.logs import described
+from empo2.recipe.gateway.normal_form import normal_message
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.text import refusal, shown_tip, tip_of
 from empo2.recipe.gateway.traces import Span
@@ -18,7 +21,9 @@ from empo2.recipe.messages import Message, reply_of, spoken, text_of
 
 log = structlog.get_logger()
 
-_TRANSCRIPT_CHARACTERS = (12_000, 3_000)  # kept from its end; the second one if the model refuses the first
+_CHAT_CHARACTERS = 32_000  # of a chat that is sent whole, some 8,000 tokens
+_TRANSCRIPT_CHARACTERS = (12_000, 3_000)  # the second one if the model refuses the first
+_RESULT_CHARACTERS = 300  # of an action, and of what came of it
 
 
 class Reflector:
@@ -123,8 +128,8 @@ class Reflector:
         return shown_tip(text, self._services.tokenizer.special_tokens, self._services.settings.reflection.max_words)
 
     async def _ask_for_tip(self, episode: Episode, ask: Message) -> str:
-        settings, last = self._services.settings.reflection, episode.turns[-1]
-        chats, replies = [turn.chat for turn in episode.turns], [turn.reply for turn in episode.turns]
+        settings, turns = self._services.settings.reflection, of_main_agent(episode.turns)
+        last, chats, replies = turns[-1], [turn.chat for turn in turns], [turn.reply for turn in turns]
         for chat in reflection_chats(chats, replies, ask):
             request = {
                 **last.shared,
@@ -166,19 +171,47 @@ def reflection_chats(
     """
     first, last = chats[0], chats[-1]
     replies_in_chat = sum(message.get("role") == "assistant" for message in last[len(first) :])
-    if last[: len(first)] == first and replies_in_chat >= len(chats) - 1:
-        yield [*last, _plain(replies[-1]), ask]  # the agent sends its whole chat, so the last call holds the transcript
-    lines = [
-        f"{name}: {text}"
-        for chat, reply in zip(chats, replies, strict=True)
-        for name, text in (("Observation", text_of(chat[-1].get("content"))), ("Action", spoken(reply)))
-    ]
-    text = "\n".join(lines)
+    # The agent sends its whole chat, so the last call holds the transcript.
+    whole = last[: len(first)] == first and replies_in_chat >= len(chats) - 1
+    if whole and sum(len(spoken(each)) for each in last) <= _CHAT_CHARACTERS:
+        yield [*last, _plain(replies[-1]), ask]
+    observed = [text_of(chat[-1].get("content")) for chat in chats]
     for limit in _TRANSCRIPT_CHARACTERS:
-        end = text if len(text) <= limit else "...\n" + text[-limit:]
-        yield [{"role": "user", "content": f"An episode:\n\n{end}\n\n{ask['content']}"}]
+        # The task and the last result stand whole, as far as there is room; of each result between them its beginning.
+        ends = {0: limit // 3, len(observed) - 1: limit // 3}
+        lines = [
+            f"{name}: {text}"
+            for number, (seen, reply) in enumerate(zip(observed, replies, strict=True))
+            for name, text in (
+                ("Observation", shortened(seen, ends.get(number, _RESULT_CHARACTERS))),
+                ("Action", shortened(spoken(reply), _RESULT_CHARACTERS)),
+            )
+        ]
+        text = shortened("\n".join(lines), limit)
+        yield [{"role": "user", "content": f"An episode:\n\n{text}\n\n{ask['content']}"}]
+
+
+def shortened(text: str, characters: int) -> str:
+    """Return a text with at most so many characters of it, without its middle."""
+    if len(text) <= characters:
+        return text
+    return f"{text[: characters - characters // 2]} ... {text[len(text) - characters // 2 :]}"
+
+
+def of_main_agent(turns: Sequence[Turn]) -> list[Turn]:
+    """Return the turns of the agent that has most of them, the first of equals: sub-agents are asked otherwise.
+
+    An agent is known by its system message and its tools; one that writes these anew each time has all turns.
+    """
+    agents: defaultdict[str, list[Turn]] = defaultdict(list)
+    for turn in turns:
+        system = turn.chat[0].get("content") if turn.chat[0].get("role") == "system" else None
+        agents[json.dumps([system, turn.shared.get("tools")], default=str)].append(turn)
+    main = max(agents.values(), key=len)
+    return main if len(main) > 1 else list(turns)
 
 
 def _plain(reply: Message) -> Message:
-    """Return a reply as a message to send back, without vLLM's extra fields, which break some chat templates."""
-    return {key: reply[key] for key in ("role", "content", "tool_calls") if reply.get(key) is not None}
+    """Return a reply as a message to send back, without thoughts and vLLM's extra fields, which break templates."""
+    form = normal_message(reply)
+    return {key: form[key] for key in ("role", "content", "tool_calls") if form.get(key) is not None}
