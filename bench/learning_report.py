@@ -47,6 +47,10 @@ BEGIN, END = "<!-- made by bench/learning.py report -->", "<!-- end -->"
 PICTURES = {"The arms in houses in disguise": "learning.png", "Why, and where else": "learning-more.png"}
 COLORS = ("#8C8C8C", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#222222")
 BANDS = 3  # curves of a picture that have one; more hide each other
+DETAILS = """# The learning experiment's details
+
+Made by bench/learning.py report. docs/learning.md says what the runs showed. *Gap*: mean of log pi_old - log pi_theta in the
+tokens of a kind of row; off-policy, pi_old is taken with notes and pi_theta without."""
 CAPTION = "Curves are means over the seeds; the bands of each picture's first three arms span them."
 
 
@@ -111,19 +115,29 @@ class Kept:
 
 
 def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
-    """Write the tables into docs/learning.md between the marks, and the pictures once the claim has runs."""
+    """Write what is concluded from into docs/learning.md between the marks, and what explains it beside the data.
+
+    The pictures are drawn once the claim has runs.
+    """
     kept = Kept(plan, results)
     page = docs / "learning.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    made = [missing(kept), frozen_start(kept), table_of_development(kept), table_of_arms(kept), claims(kept)]
-    made += [table_of_adaptation(kept), table_of_updates(kept), table_of_probes(kept), table_of_notes(kept)]
+    made = [frozen_start(kept), table_of_arms(kept), claims(kept), table_of_adaptation(kept)]
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
         for (text, file), draw in zip(PICTURES.items(), (draw_arms, draw_more), strict=True):
             draw(kept, docs / file)
             made.append(f"![{text}]({file})")
         made.append(CAPTION)
     page.write_text("\n\n".join((before + BEGIN, *filter(None, made), END + after)))
+    details = [
+        missing(kept),
+        table_of_development(kept),
+        table_of_updates(kept),
+        table_of_probes(kept),
+        table_of_notes(kept),
+    ]
+    (results / "README.md").write_text("\n\n".join((DETAILS, *filter(None, details))) + "\n")
 
 
 def missing(kept: Kept) -> str:

@@ -107,11 +107,12 @@ def test_the_exact_test_counts_all_signs():
 def test_the_report_is_made_from_what_there_is(tmp_path: Path):
     docs, results = tmp_path / "docs", tmp_path
     docs.mkdir()
-    page = docs / "learning.md"
+    page, details = docs / "learning.md", results / "README.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     report.write_report(PLAN, results, docs)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith(f"{report.END}\nafter\n") and "old" not in text
+    text += details.read_text()
     assert "- claim: 0 of 24" in text and text.count("*Not measured yet.*") == 6 and "| arm |" not in text
 
     # Two seeds, two houses of 8 episodes each at the last validations.
@@ -136,7 +137,7 @@ def test_the_report_is_made_from_what_there_is(tmp_path: Path):
     keep_run(results, "shared-64-1", [{report.UNSEEN_CURVE: 0.5}], validations=unseen)
     keep_run(results, "grpo-64-1", [{report.UNSEEN_CURVE: 0.0}, {report.UNSEEN_CURVE: 0.5}], validations=unseen)
     report.write_report(lay_over(PLAN, {"stages": {"claim": {"tested": 1}, "deleted": {"seeds": [1]}}}), results, docs)
-    text = page.read_text()
+    text = page.read_text() + details.read_text()
     assert "- claim: 4 of 24" in text
     assert "*GRPO, 64 houses: 50 % (50 to 50), from 0 % at the start.*" in text
     assert "one memory for all: unseen houses | 1 | 2e-05 | 100 % (100 to 100) | 50 % (50 to 50) | - |" in text
@@ -180,7 +181,7 @@ def test_the_report_takes_results_apart(tmp_path: Path):
         parts = {f"seed 0, trial {n}, tasks": {"7": [a, 8], "12": [b, 8]} for n, (a, b) in enumerate(trials)}
         (results / f"held-1.{kind}.json").write_text(json.dumps({"parts": parts}))
     report.write_report(lay_over(PLAN, {"stages": {"deleted": {"seeds": [1]}}}), results, docs)
-    text = (docs / "learning.md").read_text()
+    text = (docs / "learning.md").read_text() + (results / "README.md").read_text()
     assert "in 2.0 % of its episodes (lowest 2.0 %). Of the coins of 4 houses it would find 2 in 48 and 3 in 96" in text
     assert "*Against GRPO + 1/n seed by seed +50; mean of 1 seeds +50 points" in text
     assert "Against GRPO seed by seed +25; mean of 1 seeds +25 points" in text
