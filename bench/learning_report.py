@@ -123,7 +123,7 @@ def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
     page = docs / "learning.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    made = [frozen_start(kept), table_of_arms(kept), claims(kept), table_of_adaptation(kept)]
+    made = [frozen_start(kept), table_of_arms(kept), table_of_adaptation(kept)]
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
         for (text, file), draw in zip(PICTURES.items(), (draw_arms, draw_more), strict=True):
             draw(kept, docs / file)
@@ -132,6 +132,7 @@ def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
     page.write_text("\n\n".join((before + BEGIN, *filter(None, made), END + after)))
     details = [
         missing(kept),
+        claims(kept),
         table_of_development(kept),
         table_of_updates(kept),
         table_of_probes(kept),
