@@ -1,7 +1,8 @@
 """Does EMPO² learn where exploration is the bottleneck? Make the runs of experiments/learning.yaml, and compare them.
 
+    .venv/bin/python experiments/learning.py start                # the untrained start's chances of finding a coin; 3 minutes
     .venv/bin/python experiments/learning.py list                 # what is to be made, in its order, and what is kept
-    .venv/bin/python experiments/learning.py run --until 07:30    # makes it, one by one; a day on two fast cores
+    .venv/bin/python experiments/learning.py run --until 07:30    # makes it, one thing at a time; a day on two fast cores
     .venv/bin/python experiments/learning.py report               # the tables and pictures of docs/learning.md
 
 What explains a run is kept in experiments/learning/: NAME.jsonl has the metrics, a line for each step; NAME.json the
@@ -45,15 +46,16 @@ from learning_plan import (
     provisional,
     read_plan,
 )
-from learning_report import KEPT, PLAYED, write_report
+from learning_report import KEPT, PLAYED, START, write_report
 
 from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.tasks import CoinCollectorEpisode, coin_collector
 from empo2.memory import copy_memory
+from empo2.memory.cpu import fast_dtype
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.evaluation.adaptation import memory_of
 from empo2.recipe.evaluation.episode_results import read_results
-from empo2.recipe.files.models import NOTES
+from empo2.recipe.files.models import NOTES, resolve_model
 from empo2.recipe.files.plan import Trial
 from empo2.recipe.launcher.sweep import has_ended, train
 from empo2.recipe.protocol import scope_of
@@ -296,6 +298,30 @@ def refile(memory: Path, target: Path, scopes: Sequence[str]) -> None:
         db.executemany("UPDATE tips SET scope = ? WHERE id = ?", [(following[scope], tip) for tip, scope in tips])
 
 
+# The start
+
+
+def chances_of_start(plan: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return by seed of the claim, and by house, the probability of the way without a note at temperature 1.
+
+    Only the shortest way is counted: an episode has a move to spare, so the start finds somewhat more.
+    """
+    from probe import log_probs, probe, walk
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, stage = resolve_model(NOTES), plan["stages"]["claim"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=fast_dtype()).eval()
+    found: dict[str, dict[str, float]] = {}
+    for seed in stage["seeds"]:
+        houses = training_houses(stage["settings"]["tasks"]["args"] | {"block": seed})
+        walks = {name: walk(house, None, tokenizer) for name, house in houses.items()}
+        found[str(seed)] = {
+            str(name): probe(model, [each], [log_probs(model, each)])["way"] for name, each in walks.items()
+        }
+    return found
+
+
 # The command
 
 
@@ -330,7 +356,7 @@ def make(plan: dict[str, Any], wanted: Callable[[Job], bool], runs: Path, clock:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=("list", "run", "report"))
+    parser.add_argument("verb", choices=("start", "list", "run", "report"))
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these, or those of these stages")
     parser.add_argument("--until", type=time_of, metavar="HH:MM", help="stop before this time, at a checkpoint")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/learning", help="folder of the runs")
@@ -342,6 +368,8 @@ def main() -> None:
 
     if arguments.verb == "report":
         write_report(plan, RESULTS, ROOT / "docs")
+    elif arguments.verb == "start":
+        _write(RESULTS / START, json.dumps(chances_of_start(plan)))
     elif arguments.verb == "list":
         try:
             choice = chosen(plan, RESULTS)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from learning_notes import KINDS
 from learning_plan import (
-    ADAPTATIONS,
     BEST,
     SCORE,
     WARM,
@@ -30,24 +29,28 @@ ALONE, WITH_NOTES, DELETED = "train, no notes", "train, notes", "memory off"
 UNSEEN, UNSEEN_WITH_NOTES = "unseen, no notes", "unseen, notes"
 NOTES_CURVE, UNSEEN_CURVE = "val/train/memory_success_rate", "val/success_rate"
 FLAT = "empo2/groups_without_gradient"
+START = "start.json"
+EPISODES = (48, 96)  # of a house: half of a training, and all of it
 PLAYED = ("claim", "described", "retention")  # stages whose runs play the same houses, and are probed
 SEEN = {
     "groups without a gradient": (FLAT, "{:.0%}"),
     "episodes with notes": ("empo2/memory_fraction", "{:.0%}"),
     "off-policy episodes": ("empo2/off_policy_fraction", "{:.0%}"),
-    "masked tokens": ("empo2/masked_token_fraction", "{:.2%}"),
-    "clipped tokens": ("actor/pg_clipfrac", "{:.2%}"),
-    "clipped off-policy tokens": ("empo2/off_policy/clipped", "{:.2%}"),
+    "masked tokens": ("empo2/masked_token_fraction", "{:.1%}"),
     "entropy without notes": ("empo2/without_tips/entropy", "{:.3f}"),
-    "entropy with notes": ("empo2/with_tips/entropy", "{:.3f}"),
-    "KL of an update": ("actor/ppo_kl", "{:.4f}"),
-    "notes shown an episode": ("empo2/tips_per_episode", "{:.1f}"),
+    "gap, off-policy": ("empo2/off_policy/old_kl", "{:.3f}"),
+    "with notes": ("empo2/with_tips/old_kl", "{:.4f}"),
+    "without notes": ("empo2/without_tips/old_kl", "{:.4f}"),
 }
-"""By heading, a metric of a training step and its form."""
+"""By heading, a metric of a training step and its form. gap: mean of log pi_old - log pi_theta, by kind of row."""
 BEGIN, END = "<!-- made by experiments/learning.py report -->", "<!-- end -->"
 PICTURES = {"The arms in houses in disguise": "learning.png", "Why, and where else": "learning-more.png"}
 COLORS = ("#8C8C8C", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#222222")
 BANDS = 3  # curves of a picture that have one; more hide each other
+DETAILS = """# The learning experiment's details
+
+Made by experiments/learning.py report; docs/learning.md says what the runs showed. *Gap*: mean of log pi_old - log pi_theta
+in the tokens of a kind of row; off-policy, pi_old is taken with notes and pi_theta without."""
 CAPTION = "Curves are means over the seeds; the bands of each picture's first three arms span them."
 
 
@@ -112,19 +115,30 @@ class Kept:
 
 
 def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
-    """Write the tables into docs/learning.md between the marks, and the pictures once the claim has runs."""
+    """Write what is concluded from into docs/learning.md between the marks, and what explains it beside the data.
+
+    The pictures are drawn once the claim has runs.
+    """
     kept = Kept(plan, results)
     page = docs / "learning.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    made = [missing(kept), table_of_development(kept), table_of_arms(kept), claims(kept), table_of_updates(kept)]
-    made += [table_of_probes(kept), table_of_notes(kept), table_of_adaptation(kept)]
+    made = [frozen_start(kept), table_of_arms(kept), table_of_adaptation(kept)]
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
         for (text, file), draw in zip(PICTURES.items(), (draw_arms, draw_more), strict=True):
             draw(kept, docs / file)
             made.append(f"![{text}]({file})")
         made.append(CAPTION)
     page.write_text("\n\n".join((before + BEGIN, *filter(None, made), END + after)))
+    details = [
+        missing(kept),
+        claims(kept),
+        table_of_development(kept),
+        table_of_updates(kept),
+        table_of_probes(kept),
+        table_of_notes(kept),
+    ]
+    (results / "README.md").write_text("\n\n".join((DETAILS, *filter(None, details))) + "\n")
 
 
 def missing(kept: Kept) -> str:
@@ -139,6 +153,20 @@ def missing(kept: Kept) -> str:
         there.setdefault(job.stage, []).append(file_of(job, kept.results).is_file())
     lines = [f"- {stage}: {sum(found)} of {len(found)}" for stage, found in there.items() if not all(found)]
     return "Kept of what was planned, where something is missing below:\n\n" + "\n".join(lines) if lines else ""
+
+
+def frozen_start(kept: Kept) -> str:
+    """Return how many houses the untrained start would find by chance, from what `learning.py start` has written."""
+    file = kept.results / START
+    if not file.is_file():
+        return ""
+    chances = np.array([chance for houses in json.loads(file.read_text()).values() for chance in houses.values()])
+    found = [f"{np.sum(1 - (1 - chances) ** episodes):.0f} in {episodes}" for episodes in EPISODES]
+    return (
+        f"The untrained start goes the way of a house without notes in {100 * chances.mean():.1f} % of its episodes"
+        f" (lowest {100 * chances.min():.1f} %). Of the coins of {len(chances)} houses it would find"
+        f" {' and '.join(found)} episodes a house."
+    )
 
 
 def table_of_development(kept: Kept) -> str:
@@ -187,21 +215,33 @@ def claims(kept: Kept) -> str:
 
 
 def primary(kept: Kept) -> str:
-    pairs = paired(kept.by_house("claim", "empo2", ALONE), kept.by_house("claim", "bonus", ALONE))
+    told = [against(kept, arm) for arm in ("bonus", "grpo")]
+    return f"*Against GRPO + 1/n {told[0]}{told[1] and f'. Against GRPO {told[1]}'}.*" if told[0] else ""
+
+
+def against(kept: Kept, arm: str) -> str:
+    """Return EMPO²'s differences from an arm of the claim by seed, and the tests of the planned seeds and of all."""
+    pairs = paired(kept.by_house("claim", "empo2", ALONE), kept.by_house("claim", arm, ALONE))
     if not pairs:
         return ""
     seeds = [100 * float(each.mean()) for each in pairs.values()]
-    told = [f"*Difference seed by seed {', '.join(f'{each:+.0f}' for each in seeds)}"]
+    told = [f"seed by seed {', '.join(f'{each:+.0f}' for each in seeds)}"]
     for count in sorted({min(len(seeds), kept.plan["stages"]["claim"]["tested"]), len(seeds)}):
         first = dict(list(pairs.items())[:count])
         p = f"p = {p_of_pairs(seeds[:count]):.4f}, at best {2 / 2**count:.4f}"
         told.append(f"mean of {count} seeds {points(first)}, {p}")
-    return f"{'; '.join(told)}.*"
+    return "; ".join(told)
 
 
 def deleted(kept: Kept) -> str:
-    pairs = paired(kept.by_house("claim", "empo2", DELETED), kept.by_house("described", "on-policy", DELETED))
-    return f"*Difference {points(pairs)}, {len(pairs)} seeds.*" if pairs else ""
+    on_policy = kept.by_house("described", "on-policy", DELETED)
+    pairs = paired(kept.by_house("claim", "empo2", DELETED), on_policy)
+    if not pairs:
+        return ""
+    told = f"Difference {points(pairs)}, {len(pairs)} seeds"
+    if same := paired(kept.by_house("described", "paper", DELETED), on_policy):
+        told += f"; of the same form, as in the paper, with and without off-policy steps {points(same)}"
+    return f"*{told}.*"
 
 
 def adapted(kept: Kept) -> str:
@@ -275,8 +315,7 @@ def table_of_updates(kept: Kept) -> str:
 def table_of_probes(kept: Kept) -> str:
     """Return the probability of a true note's actions with and without it, first and last; means over seeds."""
     heads = [("the note's action, with the note", "with_note", "action"), ("without it", "without_note", "action"),
-             ("its whole way, with the note", "with_note", "way"), ("entropy with the note", "with_note", "entropy"),
-             ("KL to the start", "with_note", "start_kl")]  # fmt: skip
+             ("its whole way, with the note", "with_note", "way"), ("without it", "without_note", "way")]  # fmt: skip
     rows = []
     for stage, arm, values in kept.arms(*PLAYED):
         if found := [run.probes for run in kept.runs(stage, arm).values() if run.probes]:
@@ -307,17 +346,30 @@ def table_of_notes(kept: Kept) -> str:
 
 
 def table_of_adaptation(kept: Kept) -> str:
-    """Return success on new houses by trial: with own notes, without memory, and with another house's notes."""
+    """Return success on new houses by trial with own notes, what it is made of, and the controls' last trials.
+
+    A house is known if an episode of an earlier trial found its coin.
+    """
     stage, titles, rows = kept.plan["stages"]["adaptation"], titles_of_models(kept), []
     for model in (WARM, *stage["of"]):
-        for kind, name in zip(ADAPTATIONS, ("own notes", "no memory", "another house's notes"), strict=True):
-            if found := trials(kept, model, kind):
-                by_trial = [dict(zip(found, each, strict=True)) for each in zip(*found.values(), strict=True)]
-                cells = [interval(each, same_houses=True) for each in by_trial]
-                cells += ["-"] * (stage["trials"] - len(cells))
-                rows.append([f"{titles[model]}: {name}", str(len(found)), *cells])
+        if found := trials(kept, model, "write"):
+            cells = [interval(each, same_houses=True) for each in by_trial(found)]
+            known = np.array([(each[:-1] > 0).any(axis=0) for each in found.values()])
+            last = np.array([each[-1] for each in found.values()])
+            cells += [f"{100 * known.mean():.0f} %", f"{100 * last[known].mean():.0f} %" if known.any() else "-"]
+            for kind in ("off", "other"):
+                control = trials(kept, model, kind)
+                cells.append(interval(by_trial(control)[-1], same_houses=True) if control else "-")
+            alone = [(each > 0).any(axis=0).sum() for each in trials(kept, model, "off").values()]
+            rows.append([f"{titles[model]}: own notes", str(len(found)), *cells, ", ".join(map(str, alone)) or "-"])
     head = ["adaptation", "models", *(f"trial {number}" for number in range(1, stage["trials"] + 1))]
-    return markdown(head, rows) if rows else ""
+    head += ["houses known before it", "success in these", "no memory, last trial", "another house's notes, trial 2"]
+    return markdown([*head, "houses found in all trials without memory"], rows) if rows else ""
+
+
+def by_trial(found: Mapping[int, np.ndarray]) -> list[dict[int, np.ndarray]]:
+    """Return for each trial success by house [houses] of each seed."""
+    return [dict(zip(found, each, strict=True)) for each in zip(*found.values(), strict=True)]
 
 
 def titles_of_models(kept: Kept) -> dict[str, str]:
@@ -386,7 +438,7 @@ def draw_arms(kept: Kept, target: Path) -> None:
 
 def draw_more(kept: Kept, target: Path) -> None:
     """Draw whether notes are followed, success on houses never trained on, and success by trial of the adaptation."""
-    by_trial = {
+    adapting = {
         title: [(np.arange(1, 1 + len(each)), each.mean(axis=1)) for each in trials(kept, arm, "write").values()]
         for arm, title in titles_of_models(kept).items()
     }
@@ -402,7 +454,7 @@ def draw_more(kept: Kept, target: Path) -> None:
     panels = (
         Panel("A true note's action, with the note", "step", "probability, %", follows),
         Panel("Unseen houses, without notes", "step", "coin found, % of episodes", unseen),
-        Panel("New houses, frozen weights, own notes", "trial", "coin found, % of episodes", by_trial, first=1),
+        Panel("New houses, frozen weights, own notes", "trial", "coin found, % of episodes", adapting, first=1),
     )
     _draw(panels, target)
 

@@ -105,11 +105,12 @@ def test_the_exact_test_counts_all_signs():
 def test_the_report_is_made_from_what_there_is(tmp_path: Path):
     docs, results = tmp_path / "docs", tmp_path
     docs.mkdir()
-    page = docs / "learning.md"
+    page, details = docs / "learning.md", results / "README.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     report.write_report(PLAN, results, docs)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith(f"{report.END}\nafter\n") and "old" not in text
+    text += details.read_text()
     assert "- claim: 0 of 24" in text and text.count("*Not measured yet.*") == 6 and "| arm |" not in text
 
     # Two seeds, two houses of 8 episodes each at the last validations.
@@ -134,7 +135,7 @@ def test_the_report_is_made_from_what_there_is(tmp_path: Path):
     keep_run(results, "shared-64-1", [{report.UNSEEN_CURVE: 0.5}], validations=unseen)
     keep_run(results, "grpo-64-1", [{report.UNSEEN_CURVE: 0.0}, {report.UNSEEN_CURVE: 0.5}], validations=unseen)
     report.write_report(lay_over(PLAN, {"stages": {"claim": {"tested": 1}, "deleted": {"seeds": [1]}}}), results, docs)
-    text = page.read_text()
+    text = page.read_text() + details.read_text()
     assert "- claim: 4 of 24" in text
     assert "*GRPO, 64 houses: 50 % (50 to 50), from 0 % at the start.*" in text
     assert "one memory for all: unseen houses | 1 | 2e-05 | 100 % (100 to 100) | 50 % (50 to 50) | - |" in text
@@ -157,3 +158,32 @@ def test_the_report_is_made_from_what_there_is(tmp_path: Path):
     assert [line for line in text.splitlines() if line.startswith("| EMPO² (best form) | 50% | 25% | - |")]
     for picture in report.PICTURES.values():
         assert f"({picture})" in text and (docs / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_takes_results_apart(tmp_path: Path):
+    """By chance, by finding and reading, by kind of row, and against each arm."""
+    docs, results = tmp_path / "docs", tmp_path
+    docs.mkdir()
+    (docs / "learning.md").write_text(f"{report.BEGIN}\n{report.END}\n")
+    # Each of four houses is found by 1 - 0.98^48 = 0.621 and 1 - 0.98^96 = 0.856: 2.5 and 3.4 of four.
+    (results / report.START).write_text(json.dumps({"1": {"7": 0.02, "12": 0.02}, "2": {"7": 0.02, "12": 0.02}}))
+    for arm, hits in (("empo2", 8), ("bonus", 4), ("grpo", 6)):
+        at = {step: {"train, no notes": {"7": [hits, 8]}, "train, notes": {"7": [8, 8]}} for step in ("1", "2", "3")}
+        rows = [{plans.SCORE: 0.5, report.FLAT: 0.5} | {f"empo2/{kind}/old_kl": gap for kind, gap in gaps.items()}
+                for gaps in ({"off_policy": 0.1, "without_tips": 0.002}, {"off_policy": 0.3})]  # fmt: skip
+        keep_run(results, f"{arm}-1", rows, validations=at)
+    for arm, hits in (("empo2", 6), ("paper", 3), ("on-policy", 2)):
+        (results / f"{arm}-1.deleted.json").write_text(json.dumps({"parts": {"memory off": {"7": [hits, 8]}}}))
+    # House 7 is found in trial 3, house 12 in trial 4 alone; without memory each trial finds one of them.
+    for kind, trials in (("write", [(0, 0), (0, 0), (2, 0), (4, 8)]), ("off", [(1, 0), (1, 0), (0, 1), (0, 1)])):
+        parts = {f"seed 0, trial {n}, tasks": {"7": [a, 8], "12": [b, 8]} for n, (a, b) in enumerate(trials)}
+        (results / f"held-1.{kind}.json").write_text(json.dumps({"parts": parts}))
+    report.write_report(lay_over(PLAN, {"stages": {"deleted": {"seeds": [1]}}}), results, docs)
+    text = (docs / "learning.md").read_text() + (results / "README.md").read_text()
+    assert "in 2.0 % of its episodes (lowest 2.0 %). Of the coins of 4 houses it would find 2 in 48 and 3 in 96" in text
+    assert "*Against GRPO + 1/n seed by seed +50; mean of 1 seeds +50 points" in text
+    assert "Against GRPO seed by seed +25; mean of 1 seeds +25 points" in text
+    assert "with and without off-policy steps +12 points" in text  # 3/8 - 2/8
+    (row,) = [line for line in text.splitlines() if line.startswith("| EMPO² (best form), reading held: own notes")]
+    assert row.endswith("| 75 % (50 to 100) | 50 % | 50 % | 6 % (0 to 12) | - | 2 |")
+    assert "| EMPO² (best form) | 50% | - | - | - | - | 0.200 | - | 0.0020 |" in text
