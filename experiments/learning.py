@@ -1,9 +1,9 @@
 """Does EMPO² learn where exploration is the bottleneck? Make the runs of experiments/learning.yaml, and compare them.
 
-    .venv/bin/python experiments/learning.py start                # the untrained start's chances of finding a coin; 3 minutes
-    .venv/bin/python experiments/learning.py list                 # what is to be made, in its order, and what is kept
-    .venv/bin/python experiments/learning.py run --until 07:30    # makes it, one thing at a time; a day on two fast cores
-    .venv/bin/python experiments/learning.py report               # the tables and pictures of docs/learning.md
+    .venv/bin/python experiments/learning.py start             # the untrained start's chances of a coin; 3 minutes
+    .venv/bin/python experiments/learning.py list              # what is to be made, in its order, and what is kept
+    .venv/bin/python experiments/learning.py run --until 07:30 # makes it, one thing at a time; a day on two fast cores
+    .venv/bin/python experiments/learning.py report            # the tables and pictures of docs/learning.md
 
 What explains a run is kept in experiments/learning/: NAME.jsonl has the metrics, a line for each step; NAME.json the
 houses' successes at the last validations and what notes said; NAME.probe.jsonl what experiments/probe.py found of its

@@ -49,8 +49,8 @@ COLORS = ("#8C8C8C", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56
 BANDS = 3  # curves of a picture that have one; more hide each other
 DETAILS = """# The learning experiment's details
 
-Made by experiments/learning.py report; docs/learning.md says what the runs showed. *Gap*: mean of log pi_old - log pi_theta
-in the tokens of a kind of row; off-policy, pi_old is taken with notes and pi_theta without."""
+Made by experiments/learning.py report; docs/learning.md says what the runs showed. *Gap*: mean of
+log pi_old - log pi_theta in the tokens of a kind of row; off-policy pi_old is taken with notes, pi_theta without."""
 CAPTION = "Curves are means over the seeds; the bands of each picture's first three arms span them."
 
 
