@@ -72,7 +72,15 @@ def start_agents_with(start: object) -> None:
 
 
 class OwnKeys(local_reconciler.LocalReconciler):
-    """Gives each agent its rollout's key; agent-lightning's reconciler reads the key from the controller's settings."""
+    """Gives each agent its rollout's key, and plays as many as there is room for.
+
+    agent-lightning's reconciler reads the key from the controller's settings, and lists 50 rollouts at a time, those
+    that run among them (``_reconcile_once``).
+    """
+
+    def __init__(self, api: Any, config: DictConfig) -> None:
+        super().__init__(api, config)
+        self._api = _Listing(api, 2 * self._pool_size)
 
     async def _spawn_for(self, rollout: Rollout) -> bool:
         shared, self._config = self._config, _of_rollout(rollout, self._config)
@@ -80,6 +88,19 @@ class OwnKeys(local_reconciler.LocalReconciler):
             return await super()._spawn_for(rollout)  # one rollout after another
         finally:
             self._config = shared
+
+
+class _Listing:
+    """agent-lightning's client, which asks for at most so many rollouts in the place of 50."""
+
+    def __init__(self, api: Any, most: int) -> None:
+        self._api, self._most = api, most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+    async def get(self, path: str, *, params: httpx.QueryParams) -> httpx.Response:
+        return await self._api.get(path, params=params.set("limit", self._most))
 
 
 def with_own_key(build: Callable[[Rollout, DictConfig], Any]) -> Callable[[Rollout, DictConfig], Any]:
