@@ -90,7 +90,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
 
     Args:
         gateway: asked to complete the events of a rollout, and to finish its reflections.
-        group_size: rollouts of a training task; agent-lightning's ``train_rollout_n`` is not read.
+        train_rollout_n: rollouts of a training task.
         step: the training step, from which the modes of the groups that are issued are drawn.
         max_prompt_tokens: most tokens of a training row's prompt.
         version: number of updates that the weights of the model servers have had.
@@ -111,7 +111,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         *,
         settings: Settings,
         gateway: GatewayClient,
-        group_size: int,
+        train_rollout_n: int,
         step: int,
         max_prompt_tokens: float = math.inf,
         version: int = 0,
@@ -129,10 +129,10 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
                 on_succeeded=own.on_succeeded,
                 on_failed=own.on_failed,
             )
-        super().__init__(**others | {"step": step, "train_rollout_n": group_size, "hooks": called})
+        super().__init__(**others | {"step": step, "train_rollout_n": train_rollout_n, "hooks": called})
         self._has_user_hooks = hooks is not None
         self._validates_with_memory = settings.run.validate_with_memory and algorithm.name == "empo2"
-        self._tags = draw_tags(algorithm, step, group_size)
+        self._tags = draw_tags(algorithm, step, train_rollout_n)
         self._with_memory = itertools.cycle((False, settings.run.validate_with_memory))
         self._settings = settings
         self._gateway = gateway

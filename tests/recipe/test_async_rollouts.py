@@ -102,7 +102,7 @@ def manager(gateway: GatewayUnderTest, *, step: int, pauses: bool = True) -> Ite
             step=step,
             version=step - 1,
             pauses=pauses,
-            group_size=2,
+            train_rollout_n=2,
             settings=load_settings("cpu", ["memory.scope=all-tasks"]),
             gateway=client,
             poll_interval_seconds=0.1,

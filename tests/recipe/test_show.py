@@ -29,7 +29,7 @@ async def test_what_was_played_can_be_read(
     manager = Empo2RolloutManager(
         settings=settings,
         gateway=asked,
-        group_size=2,
+        train_rollout_n=2,
         step=4,
         agl_base_url=url,
         agl_key=KEY,
