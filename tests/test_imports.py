@@ -45,7 +45,7 @@ GATEWAY_FLOORS = (
 TRAINER_SIDE = {
     "baselines/gigpo": {"advantage"},
     "trainer": {"entrypoint", "manager", "objective", "passes", "play", "rollout_calls", "row_text", "rows"}
-    | {"run_records", "shown_rollouts", "step", "step_results", "tracking", "trainer", "updates"},
+    | {"shown_rollouts", "step", "step_results", "tracking", "trainer", "updates"},
     "trainer/compat": {"agentlightning", "imports", "trained_logits", "verl"},
     "engine": {"cpu_worker", "prompt_ids"},
 }

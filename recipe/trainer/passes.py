@@ -62,7 +62,7 @@ def update_policy(trainer: RayPPOTrainer, planned: DataProto, size: int) -> dict
     data = left_right_2_no_padding(planned.to_tensordict())
     tu.assign_non_tensor(
         data,
-        calculate_entropy=actor.calculate_entropy or actor.entropy_coeff != 0,
+        calculate_entropy=actor.entropy_coeff != 0,
         distillation_use_topk=False,
         global_batch_size=size,
         mini_batch_size=size,

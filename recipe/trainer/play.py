@@ -17,7 +17,7 @@ from empo2.recipe.config import Settings
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import Empo2RolloutManager
-from empo2.recipe.trainer.run_records import RunRecords
+from empo2.recipe.trainer.shown_rollouts import RunRecords
 from empo2.recipe.trainer.step_results import staleness
 from empo2.recipe.trainer.tracking import training_metrics
 
@@ -61,14 +61,10 @@ class PlayingTrainer(AgentLightningRayPPOTrainer):
         self._resume_all_rollout_generation()  # pyright: ignore[reportUnusedCoroutine]
         manager.delete_model()
         manager.register_model(list(self.llm_server_manager.get_addresses()))
-        data = dict(tasks.non_tensor_batch)
+        groups = self.config.data.train_batch_size if is_train and self.is_async else None
+        carried = self._carry_over_rollouts if is_train else []
         try:
-            if not (is_train and self.is_async):
-                return manager.enqueue_and_wait_until_completed(data, is_train=is_train)
-            groups, carried = self.config.data.train_batch_size, self._carry_over_rollouts
-            return manager.enqueue_and_wait_until_group_completed(
-                data, carried, is_train=True, target_finished_group_num=groups
-            )[0]
+            return manager.play(dict(tasks.non_tensor_batch), is_train=is_train, groups=groups, carried_over=carried)
         finally:
             if is_train:
                 self._carry_over_rollouts = manager.carried_over
@@ -109,7 +105,7 @@ class PlayingTrainer(AgentLightningRayPPOTrainer):
         metrics |= self._rollout_lifecycle_metrics(rollouts) | {"empo2/step_attempts": attempt}
         metrics["empo2/rollouts_dropped"] += lost
         if self.is_async:
-            metrics |= manager.pause_metrics | staleness(results.kept, self.global_steps - 1)
+            metrics |= staleness(results.kept, self.global_steps - 1)
             metrics |= self._compute_async_rollout_metrics(
                 previous_carry_over_rollouts=carried,
                 completed_rollouts=rollouts,

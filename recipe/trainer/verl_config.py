@@ -268,7 +268,6 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         f"{actor}.clip_ratio_c": 10.0,  # of the dual clip, for negative advantages [paper]
         f"{actor}.use_kl_loss": algorithm.kl_coefficient > 0,
         f"{actor}.kl_loss_coef": algorithm.kl_coefficient,
-        f"{actor}.calculate_entropy": False,  # a pass over the vocabulary; the trainer estimates it
         f"{actor}.optim.lr": algorithm.learning_rate,
         f"{actor}.fsdp_config.param_offload": hardware.offload,
         f"{actor}.fsdp_config.optimizer_offload": hardware.offload,

@@ -235,7 +235,7 @@ def test_every_override_overrides_something() -> None:
     from empo2.recipe.trainer.trainer import Empo2Trainer
 
     of_trainer = {"_checkpoint", "_end_with_this_step"}
-    of_manager = {"_usable", "_tagged", "drop_carried_over"}
+    of_manager = {"_tagged", "play", "drop_carried_over"}
     for ours, own in ((Empo2Trainer, of_trainer), (Empo2RolloutManager, of_manager)):
         names = {name for name in vars(ours) if not name.startswith("__")}
         new = {name for name in names if not any(hasattr(upstream, name) for upstream in ours.__bases__)}

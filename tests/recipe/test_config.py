@@ -198,7 +198,7 @@ def test_translation(profile: str) -> None:
     assert actor.optim.lr == settings.algorithm.learning_rate
     assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.3, 10.0)
     assert (actor.ppo_epochs, actor.shuffle, actor.policy_loss.loss_mode) == (1, False, "per_rollout_mean")
-    assert (actor.use_kl_loss, actor.entropy_coeff, actor.calculate_entropy) == (False, 0, False)
+    assert (actor.use_kl_loss, actor.entropy_coeff) == (False, 0)
     assert (actor.strategy, config.actor_rollout_ref.ref.strategy) == ("fsdp2", "fsdp2")
     assert (rollout.mode, rollout.temperature, rollout.calculate_log_probs) == ("async", 1.0, True)
     assert (rollout.val_kwargs.temperature, rollout.val_kwargs.do_sample) == (0.4, True)

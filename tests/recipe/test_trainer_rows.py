@@ -25,8 +25,7 @@ from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating
 from empo2.recipe.trainer.passes import old_log_probs, reference_log_probs, rows_with_kl
 from empo2.recipe.trainer.row_text import episode_record
 from empo2.recipe.trainer.rows import add_masks, distill, set_advantages
-from empo2.recipe.trainer.run_records import RunRecords
-from empo2.recipe.trainer.shown_rollouts import call_rows
+from empo2.recipe.trainer.shown_rollouts import RunRecords, call_rows
 from empo2.recipe.trainer.step_results import DroppedRollout, StepResults
 from empo2.recipe.trainer.trainer import Empo2Trainer
 
@@ -197,7 +196,6 @@ def configuration() -> Any:
         "ppo_micro_batch_size_per_gpu": 3,
         "ppo_epochs": 1,
         "data_loader_seed": 42,
-        "calculate_entropy": False,
         "entropy_coeff": 0.0,
     }
     rollout, ref = {"n": 8, "log_prob_micro_batch_size_per_gpu": 2, "temperature": 1.0}, {}
@@ -252,9 +250,7 @@ class StepUnderTest(Empo2Trainer):
 
     def play(self, tasks: DataProto, *, is_train: bool) -> list[CompletedRollout]:
         results = StepResults()
-        self.manager: Any = SimpleNamespace(
-            results=results, metrics={"empo2/calls": 3}, pause_metrics={}, played=self.rollouts
-        )
+        self.manager: Any = SimpleNamespace(results=results, metrics={"empo2/calls": 3}, played=self.rollouts)
         usable = [results.train(rollout) for rollout in self.rollouts]
         if self.unusable:
             self.unusable -= 1
@@ -508,7 +504,6 @@ def test_rollouts_that_outlive_their_step() -> None:
         def play(self, tasks: DataProto, *, is_train: bool) -> list[CompletedRollout]:
             usable = super().play(tasks, is_train=is_train)
             self.manager.drop_carried_over = lambda: dropped.append(self.global_steps)
-            self.manager.pause_metrics = {"training/async/proxy_inflight_at_pause": 3}
             self._carry_over_rollouts = [carried]
             kept = self.manager.results.kept
             for number, name in enumerate(kept):
@@ -522,7 +517,6 @@ def test_rollouts_that_outlive_their_step() -> None:
     metrics, _ = trainer.step()
     assert (metrics["empo2/staleness_mean"], metrics["empo2/staleness_max"]) == (0.25, 1)
     assert metrics["empo2/rollouts_of_several_versions"] == 4
-    assert metrics["training/async/proxy_inflight_at_pause"] == 3
     counts = ("n_prev_carry_over_rollouts", "n_new_carry_over_rollouts", "new_carry_over_age_max_steps")
     assert [metrics[f"training/async/{name}"] for name in counts] == [0, 1, 2]
     assert dropped == []
