@@ -1,7 +1,7 @@
 """Patches of agent-lightning 1.0.2 and verl 0.8.0 in the trainer's process.
 
 Each function names the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fails when upstream
-fixes one. The same tests check that the upstream methods overridden in trainer.py and manager.py still exist.
+fixes one, and when one changes that the training step replaces or relies on.
 """
 
 # pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
