@@ -23,7 +23,8 @@ def train_step(
 ) -> tuple[dict[str, Any], DataProto]:
     """Play, make rows, update the policy, push it to vLLM; return the step's metrics and its rows.
 
-    A row is a chat of a rollout: prompt and replies as token ids, [rows, tokens]. It is never dropped or reordered.
+    A row is a chat of a rollout: prompt and replies as token ids, [rows, tokens]. No row is dropped to fill a
+    mini-batch; those without a gradient cost no pass.
 
     Raises:
         NoUsableRollouts: several batches of tasks were played, and nothing can be trained on.
@@ -68,7 +69,7 @@ def train_step(
         other_terms=held | (actor.entropy_coeff != 0),
     )
 
-    # Update. The loss is objective.py's; it says which tokens it masked.
+    # Update. The loss is `hybrid_loss`, which says what tokens it masked.
     with marked_timer("update_actor", timing):
         sums = update_policy(trainer, planned, size)
     masked, updated = what_was_masked(batch, planned, sums.pop("actor/masked_at"))
