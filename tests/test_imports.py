@@ -45,8 +45,8 @@ GATEWAY_FLOORS = (
 # All that may name verl, agentlightning.verl or vLLM. The rest, the gateway's side, must start without them.
 TRAINER_SIDE = {
     "baselines/gigpo": {"advantage"},
-    "trainer": {"entrypoint", "manager", "objective", "rollout_calls", "row_text", "rows", "shown_rollouts"}
-    | {"step_results", "tracking", "trainer", "updates"},
+    "trainer": {"entrypoint", "manager", "objective", "passes", "play", "rollout_calls", "row_text", "rows"}
+    | {"shown_rollouts", "step", "step_results", "tracking", "trainer", "updates"},
     "trainer/compat": {"agentlightning", "imports", "trained_logits", "verl"},
     "engine": {"cpu_worker", "prompt_ids"},
 }

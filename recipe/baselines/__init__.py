@@ -15,7 +15,7 @@ from empo2.recipe.errors import ConfigError
 
 # Values that ask for a paper, its module, and the names in it that are used where.
 _HOOKS = {
-    "algorithm.advantage": {"gigpo": "gigpo.advantage"},  # add_turn_advantages and warning, in trainer/trainer.py
+    "algorithm.advantage": {"gigpo": "gigpo.advantage"},  # add_turn_advantages and warning, in trainer/step.py
     "memory.retrieval": {"value": "memrl.retrieval", "newest": "reflexion.retrieval"},  # policy, in gateway/memory.py
     "memory.judged": {True: "self_rag.relevance"},  # relevant_tips, in gateway/episodes/tip_search.py
 }

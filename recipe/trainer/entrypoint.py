@@ -21,7 +21,6 @@ from empo2.recipe.protocol import model_key
 from empo2.recipe.trainer.compat.agentlightning import (
     start_no_load_balancer,
     start_vllm_beside_the_policy,
-    use_given_advantages,
     use_tracking,
 )
 from empo2.recipe.trainer.node_watch import NodeWatch
@@ -44,7 +43,6 @@ def train(
         run_directory = OmegaConf.select(config, "empo2.run_directory")
         config.empo2 = literally(settings.to_dict() | ({"run_directory": run_directory} if run_directory else {}))
     use_tracking(RunTracking)
-    use_given_advantages()
     start_no_load_balancer()
     give_key(model_key(config.agentlightning.agl_key))
     trainer = _make_trainer(config, settings, gateway, LoadedDataset(train_dataset), LoadedDataset(val_dataset))

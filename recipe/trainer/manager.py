@@ -3,7 +3,7 @@
 import itertools
 import math
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -90,7 +90,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
 
     Args:
         gateway: asked to complete the events of a rollout, and to finish its reflections.
-        group_size: rollouts of a training task; agent-lightning's ``train_rollout_n`` is not read.
+        train_rollout_n: rollouts of a training task.
         step: the training step, from which the modes of the groups that are issued are drawn.
         max_prompt_tokens: most tokens of a training row's prompt.
         version: number of updates that the weights of the model servers have had.
@@ -103,7 +103,6 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         results: what became of the rollouts that have ended.
         played: these rollouts as they ended, with those that are dropped.
         metrics: of the gateway, and where the time went.
-        pause_metrics: calls under way at the pause, and the seconds until they were answered (agent-lightning's names).
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         *,
         settings: Settings,
         gateway: GatewayClient,
-        group_size: int,
+        train_rollout_n: int,
         step: int,
         max_prompt_tokens: float = math.inf,
         version: int = 0,
@@ -129,10 +128,10 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
                 on_succeeded=own.on_succeeded,
                 on_failed=own.on_failed,
             )
-        super().__init__(**others | {"step": step, "train_rollout_n": group_size, "hooks": called})
+        super().__init__(**others | {"step": step, "train_rollout_n": train_rollout_n, "hooks": called})
         self._has_user_hooks = hooks is not None
         self._validates_with_memory = settings.run.validate_with_memory and algorithm.name == "empo2"
-        self._tags = draw_tags(algorithm, step, group_size)
+        self._tags = draw_tags(algorithm, step, train_rollout_n)
         self._with_memory = itertools.cycle((False, settings.run.validate_with_memory))
         self._settings = settings
         self._gateway = gateway
@@ -147,7 +146,6 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self.played: list[CompletedRollout] = []
         self.metrics: dict[str, float] = {}
         self._settling = 0.0
-        self.pause_metrics: dict[str, float] = {}
 
     def delete_model(self) -> dict[str, Any]:
         """Delete the registered model servers; calls that come until others are registered wait."""
@@ -216,43 +214,32 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
             data = {key: [value for value in values for _ in range(2)] for key, values in data.items()}
         return super()._create_rollouts(data, is_train=is_train)
 
-    def enqueue_and_wait_until_completed(self, data: dict[str, Any], *, is_train: bool) -> list[CompletedRollout]:
-        """Play the rollouts and return the usable ones (`StepResults.usable`), ready for agent-lightning's adapter."""
-        begin = perf_counter()
-        played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
-        return self._usable(played, begin, is_train=is_train)
-
-    def enqueue_and_wait_until_group_completed(
+    def play(
         self,
         data: dict[str, Any],
-        carry_over_enqueued_rollouts: list[EnqueuedRollout],
         *,
         is_train: bool,
-        target_finished_group_num: int,
-    ) -> tuple[list[CompletedRollout], list[EnqueuedRollout]]:
-        """Play the rollouts until so many groups have ended; return the usable ones of these, and ``carried_over``."""
+        groups: int | None = None,
+        carried_over: Sequence[EnqueuedRollout] = (),
+    ) -> list[CompletedRollout]:
+        """Play rollouts and return the usable ones (`StepResults.usable`), ready for agent-lightning's adapter.
+
+        Args:
+            data: lists of equal length by field of the tasks.
+            groups: wait until so many have ended, and leave the others in ``carried_over``; None for all.
+            carried_over: rollouts of earlier steps, which go on.
+        """
         begin = perf_counter()
-        played, self.carried_over = super().enqueue_and_wait_until_group_completed(
-            data,
-            carry_over_enqueued_rollouts,
-            is_train=is_train,
-            target_finished_group_num=target_finished_group_num,
-        )
-        return self._usable(played, begin, is_train=is_train), self.carried_over
-
-    def drop_carried_over(self) -> None:
-        """Delete the rollouts that still run, and let their agents' calls go on, which then fail."""
-        for rollout in self.carried_over:
-            self._delete_rollout(rollout.rollout_id)
-        self.carried_over = []
-        self._gateway.resume()
-
-    def _usable(self, played: list[CompletedRollout], begin: float, *, is_train: bool) -> list[CompletedRollout]:
-        """Return the rollouts that can be used, of those that were played since ``begin``."""
+        if groups is None:
+            self.played = self.enqueue_and_wait_until_completed(data, is_train=is_train)
+        else:
+            self.played, self.carried_over = self.enqueue_and_wait_until_group_completed(
+                data, [*carried_over], is_train=is_train, target_finished_group_num=groups
+            )
         ended = perf_counter()
         if self._pauses:
-            self.pause_metrics["training/async/proxy_inflight_at_pause"] = self._gateway.pause()
-            self.pause_metrics["training/async/proxy_drain_seconds"] = perf_counter() - ended
+            self.metrics["training/async/proxy_inflight_at_pause"] = self._gateway.pause()
+            self.metrics["training/async/proxy_drain_seconds"] = perf_counter() - ended
         if is_train or not self._pauses:  # training rollouts go on during a validation: the next step counts it
             self.metrics |= self._gateway.drain(self._settings.reflection.timeout)
         self.metrics |= {
@@ -260,7 +247,13 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
             "timing_s/embedding": self._settling,
             "timing_s/drain": perf_counter() - ended,
         }
-        self.played = played
-        usable = self.results.usable(played, is_train=is_train)
-        self.metrics |= rollout_times(played, self.results.calls)
+        usable = self.results.usable(self.played, is_train=is_train)
+        self.metrics |= rollout_times(self.played, self.results.calls)
         return usable
+
+    def drop_carried_over(self) -> None:
+        """Delete the rollouts that still run, and let their agents' calls go on, which then fail."""
+        for rollout in self.carried_over:
+            self._delete_rollout(rollout.rollout_id)
+        self.carried_over = []
+        self._gateway.resume()

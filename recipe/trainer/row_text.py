@@ -9,7 +9,6 @@ from verl import DataProto
 from empo2.recipe.redaction import redacted
 from empo2.recipe.trainer.step_results import Results
 
-_ADVANTAGES = "returns"  # of a batch, before agent-lightning's division by tokens and rows (use_given_advantages)
 _PROMPT_TOKENS, _REST_TOKENS = 1000, 3000  # of a row: the end of its prompt, and the beginning of what follows it
 
 
@@ -22,12 +21,12 @@ def episode_record(
     ``[kind, text, tokens]``, at most 4,000 tokens in all; a kind is ``read``, ``trained`` or ``masked``.
 
     Args:
-        batch: before the update, with its advantages.
+        batch: with its advantages.
         masked: [rows, tokens], bool: those of the response that the update masked.
         known: [rows], bool; whether that is known of a row.
     """
     rollouts = batch.non_tensor_batch["rollout_id_list"].tolist()
-    advantages = batch.batch[_ADVANTAGES]
+    advantages = batch.batch["advantages"]
 
     def telling(row: int) -> tuple[bool, bool, bool]:
         mode = results[rollouts[row]].mode

@@ -9,7 +9,6 @@ from verl import DataProto
 
 from empo2.recipe.protocol import TOP_TOKENS, UpdateResult
 from empo2.recipe.rollout_log import CallRow
-from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
 from empo2.recipe.trainer.step_results import Results, StepResults
 
 
@@ -17,7 +16,7 @@ def set_advantages(batch: DataProto, results: Results, advantages: Mapping[str, 
     """Put each rollout's advantage on the trained tokens of its rows, and flag the rows' modes; in place."""
     ids = batch.non_tensor_batch["rollout_id_list"].tolist()
     rows = torch.tensor([advantages[rollout] for rollout in ids])
-    batch.batch[GIVEN_ADVANTAGES] = rows.unsqueeze(-1) * batch.batch["response_mask"]
+    batch.batch["advantages"] = rows.unsqueeze(-1) * batch.batch["response_mask"]
     batch.batch["off_policy"] = torch.tensor([results[rollout].mode.off_policy for rollout in ids])
     batch.batch["memory"] = torch.tensor([results[rollout].mode.memory for rollout in ids])
     batch.batch["distilled"] = torch.zeros(len(ids), dtype=torch.bool)
@@ -37,7 +36,7 @@ def distill(batch: DataProto, chosen: Collection[str], results: StepResults) -> 
         The number of distilled rows, and of their tokens without a teacher.
     """
     mask = batch.batch["response_mask"].bool()
-    batch.batch[GIVEN_ADVANTAGES][batch.batch["off_policy"]] = 0.0
+    batch.batch["advantages"][batch.batch["off_policy"]] = 0.0
     ids = torch.zeros(*mask.shape, TOP_TOKENS, dtype=torch.int32)
     log_probs = torch.full(ids.shape, -math.inf)
     answered = {rollout: results.answered(rollout) for rollout in chosen}
@@ -71,7 +70,7 @@ def turns_of_rows(batch: DataProto, results: Results) -> Iterator[tuple[int, str
 def groups_without_gradient(batch: DataProto) -> float:
     """Return the fraction of groups in which no token has an advantage or is distilled."""
     groups = batch.non_tensor_batch["data_id_list"]
-    learning = groups[(batch.batch[GIVEN_ADVANTAGES].any(-1) | batch.batch["distilled"]).numpy()]
+    learning = groups[(batch.batch["advantages"].any(-1) | batch.batch["distilled"]).numpy()]
     return 1 - len(set(learning)) / len(set(groups))
 
 
@@ -108,7 +107,7 @@ def update_results(
     """Return what became of each rollout of a step.
 
     Args:
-        batch: before the update, with its advantages (``use_given_advantages``).
+        batch: all rows of the adapter, with their advantages.
         masked: [rows, tokens], bool.
         updated: [rows], bool; False for rows that the update left out.
     """
@@ -123,7 +122,7 @@ def update_results(
             UpdateResult(
                 rollout_id=rollout,
                 return_=result.return_,
-                advantage=float((batch.batch["returns"] * mask)[rows].sum() / mask[rows].sum().clamp_min(1)),
+                advantage=float((batch.batch["advantages"] * mask)[rows].sum() / mask[rows].sum().clamp_min(1)),
                 masked_tokens=int(masked[rows].sum()) if updated[rows].any() else None,
                 **result.mode.model_dump(),
             )

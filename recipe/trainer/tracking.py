@@ -5,18 +5,24 @@ import math
 import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
+from verl import DataProto
 from verl.utils.tracking import Tracking
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.protocol import TRAIN_PANEL
 from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import METRICS_FILE
-from empo2.recipe.trainer.step_results import RolloutResult, StepResults
+from empo2.recipe.trainer.advantages import range_warning, tip_gain, tolerance_warning
+from empo2.recipe.trainer.objective import by_kind
+from empo2.recipe.trainer.rows import groups_without_gradient
+from empo2.recipe.trainer.step_results import Results, RolloutResult, StepResults
 
 _TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
 
@@ -74,7 +80,54 @@ def _agent_means(phase: str, results: Iterable[RolloutResult]) -> dict[str, floa
     return {f"{phase}/agent/{name}": float(np.mean(reported)) for name, reported in values.items()}
 
 
-def step_line(step: int, metrics: dict[str, Any], *, rollouts: int, rows: int) -> str:
+def row_metrics(
+    batch: DataProto, of_rows: Mapping[str, Any], results: Results, algorithm: Algorithm
+) -> dict[str, float]:
+    """Return what the rows hold of what was sampled, and what tips were worth.
+
+    Args:
+        of_rows: agent-lightning's metrics of them.
+    """
+    sampled = sum(result.reply_tokens for result in results.values())
+    metrics = {
+        "empo2/unmerged_rollouts": of_rows["training/n_unmerged_rollouts"],
+        "empo2/groups_without_gradient": groups_without_gradient(batch),
+        "empo2/cut_rows": of_rows["training/n_truncated_sample"],
+        "empo2/off_policy_rows": int(batch.batch["off_policy"].sum()),
+        "empo2/reply_tokens_lost": sampled - int(batch.batch["response_mask"].sum()),
+        "training/n_sample_trained": len(batch),
+    }
+    gain = tip_gain(results, algorithm)
+    return metrics if gain is None else metrics | {"empo2/tip_gain": gain}
+
+
+def entropies(batch: DataProto) -> dict[str, float]:
+    """Return the mean surprise of the sampled tokens, of all and of each kind of rows.
+
+    It estimates the entropy without a pass over the vocabulary.
+    """
+    mask, surprise = batch.batch["response_mask"], -batch.batch["rollout_log_probs"]
+    kinds = by_kind(batch.batch["off_policy"], batch.batch["memory"])
+    named = {"actor/entropy": torch.ones(len(batch), dtype=torch.bool)}
+    named |= {f"empo2/{kind}/entropy": rows for kind, rows in kinds.items() if rows.any()}
+    return {name: float((surprise * mask)[rows].sum() / mask[rows].sum()) for name, rows in named.items()}
+
+
+def say_step(
+    step: int, metrics: Mapping[str, Any], results: Results, algorithm: Algorithm, paper: ModuleType | None
+) -> None:
+    """Print the step's line, and after the first step what its numbers warn of."""
+    rows = metrics["training/n_sample_trained"]
+    print(step_line(step, metrics, rollouts=len(results), rows=rows), flush=True)
+    if step == 1:
+        warnings = [range_warning(results, algorithm), paper.warning(metrics) if paper else ""]
+        if metrics["empo2/groups_without_gradient"] == 1:
+            warnings.append(tolerance_warning(results, algorithm))
+        for warning in filter(None, warnings):
+            print(f"step 1: {warning}", flush=True)
+
+
+def step_line(step: int, metrics: Mapping[str, Any], *, rollouts: int, rows: int) -> str:
     """Return the step's line of output: what is trained on, and a warning about everything that gets no gradient."""
     said = f"step {step}: training on {rollouts} rollouts in {rows} rows"
     dropped = {
@@ -141,8 +194,8 @@ def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> d
     return metrics
 
 
-def name_sums(metrics: dict[str, Any]) -> None:
-    """Turn the loss's sums into fractions and means, in place.
+def name_sums(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Turn the loss's sums into fractions and means, in place; return them.
 
     The loss reports sums, since a mean of means would weight a token by the size of its micro-batch. verl puts
     ``actor/`` before every name. Of each kind of rows that was trained (`objective.by_kind`) there are means over its
@@ -171,3 +224,4 @@ def name_sums(metrics: dict[str, Any]) -> None:
     rows, gap = (float(np.atleast_1d(metrics.pop(f"actor/{name}"))[0]) for name in ("compared_rows", "log_ppl_gap"))
     if rows:
         metrics["rollout_corr/log_ppl_abs_diff"] = [gap / rows]
+    return metrics

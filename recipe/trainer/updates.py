@@ -66,10 +66,11 @@ def planned_batch(
 
     The loss of an update is the mean over its rollouts, as in any mini-batch of M rollouts:
     (1/M) Σ_rollouts (1/T) Σ_tokens [...], where T counts a rollout's trained tokens in all of its rows. Advantages
-    are returned multiplied by 1/(M·T), which ``token_weight`` holds for the other terms.
+    are returned multiplied by 1/(M·T), which ``token_weight`` holds for the other terms. ``first_index`` is that of a
+    row's first token among all tokens of the batch's responses.
 
     Args:
-        batch: real rows only, with agent-lightning's ``per_rollout_mean`` advantages: divided by T and by all rows.
+        batch: real rows only, with their advantages; left as it is.
         updates: optimizer steps.
         ranks: processes that share the data.
         micro_batch: rows of a forward pass on one rank.
@@ -83,20 +84,36 @@ def planned_batch(
     rollout_tokens: Counter[str] = Counter()
     for rollout, count in zip(rollouts, row_tokens.tolist(), strict=True):
         rollout_tokens[rollout] += count
-    weights, factors = [0.0] * len(batch), [0.0] * len(batch)
+    weights = [0.0] * len(batch)
     for rows in plan:
         members = len({rollouts[row] for row in rows})
         for row in rows:
             weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
-            factors[row] = len(batch) / members  # agent-lightning divided by all rows
     learns = ((batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"] | other_terms).tolist()
     plan = [[row for row in rows if learns[row]] or rows[:1] for rows in plan]
     order = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
     planned = with_fillers(batch, order)
     planned.batch["token_weight"] = torch.tensor([0.0 if row == FILLER else weights[row] for row in order])
-    factor = torch.tensor([0.0 if row == FILLER else factors[row] for row in order])
-    planned.batch["advantages"] = planned.batch["advantages"] * factor.unsqueeze(-1)
+    planned.batch["advantages"] = planned.batch["advantages"] * planned.batch["token_weight"].unsqueeze(-1)
+    planned.batch["first_index"] = torch.tensor(order) * batch.batch["responses"].shape[-1]
     return planned, len(order) // len(plan)
+
+
+def what_was_masked(
+    batch: DataProto, planned: DataProto, masked_at: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which tokens of the responses an update masked, [rows, tokens], and which rows it had, [rows]; both bool.
+
+    Args:
+        planned: of the rows of ``batch``, as `planned_batch` returns it.
+        masked_at: indices among all tokens of the responses.
+    """
+    rows, width = batch.batch["response_mask"].shape
+    masked = torch.zeros(rows, width, dtype=torch.bool)
+    masked.view(-1)[torch.tensor(masked_at, dtype=torch.long)] = True
+    updated = torch.zeros(rows, dtype=torch.bool)  # the others were left out: their groups have no gradient
+    updated[planned.batch["first_index"][planned.batch["token_weight"] > 0] // width] = True
+    return masked, updated
 
 
 def with_fillers(batch: DataProto, order: Sequence[int]) -> DataProto:

@@ -99,6 +99,21 @@ def check_options(settings: Settings, config: DictConfig, *strategies: str) -> N
         raise ConfigError(f"{key}={OmegaConf.select(config, key)!r}: {why}")
 
     algorithm, model, actor = settings.algorithm, "actor_rollout_ref.model", "actor_rollout_ref.actor"
+    ours = {
+        f"{actor}.policy_loss.loss_mode": "per_rollout_mean",
+        "agentlightning.trace_aggregator.level": "trajectory",
+        "agentlightning.max_ppo_update_times": None,
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.enable_rollout_level_advantage": True,
+        "algorithm.norm_adv_by_std_in_grpo": algorithm.normalize_by_std,
+        "algorithm.use_kl_in_reward": False,
+        "critic.enable": False,
+        "trainer.critic_warmup": 0,
+    }
+    for key, value in ours.items():
+        if (OmegaConf.select(config, key) or None) != (value or None):
+            names = "baseline, normalize_by_std, kl_coefficient and updates_per_step"
+            refuse(key, f"must be {value!r}, since EMPO² makes rows, advantages and updates by algorithm.{{{names}}}")
     # vLLM would get the LoRA as an adapter, but agents name the model.
     if OmegaConf.select(config, f"{model}.lora_rank") > 0 and not OmegaConf.select(config, f"{model}.lora.merge"):
         refuse(f"{model}.lora_rank", f"vLLM answers agents without it unless it is merged; set {model}.lora.merge=True")
@@ -253,7 +268,6 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         f"{actor}.clip_ratio_c": 10.0,  # of the dual clip, for negative advantages [paper]
         f"{actor}.use_kl_loss": algorithm.kl_coefficient > 0,
         f"{actor}.kl_loss_coef": algorithm.kl_coefficient,
-        f"{actor}.calculate_entropy": False,  # a pass over the vocabulary; the trainer estimates it
         f"{actor}.optim.lr": algorithm.learning_rate,
         f"{actor}.fsdp_config.param_offload": hardware.offload,
         f"{actor}.fsdp_config.optimizer_offload": hardware.offload,

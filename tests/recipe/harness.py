@@ -330,7 +330,7 @@ async def trained(
         agl_key=KEY,
         model=MODEL,
         step=0,
-        group_size=1,
+        train_rollout_n=1,
         max_prompt_tokens=limit,
         settings=load_settings("cpu"),
         gateway=asked,

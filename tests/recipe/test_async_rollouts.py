@@ -102,7 +102,7 @@ def manager(gateway: GatewayUnderTest, *, step: int, pauses: bool = True) -> Ite
             step=step,
             version=step - 1,
             pauses=pauses,
-            group_size=2,
+            train_rollout_n=2,
             settings=load_settings("cpu", ["memory.scope=all-tasks"]),
             gateway=client,
             poll_interval_seconds=0.1,
@@ -122,7 +122,7 @@ async def test_a_run_says_once_that_no_agent_plays_and_goes_on_waiting(
 
     await resume(gateway)
     with manager(gateway, step=1, pauses=False) as made:
-        play = asyncio.to_thread(made.enqueue_and_wait_until_completed, {"name": ["a", "b"]}, is_train=False)
+        play = asyncio.to_thread(made.play, {"name": ["a", "b"]}, is_train=False)
         playing = asyncio.create_task(play)
         await until(lambda: said.extend(notes()) or said)
         await asyncio.sleep(_A_WHILE)
@@ -177,9 +177,8 @@ async def test_a_group_that_outlives_its_step(gateway: GatewayUnderTest, monkeyp
 
 async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, later: Empo2RolloutManager) -> None:
     def plays(manager: Empo2RolloutManager, tasks: list[str], carried: list[Any], groups: int) -> asyncio.Task[Any]:
-        wait = manager.enqueue_and_wait_until_group_completed
-        options = {"is_train": True, "target_finished_group_num": groups}
-        return asyncio.create_task(asyncio.to_thread(wait, {"task": tasks}, carried, **options))
+        options: Any = {"is_train": True, "groups": groups, "carried_over": carried}
+        return asyncio.create_task(asyncio.to_thread(manager.play, {"task": tasks}, **options))
 
     async def wait_at_the_gate(body: Any) -> list[asyncio.Task[Any]]:
         """Calls of the slow rollouts, which wait rather than being answered that there is no server."""
@@ -200,7 +199,7 @@ async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, late
     for number, rollout in enumerate(fast):
         await gateway.play(rollout, ROOMS)
         await gateway.finish(rollout, float(number))
-    usable, carried = await ending
+    usable, carried = await ending, first.carried_over
     assert [rollout.rollout_id for rollout in usable] == fast
     assert [rollout.rollout_id for rollout in carried] == slow
     assert first.results.dropped == {}
@@ -215,7 +214,7 @@ async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, late
     ending = plays(later, ["new"], carried, 1)
     for number, rollout in enumerate(slow):
         await gateway.finish(rollout, float(number))
-    usable, carried = await ending
+    usable, carried = await ending, later.carried_over
     assert [rollout.rollout_id for rollout in usable] == slow
     kept = later.results.kept
     assert [(kept[rollout].mode, kept[rollout].versions) for rollout in slow] == [(OFF_POLICY, [0, 1])] * 2

@@ -1,5 +1,7 @@
 """The upstream traps that ``compat`` steps around are still there; each test fails when one is mended."""
 
+import ast
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -14,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from empo2.recipe.errors import ConfigError
 from empo2.recipe.trainer import ray_environment
+from empo2.recipe.trainer.compat import imports
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +79,7 @@ def source(file: str) -> str:
     return (Path(spec.submodule_search_locations[0]) / rest).read_text()
 
 
-AGL, ROLLOUT, VLLM = "agentlightning/verl/trainer.py", "verl/workers/rollout", "vllm/entrypoints"
+ROLLOUT, VLLM = "verl/workers/rollout", "vllm/entrypoints"
 SAID = {  # by file what stands in it, whatever the white space; " ... " is anything within one function
     # compat/fork_server.py: Ray's workers are started by a command, and vLLM's engine by what one function returns
     "ray/_private/runtime_env/context.py": ['executable = ["exec", self.py_executable]'],
@@ -127,19 +131,7 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
         "conversation, engine_inputs = await self.preprocess_chat( request,",
         "async def preprocess_cmpl( self, request: Any, prompts:",
     ],
-    # compat/agentlightning.py sets both sizes to 1 and the balancing off, gives a logger and the advantages
-    AGL: [
-        "= self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n",
-        "n_remained_transition = n_transition // mini_bs * mini_bs",
-        "if self.config.trainer.balance_batch:",
-        'max_ppo_update_times = self.config.agentlightning.get("max_ppo_update_times", None)',
-        " logger = Tracking(",
-        "def _train_step ... batch, rollout_adv_metrics = compute_rollout_level_advantage(batch, **adv_kwargs)",
-        "def fit( ... or self.epoch > self.config.trainer.total_epochs:",  # the steps, not the epochs, end a run
-    ],
     "verl/trainer/ppo/ray_trainer.py": [
-        "def _update_actor ... ppo_mini_batch_size = ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n",
-        'adv_estimator_fn = core_algos ... "response_mask": data.batch["response_mask"], "config": config, }',
         # vLLM waits for the policy, and its workers are asked where they are before it has a name
         "self.actor_rollout_wg.init_model() ... self.llm_server_manager = LLMServerManager.create( config=self.config, "
         "worker_group=self.actor_rollout_wg,",
@@ -167,6 +159,61 @@ def test_upstream_is_as_it_was(file: str, line: str) -> None:
     assert re.search(r"((?! def ).)*?".join(map(re.escape, line.split(" ... "))), text)
 
 
+# The functions that trainer/step.py, play.py, passes.py and trainer.py replace or rely on: the first digits of the
+# SHA-256 of their source in agentlightning 1.0.2 and verl 0.8.0.
+FOLLOWED = {
+    "agentlightning/verl/trainer.py": {
+        "AgentLightningRayPPOTrainer.fit": "19e8028a534a",
+        "AgentLightningRayPPOTrainer._train_step": "af4b40b69ec8",
+        "AgentLightningRayPPOTrainer._rollout": "6845b625999e",
+        "AgentLightningRayPPOTrainer._validate": "e5126d51d9bc",
+        "AgentLightningRayPPOTrainer._make_rollout_manager": "2aa896ac3816",
+        "AgentLightningRayPPOTrainer._next_train_batch_dict_for_rollout": "c7f3e77ec5c8",
+        "AgentLightningRayPPOTrainer._compute_async_rollout_metrics": "00b7512b7053",
+        "AgentLightningRayPPOTrainer._rollout_lifecycle_metrics": "dd72153386d4",
+        "_grpo_group_metrics": "90edae4a40e9",
+    },
+    "agentlightning/verl/per_rollout_loss.py": {
+        "normalize_advantages_by_rollout": "bb39b69f7aba",
+        "compute_policy_loss_per_rollout_mean": "7dc4a6d6577f",
+    },
+    "agentlightning/verl/rollout_adapter.py": {"RolloutAdapter.get_train_data_batch": "e7ea4dafac37"},
+    "verl/trainer/ppo/ray_trainer.py": {
+        "RayPPOTrainer._update_actor": "f24928fed03e",
+        "RayPPOTrainer._compute_old_log_prob": "cc4d75fa4d6a",
+        "RayPPOTrainer._compute_ref_log_prob": "068472189c64",
+        "RayPPOTrainer._save_checkpoint": "a270141484d3",
+        "RayPPOTrainer._load_checkpoint": "3ee390183e63",
+    },
+    "verl/trainer/ppo/metric_utils.py": {"compute_data_metrics": "7962e777d5e6"},
+    "verl/workers/engine_workers.py": {"TrainingWorker.train_mini_batch": "54d65d9635b2"},
+}
+
+
+@pytest.mark.parametrize("file", FOLLOWED)
+def test_what_the_step_replaces_or_relies_on_is_as_it_was(file: str) -> None:
+    """A failure names the version and what to read again; the step may need the change, too."""
+    text, package = source(file), file.partition("/")[0]
+    found = {}
+    for outer in ast.parse(text).body:
+        prefix = f"{outer.name}." if isinstance(outer, ast.ClassDef) else ""
+        for inner in outer.body if isinstance(outer, ast.ClassDef) else [outer]:
+            if isinstance(inner, ast.FunctionDef):
+                found[prefix + inner.name] = ast.get_source_segment(text, inner)
+    hashes = {name: hashlib.sha256((found.get(name) or "").encode()).hexdigest()[:12] for name in FOLLOWED[file]}
+    changed = [name for name, digits in FOLLOWED[file].items() if hashes[name] != digits]
+    assert not changed, f"{package} {importlib.metadata.version(package)}: read {changed} of {file} again: {hashes}"
+
+
+def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports.check_versions()
+    for package, version in (("verl", "0.9.1"), ("verl", "0.80.0"), ("agentlightning", "1.1.0")):
+        have = {"agentlightning": "1.0.2", "verl": "0.8.0"} | {package: version}
+        monkeypatch.setattr(importlib.metadata, "version", have.get)
+        with pytest.raises(ConfigError, match=rf"^{package} {version}: .* install "):
+            imports.check_versions()
+
+
 def test_what_upstream_lacks() -> None:
     assert "get_device_uuid" not in source("vllm/platforms/cpu.py")
     assert "self.device =" not in source("vllm/v1/worker/cpu_worker.py")
@@ -189,20 +236,12 @@ def test_every_override_overrides_something() -> None:
     from empo2.recipe.trainer.manager import Empo2RolloutManager
     from empo2.recipe.trainer.trainer import Empo2Trainer
 
-    of_trainer = {"_results", "_run_directory", "_forward_multiple", "_kl_rows"}
-    of_trainer |= {"_note_rollouts", "_write_rollouts", "_end_with_this_step"}
-    of_manager = {"_usable", "_tagged", "drop_carried_over"}
+    of_trainer = {"_checkpoint", "_end_with_this_step"}
+    of_manager = {"_tagged", "play", "drop_carried_over"}
     for ours, own in ((Empo2Trainer, of_trainer), (Empo2RolloutManager, of_manager)):
         names = {name for name in vars(ours) if not name.startswith("__")}
         new = {name for name in names if not any(hasattr(upstream, name) for upstream in ours.__bases__)}
         assert new == own < names
-
-
-def test_asynchronous_mode_changes_the_weights_between_these_steps() -> None:
-    """The manager opens the gate once servers are there."""
-    rollout = source(AGL).split("def _rollout(", 1)[1].split("def _train_step", 1)[0]
-    assert rollout.index("self._resume_gateway()") < rollout.index("rollout_manager.delete_model()")
-    assert rollout.index("get_train_data_batch(") < rollout.index("self._pause_and_drain_gateway(")
 
 
 def test_device(monkeypatch: pytest.MonkeyPatch) -> None:

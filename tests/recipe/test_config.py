@@ -156,6 +156,10 @@ SIZE = "verl.agentlightning.async_rollout.async_train_batch_size"
         ("gpu", [f"{ACTOR}.use_dynamic_bsz=True"], "use_dynamic_bsz=True: sdpa gets a dense mask"),
         ("gpu", ["verl.algorithm.rollout_correction.rollout_is=token"], "vLLM's are the old ones.*take it out"),
         ("gpu", [DISTILLATION, "verl.actor_rollout_ref.model.use_fused_kernels=true"], "use_fused_kernels=True"),
+        ("gpu", ["verl.algorithm.use_kl_in_reward=true"], r"use_kl_in_reward=True: must be False, .*kl_coefficient"),
+        ("gpu", ["verl.critic.enable=true"], r"critic.enable=True: must be False"),
+        ("gpu", ["verl.agentlightning.max_ppo_update_times=3"], r"max_ppo_update_times=3: .*updates_per_step"),
+        ("gpu", ["verl.agentlightning.trace_aggregator.level=transition"], r"level='transition': must be 'trajectory'"),
         ("cpu", ["verl.no_such_section.x=1"], r"^verl\.no_such_section\.x=1: "),
         ("cpu", [f"{ACTOR}.optim.rl=1"], r"^verl\.actor_rollout_ref\.actor\.optim\.rl=1: "),
         ("cpu", ["run.loggers=[tensorboard, swanlab]"], "the package swanlab is not installed; add it by pip"),
@@ -194,7 +198,7 @@ def test_translation(profile: str) -> None:
     assert actor.optim.lr == settings.algorithm.learning_rate
     assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.3, 10.0)
     assert (actor.ppo_epochs, actor.shuffle, actor.policy_loss.loss_mode) == (1, False, "per_rollout_mean")
-    assert (actor.use_kl_loss, actor.entropy_coeff, actor.calculate_entropy) == (False, 0, False)
+    assert (actor.use_kl_loss, actor.entropy_coeff) == (False, 0)
     assert (actor.strategy, config.actor_rollout_ref.ref.strategy) == ("fsdp2", "fsdp2")
     assert (rollout.mode, rollout.temperature, rollout.calculate_log_probs) == ("async", 1.0, True)
     assert (rollout.val_kwargs.temperature, rollout.val_kwargs.do_sample) == (0.4, True)

@@ -342,7 +342,7 @@ def create(server: str, chosen: Settings, *, is_train: bool = True, **options: A
         agl_key=KEY,
         model="m",
         step=7,
-        group_size=4,
+        train_rollout_n=4,
         settings=chosen,
         gateway=GatewayClient(server, KEY),
         **options,

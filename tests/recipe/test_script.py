@@ -38,7 +38,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     monkeypatch.setattr(fork_server, "start", lambda: None)
     monkeypatch.setattr(ray_environment, "start_ray", lambda config: None)
     monkeypatch.setattr(entrypoint, "start_vllm_beside_the_policy", lambda workers, config: workers)
-    for patch in ("use_tracking", "use_given_advantages", "start_no_load_balancer", "give_key"):
+    for patch in ("use_tracking", "start_no_load_balancer", "give_key"):
         monkeypatch.setattr(entrypoint, patch, lambda *_: None)  # they would stay for the tests that follow
     monkeypatch.setattr(Empo2Trainer, "init_workers", lambda trainer: reached.append(trainer))
     monkeypatch.setattr(Empo2Trainer, "fit", lambda trainer: None)
@@ -61,7 +61,7 @@ async def test_one_changed_import_is_enough(tmp_path: Path, script: Any, capsys:
     async with running_gateway(tmp_path, "tasks.source=null") as gateway:
         url = str(gateway.client.base_url)
         (trainer,) = script(url)
-        settings = trainer._settings
+        settings = trainer.settings
         algorithm = settings.algorithm
         assert (settings.memory.scope, algorithm.scale, algorithm.success_return) == ("all-tasks", 1, 1)
         assert (algorithm.tasks_per_step, algorithm.rollouts_per_task, algorithm.updates_per_step) == (2, 4, 1)
@@ -70,7 +70,7 @@ async def test_one_changed_import_is_enough(tmp_path: Path, script: Any, capsys:
         assert "memory.scope" not in capsys.readouterr().out
 
         (trainer,) = script(url, "empo2.algorithm.seed=5", "empo2.memory.scope=[answer]")  # two epochs of two steps
-        assert (trainer._settings.algorithm.seed, trainer._settings.memory.scope) == (5, ["answer"])
+        assert (trainer.settings.algorithm.seed, trainer.settings.memory.scope) == (5, ["answer"])
         assert "memory.scope" not in capsys.readouterr().out
         script(url, "empo2.memory.scope=[answer]", "trainer.total_epochs=1")
         assert "WARNING: memory.scope=['answer']: only 0% of the memory rollouts" in capsys.readouterr().out

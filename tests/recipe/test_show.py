@@ -29,7 +29,7 @@ async def test_what_was_played_can_be_read(
     manager = Empo2RolloutManager(
         settings=settings,
         gateway=asked,
-        group_size=2,
+        train_rollout_n=2,
         step=4,
         agl_base_url=url,
         agl_key=KEY,
@@ -40,7 +40,7 @@ async def test_what_was_played_can_be_read(
     )
     with controller(settings, url, tmp_path), closing(manager.client), closing(asked):
         data = {"door": [3, 3], "trouble": ["none", "raise"]}
-        await asyncio.to_thread(manager.enqueue_and_wait_until_completed, data, is_train=True)
+        await asyncio.to_thread(manager.play, data, is_train=True)
     advantages = dict.fromkeys(manager.results.kept, 0.5)
     folder = tmp_path / "rollouts"
     memory = gateway.folder / "memory.sqlite"

@@ -1,4 +1,4 @@
-"""Training rows between agent-lightning's adapter and verl's update, and the trainer's overrides without Ray."""
+"""Training rows between agent-lightning's adapter and verl's update, and the training step without Ray."""
 
 import json
 from dataclasses import replace
@@ -9,29 +9,23 @@ from typing import Any
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 
 # isort: split
-import agentlightning.verl.trainer as agl_trainer
 import numpy as np
 import pytest
 import torch
-from agentlightning.verl.agl_rollout_manager import CompletedRollout
-from agentlightning.verl.per_rollout_loss import normalize_advantages_by_rollout
-from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
+from agentlightning.verl.agl_rollout_manager import CompletedRollout, EnqueuedRollout
 from omegaconf import OmegaConf
 from verl import DataProto
+from verl.utils import tensordict_utils
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.errors import ConfigError, NoUsableRollouts
+from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.protocol import Mode
 from empo2.recipe.rollout_log import read_calls, read_rollouts, write_rollouts
 from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating
-from empo2.recipe.trainer.compat.agentlightning import (
-    GIVEN_ADVANTAGES,
-    count_mini_batches_in_rows,
-    use_given_advantages,
-)
+from empo2.recipe.trainer.passes import old_log_probs, reference_log_probs, rows_with_kl
 from empo2.recipe.trainer.row_text import episode_record
 from empo2.recipe.trainer.rows import add_masks, distill, set_advantages
-from empo2.recipe.trainer.shown_rollouts import call_rows
+from empo2.recipe.trainer.shown_rollouts import RunRecords, call_rows
 from empo2.recipe.trainer.step_results import DroppedRollout, StepResults
 from empo2.recipe.trainer.trainer import Empo2Trainer
 
@@ -79,7 +73,6 @@ def test_the_record_of_a_step_tells_what_was_trained_and_masked() -> None:
     assert batch.batch["off_policy"].tolist() == [False, False, True, True]
     size = int(batch.batch["response_mask"][2].sum())
     assert size >= 3  # of h-2's reply, which played() draws
-    batch.batch["returns"] = batch.batch[GIVEN_ADVANTAGES]  # as before an update
     masked, known = torch.zeros(4, RESPONSE, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
     masked[2, 1] = True
     rest = "".join(f"{token} " for token in range(2, size))
@@ -180,7 +173,7 @@ def test_rows_without_tips_and_the_teacher_of_each_token() -> None:
     metrics = distill(batch, worth_imitating(results.kept, ALGORITHM), results)
     assert metrics == {"empo2/distilled_rows": 4, "empo2/untaught_tokens": 1}
     assert batch.batch["distilled"].tolist() == [False] * 4 + [True] * 4 + [False] * 4
-    assert not batch.batch[GIVEN_ADVANTAGES][:8].any() and batch.batch[GIVEN_ADVANTAGES][8:].any()
+    assert not batch.batch["advantages"][:8].any() and batch.batch["advantages"][8:].any()
     taught = []
     for row in range(12):
         for token in range(RESPONSE):
@@ -196,74 +189,93 @@ def test_rows_without_tips_and_the_teacher_of_each_token() -> None:
     assert taught == [10, 11, 13, 14, 15, 16, *range(18, 26)]
 
 
-def configuration(**agentlightning: Any) -> Any:
-    aggregator = {"trajectory_max_prompt_length": PROMPT}
-    actor = {"ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 3, "use_kl_loss": True, "entropy_coeff": 0.0}
-    rollout, ref = {"n": 8, "log_prob_micro_batch_size_per_gpu": 2}, {"log_prob_micro_batch_size_per_gpu": None}
+def configuration() -> Any:
+    limits = {"trajectory_max_prompt_length": PROMPT, "trajectory_max_response_length": RESPONSE}
+    actor = {
+        "ppo_mini_batch_size": 2,
+        "ppo_micro_batch_size_per_gpu": 3,
+        "ppo_epochs": 1,
+        "data_loader_seed": 42,
+        "entropy_coeff": 0.0,
+    }
+    rollout, ref = {"n": 8, "log_prob_micro_batch_size_per_gpu": 2, "temperature": 1.0}, {}
     return OmegaConf.create(
         {
-            "agentlightning": {"max_ppo_update_times": None, "trace_aggregator": aggregator, **agentlightning},
-            "trainer": {"balance_batch": True},
-            "actor_rollout_ref": {"rollout": rollout, "ref": ref, "actor": actor},
+            "agentlightning": {"trace_aggregator": limits, "reward_fillna_value": 0.0},
+            "data": {"train_batch_size": 4},
+            "actor_rollout_ref": {
+                "rollout": rollout,
+                "ref": ref | {"log_prob_micro_batch_size_per_gpu": None},
+                "actor": actor,
+            },
         }
     )
 
 
-def trainer_of(rollouts: list[CompletedRollout], monkeypatch: pytest.MonkeyPatch, *settings: str, gpus: int = 1) -> Any:
-    """A trainer whose agent-lightning returns these rollouts, and whose verl notes what it is given to train on."""
-    trainer: Any = object.__new__(Empo2Trainer)
-    trainer.config = configuration()
-    trainer._group_size = count_mini_batches_in_rows(trainer.config)
-    trainer._settings = load_settings("gpu", ["algorithm.updates_per_step=2", *settings])
-    trainer.global_steps, trainer.is_async, trainer._unwritten = 7, False, []
-    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: gpus)
-    results = StepResults()
-    prepared = [results.train(rollout) for rollout in rollouts]
-    trainer._manager = SimpleNamespace(results=results, metrics={"empo2/calls": 3}, played=rollouts)
-    trainer.told = []
-    trainer._gateway = SimpleNamespace(updated=lambda step, results: trainer.told.append((step, results)))
-    trainer.tokenizer = WORDS
-    trainer.sums = {
-        "trained_tokens": [10.0, 30.0],
-        "pg_clipfrac": [1.0, 3.0],
-        "ppo_kl": [0.0, 4.0],
-        "pg_clipfrac_lower": [0.0, 0.0],
-        "off_policy_tokens": [8.0, 0.0],
-        "masked_tokens": [2.0, 0.0],
-        "compared_rows": [4, 9],
-        "disagreeing_rows": [1, 2],
-        "log_ppl_gap": [1.0, 7.0],
-        "masked_at": [0, 0],
-        "tokens/with_tips": [3.0, 1.0],
-        "clipped/with_tips": [1.0, 0.0],
-    }
+class StepUnderTest(Empo2Trainer):
+    """A trainer that has played these rollouts, and whose workers note what they are given."""
 
-    def update(self: Any, batch: DataProto) -> DataProto:
-        trainer.trained, trainer.mini_batch = batch, self.config.actor_rollout_ref.actor.ppo_mini_batch_size
-        metrics = {f"actor/{name}": values for name, values in trainer.sums.items()}
-        return DataProto.from_single_dict(data={}, meta_info={"metrics": metrics})
+    def __init__(self, rollouts: list[CompletedRollout], *settings: str, gpus: int = 1, folder: Path | None = None):
+        self.config = configuration()
+        self.settings = load_settings("gpu", ["algorithm.updates_per_step=2", *settings])
+        self.global_steps, self.total_training_steps, self.is_async = 7, 100, False
+        self._carry_over_rollouts, self.use_reference_policy = [], True
+        self.resource_pool_manager: Any = SimpleNamespace(get_n_gpus=lambda: gpus)
+        self.tokenizer, self.processor = SimpleNamespace(**vars(WORDS), pad_token_id=0), None
+        self.records = RunRecords(folder and str(folder), self.settings.run, self.tokenizer)
+        self.pushed: list[int] = []
+        self.checkpoint_manager: Any = SimpleNamespace(sleep_replicas=lambda: None, update_weights=self.pushed.append)
+        self.told: list[Any] = []
+        self.gateway: Any = SimpleNamespace(updated=lambda step, results: self.told.append((step, results)))
+        self.actor_rollout_wg: Any = SimpleNamespace(update_actor=self.update)
+        self.rollouts, self.unusable = rollouts, 0  # so many times nothing can be used
+        self.sums: dict[str, list[float]] = {
+            "trained_tokens": [10.0, 30.0],
+            "pg_clipfrac": [1.0, 3.0],
+            "ppo_kl": [0.0, 4.0],
+            "pg_clipfrac_lower": [0.0, 0.0],
+            "off_policy_tokens": [8.0, 0.0],
+            "masked_tokens": [2.0, 0.0],
+            "compared_rows": [4, 9],
+            "disagreeing_rows": [1, 2],
+            "log_ppl_gap": [1.0, 7.0],
+            "masked_at": [0, 0],
+            "tokens/with_tips": [3.0, 1.0],
+            "clipped/with_tips": [1.0, 0.0],
+            "mfu": [0.5, 0.5],
+        }
 
-    def forward(self: Any, batch: DataProto) -> tuple[DataProto, float]:
-        trainer.forwarded = batch
+    def _next_train_batch_dict_for_rollout(self) -> dict[str, Any]:
+        return {"name": np.array(["task"], dtype=object)}
+
+    def play(self, tasks: DataProto, *, is_train: bool) -> list[CompletedRollout]:
+        results = StepResults()
+        self.manager: Any = SimpleNamespace(results=results, metrics={"empo2/calls": 3}, played=self.rollouts)
+        usable = [results.train(rollout) for rollout in self.rollouts]
+        if self.unusable:
+            self.unusable -= 1
+            for rollout in usable:
+                results.drop(rollout, "alone_in_group")
+            raise NoUsableRollouts("none")
+        return usable
+
+    def update(self, data: Any) -> Any:
+        self.trained, self.mini_batch = data, tensordict_utils.get(data, "mini_batch_size")
+        metrics = {name: [*values] for name, values in self.sums.items()}
+        return tensordict_utils.get_tensordict({}, non_tensor_dict={"metrics": metrics})
+
+    def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:
+        self.forwarded = batch
         log_probs = -batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5
         return DataProto.from_dict({"old_log_probs": log_probs, "ref_log_prob": log_probs}), 12.5
 
-    upstream = AgentLightningRayPPOTrainer
-    monkeypatch.setattr(agl_trainer, "compute_rollout_level_advantage", None)
-    use_given_advantages()
-    monkeypatch.setattr(upstream, "_rollout", lambda *_: adapted(prepared, PROMPT, RESPONSE))
-    monkeypatch.setattr(upstream, "_update_actor", update)
-    monkeypatch.setattr(upstream, "_compute_old_log_prob", forward)
-    monkeypatch.setattr(upstream, "_compute_ref_log_prob", lambda self, batch: forward(self, batch)[0])
-    return trainer
+    def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
+        return self._compute_old_log_prob(batch)[0]
 
-
-def unusable(*_: Any) -> None:
-    raise NoUsableRollouts("none")
-
-
-def rollout(trainer: Any) -> tuple[DataProto, dict[str, Any]]:
-    return trainer._rollout(DataProto(), True)
+    def step(self) -> tuple[dict[str, Any], DataProto]:
+        result = self._train_step({}, False)
+        assert result is not None
+        return result
 
 
 def in_groups(count: int) -> dict[str, float]:
@@ -271,108 +283,94 @@ def in_groups(count: int) -> dict[str, float]:
     return {f"g{i % max(1, round(count / 8))}-{i}": float(7 * i % 11 - 40) for i in range(count)}
 
 
-def normalised(batch: DataProto) -> DataProto:
-    """What ``_train_step`` does between the rollouts and the update."""
-    given: Any = agl_trainer.compute_rollout_level_advantage
-    batch, _ = given(batch)
-    batch.batch["advantages"] = normalize_advantages_by_rollout(
-        batch.batch["advantages"],
-        batch.batch["response_mask"],
-        batch.non_tensor_batch["rollout_id_list"],
-        num_trained_rows=len(batch),
-    )
-    return batch
-
-
-def test_upstream_drops_and_orders_no_row() -> None:
-    """agent-lightning cuts a batch to multiples of ppo_mini_batch_size * rollout.n rows: one lost rollout, one step."""
-    config = configuration()
-    assert count_mini_batches_in_rows(config) == 8
-    assert config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n == 1
-    assert config.trainer.balance_batch is False
-    with pytest.raises(ConfigError, match=r"max_ppo_update_times=3.*algorithm\.updates_per_step"):
-        count_mini_batches_in_rows(configuration(max_ppo_update_times=3))
-
-
-def test_trainer_plans_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_trains_all_rows_in_planned_updates() -> None:
     """And turns the sums of the loss into means: a mean of fractions would weigh a token by its neighbours' number."""
-    trainer = trainer_of(played(in_groups(31)), monkeypatch, gpus=2)
-    batch, metrics = rollout(trainer)
-    assert len(batch) == 31  # nothing but real rows
+    trainer = StepUnderTest(played(in_groups(31)), gpus=2)
+    metrics, batch = trainer.step()
+    assert len(batch) == 31  # nothing but real rows, and all of them
     assert (metrics["empo2/off_policy_rows"], metrics["empo2/reply_tokens_lost"], metrics["empo2/calls"]) == (0, 0, 3)
-    batch = normalised(batch)
-    output = trainer._update_actor(batch)
     # Four groups in two updates of 15 and 16 rows; two GPUs with micro-batches of three: multiples of six.
     assert (trainer.mini_batch, len(trainer.trained)) == (18, 36)
-    assert trainer.trained.batch["response_mask"].any(-1).sum() == 31
-    assert trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size == 1  # the next step starts anew
-    assert output.meta_info["metrics"] == {
-        "actor/pg_clipfrac": [0.1],
-        "empo2/with_tips/clipped": [0.25],
-        "actor/ppo_kl": [0.1],
-        "actor/pg_clipfrac_lower": [0.0],
-        "empo2/masked_token_fraction": [0.25],
-        # What vLLM and trainer disagree by is of the first update alone, since later ones see another policy.
-        "rollout_corr/log_ppl_abs_diff": [0.25],
-        "empo2/updates": [2],
-        "empo2/disagreeing_rows": [3],
-    }
+    weights = trainer.trained["token_weight"]
+    assert (weights > 0).sum() == 31 and trainer.pushed == [7]
+    # An update's weights, times the trained tokens, are 1: each of its M rollouts has 1/M.
+    tokens = torch.tensor([int(row.bool().sum()) for row in trainer.trained["response_mask"].unbind()])
+    ranks = (weights * tokens).reshape(2, 2, 9)  # rank, update, row
+    assert ranks.sum((0, 2)).tolist() == pytest.approx([1, 1])
+    assert (
+        metrics.items()
+        >= {
+            "actor/pg_clipfrac": 0.1,
+            "empo2/with_tips/clipped": 0.25,
+            "actor/ppo_kl": 0.1,
+            "actor/pg_clipfrac_lower": 0.0,
+            "empo2/masked_token_fraction": 0.25,
+            # What vLLM and trainer disagree by is of the first update alone, since later ones see another policy.
+            "rollout_corr/log_ppl_abs_diff": 0.25,
+            "empo2/updates": 2,
+            "empo2/disagreeing_rows": 3,
+            "empo2/step_attempts": 1,
+            "perf/mfu/actor": 0.5,
+        }.items()
+    )
+    assert not [name for name in metrics if name.startswith("actor/masked_at")]
     trainer.sums |= {"compared_rows": [0, 4], "tokens/with_tips": [0, 0]}  # of an off-policy step
-    metrics = trainer._update_actor(batch).meta_info["metrics"]
+    metrics, _ = trainer.step()
     assert not {"rollout_corr/log_ppl_abs_diff", "empo2/with_tips/clipped"} & metrics.keys()
 
 
-def test_old_and_reference_log_probs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_and_reference_log_probs() -> None:
     """Off-policy: as vLLM sampled, with tips (the paper's tables); or the tip-free policy's own (its Algorithm 1).
 
     Those of on-policy rows are vLLM's either way. 14 or 15 rows on four GPUs in micro-batches of two.
     """
-    trainer = trainer_of(played(in_groups(15), OFF_POLICY), monkeypatch, gpus=4)
-    batch, _ = rollout(trainer)
+    trainer = StepUnderTest(played(in_groups(15), OFF_POLICY), gpus=4)
+    _, batch = trainer.step()
     kept = batch.batch["rollout_log_probs"].clone()
     assert (kept[batch.batch["response_mask"] == 1] < 0).all()
-    assert trainer._compute_old_log_prob(batch)[0].batch["old_log_probs"].tolist() == kept.tolist()
-    own = -batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5  # as forward() gives
-    assert trainer._compute_ref_log_prob(batch).batch["ref_log_prob"].tolist() == own.tolist()
+    assert batch.batch["old_log_probs"].tolist() == kept.tolist()
+    own = -batch.batch["input_ids"][:, -RESPONSE:].float() - 0.5  # as _compute_old_log_prob gives
+    assert batch.batch["ref_log_prob"].tolist() == own.tolist()
     assert len(trainer.forwarded) == 16
 
-    trainer._settings = load_settings("gpu", ["algorithm.off_policy_old_log_probs=tip-free"])
+    algorithm = load_settings("gpu", ["algorithm.off_policy_old_log_probs=tip-free"]).algorithm
     batch.batch["off_policy"][3] = False
-    old, flops = trainer._compute_old_log_prob(batch)
+    old, utilization = old_log_probs(trainer, batch, algorithm)
     own[3] = kept[3]
-    assert (old.batch["old_log_probs"].tolist(), flops) == (own.tolist(), 12.5)
+    assert (old.tolist(), utilization) == (own.tolist(), 12.5)
     assert batch.batch["rollout_log_probs"].tolist() == kept.tolist()
     assert (len(trainer.forwarded), trainer.forwarded.batch["response_mask"].any(-1).sum()) == (16, 14)
-    trainer._settings = load_settings("gpu", ["algorithm.kl_rows=with-tips"])
-    reference = trainer._compute_ref_log_prob(batch).batch["ref_log_prob"]
+    held = rows_with_kl(batch, load_settings("gpu", ["algorithm.kl_rows=with-tips"]).algorithm)
+    reference = reference_log_probs(trainer, batch, held)
     assert reference.any(-1).nonzero().tolist() == [[3]] and len(trainer.forwarded) == 8  # that row, and fillers
 
 
 @pytest.mark.parametrize(("loss", "flat"), [("ratio", 1.0), ("distillation", 0.0)])
-def test_a_step_in_which_all_with_tips_succeed_is_distilled(
-    monkeypatch: pytest.MonkeyPatch, loss: str, flat: float
-) -> None:
+def test_a_step_in_which_all_with_tips_succeed_is_distilled(loss: str, flat: float) -> None:
     """Its advantages are 0, and yet it has a gradient; without distillation it has none."""
     rollouts = played({"g-0": 100.0, "g-1": 100.0}, OFF_POLICY)
-    batch, metrics = rollout(trainer_of(rollouts, monkeypatch, f"algorithm.off_policy_loss={loss}"))
+    trainer = StepUnderTest(rollouts, f"algorithm.off_policy_loss={loss}")
+    trainer.use_reference_policy = False
+    metrics, batch = trainer.step()
     assert metrics["empo2/groups_without_gradient"] == flat
     assert metrics.get("empo2/distilled_rows") == (None if flat else 2)
     assert ("teacher_log_probs" in batch.batch) is (not flat)
+    assert (trainer.trained["token_weight"] > 0).sum() == (1 if flat else 2)  # an update keeps one row
     reply = int(batch.batch["response_mask"].sum())
     assert metrics.get("empo2/untaught_tokens") == (None if flat else reply)  # played() records no likeliest tokens
 
 
 @pytest.mark.parametrize(("states", "shared", "both"), [("aabc", 0.5, 2 * 0.70711), ("abcd", 0.0, 0.70711)])
 def test_turns_of_one_state_are_compared_with_gigpo(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], states: str, shared: float, both: float
+    capsys: pytest.CaptureFixture[str], states: str, shared: float, both: float
 ) -> None:
     """Two groups of two one-turn rollouts; those of g began in one state: twice ±1/√2, those of h in two: once."""
     rollouts = played({"g-0": 10.0, "g-1": 50.0, "h-2": 30.0, "h-3": 90.0}, NO_MEMORY, states)
-    trainer = trainer_of(rollouts, monkeypatch, "algorithm.advantage=gigpo")
+    trainer = StepUnderTest(rollouts, "algorithm.advantage=gigpo")
     trainer.global_steps = 1
-    batch, metrics = rollout(trainer)
+    metrics, batch = trainer.step()
     assert (metrics["gigpo/shared_turns"], metrics["empo2/groups_without_gradient"]) == (shared, 0)
-    found = batch.batch[GIVEN_ADVANTAGES][:, 0].tolist()
+    found = batch.batch["advantages"][:, 0].tolist()
     assert found == pytest.approx([-both, both, -0.70711, 0.70711], rel=1e-3)
     assert ("algorithm.advantage='gigpo'" in capsys.readouterr().out) == (not shared)
 
@@ -386,30 +384,37 @@ def test_turns_of_one_state_are_compared_with_gigpo(
     ],
 )
 def test_groups_without_gradient_are_counted_and_the_first_step_without_any_is_a_warning(
-    returns: list[tuple[float, float]], fraction: float, spread: str | None, monkeypatch: Any, capsys: Any
+    returns: list[tuple[float, float]], fraction: float, spread: str | None, capsys: Any
 ) -> None:
     """With rewards of 0..1 and ScienceWorld's tolerance nothing would ever be learned, and nothing said."""
     rollouts = {f"g{group}-{i}": value for group, pair in enumerate(returns) for i, value in enumerate(pair)}
-    trainer = trainer_of(played(rollouts), monkeypatch)
+    trainer = StepUnderTest(played(rollouts))
     for trainer.global_steps in (1, 2):
-        assert rollout(trainer)[1]["empo2/groups_without_gradient"] == fraction
+        assert trainer.step()[0]["empo2/groups_without_gradient"] == fraction
     said = [line for line in capsys.readouterr().out.splitlines() if "algorithm.return_tolerance=0.0025" in line]
     want = f"step 1: WARNING: no group has a gradient: returns differ by up to {spread} within a group"
     assert [line[: len(want)] for line in said] == ([want] if spread else [])
 
 
-def test_what_gets_no_gradient_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_gets_no_gradient_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Replies beyond the row, requests that were sent again: a line in the run's output, not only a metric."""
-    returns = in_groups(16)
-    trainer = trainer_of(played(returns), monkeypatch)
-    results, name = trainer._results, next(iter(returns))
-    results.kept[name] = replace(results.kept[name], reply_tokens=500)
-    for number in range(2):
-        results.dropped[str(number)] = DroppedRollout("failed_by_agent", "", "", NO_MEMORY)
-    results.left_out["repeated_calls"] = 3
-    batch, metrics = rollout(trainer)
+
+    class Lossy(StepUnderTest):
+        def play(self, tasks: DataProto, *, is_train: bool) -> list[CompletedRollout]:
+            usable = super().play(tasks, is_train=is_train)
+            results = self.manager.results
+            name = next(iter(results.kept))
+            results.kept[name] = replace(results.kept[name], reply_tokens=500)
+            for number in range(2):
+                results.dropped[str(number)] = DroppedRollout("failed_by_agent", "", "", NO_MEMORY)
+            results.left_out["repeated_calls"] = 3
+            return usable
+
+    trainer = Lossy(played(in_groups(16)))
+    metrics, batch = trainer.step()
     lost = metrics["empo2/reply_tokens_lost"]
-    assert lost == sum(each.reply_tokens for each in results.kept.values()) - int(batch.batch["response_mask"].sum())
+    sampled = sum(each.reply_tokens for each in trainer.manager.results.kept.values())
+    assert lost == sampled - int(batch.batch["response_mask"].sum())
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert line == (
         "step 7: training on 16 rollouts in 16 rows; dropped 2 failed by agent; WARNING: 3 calls not trained, their "
@@ -417,56 +422,48 @@ def test_what_gets_no_gradient_is_said(monkeypatch: pytest.MonkeyPatch, capsys: 
     )
 
 
-def test_each_step_leaves_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_step_leaves_a_record(tmp_path: Path) -> None:
     """The update hands over which tokens it masked; of a row that it left out nothing is known."""
-    trainer = trainer_of(played(in_groups(8), OFF_POLICY), monkeypatch)
-    trainer.config.empo2 = {"run_directory": str(tmp_path)}
-    batch = normalised(rollout(trainer)[0])
-    trainer.config.empo2 = None
-    trainer._update_actor(batch)  # in a script of the user's own, without a run's folder
-    trainer.config.empo2 = {"run_directory": str(tmp_path)}
-    trainer._update_actor(batch)
-    trainer.global_steps, trainer.config.actor_rollout_ref.actor.use_kl_loss = 8, False
-    batch.batch["advantages"][:] = 0.0  # all rows but the first one of an update are left out
-    batch.batch["returns"][0] = 0.0  # so that another row is recorded
-    trainer._update_actor(batch)
-    # The gateway is told of all rollouts, whose traces get it; of the eight rows two were updated in the end.
-    (step, first), *_, (_, last) = trainer.told
+    StepUnderTest(played(in_groups(8), OFF_POLICY)).step()  # in a script of the user's own, without a run's folder
+    trainer = StepUnderTest(played(in_groups(8), OFF_POLICY), folder=tmp_path)
+    trainer.step()
+    trainer.global_steps, trainer.use_reference_policy = 8, False
+    # A group of equal scores: all rows but the first one of an update are left out.
+    trainer.rollouts = played(dict.fromkeys(in_groups(8), 3.0), OFF_POLICY)
+    metrics, batch = trainer.step()
+    assert metrics["empo2/groups_without_gradient"] == 1
+    # The gateway is told of all rollouts, whose traces get it; of the eight rows one was updated in the end.
+    (step, first), (_, last) = trainer.told
     assert step == 7 and {each.rollout_id for each in first} == set(batch.non_tensor_batch["rollout_id_list"])
     assert sorted(each.masked_tokens for each in first) == [0] * 7 + [1]
-    assert [each.advantage for each in last] == pytest.approx(batch.batch["returns"][:, 0].tolist())
+    advantages = rollout_advantages(rows_of(played(in_groups(8), OFF_POLICY))[1].kept, ALGORITHM)
+    assert {each.rollout_id: each.advantage for each in first} == pytest.approx(advantages, rel=1e-5)
     assert [each.masked_tokens for each in last].count(None) == 7 and all(each.off_policy for each in last)
     records = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
-    assert [(record["step"], record["mask_known"]) for record in records] == [(7, True), (8, False)]
+    assert [(record["step"], record["mask_known"]) for record in records] == [(7, True), (8, True)]
     assert [span[0] for span in records[0]["spans"]] == ["read", "masked", "trained"] and records[0]["advantage"] != 0
-    trainer._write_rollouts()
-    calls = [read_calls(tmp_path / "rollouts", name)[0] for name in in_groups(8)]
+    calls = {step: read_rollouts(tmp_path / "rollouts", step=step) for step in (7, 8)}
+    assert [len(of_step) for of_step in calls.values()] == [8, 8]
+    calls = [read_calls(tmp_path / "rollouts", name)[-1] for name in in_groups(8)]
     assert all(call["trained"] and all(call["trained"]) for call in calls)
     assert [call["masked"] and call["masked"][0] for call in calls] == [True, *[None] * 7]  # the last update left 7 out
 
 
-def test_each_step_leaves_its_rollouts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_step_leaves_its_rollouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With what became of them: trained, dropped, or without any that can be used; also where the update fails."""
-    rollouts = played({"g-0": 1.0, "g-1": 3.0, "h-2": 2.0}, ON_POLICY)
-    trainer = trainer_of(rollouts[:2], monkeypatch)
-    trainer.config.empo2 = {"run_directory": str(tmp_path)}
 
-    def plays(rollout: CompletedRollout) -> None:
-        trainer._manager.played = [*trainer._manager.played, rollout]
-        trainer._results.train(rollout)
-        trainer._results.drop(rollout, "alone_in_group")
+    class Failing(StepUnderTest):
+        def play(self, tasks: DataProto, *, is_train: bool) -> list[CompletedRollout]:
+            *usable, alone = super().play(tasks, is_train=is_train)
+            self.manager.results.drop(alone, "alone_in_group")
+            return usable
 
-    def step(self: Any, *_: Any) -> None:
-        rollout(self)
-        assert self._manager.played == [] and not self._results.calls
-        raise RuntimeError("CUDA out of memory")  # of an update
+        def update(self, data: Any) -> Any:
+            assert self.manager.played == [] and not self.manager.results.calls
+            raise RuntimeError("CUDA out of memory")
 
-    plays(rollouts[2])
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", step)
     with pytest.raises(RuntimeError, match="CUDA"):
-        trainer._train_step({}, False)
+        Failing(played({"g-0": 1.0, "g-1": 3.0, "h-2": 2.0}, ON_POLICY), folder=tmp_path).step()
     folder = tmp_path / "rollouts"
     assert [(each.id, each.dropped, each.return_, each.advantage) for each in read_rollouts(folder, step=7)] == [
         ("g-0", None, 1.0, pytest.approx(-0.7071, rel=1e-3)),
@@ -474,41 +471,55 @@ def test_each_step_leaves_its_rollouts(
         ("h-2", "alone_in_group", 2.0, None),
     ]
 
-    trainer.global_steps = 8
-    plays(*played({"h-0": 4.0}))
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", unusable)
+    trainer = StepUnderTest(played({"h-0": 4.0}), folder=tmp_path)
+    trainer.global_steps, trainer.unusable = 8, 3
     with pytest.raises(NoUsableRollouts):
-        trainer._train_step({}, False)
-    assert [(each.id, each.dropped) for each in read_rollouts(folder, step=8)] == [("h-0", "alone_in_group")]
+        trainer.step()
+    assert {(each.id, each.dropped) for each in read_rollouts(folder, step=8)} == {("h-0", "alone_in_group")}
+    said = [line for line in capsys.readouterr().out.splitlines() if "attempt" in line]
+    assert said == [f"step 8, attempt {attempt} of 3: none" for attempt in (1, 2, 3)]
 
     folder.rename(tmp_path / "before")
     folder.write_text("no folder")
-    plays(*played({"i-0": 4.0}))
-    trainer._note_rollouts("validation", {})
-    trainer._write_rollouts()  # the run goes on
+    trainer.records.note_rollouts(trainer.manager, 8, "validation", {})
+    trainer.manager.played = played({"i-0": 4.0})
+    trainer.manager.results.train(trainer.manager.played[0])
+    trainer.records.note_rollouts(trainer.manager, 8, "validation", {})
+    trainer.records.write_rollouts(8)  # the run goes on
     assert "empo2: note: step 8: WARNING: its rollouts are not kept: " in capsys.readouterr().out
 
 
-def test_rollouts_that_outlive_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that still run after the last step are dropped; a step without usable rollouts goes on with them."""
-    trainer = trainer_of(played(in_groups(16)), monkeypatch)
-    trainer.is_async, trainer.total_training_steps, dropped = True, 8, []
-    trainer._manager.drop_carried_over = lambda: dropped.append(trainer.global_steps)
-    kept = trainer._manager.results.kept
-    for number, name in enumerate(kept):
-        kept[name] = replace(kept[name], versions=[5, 6] if number < 4 else [6])
-    batch, metrics = rollout(trainer)
+def test_a_step_goes_on_with_the_next_tasks_where_none_can_be_used() -> None:
+    """What was lost is counted with the rollouts of the attempt that is trained."""
+    trainer = StepUnderTest(played(in_groups(16)))
+    trainer.unusable = 1
+    metrics, _ = trainer.step()
+    assert (metrics["empo2/step_attempts"], metrics["empo2/rollouts_dropped"]) == (2, 16)
+
+
+def test_rollouts_that_outlive_their_step() -> None:
+    """Those that still run after the last step are dropped."""
+
+    class Async(StepUnderTest):
+        def play(self, tasks: DataProto, *, is_train: bool) -> list[CompletedRollout]:
+            usable = super().play(tasks, is_train=is_train)
+            self.manager.drop_carried_over = lambda: dropped.append(self.global_steps)
+            self._carry_over_rollouts = [carried]
+            kept = self.manager.results.kept
+            for number, name in enumerate(kept):
+                kept[name] = replace(kept[name], versions=[5, 6] if number < 4 else [6])
+            return usable
+
+    dropped: list[int] = []
+    carried = EnqueuedRollout(data_id="t", rollout_id="r", step=5, sample_idx_in_step=0, enqueue_time=0.0)
+    trainer = Async(played(in_groups(16)))
+    trainer.is_async, trainer.total_training_steps = True, 8
+    metrics, _ = trainer.step()
     assert (metrics["empo2/staleness_mean"], metrics["empo2/staleness_max"]) == (0.25, 1)
     assert metrics["empo2/rollouts_of_several_versions"] == 4
-    batch = normalised(batch)
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_train_step", lambda *_: (metrics, batch))
-    for trainer.global_steps in (7, 8):
-        trainer._train_step({}, False)
+    counts = ("n_prev_carry_over_rollouts", "n_new_carry_over_rollouts", "new_carry_over_age_max_steps")
+    assert [metrics[f"training/async/{name}"] for name in counts] == [0, 1, 2]
+    assert dropped == []
+    trainer.global_steps = 8
+    assert trainer.step()[0]["training/async/n_prev_carry_over_rollouts"] == 1
     assert dropped == [8]
-
-    trainer._carry_over_rollouts, trainer._manager.carried_over = ["trained"], ["running"]
-    monkeypatch.setattr(AgentLightningRayPPOTrainer, "_rollout", unusable)
-    monkeypatch.delattr(AgentLightningRayPPOTrainer, "_abort_all_rollout_requests")
-    with pytest.raises(NoUsableRollouts):
-        rollout(trainer)
-    assert trainer._carry_over_rollouts == ["running"]

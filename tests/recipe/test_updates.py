@@ -9,7 +9,6 @@ from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is i
 import numpy as np
 import pytest
 import torch
-from agentlightning.verl.per_rollout_loss import normalize_advantages_by_rollout
 from agentlightning.verl.rollout_level_advantage import compute_rollout_level_advantage
 from tensordict import TensorDict
 from verl import DataProto
@@ -56,7 +55,7 @@ def rollouts_of(seed: int, groups: int, *, split: bool) -> list[Rollout]:
 
 
 def batch_of(rollouts: list[Rollout]) -> DataProto:
-    """The rows as ``_train_step`` hands them to the update, with agent-lightning's advantages over tokens and rows."""
+    """The rows of a step, with agent-lightning's own advantages."""
     rows = [row for rollout in rollouts for row in rollout.rows]
     rewards = torch.zeros(len(rows), RESPONSE)
     for number, score in enumerate(rollout.score for rollout in rollouts for _ in rollout.rows):
@@ -71,9 +70,6 @@ def batch_of(rollouts: list[Rollout]) -> DataProto:
     )
     batch, _ = compute_rollout_level_advantage(
         batch, adv_estimator="grpo", gamma=1.0, lam=1.0, num_repeat=1, norm_adv_by_std_in_grpo=True
-    )
-    batch.batch["advantages"] = normalize_advantages_by_rollout(
-        batch.batch["advantages"], batch.batch["response_mask"], names, num_trained_rows=len(rows)
     )
     return batch
 

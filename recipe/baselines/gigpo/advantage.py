@@ -10,7 +10,6 @@ from verl import DataProto
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.trainer.advantages import compare_halves, equal_within_tolerance
-from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES
 from empo2.recipe.trainer.rows import turns_of_rows
 from empo2.recipe.trainer.step_results import StepResults, groups_of
 
@@ -32,7 +31,7 @@ def add_turn_advantages(batch: DataProto, results: StepResults, algorithm: Algor
     for row, rollout, turns in turns_of_rows(batch, results.kept):
         added = [advantages[rollout, turn] for turn in turns for _ in range(replies[rollout][turn])]
         tokens = int(mask[row].sum())  # what there are more lies beyond the row's end
-        batch.batch[GIVEN_ADVANTAGES][row, mask[row]] += torch.tensor(added[:tokens])
+        batch.batch["advantages"][row, mask[row]] += torch.tensor(added[:tokens])
     shared = sum(size for size in sizes if size > 1)
     return {"gigpo/cluster_size_mean": sum(sizes) / len(sizes), "gigpo/shared_turns": shared / sum(sizes)}
 

@@ -1,7 +1,7 @@
 """Patches of agent-lightning 1.0.2 and verl 0.8.0 in the trainer's process.
 
 Each function names the upstream symbol that makes it necessary; ``tests/recipe/test_compat.py`` fails when upstream
-fixes one. The same tests check that the upstream methods overridden in trainer.py and manager.py still exist.
+fixes one, and when one changes that the training step replaces or relies on.
 """
 
 # pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
@@ -10,34 +10,15 @@ from concurrent.futures import Future
 from typing import Any
 
 import agentlightning.verl.trainer as agl_trainer
-from omegaconf import DictConfig, open_dict
-from verl import DataProto
+from omegaconf import DictConfig
 from verl.single_controller.ray import RayWorkerGroup
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerManager
-
-from empo2.recipe.errors import ConfigError
-
-GIVEN_ADVANTAGES = "given_advantages"  # key of a batch: advantages by token, [rows, tokens]
 
 
 def use_tracking(tracking: type[Tracking]) -> None:
     """Make ``AgentLightningRayPPOTrainer.fit`` log with ``tracking``; it creates its logger by a global name."""
     agl_trainer.Tracking = tracking
-
-
-def use_given_advantages() -> None:
-    """Make ``_train_step`` take the advantages that the batch brings along, under ``GIVEN_ADVANTAGES``.
-
-    It calls ``compute_rollout_level_advantage`` by a global name. verl's estimators see nothing but scores and groups.
-    """
-
-    def given(batch: DataProto, **_: Any) -> tuple[DataProto, dict[str, int]]:
-        batch.batch["advantages"] = batch.batch.pop(GIVEN_ADVANTAGES)
-        batch.batch["returns"] = batch.batch["advantages"]  # only for verl's metrics
-        return batch, {}
-
-    agl_trainer.compute_rollout_level_advantage = given
 
 
 def start_no_load_balancer() -> None:
@@ -87,26 +68,3 @@ def start_vllm_beside_the_policy(workers: type[RayWorkerGroup], config: DictConf
     vLLMReplica._get_server_name_prefix = name_when_workers_have_answered
     LLMServerManager.create = lambda **_: started.result()
     return Workers
-
-
-def count_mini_batches_in_rows(config: DictConfig) -> int:
-    """Stop upstream from dropping and reordering rows; return the number of rollouts of a task.
-
-    ``AgentLightningRayPPOTrainer._train_step`` drops rows until their number is a multiple of
-    ``ppo_mini_batch_size * rollout.n``, and ``_balance_batch`` reorders rows across mini-batches. With both sizes at 1
-    nothing is dropped; updates.py plans the mini-batches from rollouts.
-
-    Raises:
-        ConfigError: agent-lightning's own limit of mini-batches is set, which would drop rows.
-    """
-    if config.agentlightning.get("max_ppo_update_times") is not None:
-        raise ConfigError(
-            f"agentlightning.max_ppo_update_times={config.agentlightning.max_ppo_update_times}: drops rows; set it to "
-            "null, and algorithm.updates_per_step instead"
-        )
-    group = config.actor_rollout_ref.rollout.n
-    with open_dict(config):
-        config.trainer.balance_batch = False
-        config.actor_rollout_ref.rollout.n = 1
-        config.actor_rollout_ref.actor.ppo_mini_batch_size = 1
-    return group

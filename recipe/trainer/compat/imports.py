@@ -1,6 +1,21 @@
-"""Patches that come before transformers, vLLM and verl are imported; this module itself imports none of them."""
+"""What comes before transformers, vLLM and verl are imported; this module itself imports none of them."""
 
 import importlib.metadata
+
+from empo2.recipe.errors import ConfigError
+
+_WRITTEN_FOR = {"agentlightning": "1.0", "verl": "0.8"}
+
+
+def check_versions() -> None:
+    """Refuse versions that neither the patches nor the training step were written for.
+
+    Raises:
+        ConfigError: names the package, its version and the one that is needed.
+    """
+    for package, version in _WRITTEN_FOR.items():
+        if not (found := importlib.metadata.version(package)).startswith(f"{version}."):
+            raise ConfigError(f"{package} {found}: EMPO²'s training step is written for {version}; install {version}.*")
 
 
 def import_without_sklearn() -> None:

@@ -19,7 +19,7 @@ import verl.utils.device
 
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.trainer import ray_environment
-from empo2.recipe.trainer.compat.imports import import_without_sklearn, use_vllm_of_the_cpu
+from empo2.recipe.trainer.compat.imports import check_versions, import_without_sklearn, use_vllm_of_the_cpu
 
 
 def use_torch_padding_helpers() -> None:
@@ -179,6 +179,7 @@ def use_trained_logits() -> None:
     EngineRegistry._engines["language_model"]["fsdp2"] |= dict.fromkeys(("cpu", "cuda"), TrainedLogitsEngine)
 
 
+check_versions()
 import_without_sklearn()
 if importlib.util.find_spec("flash_attn") is None:
     use_torch_padding_helpers()
