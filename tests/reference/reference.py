@@ -68,7 +68,7 @@ class Rules:
         return Real(self.success) - Real(self.failure)
 
     def solved(self, return_: float) -> bool:
-        return Real(return_) >= Real(self.success) - Real(1e-6) * self.range
+        return Real(return_) >= Real(self.success) - Real(1e-6) * max(1.0, abs(self.success))
 
 
 # What an episode was
@@ -164,9 +164,7 @@ def kept(episodes: Sequence[Episode], rules: Rules) -> list[tuple[int, Episode]]
     return [(number, episode) for number, episode in left if sizes.count(episode.group) > 1]
 
 
-def token_advantages(
-    episodes: Sequence[Episode], rules: Rules, before: dict[int, int]
-) -> dict[tuple[int, int], Real]:
+def token_advantages(episodes: Sequence[Episode], rules: Rules, before: dict[int, int]) -> dict[tuple[int, int], Real]:
     """A_i, with GiGPO A_i + A^S_it, by episode and ask."""
     found: dict[tuple[int, int], Real] = {}
     left = dict(kept(episodes, rules))

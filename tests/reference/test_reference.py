@@ -95,7 +95,10 @@ def events_of(episode: Episode, before: dict[int, int]) -> list[Any]:
             begun = number + (0.2 * i if in_turn else 0.01 * i)
             ended = begun + 0.1 if in_turn else number + 0.5 + 0.01 * i
             log_probs = None if ask.log_probs is None else [ask.log_probs] * len(reply)
-            tops = {"top_tokens": [[t, t + 2000, t + 4000] for t in reply], "top_log_probs": [tops_of(t, "p") for t in reply]}
+            tops = {
+                "top_tokens": [[t, t + 2000, t + 4000] for t in reply],
+                "top_log_probs": [tops_of(t, "p") for t in reply],
+            }
             known = {"tip_free_prompt_token_ids": free} if ask.tip_free else {}
             made.append(request(sent, reply, log_probs, ended=ended, seconds=ended - begun))
             own = {"observation": f"state {ask.state}", "visits": n or 1, "intrinsic_reward": 1 / (n or 1)}
@@ -148,7 +151,9 @@ def check(step: tuple[list[Episode], Rules, dict[int, int]]) -> None:
     if rules.distillation:
         distill(batch, chosen, results)
     mask, names = batch.batch["response_mask"], batch.non_tensor_batch["rollout_id_list"]
-    weighed = normalize_advantages_by_rollout(batch.batch.pop("given_advantages"), mask, names, num_trained_rows=len(batch))
+    weighed = normalize_advantages_by_rollout(
+        batch.batch.pop("given_advantages"), mask, names, num_trained_rows=len(batch)
+    )
     batch.batch["advantages"] = weighed
     batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
     batch.batch["first_index"] = torch.arange(len(batch)) * rules.room
