@@ -6,14 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 from empo2.recipe.failures import reported_error
 from empo2.recipe.gateway.tokens.sampling import overridden
 from empo2.recipe.messages import newest_turn
 from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, data_of
-from empo2.recipe.retrofit.merging import prompt_of, reason_for_new_row, turns_among
+from empo2.recipe.retrofit.merging import prompt_of, reasons_for_new_rows, turns_among
 from empo2.recipe.retrofit.recorder import Call, Trace
 
 _PROXIED = ("chat/completions", "completions")
@@ -84,7 +83,7 @@ def _rows(calls: list[Call]) -> Iterator[Finding]:
     if again := len(calls) - len(kept):
         what = "repeated a request whose reply was not there yet, or was not used: only one reply is trained"
         yield Finding("note", f"{_count(again, 'call')} {what}")
-    breaks = [reason for before, call in pairwise(kept) if (reason := reason_for_new_row(before, call))]
+    breaks = reasons_for_new_rows(kept)
     calls_made = _count(len(calls), "model call") + _manner(calls)
     if not breaks:
         whole = ", each with the whole chat so far" if len(kept) > 1 else ""

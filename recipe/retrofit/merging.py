@@ -1,12 +1,12 @@
-"""Predict, from the messages alone, whether agent-lightning merges a call into the training row of the previous call.
+"""Predict, from the messages alone, which calls are merged into one training row (`trainer.rollout_calls.rows_of`).
 
-It does so if the prompt's tokens begin with those of the row so far (agentlightning.verl.rollout_adapter, level
-``trajectory``). A chat template that drops parts of earlier messages, such as reasoning, can split a row that is
-predicted to be one.
+A call joins a row if the prompt's tokens begin with those of the row so far. A chat template that drops parts of earlier
+messages, such as reasoning, can split a row that is predicted to be one.
 """
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 
 from empo2.recipe.messages import arguments_of, text_of
 from empo2.recipe.retrofit.recorder import Call
@@ -36,8 +36,21 @@ def _goes_on(later: Call, call: Call) -> bool:
     return len(new) > len(old) and new[: len(old)] == old
 
 
-def reason_for_new_row(before: Call, call: Call) -> str | None:
-    """Return why the call starts a new training row; None if it joins the row of the previous call."""
+def reasons_for_new_rows(calls: Sequence[Call]) -> list[str]:
+    """Return of each row but the first why its first call does not go on with the call before it."""
+    rows, reasons = [calls[0]], []  # the last call of each row
+    for before, call in pairwise(calls):
+        joined = next((row for row in reversed(range(len(rows))) if _reason_for_new_row(rows[row], call) is None), None)
+        if joined is not None:
+            rows[joined] = call
+        else:
+            rows.append(call)
+            reasons.append(_reason_for_new_row(before, call) or "")
+    return reasons
+
+
+def _reason_for_new_row(before: Call, call: Call) -> str | None:
+    """Return why the call does not join the row that another call ends; None if it does."""
     if call.parallel:
         return "calls are made in parallel: they do not follow from each other, and each is a training row"
     if call.path != before.path:

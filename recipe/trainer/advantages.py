@@ -10,7 +10,7 @@ from empo2.recipe.trainer.step_results import Results, RolloutResult, groups_of
 
 _EPSILON = 1e-6  # verl's
 _ROUNDING = 1e-6  # share of the tolerance; half the reward of a new state, its default, is a difference that occurs
-_LARGEST = 1e38  # an advantage: the sum of a rollout's and a turn's is still a float32
+_LARGEST = 1e20  # of an advantage that is not divided: what the loss multiplies it by leaves it a float32
 
 
 def compared_scores(results: Sequence[RolloutResult], algorithm: Algorithm) -> list[float]:

@@ -28,8 +28,8 @@ def distill(batch: DataProto, chosen: Collection[str], results: StepResults) -> 
 
     The teacher of a token is what vLLM sampled it from: the log-probs of its likeliest tokens, with tips in the prompt.
     ``teacher_tokens`` are their ids, ``teacher_log_probs`` -inf where there is none, both [rows, trained tokens,
-    TOP_TOKENS]: of the tokens of each row that are trained, in their order (`log_probs.trained_places`). All positions would need
-    5 GB, where each turn of 16 x 8 episodes is a row of 8,192.
+    TOP_TOKENS]: of the tokens of each row that are trained, in their order (`log_probs.trained_places`). All positions
+    would need 5 GB, where each of 30 turns of 16 x 8 episodes is a row of 8,192.
 
     Args:
         batch: all rows of the adapter, as `set_advantages` leaves them; changed in place.

@@ -1,6 +1,6 @@
 """The objective of EMPO² (arXiv 2602.23008) and what is played before it, in plain Python and numpy.
 
-It reads like docs/algorithm.md, shares no code with the project, and computes in long doubles, so that 1e308 has a mean.
+It reads like docs/algorithm.md, shares no code with the project, and computes in long doubles, where 1e308 has a mean.
 """
 
 from collections import defaultdict
@@ -148,7 +148,8 @@ def advantages[T](
             continue
         mean = np.mean(scores[: len(others)] or scores)
         std = np.std(scores, ddof=1) / rules.range + Real(1e-6) if rules.by_std else Real(1)
-        found |= {member: (score(member, not solved) - mean) / rules.range / std for member in half}
+        most = Real(np.inf if rules.by_std else 1e20)
+        found |= {m: np.clip((score(m, not solved) - mean) / rules.range / std, -most, most) for m in half}
     return found
 
 

@@ -36,7 +36,7 @@ RETURNS = (0.0, 1.0, 0.5, 0.3, 0.9999999999999999, 0.504, -1.0, 1e300, -1e300, 1
 
 @st.composite
 def asks(draw: st.DrawFn) -> tuple[Ask, ...]:
-    """An agent that sends its chat, with helpers that have their own (1 to 3), or one that sends its state alone (0)."""
+    """Of an agent that sends its chat, of helpers that have their own (1 to 3), and such that are a state alone (0)."""
     made, begun = [], 1000
     for _ in range(draw(st.integers(1, 6))):
         times = draw(st.sampled_from((1, 1, 1, 2, 3)))
@@ -86,7 +86,7 @@ def tops_of(token: int, name: str) -> list[float]:
 
 
 def events_of(episode: Episode, before: dict[int, int]) -> list[Any]:
-    """A request that is sent again comes before it is answered, or, where the chat shows which reply was used, after."""
+    """A request is sent again before it is answered, or, where the chat shows which reply was used, after."""
     made = []
     for number, (ask, n) in enumerate(zip(episode.asks, visits(episode.asks, before), strict=True)):
         sent, free = (list(prompt(episode.asks, number, tips)) for tips in (episode.memory, False))
