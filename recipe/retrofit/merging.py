@@ -1,6 +1,6 @@
 """Predict, from the messages alone, which calls are merged into one training row (`trainer.rollout_calls.rows_of`).
 
-A call joins a row if the prompt's tokens begin with those of the row so far. A chat template that drops parts of earlier
+A call joins a row if its prompt begins with the tokens of the row so far. A chat template that drops parts of earlier
 messages, such as reasoning, can split a row that is predicted to be one.
 """
 
