@@ -83,7 +83,8 @@ def relative_to(baseline: Sequence[float], scores: Sequence[float], normalize_by
     The standard deviation has Bessel's correction; without ``normalize_by_std`` it is 1. Scores may be as large as a
     float can be: they are divided by the largest first, since their sum and their squares would be infinite.
     """
-    values, mean_of = (np.clip(np.asarray(each, np.float64), -1e300, 1e300) for each in (scores, baseline))
+    largest = np.finfo(np.float64).max  # which a return times the scale may exceed
+    values, mean_of = (np.clip(np.asarray(each, np.float64), -largest, largest) for each in (scores, baseline))
     if values.max() == values.min():
         return np.zeros(len(values))
     size = max(1.0, float(np.abs(values).max()))

@@ -108,7 +108,7 @@ def test_novelty_and_rounding_are_not_worth_imitating() -> None:
 
 def test_rounded_numbers_are_what_they_were_meant_to_be() -> None:
     """Ten rewards of 0.1 are a success; half the reward of a new state is as large as the tolerance, not smaller."""
-    rounded = sum([0.1] * 10)
+    rounded = float(np.cumsum([0.1] * 10)[-1])
     assert rounded == 0.9999999999999999 and is_success(rounded, 1.0) and is_success(99.9999, 100.0)
     assert not is_success(0.99999, 1.0) and not is_success(99.99, 100.0)
     unit = PAPER.model_copy(update={"success_return": 1.0, "failure_return": 0.0, "intrinsic_coefficient": 0.01})

@@ -137,7 +137,7 @@ def test_a_request_that_is_sent_again_is_one_turn() -> None:
     """The last turn was asked three times at once: R_0 is 0.95 · 0.5, not 0.95³ · 0.5, so of 0 and 0.475 the half."""
     again = played(0.5, "ab").rollout("x")
     asked, known = again.events[2], again.events[3]
-    late = [{**asked, "timestamp": 1.0 + i / 10, "data": {**asked["data"], "latency_ms": 900.0}} for i in (1, 2)]
+    late = [{**asked, "timestamp": 1.0 + i / 10} for i in (1, 2)]
     again.events[2:] = [asked, known, late[0], known, late[1], known]
     results = StepResults()
     for rollout in (again, played(0.0, "a").rollout("y")):

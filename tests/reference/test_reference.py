@@ -142,7 +142,8 @@ def check(step: tuple[list[Episode], Rules, dict[int, int]]) -> None:
     event(f"{len(left)} rollouts")
     if not usable:
         return
-    batch, _ = adapted(usable, PROMPT, rules.room)
+    with np.errstate(over="ignore"):  # agent-lightning's own metric, the mean of the rewards
+        batch, _ = adapted(usable, PROMPT, rules.room)
     set_advantages(batch, results.kept, rollout_advantages(results.kept, algorithm))
     if rules.discount is not None:
         add_turn_advantages(batch, results, algorithm)
