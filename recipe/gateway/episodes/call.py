@@ -96,21 +96,26 @@ class ModelCall:
             return
         chat = self.chat.get("messages") or [{"role": "user", "content": str(self.chat.get("prompt"))}]
         shared = {name: body[name] for name in _SHARED if name in body}
-        sampled = response["choices"][0].get("token_ids") != []
-        turn = Turn(self.found.state if sampled else "", chat, reply, shared, self.found.embedding)
+        turn = Turn(self.found.state, chat, reply, shared, self.found.embedding)
         episode.turns.append(turn)
-        task = asyncio.create_task(self._record(turn, prompt_ids, *tops))
+        visited = bool(turn.state) and response["choices"][0].get("token_ids") != []  # an empty reply is no action
+        task = asyncio.create_task(self._record(turn, visited, prompt_ids, *tops))
         episode.pending.add(task)
         self.span.wait_for(task)
         task.add_done_callback(episode.pending.discard)
 
     async def _record(
-        self, turn: Turn, prompt_ids: list[int], top_tokens: list[list[int]], top_log_probs: list[list[float]]
+        self,
+        turn: Turn,
+        visited: bool,
+        prompt_ids: list[int],
+        top_tokens: list[list[int]],
+        top_log_probs: list[list[float]],
     ) -> None:
         episode = self.episode
         async with episode.recording:
             again = self.asked.visits is not None
-            visits = self.asked.visits if again else await self._visit(turn)
+            visits = self.asked.visits if again else await self._visit(turn) if visited else None
             if visits:
                 self.span.set({names.NOVELTY: 0.0 if again else 1 / visits, names.VISITS: visits})
             event = CallEvent(
@@ -129,13 +134,11 @@ class ModelCall:
                 log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
 
     async def _visit(self, turn: Turn) -> int | None:
-        """Count the visit to the call's state; return None if it has no state or the memory failed.
+        """Count the visit to the call's state; return None if the memory failed.
 
         Nothing limits the time: at the end of the step the trainer waits for it (`Episodes.settle`).
         """
         episode, memory, asked, before = self.episode, self.services.memory, self.asked, self.episode.asked
-        if not turn.state:
-            return None
         if before is not None and asked.goes_on(before):
             memory.take_back(episode.rollout_id, before.again)
         try:
