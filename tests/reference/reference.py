@@ -6,6 +6,7 @@ It reads like docs/algorithm.md, shares no code with the project, and computes i
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,11 +65,11 @@ class Rules:
     reverse: bool
 
     @property
-    def range(self) -> Real:
+    def range(self) -> Any:
         return Real(self.success) - Real(self.failure)
 
-    def solved(self, return_: float) -> bool:
-        return Real(return_) >= Real(self.success) - Real(1e-6) * max(1.0, abs(self.success))
+    def solved(self, return_: Any) -> bool:
+        return bool(Real(return_) >= Real(self.success) - Real(1e-6) * max(1.0, abs(self.success)))
 
 
 # What an episode was
@@ -132,10 +133,10 @@ def turns_of(made: Sequence[Row]) -> set[int]:
 
 
 def advantages[T](
-    members: Sequence[T], kind: Callable[[T], Episode], score: Callable[[T, bool], Real], rules: Rules
-) -> dict[T, Real]:
+    members: Sequence[T], kind: Callable[[T], Episode], score: Callable[[T, bool], Any], rules: Rules
+) -> dict[T, Any]:
     """(score - mean) / (std + 1e-6), of W among themselves and of T against W or, on-policy, among themselves."""
-    found: dict[T, Real] = {}
+    found: dict[T, Any] = {}
     without = [member for member in members if not kind(member).memory]
     for half in (without, [member for member in members if kind(member).memory]):
         others = without if half and half is not without and kind(half[0]).off_policy else []
@@ -165,14 +166,14 @@ def kept(episodes: Sequence[Episode], rules: Rules) -> list[tuple[int, Episode]]
     return [(number, episode) for number, episode in left if sizes.count(episode.group) > 1]
 
 
-def token_advantages(episodes: Sequence[Episode], rules: Rules, before: dict[int, int]) -> dict[tuple[int, int], Real]:
+def token_advantages(episodes: Sequence[Episode], rules: Rules, before: dict[int, int]) -> dict[tuple[int, int], Any]:
     """A_i, with GiGPO A_i + A^S_it, by episode and ask."""
-    found: dict[tuple[int, int], Real] = {}
+    found: dict[tuple[int, int], Any] = {}
     left = dict(kept(episodes, rules))
     earned = {i: [Real(1) / n if n else Real(0) for n in visits(left[i].asks, before)] for i in left}
     new = rules.coefficient * rules.range
 
-    def score(number: int, intrinsic: bool) -> Real:
+    def score(number: int, intrinsic: bool) -> Any:
         return Real(left[number].return_) + intrinsic * new * sum(earned[number], start=Real(0))
 
     for group in {episode.group for episode in left.values()}:
@@ -183,7 +184,7 @@ def token_advantages(episodes: Sequence[Episode], rules: Rules, before: dict[int
         if rules.discount is None:
             continue
 
-        def turn_score(place: tuple[int, int], intrinsic: bool) -> Real:
+        def turn_score(place: tuple[int, int], intrinsic: bool) -> Any:
             number, turn = place
             asked = [ask for ask, each in enumerate(left[number].asks) if any(each.replies)]
             later = Real(left[number].return_) - Real(rules.failure)
@@ -227,9 +228,9 @@ class Token:
     context: tuple[int, ...]
     id: int
     episode: Episode
-    old: Real
-    advantage: Real
-    weight: Real  # 1/(M T)
+    old: Any
+    advantage: Any
+    weight: Any  # 1/(M T)
     distilled: bool
 
 
@@ -249,7 +250,7 @@ def tokens(episodes: Sequence[Episode], rules: Rules, before: dict[int, int]) ->
                     yield Token(number, context, token, episode, old, advantage, weight, number in chosen)
 
 
-def term(token: Token, new: Real, reference: Real, tops: Sequence[tuple[Real, Real]], rules: Rules) -> Real:
+def term(token: Token, new: Any, reference: Any, tops: Sequence[tuple[Any, Any]], rules: Rules) -> Any:
     """One token's share of the loss; `tops` are the log-probs of the teacher's likeliest tokens, and the student's."""
     a, off_policy = token.advantage, token.episode.off_policy
     ratio = np.exp(np.clip(new - token.old, -20, 20))
