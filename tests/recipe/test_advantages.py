@@ -111,7 +111,7 @@ def test_rounded_numbers_are_what_they_were_meant_to_be() -> None:
     rounded = float(np.cumsum([0.1] * 10)[-1])
     assert rounded == 0.9999999999999999 and is_success(rounded, 1.0) and is_success(99.9999, 100.0)
     assert not is_success(0.99999, 1.0) and not is_success(99.99, 100.0)
-    range_ = {"success_return": 1.0, "failure_return": 0.0, "return_scale": None}
+    range_ = {"success_return": 1.0, "failure_return": 0.0, "return_scale": None, "return_tolerance": 0.005}
     unit = PAPER.model_copy(update={**range_, "intrinsic_coefficient": 0.01})
     found = rollout_advantages({n: RolloutResult("g", WITHOUT, rounded, float(n)) for n in "12"}, unit)
     assert found == {"1": 0.0, "2": 0.0}
