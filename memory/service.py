@@ -92,6 +92,11 @@ class MemoryService:
             self._look_up()
         return before + 1 + await stored
 
+    def take_back(self, episode: str, visits: int) -> None:
+        """Forget an episode's newest visits, of those that are not committed: they were none."""
+        own = self._visits[episode]
+        del own[max(0, len(own) - visits) :]
+
     def _look_up(self) -> None:
         """Look up together all visits that came during the last look-up: a search waits for one job, not for each."""
         asked, self._asked = self._asked, []

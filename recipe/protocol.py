@@ -18,6 +18,7 @@ from .errors import ConfigError
 
 TAG = "empo2"  # key of the tag in a rollout's metadata
 TOP_TOKENS = 20  # of a sampled token's alternatives are recorded: vLLM's ``--max-logprobs``
+IMPOSSIBLE = -9999.0  # vLLM's log-prob of a token that a grammar excludes, in the place of -inf
 PANEL = "panel"  # field of a validation task: the name of the set that it is reported with
 MADE_UP = "made_up"  # field of the tasks that `empo2 init` makes up, which are not for training
 TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those that the policy is not trained on
@@ -173,8 +174,8 @@ class CallEvent(_Message):
         scope: memory scope of the rollout.
         observation: the newest one, as the agent wrote it; "" for a call without messages.
         visits: visits to similar states: those before the step, the rollout's own so far, and this one; None if the
-            memory failed.
-        intrinsic_reward: 1 / visits; 0 if the memory failed.
+            memory failed. A request that is sent again before its answer came makes no other visit.
+        intrinsic_reward: 1 / visits; 0 if the memory failed, or if the visit was counted for an equal call.
         top_tokens, top_log_probs: of each token of the reply the at most `TOP_TOKENS` likeliest ones, the sampled one
             among them, as ids, and their log-probs as vLLM sampled; None unless the tag asks for them.
     """
@@ -367,6 +368,14 @@ def scope_of(task: Mapping[str, Any], scope: str | Sequence[str]) -> str:
     if missing:
         raise ConfigError(f"memory.scope={list(fields)}: tasks have no field {missing[0]!r}; they have {sorted(task)}")
     return json.dumps({name: task[name] for name in fields}, default=str)
+
+
+def is_success(return_: float, success_return: float) -> bool:
+    """Return whether a return reaches ``success_return``, but for what sums of rewards are rounded by: 1e-6 of it.
+
+    Below 1 in magnitude, ``success_return`` counts as 1.
+    """
+    return return_ >= success_return - 1e-6 * max(1.0, abs(success_return))
 
 
 def scaled_return(algorithm: Algorithm, return_: float, intrinsic: float = 0.0) -> float:

@@ -299,6 +299,7 @@ OK = said("ok")
         ([call(part(type="image_url", image_url={"url": "x"}))], "images are sent"),
         ([call("a"), call(part(type="text", text="a"), OK, "b")], "one training row"),
         ([prompt("a", " b"), prompt("a b c", " d")], "one training row"),
+        ([call("a"), call("helper"), call("a", OK, "b"), call("helper", OK, "x")], "in 2 training rows"),
         ([prompt("a", " b"), prompt("a c", " d")], "does not begin with the prompt and the reply"),
     ],
 )

@@ -14,6 +14,7 @@ from empo2.recipe.evaluation.episode_results import Result, read_facts, read_res
 from empo2.recipe.evaluation.statistics import Interval, area, cumulative_success, forgetting, over_seeds
 from empo2.recipe.evaluation.summary import Groups, failures_line, task_means
 from empo2.recipe.evaluation.tables import interval_text, picture, show_table, table_of
+from empo2.recipe.protocol import is_success
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -165,5 +166,5 @@ def _solved(trials: Sequence[Sequence[Result]], success_return: float) -> np.nda
     for trial, results in enumerate(trials):
         for result in results:
             if result.return_ is not None:
-                solved[trial, keys.index((result.index, result.sample))] = result.return_ >= success_return
+                solved[trial, keys.index((result.index, result.sample))] = is_success(result.return_, success_return)
     return solved

@@ -8,6 +8,7 @@ import numpy as np
 
 from empo2.recipe.evaluation.episode_results import Result
 from empo2.recipe.evaluation.statistics import Interval, bootstrap
+from empo2.recipe.protocol import is_success
 
 OVERALL = "overall"
 _WON = 0.7  # of a success's return: EMPO2's environment counts a finished ScienceWorld episode above 70 as won [code]
@@ -38,7 +39,7 @@ def measured(result: Result, success_return: float) -> dict[str, float | None]:
     figures = (
         value,
         max(value, 0.0),
-        100.0 * (value >= success_return),
+        100.0 * is_success(value, success_return),
         100.0 * (value > _WON * success_return),
         float(result.calls),
         None if invalid is None else 100.0 * invalid,

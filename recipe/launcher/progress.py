@@ -48,7 +48,7 @@ class NewLines:
 _LOSSES = {
     "rollouts_dropped": "rollouts dropped (empo2 show --dropped; agent.time_limit, algorithm.failed_rollout_return)",
     "repeated_calls": "repeated calls",
-    "turns_dropped": "turns dropped (their tip-free prompt is unknown: see gateway.log)",
+    "turns_dropped": "turns dropped (their tip-free prompt, tokens or log-probs are unknown: see gateway.log)",
     "overlong_rows": "rows dropped (raise model.max_prompt_tokens)",
     "cut_rows": "rows cut (raise model.max_episode_tokens)",
     "reply_tokens_lost": "reply tokens without gradient (of what was dropped or cut)",

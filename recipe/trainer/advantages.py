@@ -1,14 +1,16 @@
 """The score of each rollout, and its advantage relative to its group; docs/algorithm.md has the rules."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 
 from empo2.recipe.config import Algorithm
-from empo2.recipe.protocol import Mode, scaled_return
+from empo2.recipe.protocol import Mode, is_success, scaled_return
 from empo2.recipe.trainer.step_results import Results, RolloutResult, groups_of
 
 _EPSILON = 1e-6  # verl's
+_ROUNDING = 1e-6  # share of the tolerance; half the reward of a new state, its default, is a difference that occurs
+_LARGEST = 1e20  # of an advantage that is not divided: what the loss multiplies it by leaves it a float32
 
 
 def compared_scores(results: Sequence[RolloutResult], algorithm: Algorithm) -> list[float]:
@@ -22,15 +24,20 @@ def compared_scores(results: Sequence[RolloutResult], algorithm: Algorithm) -> l
     - if the scores differ by less than ``return_tolerance`` (a share of the returns' range), they count as equal, and
       no rollout has an advantage.
     """
-    solved = all(result.return_ >= algorithm.success_return for result in results)
+    solved = all_solved(results, algorithm)
     scores = [scaled_return(algorithm, result.return_, 0.0 if solved else result.intrinsic) for result in results]
     return equal_within_tolerance(scores, algorithm)
 
 
+def all_solved(results: Iterable[RolloutResult], algorithm: Algorithm) -> bool:
+    """Return whether all rollouts that are compared with each other succeeded, so that 1/n is left out."""
+    return all(is_success(result.return_, algorithm.success_return) for result in results)
+
+
 def equal_within_tolerance(scores: list[float], algorithm: Algorithm) -> list[float]:
-    """Return the scores, or their mean for each if they differ by less than ``return_tolerance``."""
-    if max(scores) - min(scores) < algorithm.scale * algorithm.tolerance:
-        return [sum(scores) / len(scores)] * len(scores)
+    """Return the scores, or the first of them for each if they differ by less than ``return_tolerance``."""
+    if max(scores) - min(scores) < algorithm.scale * algorithm.tolerance * (1 - _ROUNDING):
+        return scores[:1] * len(scores)
     return scores
 
 
@@ -73,12 +80,18 @@ def compare_halves[T: Hashable](
 def relative_to(baseline: Sequence[float], scores: Sequence[float], normalize_by_std: bool) -> np.ndarray:
     """Return (scores - mean of the baseline) / std of the scores, [scores]; exactly 0 where all scores are equal.
 
-    The standard deviation has Bessel's correction; without ``normalize_by_std`` it is 1.
+    The standard deviation has Bessel's correction; without ``normalize_by_std`` it is 1. Scores may be as large as a
+    float can be: they are divided by the largest first, since their sum and their squares would be infinite.
     """
-    values = np.asarray(scores, dtype=np.float64)
+    largest = np.finfo(np.float64).max  # which a return times the scale may exceed
+    values, mean_of = (np.clip(np.asarray(each, np.float64), -largest, largest) for each in (scores, baseline))
     if values.max() == values.min():
         return np.zeros(len(values))
-    return (values - np.mean(baseline)) / (values.std(ddof=1) + _EPSILON if normalize_by_std else 1.0)
+    size = max(1.0, float(np.abs(values).max()))
+    differences = values / size - np.mean(mean_of / size)
+    if normalize_by_std:
+        return differences / ((values / size).std(ddof=1) + _EPSILON / size)
+    return np.clip(differences, -_LARGEST / size, _LARGEST / size) * size
 
 
 def worth_imitating(results: Results, algorithm: Algorithm) -> set[str]:
@@ -92,9 +105,10 @@ def worth_imitating(results: Results, algorithm: Algorithm) -> set[str]:
         members = [results[rollout] for rollout in rollouts]
         without = [member.return_ for member in members if not member.mode.memory]
         returns = [member.return_ for member in members]
-        above = relative_to(without or returns, returns, normalize_by_std=False) > algorithm.tolerance
+        least = algorithm.tolerance * (1 + _ROUNDING)
+        above = relative_to(without or returns, returns, normalize_by_std=False) > least
         for rollout, member, better in zip(rollouts, members, above, strict=True):
-            if member.mode.off_policy and (better or member.return_ >= algorithm.success_return):
+            if member.mode.off_policy and (better or is_success(member.return_, algorithm.success_return)):
                 chosen.add(rollout)
     return chosen
 

@@ -46,3 +46,13 @@ def log_probs_of(
     parts = zip(*(each.split(width, dim=1) for each in given), strict=True)
     chunks = [checkpoint(numbers, *part, use_reentrant=False) for part in parts]
     return [torch.cat(columns, dim=1) for columns in zip(*chunks, strict=True)]
+
+
+def trained_places(tokens: torch.Tensor, of_trained: torch.Tensor) -> torch.Tensor:
+    """Return where each token is among the trained tokens of its row, [rows, tokens]; any place for one that is none.
+
+    Args:
+        tokens: [rows, tokens], which are trained.
+        of_trained: [rows, trained tokens, ...], as wide as the row with the most has them.
+    """
+    return (tokens.cumsum(-1) - 1).clamp(0, of_trained.shape[1] - 1)

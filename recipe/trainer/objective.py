@@ -17,6 +17,8 @@ from verl.trainer.ppo.core_algos import kl_penalty
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
+from empo2.recipe.trainer.log_probs import trained_places
+
 
 def by_kind(off_policy: torch.Tensor, memory: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return which rows are of each kind, by its name in metrics; the arguments are those of the rows' modes."""
@@ -86,7 +88,7 @@ def hybrid_loss(
         data: the micro-batch. Beside verl's own keys it has ``off_policy`` and ``memory``, the row's mode, and
             ``distilled``, each [rows], bool; ``token_weight``, [rows], 1/(M·T), by which the advantages are already
             multiplied (updates.py); ``first_index``, [rows], that of the row's first token among all tokens of the
-            step's responses; and where rows are distilled ``teacher_log_probs`` (rows.py).
+            step's responses; and where rows are distilled ``teacher_log_probs`` [rows, trained tokens, K] (rows.py).
         dp_group: unused; part of verl's call.
         mask_threshold: δ, a probability.
         gap_limit: nats. On-policy rows whose mean log-prob is further from vLLM's have no clipped term.
@@ -123,17 +125,22 @@ def hybrid_loss(
     )
     moved = moved.clamp(-20, 20)  # as agent-lightning's
     ratio, high, low = moved.exp(), 1 + config.clip_ratio_high, 1 - config.clip_ratio_low
+    distils, masks = "teacher_log_probs" in data, mask_threshold > 0
     of_tokens = {
         "tokens": tokens,
         "clipped": torch.where(advantages > 0, ratio > high, (advantages < 0) & (ratio < low)),
         "masked": ~trusted | ~agreeing.unsqueeze(-1),
         "old_kl": -moved,
     }
+    nowhere = {("masked", kind) for kind in kinds if not (masks if kind == "off_policy" else gap_limit < math.inf)}
+    nowhere |= {("clipped", "off_policy"), ("masked", "off_policy")} if distils else set()  # no clipped term
     sums: dict[str, Any] = {"actor/pg_loss": float(loss.detach())}
-    if "teacher_log_probs" in data:
+    if distils:
         student = no_padding_2_padding(model_output["student_log_probs"], data)
         taught = tokens & data["distilled"].to(device).unsqueeze(-1)
-        divergence = top_kl(student, data["teacher_log_probs"], reverse=reverse) * taught
+        teacher: Any = data["teacher_log_probs"]
+        places = trained_places(tokens, teacher).unsqueeze(-1).expand(*tokens.shape, teacher.shape[-1])
+        divergence = top_kl(student, teacher.to(device).gather(1, places), reverse=reverse) * taught
         distilled_loss = (divergence * weight).sum() * ranks
         loss = loss + distillation * distilled_loss
         sums["actor/distillation_loss"] = float(distilled_loss.detach())
@@ -160,13 +167,15 @@ def hybrid_loss(
     sums |= {
         "trained_tokens": count,
         "off_policy_tokens": float((tokens & off_policy.unsqueeze(-1)).sum()),
-        "masked_tokens": float((tokens & ~trusted).sum()),
         "compared_rows": float(rows.sum()),
         "disagreeing_rows": float((~agreeing).sum()),
         "log_ppl_gap": float(log_ppl_gap[rows].abs().sum()),
     }
+    if masks:
+        sums["masked_tokens"] = float((tokens & ~trusted).sum())
     for kind, chosen in kinds.items():
-        sums |= {f"{name}/{kind}": float((each * tokens)[chosen].sum()) for name, each in of_tokens.items()}
+        of_kind = {name: each for name, each in of_tokens.items() if (name, kind) not in nowhere}
+        sums |= {f"{name}/{kind}": float((each * tokens)[chosen].sum()) for name, each in of_kind.items()}
     row, token = (tokens & ~trusted).nonzero(as_tuple=True)
     masked_at = data["first_index"].to(device)[row] + token
     return loss, {**Metric.from_dict(sums, AggregationType.SUM), "masked_at": masked_at.tolist()}

@@ -1,16 +1,16 @@
 """The calls of a rollout: agent-lightning's events joined with the gateway's, and the turns that are trained."""
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Self
 
 from agentlightning.server.routes.events import _trim_model_request
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet, _extract_image_urls_from_messages
 
 from empo2.recipe.messages import is_beside, newest_observation
-from empo2.recipe.protocol import CALL_EVENT, CallEvent, Mode
+from empo2.recipe.protocol import CALL_EVENT, IMPOSSIBLE, TOP_TOKENS, CallEvent, Mode
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class PlayedCall:
         ended: when it was answered, Unix time.
         prompt: token ids as they were sent, tips included; empty if the call was refused.
         reply: token ids; empty if the call was refused.
-        log_probs: of the reply, as vLLM sampled it; None if they are unknown.
+        log_probs: of the reply, as vLLM sampled it; None if they are unknown, one of them is enough.
         event: the gateway's; None if the rollout has no tag.
+        intrinsic: 1/n of the visit that it made; in a turn, that of its request, however often it was sent.
     """
 
     number: int
@@ -34,6 +35,7 @@ class PlayedCall:
     reply: list[int]
     log_probs: list[float] | None
     event: CallEvent | None
+    intrinsic: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -44,8 +46,11 @@ class PlayedCall:
         return self.ended - self.seconds
 
     @property
-    def intrinsic(self) -> float:
-        return self.event.intrinsic_reward if self.event else 0.0
+    def without_tokens(self) -> bool:
+        """Return whether it was answered, but without token ids, so that it cannot be trained."""
+        response = self.data.get("response")
+        choices = response.get("choices") if isinstance(response, dict) else None
+        return self.data.get("status") != "error" and bool(choices) and choices[0].get("token_ids") is None
 
     @property
     def observation(self) -> str:
@@ -60,7 +65,8 @@ class PlayedCall:
         tokens, log_probs = (self.event.top_tokens, self.event.top_log_probs) if self.event else (None, None)
         if tokens is None or log_probs is None or len(tokens) != len(self.reply):
             return [{} for _ in self.reply]
-        return [dict(zip(*of_token, strict=True)) for of_token in zip(tokens, log_probs, strict=True)]
+        of_tokens = [dict(zip(*of_token, strict=False)) for of_token in zip(tokens, log_probs, strict=False)]
+        return [dict(islice(tops.items(), TOP_TOKENS)) for tops in of_tokens]
 
     def as_trained(self, mode: Mode) -> Self | None:
         """Return the call under the prompt that π_θ reads, tip-free if off-policy; None if that one is not known.
@@ -102,7 +108,10 @@ def calls_of(events: Sequence[Mapping[str, Any]]) -> list[PlayedCall]:
             same = recorded[tuple(prompt)]
             joined = same.popleft() if same else None
             log_probs = ids.get("response_log_probs")
-            calls.append(PlayedCall(number, data, event["timestamp"], prompt, reply, log_probs, joined))
+            if log_probs is not None and (len(log_probs) != len(reply) or min(log_probs, default=0) <= IMPOSSIBLE):
+                log_probs = None
+            novelty = joined.intrinsic_reward if joined and reply else 0.0
+            calls.append(PlayedCall(number, data, event["timestamp"], prompt, reply, log_probs, joined, novelty))
             number += bool(reply)
     return calls
 
@@ -129,18 +138,24 @@ def turns_of(calls: Sequence[PlayedCall]) -> list[PlayedCall]:
     A retry after a reply that was lost on its way back cannot be told from that. It is trained as one more reply to its
     prompt, which it is: the policy sampled it.
 
-    Of a request that was sent again, the replies that a later prompt holds are trained, or else the one sent last.
+    Of a request that was sent again, the replies that a later prompt holds are trained, or else the one sent last. It
+    visited its state once, so its first turn has the largest 1/n of its calls, and no other turn has any.
     """
     answered = [call for call in calls if call.reply]
     places: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, call in enumerate(answered):
         places[tuple(call.prompt)].append(place)
-    unused = {place for same in places.values() if len(same) > 1 for place in _unused(answered, same)}
-    return [call for place, call in enumerate(answered) if place not in unused]
+    turns: dict[int, PlayedCall] = {}
+    for same in places.values():
+        for request, used in _requests(answered, same):
+            novelty = max(answered[place].intrinsic for place in request)
+            for place in sorted(used):
+                turns[place], novelty = replace(answered[place], intrinsic=novelty), 0.0
+    return [turn for _, turn in sorted(turns.items())]
 
 
-def _unused(answered: Sequence[PlayedCall], same: Sequence[int]) -> set[int]:
-    """Return which of the calls with one prompt, by their places, are not trained."""
+def _requests(answered: Sequence[PlayedCall], same: Sequence[int]) -> Iterator[tuple[list[int], set[int]]]:
+    """Yield each request among the calls with one prompt: the places of its calls, and of those that are trained."""
 
     def held(place: int, begin: list[int]) -> bool:
         return any(len(later.prompt) > len(begin) and _begins(later.prompt, begin) for later in answered[place + 1 :])
@@ -153,12 +168,13 @@ def _unused(answered: Sequence[PlayedCall], same: Sequence[int]) -> set[int]:
             requests[-1].append(place)
         else:
             requests.append([place])
-    unused: set[int] = set()
     for request in requests:
+        if len(request) == 1:
+            yield request, {*request}
+            continue
         replies = {tuple(answered[place].reply): place for place in request}
         used = {place for reply, place in replies.items() if held(place, [*answered[place].prompt, *reply])}
-        unused |= {*request} - (used or {max(request, key=lambda place: answered[place].begun)})
-    return unused
+        yield request, used or {max(request, key=lambda place: answered[place].begun)}
 
 
 def rows_of(turns: Iterable[PlayedCall]) -> list[list[PlayedCall]]:

@@ -24,7 +24,7 @@ class RolloutResult:
         group: rollouts of one task share it (agent-lightning's ``data_id``).
         mode: its mode (see `Mode`).
         return_: the environment's return, in its own units.
-        intrinsic: sum of 1/n over all calls of the rollout.
+        intrinsic: sum of 1/n over the turns of the rollout.
         reply_tokens: tokens that the policy sampled in its turns, before any row is cut or left out.
         panel: name of the set of validation tasks that it belongs to; "" for none.
         agent_metrics: numbers by name that the agent reported beside its reward.
@@ -84,9 +84,10 @@ class StepResults:
         failed_rollout_return: given to training rollouts that failed by their agent; None to leave them out.
         main_chat_only: False if the user's rules choose the calls that are trained.
         kept, dropped: by rollout id.
-        left_out: what is not trained of the rollouts: ``turns_dropped`` have no tip-free prompt, ``side_calls_dropped``
-            stand beside the main chat (see `main_calls`), ``repeated_calls`` are
-            requests that were sent again (see `turns_of`), ``overlong_rows`` have a prompt that is too long.
+        left_out: what is not trained of the rollouts: of ``turns_dropped`` the tip-free prompt, the log-probs or the
+            tokens are not known, ``side_calls_dropped`` stand beside the main chat (see `main_calls`),
+            ``repeated_calls`` are requests that were sent again (see `turns_of`), ``overlong_rows`` have a prompt that
+            is too long.
         calls: of all rollouts that were played, by id.
     """
 
@@ -106,6 +107,15 @@ class StepResults:
     def answered(self, rollout: str) -> list[PlayedCall]:
         """Return the calls of a rollout that have a reply, by their numbers."""
         return [call for call in self.calls[rollout] if call.reply]
+
+    def turns(self, rollout: str) -> list[PlayedCall]:
+        """Return the turns of a rollout, also those that are left out; see `turns_of`."""
+        return turns_of(self.main_calls(rollout))
+
+    def main_calls(self, rollout: str) -> list[PlayedCall]:
+        """Return the calls of a rollout that have a reply, without those beside its main chat; see `main_calls`."""
+        answered = self.answered(rollout)
+        return main_calls(answered) if self.main_chat_only else answered
 
     def usable(self, played: Sequence[CompletedRollout], *, is_train: bool) -> list[CompletedRollout]:
         """Keep or drop each rollout, and return what agent-lightning gets: to train on, or for its validation metrics.
@@ -160,7 +170,8 @@ class StepResults:
     def train(self, rollout: CompletedRollout) -> CompletedRollout:
         """Keep the result of a training rollout, and return the rollout with the turns that are trained.
 
-        A turn whose tip-free prompt is not known is left out of an off-policy update, never trained with its tips.
+        A turn whose log-probs are not known is left out, and of an off-policy update one whose tip-free prompt is not
+        known: it is never trained with its tips.
 
         Raises:
             Unusable: it cannot be trained on.
@@ -168,19 +179,18 @@ class StepResults:
         mode, calls = mode_of(rollout), calls_of(rollout.events)
         self.calls[rollout.rollout_id] = calls
         return_ = _return_of(rollout, calls, self.failed_rollout_return)
-        answered = self.answered(rollout.rollout_id)
-        main = main_calls(answered) if self.main_chat_only else answered
-        turns = turns_of(main)
-        if any(turn.log_probs is None or len(turn.log_probs) != len(turn.reply) for turn in turns):
-            raise Unusable("no_log_probs")  # one row without them would cost the whole batch its rollout_log_probs
-        known = [each for turn in turns if (each := turn.as_trained(mode)) is not None]
+        answered, turns = self.main_calls(rollout.rollout_id), self.turns(rollout.rollout_id)
+        sampled = [turn for turn in turns if turn.log_probs is not None]  # one without would cost all rows theirs
+        known = [each for turn in sampled if (each := turn.as_trained(mode)) is not None]
         rows = rows_of(known)
         fitting = [row for row in rows if len(row[0].prompt) <= self.max_prompt_tokens]
         trained = [turn for row in fitting for turn in row]
-        self.left_out["side_calls_dropped"] += len(answered) - len(main)
-        self.left_out["repeated_calls"] += len(main) - len(turns)
-        self.left_out["turns_dropped"] += len(turns) - len(known)
+        self.left_out["side_calls_dropped"] += len(self.answered(rollout.rollout_id)) - len(answered)
+        self.left_out["repeated_calls"] += len(answered) - len(turns)
+        self.left_out["turns_dropped"] += len(turns) - len(known) + sum(call.without_tokens for call in calls)
         self.left_out["overlong_rows"] += len(rows) - len(fitting)
+        if not sampled:
+            raise Unusable("no_log_probs")
         if not known:
             raise Unusable("no_tip_free_prompt")
         if not trained:
@@ -189,13 +199,13 @@ class StepResults:
             group=rollout.data_id,
             mode=mode,
             return_=return_,
-            intrinsic=sum(call.intrinsic for call in calls),
+            intrinsic=sum(turn.intrinsic for turn in turns),
             reply_tokens=sum(len(turn.reply) for turn in known),
             agent_metrics=_agent_metrics(rollout),
             task=rollout.input or {},
             tips=list(dict.fromkeys(tip for call in calls if call.event for tip in call.event.tip_ids)),
             versions=sorted({call.data.get("server", {}).get("version") for call in answered} - {None}),
-            rows=[[turn.number for turn in row] for row in rows_of(trained)],
+            rows=[[turn.number for turn in row] for row in fitting],
         )
         triplets = [turn.triplet() for turn in trained]
         return rollout.model_copy(update={"triplets": triplets, "final_reward": return_})

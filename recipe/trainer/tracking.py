@@ -16,7 +16,7 @@ from verl import DataProto
 from verl.utils.tracking import Tracking
 
 from empo2.recipe.config import Algorithm
-from empo2.recipe.protocol import TRAIN_PANEL
+from empo2.recipe.protocol import TRAIN_PANEL, is_success
 from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import METRICS_FILE
 from empo2.recipe.trainer.advantages import range_warning, tip_gain, tolerance_warning
@@ -58,7 +58,7 @@ def training_metrics(results: StepResults, success_return: float) -> dict[str, f
     metrics = {
         "training/return": np.mean([result.return_ for result in kept]),
         "training/return_std": np.std([result.return_ for result in kept]),
-        "training/success_rate": np.mean([result.return_ >= success_return for result in kept]),
+        "training/success_rate": np.mean([is_success(result.return_, success_return) for result in kept]),
         "training/intrinsic_return": np.mean([result.intrinsic for result in kept]),
         "empo2/memory_fraction": np.mean([result.mode.memory for result in kept]),
         "empo2/off_policy_fraction": np.mean([result.mode.off_policy for result in kept]),
@@ -142,7 +142,7 @@ def step_line(step: int, metrics: Mapping[str, Any], *, rollouts: int, rows: int
     losses = {
         "rows dropped, their prompt exceeds model.max_prompt_tokens": metrics["empo2/overlong_rows"],
         "rows cut at model.max_episode_tokens": metrics["empo2/cut_rows"],
-        "turns dropped, their tip-free prompt is not known": metrics["empo2/turns_dropped"],
+        "turns dropped, their tip-free prompt, tokens or log-probs are not known": metrics["empo2/turns_dropped"],
         "calls not trained, their request was sent again": metrics["empo2/repeated_calls"],
         "reply tokens without gradient": metrics["empo2/reply_tokens_lost"],
         "reply tokens not distilled, vLLM gave no other tokens with them": metrics.get("empo2/untaught_tokens", 0),
@@ -184,7 +184,9 @@ def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> d
             returns[f"val/{kind}"].append(value)
     for name, values in returns.items():
         metrics[f"{name}return"] = float(np.mean(values))
-        metrics[f"{name}success_rate"] = float(np.mean(np.array(values) >= algorithm.success_return))
+        metrics[f"{name}success_rate"] = float(
+            np.mean([is_success(value, algorithm.success_return) for value in values])
+        )
     for name in returns:
         if f"{name}memory_" in returns:
             metrics[f"{name}memory_gap"] = metrics[f"{name}memory_return"] - metrics[f"{name}return"]
@@ -209,7 +211,9 @@ def name_sums(metrics: dict[str, Any]) -> dict[str, Any]:
     tokens = max(total("actor/trained_tokens"), 1)
     for name in _TOKEN_MEANS:
         metrics[name] = [total(name) / tokens]
-    metrics["empo2/masked_token_fraction"] = [total("actor/masked_tokens") / max(total("actor/off_policy_tokens"), 1)]
+    off_policy_tokens = max(total("actor/off_policy_tokens"), 1)
+    if "actor/masked_tokens" in metrics:
+        metrics["empo2/masked_token_fraction"] = [total("actor/masked_tokens") / off_policy_tokens]
     metrics["empo2/disagreeing_rows"] = [total("actor/disagreeing_rows")]
     if "actor/distilled_tokens" in metrics:
         metrics["empo2/distillation_kl"] = [total("actor/distillation_kl") / max(total("actor/distilled_tokens"), 1)]

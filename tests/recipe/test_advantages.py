@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from empo2.recipe.config import load_settings
-from empo2.recipe.protocol import Mode
+from empo2.recipe.protocol import Mode, is_success
 from empo2.recipe.trainer.advantages import rollout_advantages, tip_gain, worth_imitating
 from empo2.recipe.trainer.step_results import RolloutResult
 
@@ -104,3 +104,29 @@ def test_rollouts_that_are_worth_imitating(without: list[float], with_tips: list
 def test_novelty_and_rounding_are_not_worth_imitating() -> None:
     results = {name: replace(each, intrinsic=9.0 * (name == "gt0")) for name, each in group([], [0.3] * 3).items()}
     assert not worth_imitating(results, PAPER.model_copy(update={"return_tolerance": 0.0}))
+
+
+def test_rounded_numbers_are_what_they_were_meant_to_be() -> None:
+    """Ten rewards of 0.1 are a success; half the reward of a new state is as large as the tolerance, not smaller."""
+    rounded = float(np.cumsum([0.1] * 10)[-1])
+    assert rounded == 0.9999999999999999 and is_success(rounded, 1.0) and is_success(99.9999, 100.0)
+    assert not is_success(0.99999, 1.0) and not is_success(99.99, 100.0)
+    range_ = {"success_return": 1.0, "failure_return": 0.0, "return_scale": None, "return_tolerance": 0.005}
+    unit = PAPER.model_copy(update={**range_, "intrinsic_coefficient": 0.01})
+    found = rollout_advantages({n: RolloutResult("g", WITHOUT, rounded, float(n)) for n in "12"}, unit)
+    assert found == {"1": 0.0, "2": 0.0}
+    for low in (0.0, 0.1, 0.3, 0.7):  # 0.7 + 0.015 - (0.7 + 0.01) is 0.00500...03, others are below 0.005
+        results = {n: RolloutResult("g", WITHOUT, low, float(n)) for n in ("1", "1.5")}
+        assert rollout_advantages(results, unit)["1.5"] == pytest.approx(0.70711, rel=1e-3)
+        gained = {"u": RolloutResult("g", WITHOUT, low), "t": RolloutResult("g", OFF, low + 0.005)}
+        assert worth_imitating(gained, unit) == set()  # by the tolerance, not by more
+
+
+@pytest.mark.parametrize("most", [1e155, 1e300, 1e308, 1.7e308])
+def test_returns_as_large_as_a_float_can_be(most: float) -> None:
+    """Of (1, 1, -1, -1) the deviation is √(4/3); of (1, 0, 0, 0) it is 1/2."""
+    both, one = [most, most, -most, -most], [most, 0.0, 0.0, 0.0]
+    assert advantages(group(both, []))[0] == pytest.approx([np.sqrt(0.75)] * 2 + [-np.sqrt(0.75)] * 2)
+    assert advantages(group(one, []))[0] == pytest.approx([1.5, -0.5, -0.5, -0.5])
+    assert advantages(group(one, []), normalize_by_std=False)[0] == pytest.approx([1e20] + [-1e20] * 3)
+    assert worth_imitating(group([0.0], [most, -most]), PAPER) == {"gt0"}

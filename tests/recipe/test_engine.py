@@ -90,6 +90,9 @@ def compare(micro_batch, packed=False):
     }
 
 teacher = torch.randint(97, (4, 8, 5))
+of_trained = torch.zeros(4, int(mask.sum(1).max()), 5, dtype=torch.long)  # a row's trained tokens alone, in order
+for ids, row, trained in zip(of_trained, teacher, mask.bool()):
+    ids[:trained.sum()] = row[trained]
 share = torch.rand(4, 8, 5)
 
 def taught_loss(model_output, data, dp_group=None):
@@ -111,7 +114,7 @@ def taught(micro_batch, packed):
         sums[row, :size] = kept.detach().sum(-1)
     theirs = torch.cat([p.grad.flatten() for p in model.parameters()])
     ours_of_logits.CHUNK = 4
-    ours = run(TrainedLogitsEngine, micro_batch, packed, {"teacher_tokens": teacher}, taught_loss)
+    ours = run(TrainedLogitsEngine, micro_batch, packed, {"teacher_tokens": of_trained}, taught_loss)
     ours_of_logits.CHUNK = 1024
     return {
         "differences": [float((a - b).abs().max()) for a, b in zip((theirs, sums), ours[:2])],

@@ -116,3 +116,42 @@ def test_what_vllm_itself_makes_of_the_request():
     assert asked == plain
     assert tokens == [[3, *(token for token in range(1, 21) if token != 3)], [77, *range(1, 20)]]
     assert log_probs[0] == pytest.approx([-0.1 * token for token in tokens[0]]) and log_probs[1][0] == -9.12346
+
+
+@pytest.mark.parametrize(
+    ("changes", "recorded"),
+    [
+        ({}, [[5, 6]]),
+        ({"top_logprobs": None}, [[]]),  # as a server that knows no such field
+        ({"bytes": None}, [[5, 6]]),
+        (
+            {"top_logprobs": [{"token": "north", "logprob": -0.1}, {"token": "7", "logprob": -0.2}]},
+            [[]],
+        ),  # texts, no ids
+        ({"top_logprobs": [{"token": "token_id:5"}, {"token": "token_id:6", "logprob": None}]}, [[]]),
+        ({"top_logprobs": [{"token": f"token_id:{i}", "logprob": -3.1} for i in range(21)]}, [[*range(20)]]),
+    ],
+)
+@pytest.mark.parametrize("ids", [True, False])
+async def test_an_agent_gets_its_answer_whatever_the_answer_lacks(
+    gateway: GatewayUnderTest, changes: Body, recorded: list[list[int]], ids: bool
+):
+    tops = [{"token": f"token_id:{5 + i}", "logprob": -0.1 - i, "bytes": [120]} for i in range(2)]
+    token = {"token": "token_id:5", "logprob": -0.1, "bytes": [120], "top_logprobs": tops} | changes
+    token = {name: value for name, value in token.items() if value is not None}
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "x"}}
+    choice |= {"logprobs": {"content": [token]}} | ({"token_ids": [5]} if ids else {})
+    gateway.model.answer = lambda body: {
+        "id": "a",
+        "choices": [choice],
+        **({"prompt_token_ids": [1, 2]} if ids else {}),
+    }
+    rollout = await gateway.create("no-memory", teaches=True)
+    answer = await gateway.call(rollout, ROOMS[0])
+    assert answer.status_code == 200, answer.text
+    (given,) = answer.json()["choices"]
+    assert given["message"]["content"] == "x"
+    said = "" if "bytes" in changes else "x"
+    assert given["logprobs"]["content"] == [{**token, "token": said, "top_logprobs": []}]
+    events = await gateway.calls(rollout)
+    assert [call.get("top_tokens") for call in events] == ([recorded] if ids else [])

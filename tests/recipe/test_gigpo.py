@@ -111,6 +111,42 @@ def test_intrinsic_reward_is_a_reward_of_its_turn() -> None:
     assert made({"x": new._replace(return_=99.0), "y": known._replace(return_=99.0)}, **changes)["x"][0] > 0.7
 
 
+def test_a_group_is_solved_for_the_turns_that_are_compared() -> None:
+    """All without tips failed, both with tips solved it, in 2 turns and in 8: of their last turns, 1/n is left out.
+
+    With 1/n of 1 and 1/8, times 0.01 of a range of 1, they would have ±0.707.
+    """
+    chosen = {"intrinsic_coefficient": 0.01, "return_tolerance": 0.0, "success_return": 1.0}
+    episodes = {name: Played(0.0, [("hall", 1, 1.0)], WITHOUT) for name in "uv"}
+    episodes["s"] = Played(1.0, [("hall", 1, 1.0), ("door", 1, 1.0)], ON)
+    episodes["t"] = Played(
+        1.0, [("hall", 1, 1.0)] + [(f"room {i}", 1, 1.0) for i in range(6)] + [("door", 1, 1 / 8)], ON
+    )
+    for mode in (ON, WITHOUT):  # and as a group of its own
+        found = made(
+            {name: each._replace(mode=mode if name in "st" else WITHOUT) for name, each in episodes.items()}
+            if mode is ON
+            else {name: episodes[name]._replace(mode=mode) for name in "st"},
+            **chosen,
+        )
+        assert (found["s"][-1], found["t"][-1]) == (0.0, 0.0)
+        assert (found["s"][0], found["t"][0]) == pytest.approx((0.70711, -0.70711), rel=1e-4)  # earlier is better
+
+
+def test_a_request_that_is_sent_again_is_one_turn() -> None:
+    """The last turn was asked three times at once: R_0 is 0.95 · 0.5, not 0.95³ · 0.5, so of 0 and 0.475 the half."""
+    again = played(0.5, "ab").rollout("x")
+    asked, known = again.events[2], again.events[3]
+    late = [{**asked, "timestamp": 1.0 + i / 10} for i in (1, 2)]
+    again.events[2:] = [asked, known, late[0], known, late[1], known]
+    results = StepResults()
+    for rollout in (again, played(0.0, "a").rollout("y")):
+        results.train(rollout)
+    advantages, _ = turn_advantages(results, algorithm(normalize_by_std=False))
+    assert advantages["x", 0] == pytest.approx(0.475 / 2) and advantages["x", 3] == 0.0
+    assert results.kept["x"].rows == [[0, 3]] and results.left_out["repeated_calls"] == 2
+
+
 def test_off_policy_turns_are_measured_against_turns_without_tips() -> None:
     episodes = {"u": played(0, "a"), "v": played(2, "a")}
     found = made(episodes | {name: played(10, "ab", mode=OFF) for name in "st"}, normalize_by_std=False)
@@ -139,7 +175,7 @@ def test_the_advantage_of_each_token(mode: Mode | None, split: bool, room: int, 
     assert len(batch) == (6 if split else 2)
     found = defaultdict(list)
     for row, name in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
-        advantages, mask = batch.batch["given_advantages"][row], batch.batch["response_mask"][row].bool()
+        advantages, mask = batch.batch["advantages"][row], batch.batch["response_mask"][row].bool()
         found[name] += advantages[mask].tolist()
         assert not advantages[~mask].any()
     assert found == {name: pytest.approx(want[name][:size]) for name, size in zip(found, sizes, strict=True)}

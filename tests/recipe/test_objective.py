@@ -116,7 +116,7 @@ def micro_batch(rows: list[Row]) -> tuple[TensorDict, dict[str, Any], list[torch
         students = []
         for i, row in enumerate(rows):
             if row.teacher is not None:
-                teacher[i, : len(row.new)] = torch.tensor(row.teacher)
+                teacher[i, : row.tokens.sum()] = torch.tensor(row.teacher[row.tokens])
             inside = np.zeros((len(row.new), K)) if row.student is None else row.student
             # At all other positions the engine gives zeros.
             students.append(torch.tensor(np.pad(inside, ((row.prompt - 1, 1), (0, 0))), dtype=torch.float32))
@@ -276,7 +276,7 @@ def test_sums_of_each_kind_of_row() -> None:
     ]
     for row in rows:
         row.ref, row.weight = [value - 1 for value in row.new], 0.1
-    metrics = run(rows, use_kl_loss=True, kl_loss_coef=0.01, kl_loss_type="low_var_kl").metrics
+    metrics = run(rows, gap_limit=9.0, use_kl_loss=True, kl_loss_coef=0.01, kl_loss_type="low_var_kl").metrics
     names = ("off_policy_tokens", "masked_tokens", "compared_rows", "log_ppl_gap")
     assert [metrics[name].aggregate() for name in names] == pytest.approx([3, 1, 3, 0.5])
     assert all(metrics[name].aggregation == AggregationType.SUM for name in names)
@@ -387,4 +387,7 @@ def test_distilled_rows_have_a_kl_in_the_place_of_the_clipped_term(reverse: bool
     assert not result.students[1].any() and not any(gradient.any() for gradient in result.gradients[:2])
     metrics = {name: result.metrics[name].aggregate() for name in ("distilled_tokens", "distillation_kl")}
     assert metrics == pytest.approx({"distilled_tokens": 3, "distillation_kl": total}, rel=1e-5)
-    assert result.metrics["masked_tokens"].aggregate() == 0 and result.masked_at == []
+    assert result.masked_at == []
+    measured = {name for name in result.metrics if name.endswith("/off_policy")}
+    assert measured == {"tokens/off_policy", "old_kl/off_policy"}  # nothing could be clipped or masked
+    assert not {"masked_tokens", "masked/with_tips", "masked/without_tips"} & result.metrics.keys()

@@ -55,11 +55,12 @@ _IN_TURN = [request(HALL, [10], ended=1), request(HALL, [11], ended=2)]
     ],
 )
 def test_of_a_request_that_is_sent_again_one_reply_is_trained(events: list[Event], trained: list[int]) -> None:
-    assert [turn.reply[0] for turn in turns_of(calls_of(events))] == trained
+    turns = turns_of(calls_of(events))
+    assert [turn.reply[0] for turn in turns] == trained
     results = StepResults()
     results.train(rollout_of("r", [*events, *(recorded(HALL, intrinsic_reward=0.5) for _ in range(2))], ON_POLICY))
     assert results.left_out["repeated_calls"] == len(events) - len(trained)
-    assert results.kept["r"].intrinsic == 1.0  # the visits of all calls count
+    assert results.kept["r"].intrinsic == 0.5 * sum(turn.prompt == HALL for turn in turns)  # a request visits once
 
 
 def test_refused_calls_are_no_turns() -> None:

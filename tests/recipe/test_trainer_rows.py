@@ -171,15 +171,15 @@ def test_rows_without_tips_and_the_teacher_of_each_token() -> None:
         assert log_probs == pytest.approx([-0.1, -0.11, -0.13, -0.14, -0.15])  # taken with the tips
 
     metrics = distill(batch, worth_imitating(results.kept, ALGORITHM), results)
-    assert metrics == {"empo2/distilled_rows": 4, "empo2/untaught_tokens": 1}
-    assert batch.batch["distilled"].tolist() == [False] * 4 + [True] * 4 + [False] * 4
+    assert metrics == {"empo2/distilled_rows": 3, "empo2/untaught_tokens": 1}
+    assert batch.batch["distilled"].tolist() == [False] * 4 + [True] * 3 + [False] * 5  # the eighth has no teacher
     assert not batch.batch["advantages"][:8].any() and batch.batch["advantages"][8:].any()
     taught = []
+    assert batch.batch["teacher_tokens"].shape == (12, 8, 20)  # the third row of each has eight trained tokens
     for row in range(12):
-        for token in range(RESPONSE):
-            ids, log_probs = (batch.batch[name][row, token] for name in ("teacher_tokens", "teacher_log_probs"))
-            sampled = int(batch.batch["responses"][row, token])
-            if row not in range(4, 8) or not mask[row, token] or sampled == 28:
+        for place, sampled in enumerate(batch.batch["responses"][row][mask[row]].tolist()):
+            ids, log_probs = (batch.batch[name][row, place] for name in ("teacher_tokens", "teacher_log_probs"))
+            if row not in range(4, 8) or sampled == 28:
                 assert not log_probs.isfinite().any()
                 continue
             taught.append(sampled)
@@ -349,15 +349,19 @@ def test_old_and_reference_log_probs() -> None:
 def test_a_step_in_which_all_with_tips_succeed_is_distilled(loss: str, flat: float) -> None:
     """Its advantages are 0, and yet it has a gradient; without distillation it has none."""
     rollouts = played({"g-0": 100.0, "g-1": 100.0}, OFF_POLICY)
+    for rollout_ in rollouts:
+        size = len(rollout_.events[0]["data"]["response"]["choices"][0]["token_ids"])
+        tops = {"top_tokens": [[*range(21)]] * size, "top_log_probs": [[-3.5] * 21] * size}  # 20 are taken
+        rollout_.events[1]["data"] |= tops if rollout_.rollout_id == "g-0" else {}
     trainer = StepUnderTest(rollouts, f"algorithm.off_policy_loss={loss}")
     trainer.use_reference_policy = False
     metrics, batch = trainer.step()
     assert metrics["empo2/groups_without_gradient"] == flat
-    assert metrics.get("empo2/distilled_rows") == (None if flat else 2)
+    assert metrics.get("empo2/distilled_rows") == (None if flat else 1)
     assert ("teacher_log_probs" in batch.batch) is (not flat)
-    assert (trainer.trained["token_weight"] > 0).sum() == (1 if flat else 2)  # an update keeps one row
-    reply = int(batch.batch["response_mask"].sum())
-    assert metrics.get("empo2/untaught_tokens") == (None if flat else reply)  # played() records no likeliest tokens
+    untaught = int(batch.batch["response_mask"][1].sum())  # played() records no likeliest tokens
+    assert metrics.get("empo2/untaught_tokens") == (None if flat else untaught)
+    assert (trainer.trained["token_weight"] > 0).sum() == 1  # flat: an update keeps one row
 
 
 @pytest.mark.parametrize(("states", "shared", "both"), [("aabc", 0.5, 2 * 0.70711), ("abcd", 0.0, 0.70711)])

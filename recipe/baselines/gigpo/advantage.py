@@ -9,7 +9,7 @@ import torch
 from verl import DataProto
 
 from empo2.recipe.config import Algorithm
-from empo2.recipe.trainer.advantages import compare_halves, equal_within_tolerance
+from empo2.recipe.trainer.advantages import all_solved, compare_halves, equal_within_tolerance
 from empo2.recipe.trainer.rows import turns_of_rows
 from empo2.recipe.trainer.step_results import StepResults, groups_of
 
@@ -46,36 +46,42 @@ def warning(metrics: Mapping[str, float]) -> str:
     )
 
 
-def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[tuple[str, int], float], list[int]]:
-    """Return the advantage of each trained turn, by rollout id and number, and the sizes of the clusters.
+type Turn = tuple[str, int]
+"""Rollout id, and number among its calls."""
+
+
+def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Turn, float], list[int]]:
+    """Return the advantage of each trained turn, and the sizes of the clusters.
 
     A cluster has the turns of a group that began in the same state: the newest observation as the agent wrote it,
     without tips, which differ between rollouts; whitespace is collapsed. A turn without one is alone. Turns are
     compared as rollouts are, see `rollout_advantages`: the baseline of off-policy turns with tips is the mean of
-    those without, if the cluster has some. Equal within the tolerance, or alone: 0.
+    those without, if the cluster has some. Equal within the tolerance, or alone: 0. Where the rollouts of all turns
+    that are compared succeeded, 1/n is left out, as in `compared_scores`.
     """
     kept, sizes = results.kept, list[int]()
-    advantages: dict[tuple[str, int], float] = {}
+    advantages: dict[Turn, float] = {}
+    returns: dict[bool, dict[Turn, float]] = {True: {}, False: {}}  # with 1/n, and without
+
+    def scores(turns: list[Turn]) -> list[float]:
+        explores = not all_solved((kept[rollout] for rollout, _ in turns), algorithm)
+        return equal_within_tolerance([returns[explores][turn] for turn in turns], algorithm)
+
     for group in groups_of(kept):
-        solved = all(kept[rollout].return_ >= algorithm.success_return for rollout in group)
-        returns: dict[tuple[str, int], float] = {}
-        clusters: defaultdict[Any, list[tuple[str, int]]] = defaultdict(list)
-        for rollout in group:  # in a solved group 1/n is left out, as in `compared_scores`
-            calls = results.answered(rollout)
-            rewards = [0.0 if solved else call.intrinsic for call in calls]
-            of_turns = step_returns(kept[rollout].return_, rewards, algorithm)
-            for turn in chain(*kept[rollout].rows):
-                returns[rollout, turn] = of_turns[turn]
-                state = " ".join(calls[turn].observation.split())
-                clusters[state or (rollout, turn)].append((rollout, turn))
+        clusters: defaultdict[Any, list[Turn]] = defaultdict(list)
+        for rollout in group:
+            turns, trained = results.turns(rollout), set(chain(*kept[rollout].rows))
+            for explores, of_turns in returns.items():
+                rewards = [turn.intrinsic if explores else 0.0 for turn in turns]
+                values = step_returns(kept[rollout].return_, rewards, algorithm)
+                of_turns |= {(rollout, turn.number): value for turn, value in zip(turns, values, strict=True)}
+            for turn in turns:
+                if turn.number in trained:
+                    state = " ".join(turn.observation.split())
+                    clusters[state or (rollout, turn.number)].append((rollout, turn.number))
         for cluster in clusters.values():
             sizes.append(len(cluster))
-            advantages |= compare_halves(
-                cluster,
-                lambda turn: kept[turn[0]].mode,
-                lambda turns, of=returns: equal_within_tolerance([of[turn] for turn in turns], algorithm),
-                algorithm.normalize_by_std,
-            )
+            advantages |= compare_halves(cluster, lambda turn: kept[turn[0]].mode, scores, algorithm.normalize_by_std)
     return advantages, sizes
 
 
@@ -87,7 +93,7 @@ def step_returns(return_: float, rewards: Sequence[float], algorithm: Algorithm)
 
     Args:
         return_: of the environment.
-        rewards: 1/n of each turn.
+        rewards: 1/n of each turn; a request that was sent again is one.
     """
     returns: list[float] = []
     for reward in reversed(rewards):

@@ -14,7 +14,7 @@ import structlog
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.chat_tokens import ChatTokens, prompt_ids_of, tip_free_prompt
-from empo2.recipe.gateway.episodes.episode import Episode, Turn
+from empo2.recipe.gateway.episodes.episode import Asked, Episode, Turn
 from empo2.recipe.gateway.episodes.tip_search import TipSearch, find_tips
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body
@@ -42,6 +42,7 @@ class ModelCall:
 
     Attributes:
         body: the agent's request.
+        asked: what it asks, maybe not for the first time.
         found: its state and tips.
         chat: the request with the tips in it.
         sent: the request that is sent.
@@ -55,6 +56,7 @@ class ModelCall:
     services: Services
     episode: Episode
     body: Body
+    asked: Asked
     found: TipSearch
     chat: Body
     sent: Body
@@ -89,6 +91,7 @@ class ModelCall:
 
     def refused(self, status: int, answer: Body | None) -> None:
         """Note an error response, or that there was no response (status 0)."""
+        self.episode.under_way.remove(self.asked)
         if self.tip_free is not None:
             self.tip_free.cancel()
         self.episode.context_full = status == 400 and _is_too_long(answer)
@@ -99,6 +102,7 @@ class ModelCall:
         What the agent did not ask for is taken out of the response, in place.
         """
         episode, body = self.episode, self.body
+        episode.under_way.remove(self.asked)
         tops: tuple[list[list[int]], list[list[float]]] = ([], [])
         if self.teaches:
             tops = sampling.take_tops(response)
@@ -119,19 +123,26 @@ class ModelCall:
         shared = {name: body[name] for name in _SHARED if name in body}
         turn = Turn(self.found.state, chat, reply, shared, self.found.embedding)
         episode.turns.append(turn)
-        task = asyncio.create_task(self._record(turn, prompt_ids, *tops))
+        visited = bool(turn.state) and response["choices"][0].get("token_ids") != []  # an empty reply is no action
+        task = asyncio.create_task(self._record(turn, visited, prompt_ids, *tops))
         episode.pending.add(task)
         self.span.wait_for(task)
         task.add_done_callback(episode.pending.discard)
 
     async def _record(
-        self, turn: Turn, prompt_ids: list[int], top_tokens: list[list[int]], top_log_probs: list[list[float]]
+        self,
+        turn: Turn,
+        visited: bool,
+        prompt_ids: list[int],
+        top_tokens: list[list[int]],
+        top_log_probs: list[list[float]],
     ) -> None:
         episode = self.episode
         async with episode.recording:
-            visits = await self._visit(turn)
+            again = self.asked.visits is not None
+            visits = self.asked.visits if again else await self._visit(turn) if visited else None
             if visits:
-                self.span.set({names.NOVELTY: 1 / visits, names.VISITS: visits})
+                self.span.set({names.NOVELTY: 0.0 if again else 1 / visits, names.VISITS: visits})
             event = CallEvent(
                 prompt_token_ids=prompt_ids,
                 tip_free_prompt_token_ids=await self._tip_free_ids() if self.tip_free else prompt_ids,
@@ -139,7 +150,7 @@ class ModelCall:
                 scope=episode.tag.scope,
                 observation=newest_observation(self.body.get("messages") or []),
                 visits=visits,
-                intrinsic_reward=1 / visits if visits else 0.0,
+                intrinsic_reward=1 / visits if visits and not again else 0.0,
                 top_tokens=top_tokens or None,
                 top_log_probs=top_log_probs or None,
             )
@@ -148,20 +159,24 @@ class ModelCall:
                 log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
 
     async def _visit(self, turn: Turn) -> int | None:
-        """Count the visit to the call's state; return None if it has no state or the memory failed.
+        """Count the visit to the call's state; return None if the memory failed.
 
         Nothing limits the time: at the end of the step the trainer waits for it (`Episodes.settle`).
         """
-        if not turn.state:
-            return None
-        episode, memory = self.episode, self.services.memory
+        episode, memory, asked, before = self.episode, self.services.memory, self.asked, self.episode.asked
+        if before is not None and asked.goes_on(before):
+            memory.take_back(episode.rollout_id, before.again)
         try:
             if turn.embedding is None:
                 turn.embedding = await memory.embed(turn.state, urgent=False)
-            return await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
+            asked.visits = await memory.visit(episode.tag.scope, episode.rollout_id, turn.state, turn.embedding)
         except Exception as error:
             self.services.memory_failed(error)
             return None
+        if before is not None and before.content == asked.content:
+            asked.again = before.again + 1
+        episode.asked = asked
+        return asked.visits
 
     async def _tip_free_ids(self) -> list[int] | None:
         """Return the ids of the agent's own prompt; None if they are unknown, never the ids of the prompt with tips."""
@@ -225,7 +240,7 @@ async def prepare_call(services: Services, episode: Episode, body: Body) -> Mode
         tip_free = asyncio.create_task(tip_free_prompt(services, episode.rollout_id, episode.replies, body))
         # Reading the exception keeps asyncio from logging it when the call fails too and nobody awaits the ids.
         tip_free.add_done_callback(lambda task: task.cancelled() or task.exception())
-    return ModelCall(services, episode, body, found, chat, sent, tokens, tip_free, teaches, span)
+    return ModelCall(services, episode, body, episode.ask(body), found, chat, sent, tokens, tip_free, teaches, span)
 
 
 async def prepare_plain_call(services: Services, rollout_id: str, replies: Replies, body: Body) -> PlainCall:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from empo2.memory import NewPlay
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.protocol import scaled_return
+from empo2.recipe.protocol import is_success, scaled_return
 
 
 class TipCredit:
@@ -52,7 +52,7 @@ class TipCredit:
             episode.tag.scope,
             episode.rollout_id,
             score=score,
-            success=score >= algorithm.success_return,
+            success=is_success(score, algorithm.success_return),
             searches=episode.searches,
             hits=episode.hits,
             shown=episode.shown,

@@ -34,6 +34,29 @@ class Turn:
     embedding: np.ndarray | None = None
 
 
+@dataclass(eq=False)
+class Asked:
+    """A request of an agent, however often it is sent: its state is visited once.
+
+    Attributes:
+        content: its messages, or its prompt, as the agent wrote them.
+        visits: n, once its visit is counted.
+        again: visits by the same request, sent right after its answer. They are taken back if the next one goes on from
+            it: the agent did not return to the state, its chat shows that it acted once.
+    """
+
+    content: Any
+    visits: int | None = None
+    again: int = 0
+
+    def goes_on(self, before: "Asked") -> bool:
+        """Return whether this chat is that of a request before it, its reply, and more."""
+        new, old = self.content, before.content
+        if isinstance(new, list) and isinstance(old, list):
+            return new[: len(old)] == old and any(message.get("role") == "assistant" for message in new[len(old) :])
+        return isinstance(new, str) and isinstance(old, str) and len(new) > len(old) and new.startswith(old)
+
+
 @dataclass
 class Episode:
     """One attempt at a tagged rollout.
@@ -42,6 +65,8 @@ class Episode:
         replies: as they were sampled.
         turns: its answered calls, in the order of their answers.
         pending: answered calls whose events are not yet recorded.
+        under_way: the request of each call that is not answered yet.
+        asked: the last one whose visit was counted.
         recording: lock held while a call is recorded, so that visits and events keep the order of the answers.
         searches: calls that tips were looked up for.
         hits: those of them that were sent with tips.
@@ -57,12 +82,21 @@ class Episode:
     tips: EpisodeTips = field(default_factory=EpisodeTips)
     turns: list[Turn] = field(default_factory=list)
     pending: set[asyncio.Task[None]] = field(default_factory=set)
+    under_way: list[Asked] = field(default_factory=list)
+    asked: Asked | None = None
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
     searches: int = 0
     hits: int = 0
     shown: Counter[int] = field(default_factory=Counter)
     tip_tokens: int = 0
     context_full: bool = False
+
+    def ask(self, body: dict[str, Any]) -> Asked:
+        """Note a call until it is taken from `under_way`: one that comes before an equal one is answered repeats it."""
+        content = body.get("messages", body.get("prompt"))
+        asked = next((asked for asked in self.under_way if asked.content == content), Asked(content))
+        self.under_way.append(asked)
+        return asked
 
 
 class Episodes:

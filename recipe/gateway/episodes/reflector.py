@@ -18,6 +18,7 @@ from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.text import refusal, shown_tip, tip_of
 from empo2.recipe.gateway.traces import Span
 from empo2.recipe.messages import Message, reply_of, spoken, text_of
+from empo2.recipe.protocol import is_success
 
 log = structlog.get_logger()
 
@@ -80,7 +81,7 @@ class Reflector:
     async def _conclude(self, episode: Episode, score: float) -> None:
         async with self._services.gate:  # the memory does not change either while the weights do
             await self._credit.finished(episode, score)
-            success = score >= self._services.settings.algorithm.success_return
+            success = is_success(score, self._services.settings.algorithm.success_return)
             if not success or self._services.settings.reflection.of == "all":
                 with self._services.traces.memory(names.CREATE, episode.rollout_id, episode.tag) as span:
                     await self._reflect(episode, score, success, span)

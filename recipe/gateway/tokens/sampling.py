@@ -7,13 +7,14 @@ tool) stay, and are counted.
 Names and defaults are those of vLLM 0.20 (`ChatCompletionRequest`, `CompletionRequest`, `SamplingParams`).
 """
 
+from collections.abc import Iterator
 from typing import Any
 
-from empo2.recipe.protocol import TOP_TOKENS
+from empo2.recipe.protocol import IMPOSSIBLE, TOP_TOKENS
 
 # Asks for the likeliest tokens beside each sampled one, all named by their ids.
+_BY_ID = "token_id:"
 TOPS = {"top_logprobs": TOP_TOKENS, "return_tokens_as_token_ids": True}
-_IMPOSSIBLE = -9999.0  # vLLM's log-prob of a token that a grammar excludes
 
 # Sent with every call: for missing options vLLM would use the model's generation_config.json.
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -69,9 +70,20 @@ def take_tops(response: dict[str, Any]) -> tuple[list[list[int]], list[list[floa
     log_probs: list[list[float]] = []
     for choice in response.get("choices") or []:
         for token in (choice.get("logprobs") or {}).get("content") or []:
-            tops = [top for top in token["top_logprobs"] if top["logprob"] > _IMPOSSIBLE]
-            token |= {"top_logprobs": [], "token": bytes(token["bytes"] or []).decode(errors="replace")}
+            tops = [*_tops(token.get("top_logprobs") or [])][:TOP_TOKENS]
+            if str(token.get("token")).startswith(_BY_ID):
+                token["token"] = bytes(token.get("bytes") or []).decode(errors="replace")
+            token["top_logprobs"] = []
             if choice is response["choices"][0]:
-                ids.append([int(top["token"].removeprefix("token_id:")) for top in tops])
-                log_probs.append([round(top["logprob"], 5) for top in tops])
+                ids.append([token_id for token_id, _ in tops])
+                log_probs.append([log_prob for _, log_prob in tops])
     return ids, log_probs
+
+
+def _tops(listed: list[dict[str, Any]]) -> Iterator[tuple[int, float]]:
+    """Yield id and log-prob of each entry; pass over those that have none, of a server that knows no `TOPS`."""
+    for top in listed:
+        _, by_id, number = str(top.get("token")).partition(_BY_ID)
+        log_prob = top.get("logprob")
+        if by_id and number.isdecimal() and isinstance(log_prob, float | int) and log_prob > IMPOSSIBLE:
+            yield int(number), round(log_prob, 5)

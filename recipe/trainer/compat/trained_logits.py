@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-from empo2.recipe.trainer.log_probs import log_probs_of
+from empo2.recipe.trainer.log_probs import log_probs_of, trained_places
 
 _NEEDS_ALL = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk")
 
@@ -64,8 +64,8 @@ class TrainedLogitsEngine(FSDPEngineWithLMHead):
         # Not in passes without a loss, such as the reference's.
         if logits_processor_func is not None and (teacher := micro_batch.get("teacher_tokens")) is not None:
             names.append("student_log_probs")
-            tokens = columns - _prompt_lengths(micro_batch)[rows] + 1
-            others = teacher[rows, tokens.clamp(0, teacher.shape[1] - 1)].long()
+            tokens = (columns - _prompt_lengths(micro_batch)[rows] + 1).clamp(0, micro_batch["loss_mask"].shape[1] - 1)
+            others = teacher[rows, trained_places(micro_batch["loss_mask"], teacher)[rows, tokens]].long()
         temperature = temperature.clamp(min=1e-8).unsqueeze(-1)
         numbers = log_probs_of(output.logits, labels, temperature, entropy=entropy, others=others)
         return {name: spread(values) for name, values in zip(names, numbers, strict=True)}
