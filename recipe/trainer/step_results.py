@@ -108,14 +108,14 @@ class StepResults:
         """Return the calls of a rollout that have a reply, by their numbers."""
         return [call for call in self.calls[rollout] if call.reply]
 
-    def turns(self, rollout: str) -> list[PlayedCall]:
-        """Return the turns of a rollout, also those that are left out; see `turns_of`."""
-        return turns_of(self.main_calls(rollout))
-
-    def main_calls(self, rollout: str) -> list[PlayedCall]:
-        """Return the calls of a rollout that have a reply, without those beside its main chat; see `main_calls`."""
+    def main(self, rollout: str) -> list[PlayedCall]:
+        """Return the answered calls of a rollout without those beside its main chat, unless the user's rules choose."""
         answered = self.answered(rollout)
         return main_calls(answered) if self.main_chat_only else answered
+
+    def turns(self, rollout: str) -> list[PlayedCall]:
+        """Return the turns of a rollout, also those that are left out; see `turns_of`."""
+        return turns_of(self.main(rollout))
 
     def usable(self, played: Sequence[CompletedRollout], *, is_train: bool) -> list[CompletedRollout]:
         """Keep or drop each rollout, and return what agent-lightning gets: to train on, or for its validation metrics.
@@ -179,14 +179,14 @@ class StepResults:
         mode, calls = mode_of(rollout), calls_of(rollout.events)
         self.calls[rollout.rollout_id] = calls
         return_ = _return_of(rollout, calls, self.failed_rollout_return)
-        answered, turns = self.main_calls(rollout.rollout_id), self.turns(rollout.rollout_id)
+        answered, main, turns = (of(rollout.rollout_id) for of in (self.answered, self.main, self.turns))
         sampled = [turn for turn in turns if turn.log_probs is not None]  # one without would cost all rows theirs
         known = [each for turn in sampled if (each := turn.as_trained(mode)) is not None]
         rows = rows_of(known)
         fitting = [row for row in rows if len(row[0].prompt) <= self.max_prompt_tokens]
         trained = [turn for row in fitting for turn in row]
-        self.left_out["side_calls_dropped"] += len(self.answered(rollout.rollout_id)) - len(answered)
-        self.left_out["repeated_calls"] += len(answered) - len(turns)
+        self.left_out["side_calls_dropped"] += len(answered) - len(main)
+        self.left_out["repeated_calls"] += len(main) - len(turns)
         self.left_out["turns_dropped"] += len(turns) - len(known) + sum(call.without_tokens for call in calls)
         self.left_out["overlong_rows"] += len(rows) - len(fitting)
         if not sampled:
