@@ -41,6 +41,8 @@ class Episode:
         note = self.note
         if note is None or not note.true_of(self.house) or note.found != self.success:
             return False
+        if note.nowhere and (note.end, note.nowhere) not in {(turn.room, turn.move) for turn in self.turns}:
+            return False
         return {note.end, *(room for room, _ in note.way)} <= self.seen
 
 

@@ -48,9 +48,16 @@ class Played:
     success: bool
 
 
-def play(house: House, notes: Sequence[Note], max_steps: int, slips: float, generator: random.Random) -> Played:
-    """Play an episode by script; some actions, as often as `slips` says, are without sense."""
-    player, room, turns, sensible = Player(notes, generator), house.start, [], []
+def play(
+    house: House,
+    notes: Sequence[Note],
+    max_steps: int,
+    slips: float,
+    generator: random.Random,
+    ignores: float = 0.0,
+) -> Played:
+    """Play an episode by script; some actions, as often as `slips` says, are without sense. ignores: of `Player`."""
+    player, room, turns, sensible = Player(notes, generator, ignores), house.start, [], []
     for _ in range(max_steps):
         exits, coin = house.doors[room], room == house.coin
         best = player.act(room, exits, coin)
