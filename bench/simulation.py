@@ -22,6 +22,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,7 @@ from empo2.recipe.trainer import ray_environment  # noqa: E402, F401  before ver
 # isort: split
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from agentlightning.verl.per_rollout_loss import (  # noqa: E402
-    PER_ROLLOUT_MEAN_LOSS_MODE,
-    normalize_advantages_by_rollout,
-)
+from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -48,10 +46,8 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig  # noqa: E402
 from empo2.recipe.config import Algorithm, load_settings  # noqa: E402
 from empo2.recipe.protocol import Mode  # noqa: E402
 from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating  # noqa: E402
-from empo2.recipe.trainer.compat.agentlightning import GIVEN_ADVANTAGES  # noqa: E402
 from empo2.recipe.trainer.manager import draw_tags  # noqa: E402
 from empo2.recipe.trainer.objective import hybrid_loss  # noqa: E402
-from empo2.recipe.trainer.rows import groups_without_gradient, set_advantages  # noqa: E402
 from empo2.recipe.trainer.step_results import RolloutResult  # noqa: E402
 from empo2.recipe.trainer.updates import plan_updates, planned_batch  # noqa: E402
 
@@ -218,8 +214,8 @@ class Trainer:
         algorithm = load_settings("cpu", [f"algorithm.{name}={value}" for name, value in given.items()]).algorithm
         self._algorithm, self._players = algorithm, algorithm.rollouts_per_task
         self._generator = torch.Generator().manual_seed(0)
-        self.net = reader(seeds, self._generator)
-        self._start = Net(self.net.tensors)
+        self._start = reader(seeds)
+        self.net = Net(self._start.tensors)
         self.houses = Houses(seeds, arm.houses, depth, self._generator)
         self._optimizer = torch.optim.Adam(self.net.tensors, lr=rate)
         self._of_seed = [algorithm.model_copy(update={"seed": number}) for number in range(seeds)]
@@ -270,7 +266,7 @@ class Trainer:
         return {"inputs": inputs, "doors": self.houses.right, "mask": torch.ones_like(at, dtype=torch.bool), "old": old}
 
     def _replay(self, played: Played, may: torch.Tensor) -> None:
-        """Put the way of a house into its group that has no success; its ratio begins at 1, as if it were played now."""
+        """Put a house's way into its group that has no success; its ratio begins at 1, as if it were played now."""
         where = (may & ~played.success.any(-1)).nonzero(as_tuple=True)
         ways = {name: value[where] for name, value in self._ways().items()}
         first = (*where, torch.zeros_like(where[0]))
@@ -285,7 +281,7 @@ class Trainer:
         seed = torch.arange(self._seeds).repeat_interleave(self._arm.houses)
         batch = self._batch(rows, names, names, seed)
         found = dict(zip(names, self.houses.found.float().flatten().tolist(), strict=True))
-        set_advantages(batch, {name: RolloutResult(name, Mode.of(memory=False), 0.0) for name in names}, found)
+        _set_advantages(batch, {name: RolloutResult(name, Mode.of(memory=False), 0.0) for name in names}, found)
         return batch
 
     def _reinforced(self, played: Played, modes: list[Mode], known: Houses) -> DataProto:
@@ -321,9 +317,9 @@ class Trainer:
                 names.append(name)
                 groups.append(groups[place])
         batch = self._batch(rows, names, groups, seed)
-        set_advantages(batch, results, advantages)
+        _set_advantages(batch, results, advantages)
         if algorithm.distills:
-            batch.batch[GIVEN_ADVANTAGES][batch.batch["off_policy"]] = 0.0
+            batch.batch["advantage"][batch.batch["off_policy"]] = 0.0
             batch.batch["distilled"] = torch.tensor([name in distilled for name in names])
             teachers = batch.batch["distilled"][:, None, None]
             batch.batch["teacher_log_probs"] = torch.where(teachers, rows["old"], -math.inf)
@@ -332,10 +328,13 @@ class Trainer:
                 now = self._log_probs(self.net, batch).gather(-1, batch.batch["responses"].unsqueeze(-1)).squeeze(-1)
             off_policy = batch.batch["off_policy"].unsqueeze(-1)
             batch.batch["old_log_probs"] = torch.where(off_policy, now, batch.batch["old_log_probs"])
-        self._idle.append(groups_without_gradient(batch))
+        learning = (batch.batch["advantage"] != 0) | batch.batch["distilled"]
+        self._idle.append(1 - len({groups[row] for row in learning.nonzero().flatten().tolist()}) / len(set(groups)))
         return batch
 
-    def _batch(self, rows: dict[str, torch.Tensor], names: list[str], groups: list[str], seed: torch.Tensor) -> DataProto:
+    def _batch(
+        self, rows: dict[str, torch.Tensor], names: list[str], groups: list[str], seed: torch.Tensor
+    ) -> DataProto:
         """Return rows as the trainer has them: a prompt of one token, and a token for each decision."""
         count, length = rows["doors"].shape
         chosen = rows["old"].gather(-1, rows["doors"].unsqueeze(-1)).squeeze(-1)
@@ -374,7 +373,6 @@ class Trainer:
                 start = self._log_probs(self._start, batch)
             batch.batch["ref_log_prob"] = start.gather(-1, batch.batch["responses"].unsqueeze(-1)).squeeze(-1)
         batch.batch["held"] = held
-        given, ids = batch.batch.pop(GIVEN_ADVANTAGES), batch.non_tensor_batch["rollout_id_list"]
         groups, of_seed = batch.non_tensor_batch["data_id_list"], list[list[int]]([[] for _ in range(self._seeds)])
         for row, seed in enumerate(batch.batch["seed"].tolist()):
             of_seed[seed].append(row)
@@ -384,10 +382,10 @@ class Trainer:
                 part += [rows[place] for place in chosen]
         for part in parts:
             one = batch.select_idxs(part)
-            one.batch["advantages"] = normalize_advantages_by_rollout(
-                given[part], one.batch["response_mask"], ids[part], num_trained_rows=len(part)
-            )
+            one.batch["advantages"] = one.batch["advantage"].unsqueeze(-1) * one.batch["response_mask"]
             planned, _ = planned_batch(one, updates=1, ranks=1, micro_batch=1, other_terms=one.batch["held"])
+            weight, advantage = planned.batch["token_weight"], planned.batch["advantage"]
+            planned.batch["advantages"] = (weight * advantage).unsqueeze(-1) * planned.batch["response_mask"]
             self._optimize(planned)
 
     def _optimize(self, planned: DataProto) -> None:
@@ -439,6 +437,15 @@ class Trainer:
             gap=rate("old_kl"),
             masked=rate("masked"),
         )
+
+
+def _set_advantages(batch: DataProto, results: Mapping[str, RolloutResult], advantages: Mapping[str, float]) -> None:
+    """Put each rollout's advantage and mode on its row; in place."""
+    names = batch.non_tensor_batch["rollout_id_list"].tolist()
+    batch.batch["advantage"] = torch.tensor([advantages[name] for name in names])
+    batch.batch["off_policy"] = torch.tensor([results[name].mode.off_policy for name in names])
+    batch.batch["memory"] = torch.tensor([results[name].mode.memory for name in names])
+    batch.batch["distilled"] = torch.zeros(len(names), dtype=torch.bool)
 
 
 def with_notes_of_now(houses: Houses) -> Houses:
@@ -511,22 +518,24 @@ def main() -> None:
             total = sum(len(arm.rates) * (arm.episodes // arm.settings["rollouts_per_task"]) for arm in arms.values())
             task = progress.add_task(f"{suite}, {world}", total=total)
             for name, rate in ((name, rate) for name, arm in arms.items() for rate in arm.rates):
-                it = run(arms[name], rate, DEPTHS[world], arguments.seeds, lambda: progress.advance(task))
+                it = run(arms[name], rate, DEPTHS[world], arguments.seeds, partial(progress.advance, task))
                 if name not in best or it.alone.mean() > best[name][1].alone.mean():
                     best[name] = rate, it
                 if arguments.output:
                     line = {"suite": suite, "world": world, "arm": name, "rate": rate, "seeds": arguments.seeds}
-                    numbers = {key: value for key, value in it.__dict__.items() if not isinstance(value, np.ndarray)}
-                    means = {key: _rounded(value) for key, value in it.__dict__.items() if isinstance(value, np.ndarray)}
+                    numbers = {key: _rounded(value) for key, value in vars(it).items()}
                     arguments.output.parent.mkdir(parents=True, exist_ok=True)
                     with arguments.output.open("a") as file:
-                        file.write(json.dumps(line | means | numbers) + "\n")
+                        file.write(json.dumps(line | numbers) + "\n")
         if best:
             console.print(table(suite, world, arguments.seeds, best))
 
 
-def _rounded(values: np.ndarray) -> list[float | None]:
-    return [None if math.isnan(value) else round(value, 4) for value in values.tolist()]
+def _rounded(values: np.ndarray | float | Sequence[float]) -> Any:
+    """Return numbers as JSON has them, NaN as null."""
+    if isinstance(values, float):
+        return None if math.isnan(values) else round(values, 4)
+    return [_rounded(float(value)) for value in values]
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ def lines(level: Level) -> list[str]:
 def table() -> str:
     """Return the table in Markdown."""
     found = " | ".join(f"by {episode}" for episode in BY)
-    head = f"| junctions, rooms | player | coins found {found} | success in the last {LAST} |\n|---|---|{'---|' * len(BY)}---|\n"
+    head = f"| junctions, rooms | player | coins found {found} | success in the last {LAST} |\n"
+    head += f"|---|---|{'---|' * len(BY)}---|\n"
     return head + "\n".join(line for level in COIN_COLLECTOR.levels.values() if level.deep for line in lines(level))
 
 
