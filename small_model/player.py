@@ -25,6 +25,10 @@ class Player:
         self._start: str | None = None
         self.exits: dict[str, Mapping[str, str]] = {}  # of the rooms seen
 
+    def hear(self, notes: Sequence[Note]) -> None:
+        """Know these notes, too, from the next action on."""
+        self._all = [*self._all, *notes]
+
     def act(self, room: str, exits: Mapping[str, str], coin: bool) -> str:
         """Return the action for what the turn shows; chance decides between equally good ones."""
         self._start = self._start or room
