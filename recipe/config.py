@@ -117,6 +117,7 @@ class Algorithm(_Section):
     failure_return: float
     return_scale: Annotated[float, Field(gt=0)] | None
     intrinsic_coefficient: Annotated[float, Field(ge=0, le=0.5)]  # above: meant in the units of the return
+    intrinsic_advantage: Literal["normalized", "plain"]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
     failed_rollout_return: float | None
     return_tolerance: Annotated[float, Field(ge=0, le=0.05)]

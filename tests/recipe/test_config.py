@@ -53,6 +53,8 @@ def test_layers_in_their_order(tmp_path: Path) -> None:
 def test_a_form_is_laid_over_the_profile_and_under_what_the_user_says(tmp_path: Path) -> None:
     file, one = tmp_path / "mine.yaml", "algorithm.form=internalise"
     keys = ("form", "baseline", "memory_probability", "off_policy_loss", "kl_coefficient", "kl_rows")
+    intrinsic = [load_settings("gpu", given).algorithm.intrinsic_advantage for given in ([], [one])]
+    assert intrinsic == ["normalized", "plain"]
 
     def of(profile: str, *overrides: str, **layers: Any) -> list[Any]:
         return [getattr(load_settings(profile, overrides, **layers).algorithm, key) for key in keys]

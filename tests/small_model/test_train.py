@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from empo2.small_model.train import STATE
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.rare, pytest.mark.timeout(1800)]
 
 SCRIPT = """
 import random, sys
