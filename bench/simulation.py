@@ -59,36 +59,29 @@ type Advantages = Callable[[Mapping[str, RolloutResult], Algorithm], dict[str, f
 
 def own_scale(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> dict[str, float]:
     """Return advantages of the returns, and a tenth of those of 1/n, divided by its own deviation."""
-    alone, novelty = _apart(results, algorithm, {"return_tolerance": 0.0})
+    alone, novelty = _apart(results, algorithm)
     return {name: alone[name] + 0.1 * novelty[name] for name in alone}
-
-
-def not_normalised(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> dict[str, float]:
-    """Return advantages of the returns, and what the sum of 1/n exceeds its baseline by, times the coefficient."""
-    alone, novelty = _apart(results, algorithm, {"return_tolerance": 0.0, "normalize_by_std": False})
-    return {name: alone[name] + algorithm.intrinsic_coefficient * novelty[name] for name in alone}
 
 
 def where_returns_differ(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> dict[str, float]:
     """Return advantages in which 1/n counts only among rollouts whose returns differ."""
-    alone, _ = _apart(results, algorithm, {})
+    alone, _ = _apart(results, algorithm)
     both = rollout_advantages(results, algorithm)
     return {name: both[name] if alone[name] else 0.0 for name in alone}
 
 
-def _apart(results: Mapping[str, RolloutResult], algorithm: Algorithm, changes: Mapping[str, float]) -> Any:
+def _apart(results: Mapping[str, RolloutResult], algorithm: Algorithm) -> Any:
     """Return the advantages of the returns alone, and those of 1/n alone."""
     alone = rollout_advantages(results, algorithm.model_copy(update={"intrinsic_coefficient": 0.0}))
     # A novelty is never a success: it is given as a return far below one.
     small = {name: replace(each, return_=1e-3 * each.intrinsic, intrinsic=0.0) for name, each in results.items()}
-    novelty = rollout_advantages(small, algorithm.model_copy(update={**changes, "return_scale": 1e3}))
+    novelty = rollout_advantages(small, algorithm.model_copy(update={"return_tolerance": 0.0, "return_scale": 1e3}))
     return alone, novelty
 
 
 INTRINSIC: dict[str, Advantages] = {
-    "score": rollout_advantages,  # the project's: part of the score that is divided by the standard deviation
+    "as set": rollout_advantages,  # the project's, by `intrinsic_advantage`
     "own scale": own_scale,
-    "not normalised": not_normalised,
     "where returns differ": where_returns_differ,
 }
 
@@ -105,7 +98,7 @@ class Arm:
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    intrinsic: str = "score"
+    intrinsic: str = "as set"
     distinct: bool = False
     replay: bool = False
     start_share: float = 0.0
@@ -119,47 +112,60 @@ class Arm:
         return replace(self, settings={**self.settings, **(settings or {})}, **changes)
 
 
-BASE = Arm({"success_return": 1.0, "tasks_per_step": 4, "rollouts_per_task": 8, "updates_per_step": 2})
-GRPO = BASE.changed({"memory_probability": 0.0, "intrinsic_coefficient": 0.0})
-PAPER = BASE.changed({"memory_probability": 0.25, "off_policy_probability": 0.6667})
-PAIRED = PAPER.changed({"memory_probability": 1.0, "baseline": "paired"})
-DISTILLED = PAIRED.changed({"off_policy_loss": "distillation", "intrinsic_coefficient": 0.0})
-INTERNALISE = DISTILLED.changed({"kl_coefficient": 1.0, "kl_rows": "with-tips"})
 NO_NOVELTY = {"intrinsic_coefficient": 0.0}
+PLAIN = {"intrinsic_coefficient": 0.01, "intrinsic_advantage": "plain"}
+BASE = Arm({"success_return": 1.0, "tasks_per_step": 4, "rollouts_per_task": 8, "updates_per_step": 2})
+GRPO = BASE.changed({"memory_probability": 0.0, **NO_NOVELTY})
+PAPER = BASE.changed({"memory_probability": 0.25, "off_policy_probability": 0.6667})
+INTERNALISE = BASE.changed({"form": "internalise", "off_policy_probability": 0.6667})
+PAIRED = INTERNALISE.changed({"off_policy_loss": "ratio", "kl_coefficient": 0.0})
+DISTILLED = INTERNALISE.changed({"kl_coefficient": 0.0})
 
 
 def _suites() -> dict[str, dict[str, Arm]]:
-    rivals = {"grpo": GRPO, "paper": PAPER, "internalise": INTERNALISE}
-    novel = {name: arm.changed({"intrinsic_coefficient": 0.01}) for name, arm in rivals.items()}
+    rivals = {"grpo": GRPO, "paper": PAPER.changed(NO_NOVELTY), "internalise": INTERNALISE.changed(NO_NOVELTY)}
+    normalized = {"intrinsic_coefficient": 0.01, "intrinsic_advantage": "normalized"}
     forms = {
         "start, not trained": GRPO.changed(rates=(0.0,)),
         "start plays, fine-tuned": GRPO.changed(imitate=True),
-        "start plays with notes, fine-tuned": INTERNALISE.changed(
-            {"baseline": "group", "off_policy_probability": 0.0}, imitate=True
+        "start plays with notes, fine-tuned": GRPO.changed(
+            {"memory_probability": 1.0, "off_policy_probability": 0.0}, imitate=True
         ),
         "grpo": GRPO,
-        "grpo, 1/n": novel["grpo"],
+        "grpo, 1/n": GRPO.changed(normalized),
+        "grpo, 1/n plain": GRPO.changed(PLAIN),
         "notes always, on-policy": GRPO.changed({"memory_probability": 1.0, "off_policy_probability": 0.0}),
         "paper": PAPER,
         "paper without 1/n": PAPER.changed(NO_NOVELTY),
-        "paper, tip-free": PAPER.changed({**NO_NOVELTY, "off_policy_old_log_probs": "tip-free"}),
-        "paired": PAIRED.changed(NO_NOVELTY),
-        "paired, tip-free": PAIRED.changed({**NO_NOVELTY, "off_policy_old_log_probs": "tip-free"}),
+        "paper, 1/n plain": PAPER.changed(PLAIN),
+        "paper, tip-free": PAPER.changed({**PLAIN, "off_policy_old_log_probs": "tip-free"}),
+        "paired": PAIRED,
+        "paired, tip-free": PAIRED.changed({"off_policy_old_log_probs": "tip-free"}),
         "paired, distilled": DISTILLED,
         "internalise": INTERNALISE,
     }
     intrinsic = {
-        f"{name}, {how}{', distinct' * distinct}": arm.changed(intrinsic=how, distinct=distinct)
-        for name, arm in novel.items()
-        for how, distinct in [*((how, False) for how in INTRINSIC), ("score", True), ("not normalised", True)]
-    } | {f"{name}, none": arm.changed(NO_NOVELTY) for name, arm in rivals.items()}
+        f"{name}, {how}": arm.changed(settings, **changes)
+        for name, arm in rivals.items()
+        for how, settings, changes in [
+            ("none", NO_NOVELTY, {}),
+            ("normalized", normalized, {}),
+            ("normalized, distinct", normalized, {"distinct": True}),
+            ("where returns differ", normalized, {"intrinsic": "where returns differ"}),
+            ("own scale", normalized, {"intrinsic": "own scale"}),
+            ("plain", PLAIN, {}),
+            ("plain, distinct", PLAIN, {"distinct": True}),
+            ("plain, 0.03", {**PLAIN, "intrinsic_coefficient": 0.03}, {}),
+            ("plain, 0.1", {**PLAIN, "intrinsic_coefficient": 0.1}, {}),
+        ]
+    }
     drawn = {
         f"{name}, K {players}, p {share}": arm.changed({"rollouts_per_task": players, "memory_probability": share})
-        for name, arm in {"paper": PAPER.changed(NO_NOVELTY), "internalise": INTERNALISE}.items()
+        for name, arm in {"paper": PAPER.changed(PLAIN), "internalise": INTERNALISE}.items()
         for players, share in itertools.product((4, 8, 16), (0.25, 0.5, 1.0))
     }
     explored = {
-        f"{name}, {how}": arm.changed(NO_NOVELTY, **change)
+        f"{name}, {how}": arm.changed(PLAIN, **change)
         for name, arm in rivals.items()
         for how, change in {
             "as it is": {},
