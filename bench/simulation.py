@@ -37,7 +37,7 @@ from agentlightning.verl.per_rollout_loss import PER_ROLLOUT_MEAN_LOSS_MODE  # n
 from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 from rich.table import Table  # noqa: E402
-from simulation_world import FRESH, TRIALS, Houses, Net, Played, one_hot, play, reader, remember  # noqa: E402
+from simulation_world import CODE, DOORS, FRESH, TRIALS, Houses, Net, Played, one_hot, play, reader, remember  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 from verl import DataProto  # noqa: E402
 from verl.utils import tensordict_utils  # noqa: E402
@@ -52,7 +52,7 @@ from empo2.recipe.trainer.step_results import RolloutResult  # noqa: E402
 from empo2.recipe.trainer.updates import plan_updates, planned_batch  # noqa: E402
 
 DEPTHS = {"shallow": 3, "deep": 8}  # chance finds the coin once in 27 and in 6,561 episodes
-RATES = (0.001, 0.003, 0.01)
+RATES = (0.003, 0.01, 0.03)
 
 type Advantages = Callable[[Mapping[str, RolloutResult], Algorithm], dict[str, float]]
 
@@ -266,7 +266,7 @@ class Trainer:
     def _ways(self) -> dict[str, torch.Tensor]:
         """Return the right doors of every house without notes, as rows, [seeds, houses, junctions, ...]."""
         at = torch.arange(self._depth).expand(self.houses.right.shape)
-        inputs = self.houses.inputs(at, torch.zeros(*at.shape, 3), torch.zeros_like(at, dtype=torch.bool))
+        inputs = self.houses.inputs(at, torch.zeros(*at.shape, DOORS), torch.zeros_like(at, dtype=torch.bool))
         with torch.no_grad():
             old = self.net.log_probs(inputs)
         return {"inputs": inputs, "doors": self.houses.right, "mask": torch.ones_like(at, dtype=torch.bool), "old": old}
@@ -308,10 +308,10 @@ class Trainer:
         seed = torch.arange(self._seeds).repeat_interleave(len(modes) // self._seeds)
         if self._arm.teach_back and (back := better_without(results)):
             chosen = torch.tensor([place for place, name in enumerate(names) if name in back])
-            tried = sent[chosen][..., 24:27]
-            told = known.inputs(played.at, torch.zeros(*played.at.shape, 3), torch.ones_like(played.mask))
+            tried = slice(CODE, CODE + DOORS)
+            told = known.inputs(played.at, torch.zeros(*played.at.shape, DOORS), torch.ones_like(played.mask))
             told = told.flatten(0, 2)[chosen]
-            told[..., 24:27] = tried
+            told[..., tried] = sent[chosen][..., tried]
             extra = {**{name: value[chosen] for name, value in rows.items()}, "inputs": told}
             rows = {name: torch.cat([value, extra[name]]) for name, value in rows.items()}
             seed = torch.cat([seed, seed[chosen]])
