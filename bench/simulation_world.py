@@ -169,7 +169,7 @@ def remember(houses: Houses, played: Played) -> None:
         won = played.success[:, :, player].unsqueeze(-1)
         wrong = played.mask[:, :, player] & (houses.right.gather(2, at) != doors)
         last = torch.where(wrong, at, -1).amax(-1, keepdim=True)
-        door = doors.gather(2, (wrong & (at == last)).float().argmax(-1, keepdim=True))
+        door = doors.gather(2, (wrong * junctions).argmax(-1, keepdim=True))  # decisions are as many as junctions
         reached = torch.where(won, houses.depth, last)
         houses.good = torch.maximum(houses.good, one_hot(houses.right) * (junctions < reached).unsqueeze(-1))
         failed = (junctions == last) & ~won
