@@ -25,6 +25,7 @@ class Episode:
     house: House
     chat: list[dict[str, str]]
     room: str
+    shown: Sequence[str] = ()
     turns: list[Turn] = field(default_factory=list)
     valid: int = 0
     success: bool = False
@@ -64,7 +65,7 @@ def play(
         first = f"{COIN_COLLECTOR.task}\n\n{_text(house, house.start)}"
         first = f"{render_tips(shown)}\n\n{first}" if shown else first
         chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": first}]
-        episodes[name] = Episode(house, chat, house.start)
+        episodes[name] = Episode(house, chat, house.start, shown)
     for _ in range(max_steps):
         live = {name: episode for name, episode in episodes.items() if not episode.success}
         if not live:
