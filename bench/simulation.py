@@ -539,7 +539,7 @@ def main() -> None:
 
 def _rounded(values: np.ndarray | float | Sequence[float]) -> Any:
     """Return numbers as JSON has them, NaN as null."""
-    if isinstance(values, float):
+    if isinstance(values, int | float):
         return None if math.isnan(values) else round(values, 4)
     return [_rounded(float(value)) for value in values]
 

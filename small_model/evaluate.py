@@ -19,7 +19,7 @@ from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import House
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import Reflection, load_settings
-from empo2.recipe.files.models import NOTES, resolve_model
+from empo2.recipe.files.models import NOTES, SMOLLM2, resolve_model
 from empo2.small_model.episodes import Episode, play
 from empo2.small_model.failures import Earlier, told
 from empo2.small_model.houses import DEV_SEEDS, LEVEL_SEEDS, TEST_SEEDS
@@ -152,6 +152,7 @@ def true_note(house: House) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=NOTES)
+    parser.add_argument("--adapter", type=Path, help="a folder of `make`, laid over SmolLM2 in the place of --model")
     parser.add_argument("--level", choices=COIN_COLLECTOR.levels, default="hard")
     parser.add_argument(
         "--seeds", choices=("dev", "level", "test", "unseen"), default="dev", help="test: for the model card alone"
@@ -162,11 +163,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="all numbers as JSON")
     arguments = parser.parse_args()
 
+    from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    checkpoint = resolve_model(arguments.model)
+    checkpoint = resolve_model(SMOLLM2 if arguments.adapter else arguments.model)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=fast_dtype())
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=fast_dtype())
+    if arguments.adapter:
+        model = PeftModel.from_pretrained(model, arguments.adapter).merge_and_unload()
     seeds = SEEDS | {"unseen": COIN_COLLECTOR.panel(arguments.level)["unseen"]}
     houses = first(seeds[arguments.seeds], arguments.level, arguments.houses, arguments.disguise)
     level, reflection = COIN_COLLECTOR.levels[arguments.level], load_settings("cpu", file=WORLD).reflection

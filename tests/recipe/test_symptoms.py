@@ -7,7 +7,7 @@ import pytest
 
 from empo2.recipe.trainer.symptoms import STEPS, Symptoms, drifts, idle
 
-RUNS = Path(__file__).parents[2] / "bench/learning"
+RUNS = Path(__file__).parents[2] / "experiments/learning"
 
 
 def told_of(run: str) -> list[str]:
