@@ -6,6 +6,7 @@ Each house is played EPISODES times, one after the other. After each episode its
 knows all of them. A reader ignores what it knows at a share of its turns.
 """
 
+import argparse
 import random
 from collections.abc import Callable, Sequence
 
@@ -84,4 +85,5 @@ def table() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(table())
