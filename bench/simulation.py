@@ -21,6 +21,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -252,7 +253,7 @@ class Trainer:
         noted = torch.tensor([mode.memory for mode in modes]).view(shape)
         share = torch.rand(shape, generator=self._generator) < self._arm.start_share
         by_start = torch.full(shape, True) if self._arm.imitate else share & ~noted
-        known = with_notes_of_now(self.houses)
+        known = copy(self.houses)  # with the notes of now
         played = play(self.net, self._start, self.houses, noted, by_start, self._arm.distinct, self._generator)
         had = self.houses.found.clone()
         remember(self.houses, played)
@@ -452,13 +453,6 @@ def _set_advantages(batch: DataProto, results: Mapping[str, RolloutResult], adva
     batch.batch["off_policy"] = torch.tensor([results[name].mode.off_policy for name in names])
     batch.batch["memory"] = torch.tensor([results[name].mode.memory for name in names])
     batch.batch["distilled"] = torch.zeros(len(names), dtype=torch.bool)
-
-
-def with_notes_of_now(houses: Houses) -> Houses:
-    """Return the houses with the notes of now."""
-    copy = object.__new__(Houses)
-    copy.__dict__.update(houses.__dict__)
-    return copy
 
 
 def better_without(results: Mapping[str, RolloutResult]) -> set[str]:
