@@ -309,9 +309,9 @@ class Trainer:
         seed = torch.arange(self._seeds).repeat_interleave(len(modes) // self._seeds)
         if self._arm.teach_back and (back := better_without(results)):
             chosen = torch.tensor([place for place, name in enumerate(names) if name in back])
-            tried = slice(CODE, CODE + DOORS)
-            told = known.inputs(played.at, torch.zeros(*played.at.shape, DOORS), torch.ones_like(played.mask))
-            told = told.flatten(0, 2)[chosen]
+            at, tried = played.at.flatten(2), slice(CODE, CODE + DOORS)
+            told = known.inputs(at, torch.zeros(*at.shape, DOORS), torch.ones_like(at, dtype=torch.bool))
+            told = told.view_as(played.as_sent).flatten(0, 2)[chosen]
             told[..., tried] = sent[chosen][..., tried]
             extra = {**{name: value[chosen] for name, value in rows.items()}, "inputs": told}
             rows = {name: torch.cat([value, extra[name]]) for name, value in rows.items()}

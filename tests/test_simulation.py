@@ -132,6 +132,14 @@ def test_an_undivided_novelty_does_not_drown_what_is_distilled() -> None:
     assert np.nanmean(plain.half) < 0.95 * np.nanmean(normalized.half)
 
 
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_arm_runs(suite: str) -> None:
+    for arm in SUITES[suite].values():
+        few = arm.changed(episodes=3 * arm.settings["rollouts_per_task"])
+        ended = run(few, 0.01, simulation.DEPTHS["shallow"], 3)
+        assert np.isfinite(ended.alone).all() and ended.alone.shape == (3,)
+
+
 def test_the_command_prints_a_table_and_keeps_the_numbers(tmp_path: Path, monkeypatch, capsys) -> None:
     output = tmp_path / "out.jsonl"
     options = [
