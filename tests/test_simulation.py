@@ -14,6 +14,8 @@ import simulation
 from simulation import SUITES, Outcome, Trainer, run
 from simulation_world import DOORS, Houses, Played, one_hot, play, reader, remember
 
+pytestmark = pytest.mark.slow
+
 DEEP = simulation.DEPTHS["deep"]
 FORMS = SUITES["forms"]
 

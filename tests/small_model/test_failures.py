@@ -15,6 +15,8 @@ from empo2.small_model.make import reflections
 from empo2.small_model.notes import Note, frontier_of, parse, way_to
 from empo2.small_model.rows import Row
 
+pytestmark = pytest.mark.slow
+
 HOUSE = deep_house(100_003, 5)
 WAY = way_to(HOUSE.doors, HOUSE.start, HOUSE.coin)
 
