@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -98,6 +99,7 @@ class Run(_Section):
 
 class Algorithm(_Section):
     name: Literal["empo2", "grpo"]
+    form: Literal["paper", "internalise"]
     seed: int
     memory_probability: Probability
     off_policy_probability: Probability
@@ -115,6 +117,7 @@ class Algorithm(_Section):
     failure_return: float
     return_scale: Annotated[float, Field(gt=0)] | None
     intrinsic_coefficient: Annotated[float, Field(ge=0, le=0.5)]  # above: meant in the units of the return
+    intrinsic_advantage: Literal["normalized", "plain"]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
     failed_rollout_return: float | None
     return_tolerance: Annotated[float, Field(ge=0, le=0.05)]
@@ -286,18 +289,21 @@ def load_settings(
     file: Path | None = None,
     layer: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Lay profile, a world's settings, user's YAML file, a nested mapping and ``key=value`` arguments over config.yaml.
+    """Lay profile, form, a world's settings, user's YAML file, a nested mapping and ``key=value`` over config.yaml.
 
-    A profile plays ScienceWorld unless another layer gives ``tasks.source``.
+    A profile plays ScienceWorld unless another layer gives ``tasks.source``. The form is that of the last layer which
+    gives ``algorithm.form``.
 
     Raises:
         ConfigError: an unknown key (with the nearest right one), a wrong type or value, an unreadable file.
     """
     values = parse_yaml(DEFAULTS.read_text())
-    profiles = values.pop("profiles")
+    profiles, forms = values.pop("profiles"), values.pop("forms")
     if profile is not None and profile not in profiles:
         raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
     layers = [world or {}, read_layer(file) if file is not None else {}, layer or {}, *map(_parse_override, overrides)]
+    form = forms.get(str(dict(flat(reduce(lay_over, layers))).get("algorithm.form")), {})
+    layers = [form, *layers]
     if profile is not None:
         layers = [profiles[profile], *_scienceworld(profile, layers), *layers]
     for each in layers:
@@ -411,7 +417,7 @@ def _explain(problem: Any) -> str:
 
 def _nearest(key: str) -> str:
     sections = parse_yaml(DEFAULTS.read_text())
-    del sections["profiles"]
+    del sections["profiles"], sections["forms"]
     known = [*(f"{section}.{name}" for section, names in sections.items() for name in names), *sections]
     same_name = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     close = difflib.get_close_matches(key, known, n=1) or same_name
@@ -433,6 +439,8 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     if algorithm.distills and algorithm.off_policy_old_log_probs == "tip-free":
         loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
         yield f"{loss}: has no ratio that needs algorithm.off_policy_old_log_probs='tip-free'; set that to with-tips"
+    if algorithm.name == "grpo" and algorithm.form != "paper":
+        yield f"algorithm.form={algorithm.form!r}: is a form of EMPO²; with algorithm.name='grpo' leave it at 'paper'"
     if algorithm.updates_per_step > algorithm.tasks_per_step:
         groups = f"tasks_per_step={algorithm.tasks_per_step}; each update learns from whole groups"
         yield f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed {groups}"
@@ -467,8 +475,14 @@ def warnings_of(settings: Settings) -> list[str]:
     if hardware.device == "gpu" and hardware.micro_batch > 1:
         why = "rows of different lengths get a dense mask, for which PyTorch has no flash kernel; 1 is faster"
         warnings.append(f"hardware.micro_batch={hardware.micro_batch}: {why}")
-    if settings.algorithm.name != "empo2":
+    algorithm = settings.algorithm
+    if algorithm.name != "empo2":
         return warnings
+    tipped = min(algorithm.memory_probability, algorithm.off_policy_probability) > 0 and not algorithm.distills
+    if tipped and algorithm.baseline == "paired" and algorithm.off_policy_old_log_probs == "with-tips":
+        why = "tips that fail are imitated or ignored, never unlearned, since the clip drops what they recommend"
+        fix = "take algorithm.form=internalise, or algorithm.off_policy_old_log_probs=tip-free (docs/algorithm.md)"
+        warnings.append(f"algorithm.baseline=paired with off_policy_loss=ratio: {why}; {fix}")
     tokens = f"memory.episode_tokens={memory.episode_tokens}"
     if memory.episode_tokens > model.max_prompt_tokens // 2:
         prompt = f"model.max_prompt_tokens={model.max_prompt_tokens}"

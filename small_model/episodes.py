@@ -25,6 +25,7 @@ class Episode:
     house: House
     chat: list[dict[str, str]]
     room: str
+    shown: Sequence[str] = ()
     turns: list[Turn] = field(default_factory=list)
     valid: int = 0
     success: bool = False
@@ -40,6 +41,8 @@ class Episode:
         """Whether all that the tip says holds in the house, and it claims to have seen no more than was seen."""
         note = self.note
         if note is None or not note.true_of(self.house) or note.found != self.success:
+            return False
+        if note.nowhere and (note.end, note.nowhere) not in {(turn.room, turn.move) for turn in self.turns}:
             return False
         return {note.end, *(room for room, _ in note.way)} <= self.seen
 
@@ -62,7 +65,7 @@ def play(
         first = f"{COIN_COLLECTOR.task}\n\n{_text(house, house.start)}"
         first = f"{render_tips(shown)}\n\n{first}" if shown else first
         chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": first}]
-        episodes[name] = Episode(house, chat, house.start)
+        episodes[name] = Episode(house, chat, house.start, shown)
     for _ in range(max_steps):
         live = {name: episode for name, episode in episodes.items() if not episode.success}
         if not live:

@@ -19,12 +19,13 @@ from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import House
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import Reflection, load_settings
-from empo2.recipe.files.models import NOTES, resolve_model
+from empo2.recipe.files.models import NOTES, SMOLLM2, resolve_model
 from empo2.small_model.episodes import Episode, play
+from empo2.small_model.failures import Earlier, told
 from empo2.small_model.houses import DEV_SEEDS, LEVEL_SEEDS, TEST_SEEDS
 from empo2.small_model.levels import first
 from empo2.small_model.make import WORLD
-from empo2.small_model.notes import Note, render, way_to
+from empo2.small_model.notes import Note, parse, render, way_to
 
 SEEDS = {"dev": DEV_SEEDS, "level": LEVEL_SEEDS, "test": TEST_SEEDS}
 BATCH = 64  # episodes at once: some 2 GB of key-value cache
@@ -61,7 +62,10 @@ def share(values: Sequence[tuple[str, int, int]]) -> Cell | None:
 
 
 def measured(episodes: Sequence[Episode]) -> dict[str, Cell | None]:
-    """Return how often the coin was found, actions were possible, and tips were true after success and failure."""
+    """Return how often the coin was found, actions were possible and as true notes say, and tips were true.
+
+    As notes say: of the rooms for which one tells a door to take, or doors that lead nowhere.
+    """
 
     def over(chosen: Sequence[Episode], hit: Callable[[Episode], int], count: Callable[[Episode], int] = lambda _: 1):
         return share([(_name(episode.house), hit(episode), count(episode)) for episode in chosen])
@@ -70,9 +74,16 @@ def measured(episodes: Sequence[Episode]) -> dict[str, Cell | None]:
     return {
         "found": over(episodes, lambda episode: episode.success),
         "valid": over(episodes, lambda episode: episode.valid, lambda episode: len(episode.turns)),
+        "as told": over(episodes, lambda each: sum(_followed(each)), lambda each: len(_followed(each))),
         "true after success": over([e for e in episodes if e.tip and e.success], lambda episode: episode.tip_true),
         "true after failure": over(failed, lambda episode: episode.tip_true),
     }
+
+
+def _followed(episode: Episode) -> list[bool]:
+    """Return of each room for which true notes tell a door, whether the player did as they say."""
+    notes = [note for text in episode.shown if (note := parse(text)) and note.true_of(episode.house)]
+    return [did for _, did in told(episode.turns, {0: [Earlier(note, frozenset()) for note in notes]})]
 
 
 def _name(house: House) -> str:
@@ -141,6 +152,7 @@ def true_note(house: House) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=NOTES)
+    parser.add_argument("--adapter", type=Path, help="a folder of `make`, laid over SmolLM2 in the place of --model")
     parser.add_argument("--level", choices=COIN_COLLECTOR.levels, default="hard")
     parser.add_argument(
         "--seeds", choices=("dev", "level", "test", "unseen"), default="dev", help="test: for the model card alone"
@@ -151,11 +163,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="all numbers as JSON")
     arguments = parser.parse_args()
 
+    from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    checkpoint = resolve_model(arguments.model)
+    checkpoint = resolve_model(SMOLLM2 if arguments.adapter else arguments.model)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=fast_dtype())
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=fast_dtype())
+    if arguments.adapter:
+        model = PeftModel.from_pretrained(model, arguments.adapter).merge_and_unload()
     seeds = SEEDS | {"unseen": COIN_COLLECTOR.panel(arguments.level)["unseen"]}
     houses = first(seeds[arguments.seeds], arguments.level, arguments.houses, arguments.disguise)
     level, reflection = COIN_COLLECTOR.levels[arguments.level], load_settings("cpu", file=WORLD).reflection

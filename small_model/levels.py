@@ -95,6 +95,8 @@ def houses(game: Game, seeds: Iterable[int], level: str) -> Iterator[tuple[int, 
 
 def first(seeds: Iterable[int], level: str, count: int, disguise: int = 0) -> list[House]:
     """Return the first `count` houses of CoinCollector of this level. Raises ValueError where the seeds have fewer."""
+    if (deep := COIN_COLLECTOR.levels[level]).deep:
+        return [in_disguise(deep.made(seed), seed, disguise) for seed in islice(seeds, count)]
     found = list(islice(houses(COIN_COLLECTOR, seeds, level), count))
     if len(found) < count:
         raise ValueError(f"{level}: {len(found)} houses among {seeds}, {count} are wanted")
@@ -110,7 +112,9 @@ def of_panel(game: Game, level: str) -> list[House]:
 def _write(game: Game) -> None:
     panels = json.loads(HOUSES.read_text()) | {game.name: {}}
     used: set[int] = set()  # in MapReader a seed has a house at every distance
-    for level in game.levels:
+    for level, limits in game.levels.items():
+        if limits.deep:
+            continue
         free = (seed for seed in PANEL_SEEDS if seed not in used)
         parts = (TRAIN, UNSEEN, *MORE.get((game.name, level), (0, 0)))
         found = [(seed, asdict(house)) for seed, house in islice(houses(game, free, level), sum(parts))]

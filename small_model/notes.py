@@ -22,11 +22,13 @@ class Note:
     end: the room to which the way leads.
     way: a room and a direction at a time; empty where the way ends at the start.
     found: whether the coin was there; else it was nowhere on the way.
+    nowhere: the direction of a door of `end` behind which there is nothing, and no other door; "" where none is told.
     """
 
     end: str
     way: tuple[Move, ...] = ()
     found: bool = False
+    nowhere: str = ""
 
     def edges(self) -> list[tuple[str, str, str]]:
         """What the way says about the house: a room, a direction, and the room behind."""
@@ -40,31 +42,38 @@ class Note:
             return False
         if any(house.doors.get(room, {}).get(direction) != behind for room, direction, behind in self.edges()):
             return False
+        if self.nowhere:
+            behind = house.doors[self.end].get(self.nowhere, house.coin)
+            if behind == house.coin or len(house.doors[behind]) > 1:
+                return False
         return self.end == house.coin if self.found else house.coin not in rooms
 
 
 def render(note: Note, wording: int = 0) -> str:
     """Return the note in one of WORDINGS; the small model writes the first and reads all."""
-    return _WORDINGS[wording](note.end, [f"{room} move {direction}" for room, direction in note.way], note.found)
+    way = [f"{room} move {direction}" for room, direction in note.way]
+    return _WORDINGS[wording](note.end, way, note.found, f"not {note.nowhere}" if note.nowhere else "no coin")
 
 
-def _plain(end: str, way: list[str], found: bool) -> str:
+def _plain(end: str, way: list[str], found: bool, last: str) -> str:
     if found:
         return f"{COIN}the {end}: {', '.join([*way, f'{end} take coin'])}."
-    return f"{NO_COIN}the {end}: {', '.join([*way, f'{end} no coin'])}."
+    return f"{NO_COIN}the {end}: {', '.join([*way, f'{end} {last}'])}."
 
 
-def _go(end: str, way: list[str], found: bool) -> str:
+def _go(end: str, way: list[str], found: bool, last: str) -> str:
     if found:
         return f"The coin is in the {end}; go {', '.join([*way, f'{end} take coin'])}."
+    if last != "no coin":
+        return f"The way on is {', '.join([*way, f'{end} {last}'])}."
     return f"The way on is {', '.join([*way, end])}; no coin there." if way else f"There is no coin in the {end}."
 
 
-def _from(end: str, way: list[str], found: bool) -> str:
+def _from(end: str, way: list[str], found: bool, last: str) -> str:
     steps = [f"in the {step}" for step in way]
     if found:
         return f"I found the coin: {', '.join([*steps, f'in the {end} take coin'])}."
-    return f"I came this far: {', '.join([*steps, f'in the {end} no coin'])}."
+    return f"I came this far: {', '.join([*steps, f'in the {end} {last}'])}."
 
 
 _WORDINGS = (_plain, _go, _from)
@@ -72,7 +81,9 @@ WORDINGS = len(_WORDINGS)
 
 _STEP = re.compile(r"\A(.+) move (north|east|south|west)\Z")
 _FOUND_TEXT = re.compile(r"\ACoin in the ([^:;,]+): (?:(.+), )?([^:;,]+) take coin\.?\Z")
-_FAILED_TEXT = re.compile(r"\ANo coin as far as the ([^:;,]+): (?:(.+), )?([^:;,]+) no coin\.?\Z")
+_FAILED_TEXT = re.compile(
+    r"\ANo coin as far as the ([^:;,]+): (?:(.+), )?([^:;,]+) (?:no coin|not (north|east|south|west))\.?\Z"
+)
 
 
 def parse(text: str) -> Note | None:
@@ -80,7 +91,9 @@ def parse(text: str) -> Note | None:
     found = _FOUND_TEXT.match(text)
     match = found or _FAILED_TEXT.match(text)
     way = _way(match[2]) if match and match[1] == match[3] else None
-    return None if match is None or way is None else Note(match[1], way, found is not None)
+    if match is None or way is None:
+        return None
+    return Note(match[1], way, True) if found else Note(match[1], way, nowhere=match[4] or "")
 
 
 def _way(text: str | None) -> tuple[Move, ...] | None:
@@ -107,6 +120,20 @@ def note_of(turns: Sequence[Turn], success: bool) -> Note:
     """Return the note on an episode, true by what was seen in it: the way to the last room that was seen."""
     moves = [(turn.room, turn.move) for turn in turns if turn.move]
     return Note(turns[-1].room, shortened(moves, turns[-1].room), success)
+
+
+def frontier_of(turns: Sequence[Turn], success: bool) -> Note:
+    """Return the note on an episode that tells the next one where to go on.
+
+    After a success that is the way; after a failure the way to the last room from which a door led nowhere, and that
+    door; where none did, the way to the last room that was seen.
+    """
+    for at in range(len(turns) - 1, 0, -1):
+        before, here = turns[at - 1], turns[at]
+        if not success and before.move and len(here.exits) == 1 and len(before.exits) > 1:
+            moves = [(turn.room, turn.move) for turn in turns[: at - 1] if turn.move]
+            return Note(before.room, shortened(moves, before.room), nowhere=before.move)
+    return note_of(turns, success)
 
 
 def shortened(moves: Sequence[Move], goal: str) -> tuple[Move, ...]:

@@ -11,14 +11,23 @@ class Player:
     """One episode's player, who knows what the notes say and what it has seen, and nothing else of the house.
 
     It goes to the coin that a note names; else on as a note of a failure says, through a door that this episode has not
-    used; else to the nearest room not seen yet. A note that what was seen contradicts is not believed any more.
+    used; else to the nearest room not seen yet, but behind no door that a note says leads nowhere. A note that what was
+    seen contradicts is not believed any more.
+
+    Args:
+        ignores: how often it acts as if there were no notes.
     """
 
-    def __init__(self, notes: Sequence[Note], generator: random.Random) -> None:
-        self._notes = list(notes)
+    def __init__(self, notes: Sequence[Note], generator: random.Random, ignores: float = 0.0) -> None:
+        self._all, self._ignores = list(notes), ignores
+        self._notes = self._all
         self._generator = generator
         self._start: str | None = None
         self.exits: dict[str, Mapping[str, str]] = {}  # of the rooms seen
+
+    def hear(self, notes: Sequence[Note]) -> None:
+        """Know these notes, too, from the next action on."""
+        self._all = [*self._all, *notes]
 
     def act(self, room: str, exits: Mapping[str, str], coin: bool) -> str:
         """Return the action for what the turn shows; chance decides between equally good ones."""
@@ -26,7 +35,9 @@ class Player:
         self.exits[room] = exits
         if coin:
             return TAKE
-        self._notes = [note for note in self._notes if not self._contradicted(note)]
+        self._all = [note for note in self._all if not self._contradicted(note)]
+        ignored = self._ignores > 0 and self._generator.random() < self._ignores
+        self._notes = [] if ignored else self._all
         doors = self._doors()
         reach = distances(doors, room)
         goals = [note.end for note in self._notes if note.found and note.end in reach]
@@ -40,7 +51,9 @@ class Player:
             ]
             if named:
                 return f"move {self._generator.choice(named)}"
-            goals = [other for other in reach if other not in self.exits]
+            new = [other for other in reach if other not in self.exits]
+            nowhere = {self.exits[note.end].get(note.nowhere) for note in self._notes if note.end in self.exits}
+            goals = [other for other in new if other not in nowhere] or new
         if not goals:
             return f"move {self._generator.choice(sorted(exits))}"
         nearest = min(reach[goal] for goal in goals)

@@ -48,9 +48,16 @@ class Played:
     success: bool
 
 
-def play(house: House, notes: Sequence[Note], max_steps: int, slips: float, generator: random.Random) -> Played:
-    """Play an episode by script; some actions, as often as `slips` says, are without sense."""
-    player, room, turns, sensible = Player(notes, generator), house.start, [], []
+def play(
+    house: House,
+    notes: Sequence[Note],
+    max_steps: int,
+    slips: float,
+    generator: random.Random,
+    ignores: float = 0.0,
+) -> Played:
+    """Play an episode by script; some actions, as often as `slips` says, are without sense. ignores: of `Player`."""
+    player, room, turns, sensible = Player(notes, generator, ignores), house.start, [], []
     for _ in range(max_steps):
         exits, coin = house.doors[room], room == house.coin
         best = player.act(room, exits, coin)
@@ -106,7 +113,7 @@ def row(house: House, other: House, mix: Mix, reflections: Sequence[Reflection],
 
     Args:
         other: the house that notes of the kind "other house" are about.
-        reflections: ways to ask for the note; the first one three times in five.
+        reflections: ways to ask for the note.
     """
     (kind,) = generator.choices(list(mix.kinds), list(mix.kinds.values()))
     limit = house.distance + 1 + generator.choice((0, 0, 1, 1, 2, 3, 4))
@@ -116,14 +123,19 @@ def row(house: House, other: House, mix: Mix, reflections: Sequence[Reflection],
     notes = _notes(kind, house, other, limit, generator)
     played = play(house, notes, limit, generator.choice(SLIPS), generator)
     shown = [(note, note.true_of(house)) for note in notes]
-    chat = _chat(played, _blocks(notes, len(played.turns), generator))
+    messages = chat(played, _blocks(notes, len(played.turns), generator))
     note = None
     if generator.random() < (mix.after_success if played.success else mix.after_failure):
         note = note_of(played.turns, played.success)
-        asked = reflections[0] if generator.random() < 0.6 else generator.choice(list(reflections))
-        ask = question(asked, 100 if played.success else 0, played.success)
-        chat += [Message("user", ask["content"]), Message("assistant", render(note), learned=True)]
-    return Row(kind, house, tuple(shown), played.success, note, tuple(chat))
+        messages += asked_for(note, played.success, reflections, generator)
+    return Row(kind, house, tuple(shown), played.success, note, tuple(messages))
+
+
+def asked_for(note: Note, success: bool, reflections: Sequence[Reflection], generator: random.Random) -> list[Message]:
+    """Return the question after an episode, the first of the reflections three times in five, and the note to write."""
+    asked = reflections[0] if generator.random() < 0.6 else generator.choice(list(reflections))
+    ask = question(asked, 100 if success else 0, success)
+    return [Message("user", ask["content"]), Message("assistant", render(note), learned=True)]
 
 
 def _notes(kind: str, house: House, other: House, limit: int, generator: random.Random) -> list[Note]:
@@ -132,7 +144,7 @@ def _notes(kind: str, house: House, other: House, limit: int, generator: random.
         return []
     if kind == "other house":
         # As in TextWorld-Express, every house begins in the same room, so the first words of a way may fit.
-        other = _beginning_as(house, other)
+        other = beginning_as(house, other)
         return [_earlier(other, limit, generator.random() < 0.6, generator) for _ in range(min(count, 4))]
     if kind == "success":
         successes = max(1, round(count * generator.random()))
@@ -147,7 +159,7 @@ def _notes(kind: str, house: House, other: House, limit: int, generator: random.
         right = _failures(house, generator.choice((0, 0, 1, 2)), limit, generator)
         return _shuffled([*wrong, *right], generator)
     right = [_earlier(house, limit, at == 0, generator) for at in range(max(count - len(wrong), 2))]
-    strange = [_earlier(_beginning_as(house, other), limit, True, generator)] if generator.random() < 0.5 else []
+    strange = [_earlier(beginning_as(house, other), limit, True, generator)] if generator.random() < 0.5 else []
     return _shuffled([*wrong, *right, *strange], generator)[:MAX_NOTES]
 
 
@@ -176,7 +188,7 @@ def _failures(house: House, count: int, limit: int, generator: random.Random) ->
     return notes
 
 
-def _beginning_as(house: House, other: House) -> House:
+def beginning_as(house: House, other: House) -> House:
     """Return `other` with its first room, wherever it is named, called as the house's first."""
     names = {room: room for room in other.doors} | {other.start: house.start}
     if house.start in other.doors and house.start != other.start:
@@ -202,14 +214,15 @@ def _blocks(notes: Sequence[Note], turns: int, generator: random.Random) -> dict
     return {turn: render_tips(list(dict.fromkeys(lines))) for turn, lines in texts.items()}
 
 
-def _chat(played: Played, blocks: dict[int, str]) -> list[Message]:
-    chat = [Message("system", SYSTEM)]
+def chat(played: Played, blocks: Mapping[int, str]) -> list[Message]:
+    """Return an episode as agent and gateway make it, with a block of notes before some turns."""
+    messages = [Message("system", SYSTEM)]
     moved = True
     for index, (turn, sensible) in enumerate(zip(played.turns, played.sensible, strict=True)):
         here = room_text(turn.room, turn.exits, coin=turn.action == TAKE)
         text = here if moved else refused(here)
         text = text if index else f"{COIN_COLLECTOR.task}\n\n{text}"
         text = f"{blocks[index]}\n\n{text}" if index in blocks else text
-        chat += [Message("user", text), Message("assistant", turn.action, learned=sensible)]
+        messages += [Message("user", text), Message("assistant", turn.action, learned=sensible)]
         moved = turn.move is not None
-    return chat
+    return messages

@@ -18,12 +18,16 @@ from empo2.small_model.rows import Message
 
 WORKERS = 2  # two processes of one thread each are faster than one of two, and do not spin on a busy machine
 ACTION_WEIGHT = 4.0  # of an action's tokens in the loss; a note's have 1
+STATE = "training.pt"  # while it lasts: how far it is, and what the optimizer holds
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """rank, alpha: of the LoRA, on all linear layers of the blocks from `first_layer` on; batch: rows an update."""
+    """rank, alpha: of the LoRA, on all linear layers of the blocks from `first_layer` on; batch: rows an update.
+
+    save_every: updates after which a training that is ended can go on.
+    """
 
     seed: int = 0
     rank: int = 16
@@ -33,6 +37,7 @@ class Settings:
     learning_rate: float = 1e-3
     warmup: float = 0.05  # share of the updates
     gradient_norm: float = 1.0
+    save_every: int = 10
 
 
 @dataclass(frozen=True)
@@ -65,17 +70,28 @@ def encode(messages: Sequence[Message], tokenizer: Any) -> Encoded:
     return Encoded(render(len(messages)), learned, weights)
 
 
-def train(base: Path, rows: Sequence[Encoded], settings: Settings, output: Path, start: Path | None = None) -> None:
+def train(
+    base: Path,
+    rows: Sequence[Encoded],
+    settings: Settings,
+    output: Path,
+    start: Path | None = None,
+    workers: int = WORKERS,
+) -> None:
     """Train on the rows in order, once each, and write `adapter_model.safetensors` and `adapter_config.json`.
+
+    A training that was ended goes on where it was, in the same folder with the same rows and as many of them.
 
     Args:
         start: a folder with the LoRA to go on with; None: a fresh one.
+        workers: processes of one thread each.
     """
     os.environ["GOMP_SPINCOUNT"] = "0"
     output.mkdir(parents=True, exist_ok=True)
     meeting = output.resolve() / f".meeting-{os.getpid()}"
     try:
-        mp.spawn(_worker, (base, rows, settings, output, start, meeting), nprocs=WORKERS)  # pyright: ignore[reportPrivateImportUsage]
+        mp.spawn(_worker, (workers, base, rows, settings, output, start, meeting), nprocs=workers)  # pyright: ignore[reportPrivateImportUsage]
+        (output / STATE).unlink()
     finally:
         meeting.unlink(missing_ok=True)
 
@@ -108,6 +124,7 @@ def reply_loss(model: Any, row: Encoded) -> torch.Tensor:
 
 def _worker(
     rank: int,
+    workers: int,
     base: Path,
     rows: Sequence[Encoded],
     settings: Settings,
@@ -117,16 +134,24 @@ def _worker(
 ) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORKERS)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=workers)
     peft_model = lora(base, settings, start)
     model = peft_model.get_base_model()
     weights = [weight for weight in peft_model.parameters() if weight.requires_grad]
     masters = [weight.detach().float().clone() for weight in weights]  # bfloat16 would lose small updates
     optimizer = torch.optim.AdamW(masters, lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.99))
-    updates = len(rows) // settings.batch
+    updates, done = len(rows) // settings.batch, 0
+    if (output / STATE).exists() and (state := torch.load(output / STATE))["of"] == updates:
+        done = state["updates"]
+        optimizer.load_state_dict(state["optimizer"])
+        with torch.no_grad():
+            for weight, master, saved in zip(weights, masters, state["masters"], strict=True):
+                master.copy_(saved)
+                weight.copy_(saved)
+    dist.barrier()  # before anyone writes it anew
     started, tokens = time.monotonic(), 0
     parent = os.getppid()
-    for update in range(updates):
+    for update in range(done, updates):
         if os.getppid() != parent:  # the command was killed
             raise SystemExit(1)
         batch = sorted(
@@ -134,7 +159,7 @@ def _worker(
         )
         share = sum(sum(row.weights) for row in batch)
         loss = torch.zeros(())
-        for row in batch[rank::WORKERS]:
+        for row in batch[rank::workers]:
             part = reply_loss(model, row) / share
             part.backward()
             loss += part.detach()
@@ -156,8 +181,12 @@ def _worker(
             seconds = time.monotonic() - started
             line = {"update": update, "of": updates, "loss": round(loss.item(), 4), "norm": round(norm.item(), 3)}
             print(json.dumps({**line, "tokens": tokens, "seconds": round(seconds)}), flush=True)
-        if rank == 0 and ((update + 1) % 50 == 0 or update == updates - 1):
+        if rank == 0 and ((update + 1) % settings.save_every == 0 or update == updates - 1):
             _save(peft_model, output)
+            held = {"optimizer": optimizer.state_dict(), "masters": masters}
+            state = {"updates": update + 1, "of": updates, **held}
+            torch.save(state, output / f"{STATE}.new")
+            (output / f"{STATE}.new").replace(output / STATE)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from .deep import DOORS, deep_house
 from .house import House, in_disguise
 
+DEEP_HOUSES = {"train": range(160), "unseen": range(160, 200)}  # seeds, of every deep level
 HOUSES = Path(__file__).with_name("houses.json")  # game -> level -> "train" and "unseen" -> seed -> house
 
 
@@ -17,13 +19,24 @@ class Level:
 
     rooms: of a house. distances: moves from the start to the coin. max_steps: actions of an episode.
     chance: how often a scripted explorer, which does not know the house, succeeds, from and to. It depends on
-    the doors that lead elsewhere more than on the distance.
+    the doors that lead elsewhere more than on the distance. deep: whether its houses are made here (deep.py), with as
+    many junctions as moves; the others are the game's own.
     """
 
     rooms: int
     distances: tuple[int, ...]
     max_steps: int
     chance: tuple[float, float]
+    deep: bool = False
+
+    @classmethod
+    def of_junctions(cls, count: int) -> "Level":
+        """Return a level of deep houses; after the moves the last step takes the coin."""
+        return cls(1 + DOORS * count, distances=(count,), max_steps=count + 1, chance=(0.0, 0.02), deep=True)
+
+    def made(self, seed: int) -> House:
+        """Return the deep house of a seed."""
+        return deep_house(seed, *self.distances)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +61,15 @@ class Game:
 
     def houses(self, level: str) -> dict[str, dict[int, House]]:
         """Return a level's houses by seed: "train" and "unseen", none of which made the small model."""
+        if (deep := self.levels[level]).deep:
+            return {part: {seed: deep.made(seed) for seed in seeds} for part, seeds in DEEP_HOUSES.items()}
         parts = _houses()[self.name][level]
         return {part: {int(seed): House(**house) for seed, house in found.items()} for part, found in parts.items()}
 
     def panel(self, level: str) -> dict[str, list[int]]:
         """Return the seeds of a level's houses."""
+        if self.levels[level].deep:
+            return {part: [*seeds] for part, seeds in DEEP_HOUSES.items()}
         return {part: [*map(int, found)] for part, found in _houses()[self.name][level].items()}
 
     def house(self, level: str, seed: int, disguise: int = 0) -> House:
@@ -60,7 +77,7 @@ class Game:
         for part in self.houses(level).values():
             if house := part.get(seed):
                 return in_disguise(house, seed, disguise)
-        raise ValueError(f"seed {seed}: level {level!r} of {self.title} has no such house; see {HOUSES.name}")
+        raise ValueError(f"seed {seed}: level {level!r} of {self.title} has no such house; see games.py")
 
 
 @cache
@@ -78,6 +95,7 @@ COIN_COLLECTOR = Game(
         "easy": Level(rooms=11, distances=(2, 3), max_steps=7, chance=(0.35, 0.65)),
         "medium": Level(rooms=11, distances=(4,), max_steps=6, chance=(0.08, 0.15)),
         "hard": Level(rooms=11, distances=(4,), max_steps=6, chance=(0.0, 0.04)),
+        **{f"deep-{count}": Level.of_junctions(count) for count in (6, 7, 8)},
     },
 )
 MAP_READER = Game(

@@ -12,6 +12,8 @@ _EPSILON = 1e-6  # verl's
 _ROUNDING = 1e-6  # share of the tolerance; half the reward of a new state, its default, is a difference that occurs
 _LARGEST = 1e20  # of an advantage that is not divided: what the loss multiplies it by leaves it a float32
 
+type Scorer = Callable[[Sequence[RolloutResult]], list[float]]
+
 
 def compared_scores(results: Sequence[RolloutResult], algorithm: Algorithm) -> list[float]:
     """Return the scores of rollouts that are compared with each other: scaled return and intrinsic reward.
@@ -48,18 +50,36 @@ def rollout_advantages(results: Results, algorithm: Algorithm) -> dict[str, floa
     - Off-policy rollouts with tips, in a group that also has rollouts without: their baseline is the mean of those
       without, and the standard deviation is that of both together.
 
+    With ``intrinsic_advantage: plain`` the intrinsic reward is no part of the score; what it exceeds its baseline by is
+    added to the advantage as it is, so that where all returns are equal it does not weigh as much as a success [ours].
+
     Returns:
         By rollout id; 0 for all rollouts of a comparison whose scores are equal, and for a rollout compared with none.
     """
-    advantages: dict[str, float] = {}
-    for rollouts in groups_of(results):
-        advantages |= compare_halves(
+    plain = algorithm.intrinsic_advantage == "plain"
+    outside = algorithm.model_copy(update={"intrinsic_coefficient": 0.0}) if plain else algorithm
+
+    def compared(rollouts: Sequence[str], score: Scorer, normalize_by_std: bool) -> dict[str, float]:
+        return compare_halves(
             rollouts,
             lambda rollout: results[rollout].mode,
-            lambda compared: compared_scores([results[rollout] for rollout in compared], algorithm),
-            algorithm.normalize_by_std,
+            lambda members: score([results[rollout] for rollout in members]),
+            normalize_by_std,
         )
+
+    advantages: dict[str, float] = {}
+    for rollouts in groups_of(results):
+        advantages |= compared(rollouts, lambda each: compared_scores(each, outside), algorithm.normalize_by_std)
+        if plain:
+            novelty = compared(rollouts, lambda each: novelty_scores(each, algorithm), normalize_by_std=False)
+            advantages |= {rollout: advantages[rollout] + novelty[rollout] for rollout in rollouts}
     return advantages
+
+
+def novelty_scores(results: Sequence[RolloutResult], algorithm: Algorithm) -> list[float]:
+    """Return the intrinsic rewards of rollouts that are compared with each other, 0 if every rollout succeeded."""
+    solved = all_solved(results, algorithm)
+    return [0.0 if solved else algorithm.intrinsic_coefficient * result.intrinsic for result in results]
 
 
 def compare_halves[T: Hashable](

@@ -16,6 +16,7 @@ from verl import DataProto
 from verl.utils.tracking import Tracking
 
 from empo2.recipe.config import Algorithm
+from empo2.recipe.marked_lines import say_note
 from empo2.recipe.protocol import TRAIN_PANEL, is_success
 from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import METRICS_FILE
@@ -23,6 +24,7 @@ from empo2.recipe.trainer.advantages import range_warning, tip_gain, tolerance_w
 from empo2.recipe.trainer.objective import by_kind
 from empo2.recipe.trainer.rows import groups_without_gradient
 from empo2.recipe.trainer.step_results import Results, RolloutResult, StepResults
+from empo2.recipe.trainer.symptoms import Symptoms
 
 _TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
 
@@ -42,9 +44,12 @@ class RunTracking(Tracking):
             os.environ.setdefault("WANDB_DIR", str(directory))
         super().__init__(*args, config=shown, **kwargs)
         self._file = Path(directory) / METRICS_FILE if directory else None
+        self._symptoms = Symptoms()
 
     def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
         super().log(data=data, step=step, backend=backend)
+        for warning in self._symptoms.seen(data):
+            say_note(f"step {step}: {warning}")
         if self._file is not None:
             numbers = {key: float(value) for key, value in data.items()}
             line = {"step": step} | {key: number if math.isfinite(number) else None for key, number in numbers.items()}
@@ -64,6 +69,9 @@ def training_metrics(results: StepResults, success_return: float) -> dict[str, f
         "empo2/off_policy_fraction": np.mean([result.mode.off_policy for result in kept]),
         "empo2/rollouts_dropped": len(results.dropped),
     }
+    for name, memory in (("memory_success_rate", True), ("success_rate_without_memory", False)):
+        if half := [result.return_ >= success_return for result in kept if result.mode.memory == memory]:
+            metrics[f"training/{name}"] = np.mean(half)
     left_out = ("turns_dropped", "side_calls_dropped", "repeated_calls", "overlong_rows")
     metrics |= {f"empo2/{name}": results.left_out[name] for name in left_out}
     metrics |= {f"empo2/dropped/{reason}": count for reason, count in results.reasons.items()}

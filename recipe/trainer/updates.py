@@ -51,9 +51,11 @@ def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, mi
     parts: list[list[int]] = [[] for _ in range(ranks)]
     for rows in plan:
         shares: list[list[int]] = [[] for _ in range(ranks)]
+        sizes = [0] * ranks
         for row in sorted(rows, key=lambda row: -tokens[row]):
-            open_shares = [share for share in shares if len(share) < slots]
-            min(open_shares, key=lambda share: sum(tokens[row] for row in share)).append(row)
+            rank = min((rank for rank in range(ranks) if len(shares[rank]) < slots), key=lambda rank: sizes[rank])
+            shares[rank].append(row)
+            sizes[rank] += tokens[row]
         for part, share in zip(parts, shares, strict=True):
             part += share + [FILLER] * (slots - len(share))
     return [row for part in parts for row in part]

@@ -2,14 +2,16 @@
 
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from empo2.agents.houses.agent import CoinCollectorAgent, MapReaderAgent
+from empo2.agents.houses.deep import ROOMS
 from empo2.agents.houses.environment import HouseEnvironment
-from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, Game
+from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, Game, Level
 from empo2.agents.houses.house import DIRECTIONS, OPPOSITE, House, disguise_of
 from empo2.agents.houses.tasks import CoinCollectorEpisode, MapReaderEpisode, coin_collector, map_reader
 from empo2.agents.textworld_express.environment import Environment
@@ -17,9 +19,11 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.files.tasks import check_agent, load_tasks
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.protocol import scope_of
+from empo2.small_model import deep
 from empo2.small_model import houses as small_model
-from empo2.small_model.levels import EARLIER, bring_back, fits, learned, of_panel
-from empo2.small_model.notes import Note
+from empo2.small_model.levels import EARLIER, bring_back, collect, fits, learned, of_panel
+from empo2.small_model.notes import Note, Turn, frontier_of, parse, render
+from empo2.small_model.rows import play
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +36,14 @@ in_java = pytest.mark.stack  # the real game
 each_game = pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
 each_level = pytest.mark.parametrize(
     ("game", "level"),
-    [pytest.param(game, level, id=f"{game.name}-{level}") for game in GAMES.values() for level in game.levels],
+    [
+        pytest.param(game, level, id=f"{game.name}-{level}")
+        for game in GAMES.values()
+        for level, limits in game.levels.items()
+        if not limits.deep
+    ],
 )
+each_depth = pytest.mark.parametrize("depth", (6, 7, 8))
 
 
 # Turns: hall - den - attic from west to east, a cellar south of the den, the coin in the attic
@@ -129,12 +139,17 @@ def test_an_episode_is_played_as_in_the_real_game(textworld: Environment, game: 
 @in_java
 @each_game
 def test_a_house_is_what_the_game_makes_of_its_seed(textworld: Environment, game: Game):
-    for level, limits in game.levels.items():
+    for level, limits in of_the_game(game).items():
         for part in game.houses(level).values():
             for seed in [*part][:: len(part) - 1]:
                 assert small_model.walk(textworld, game, limits, seed) == part[seed] == game.house(level, seed)
     with pytest.raises(ValueError, match=r"seed -1: level 'easy' of .* has no such house"):
         game.house("easy", -1)
+
+
+def of_the_game(game: Game) -> dict[str, Level]:
+    """The levels whose houses TextWorld-Express makes."""
+    return {name: level for name, level in game.levels.items() if not level.deep}
 
 
 def moves_to_the_coin(house: House) -> list[str]:
@@ -191,8 +206,8 @@ def test_a_panels_houses_are_of_their_level_and_the_table_of_the_page_is_measure
 
 @each_game
 def test_no_house_is_used_for_two_purposes(game: Game):
-    seeds = [seed for level in game.levels for part in game.panel(level).values() for seed in part]
-    assert len(set(seeds)) == len(seeds) == 32 * len(game.levels) + 64 * (game is COIN_COLLECTOR)
+    seeds = [seed for level in of_the_game(game) for part in game.panel(level).values() for seed in part]
+    assert len(set(seeds)) == len(seeds) == 32 * len(of_the_game(game)) + 64 * (game is COIN_COLLECTOR)
     made = {*small_model.MAKE_SEEDS, *small_model.DEV_SEEDS}
     measured = {*small_model.LEVEL_SEEDS, *small_model.TEST_SEEDS}
     assert made.isdisjoint(measured)
@@ -229,6 +244,125 @@ def test_no_house_is_in_two_blocks_and_each_block_has_a_disguise():
 def test_a_wrong_argument_gets_one_line(wrong: dict, says: str):
     with pytest.raises(ValueError, match=says):
         map_reader(**wrong)
+
+
+# Deep houses
+
+
+@each_depth
+def test_a_deep_house_is_a_way_of_junctions_with_one_door_on_and_two_that_lead_nowhere(depth: int):
+    level = COIN_COLLECTOR.levels[f"deep-{depth}"]
+    houses = [house for part in COIN_COLLECTOR.houses(f"deep-{depth}").values() for house in part.values()]
+    assert len({repr(house) for house in houses}) == len(houses) == 200
+    ways: Counter[str] = Counter()
+    for house in houses:
+        moves = moves_to_the_coin(house)
+        assert len(moves) == house.distance == depth == level.max_steps - 1
+        assert len(house.doors) == level.rooms == 3 * depth + 1
+        room, came = house.start, ""
+        for move in moves:
+            exits = house.doors[room]
+            assert len(exits) == (4 if came else 3)
+            others = [behind for way, behind in exits.items() if way not in (move, came)]
+            assert len(others) == 2 and all(len(house.doors[behind]) == 1 for behind in others)
+            assert all(house.doors[behind][OPPOSITE[way]] == room for way, behind in exits.items())
+            room, came = exits[move], OPPOSITE[move]
+        assert room == house.coin and len(house.doors[room]) == 1
+        ways.update(moves)
+    assert min(ways.values()) > 0.2 * sum(ways.values())  # no direction is the one to take
+
+
+def test_the_rooms_of_deep_houses_are_called_as_the_games_rooms_are():
+    of_levels = [game.houses(level) for game in GAMES.values() for level in of_the_game(game)]
+    assert {
+        room for parts in of_levels for part in parts.values() for house in part.values() for room in house.doors
+    } == (set(ROOMS))
+
+
+def test_one_wrong_door_is_one_too_many(play_agent, server):
+    row: dict[str, Any] = coin_collector("deep-7", train_houses=1)[0][0]
+    house = COIN_COLLECTOR.house("deep-7", row["seed"])
+    right = [f"move {way}" for way in moves_to_the_coin(house)]
+    (wrong, *_) = (way for way in house.doors[house.start] if f"move {way}" != right[0])
+    late = [f"move {wrong}", f"move {OPPOSITE[wrong]}", *right][:8]
+    assert play_agent(CoinCollectorAgent, CoinCollectorEpisode(**row), late)["value"] == 0
+    assert play_agent(CoinCollectorAgent, CoinCollectorEpisode(**row), [*right, "take coin"])["value"] == 100
+
+
+def abstract_stream(depth: int, ignores: float, generator: random.Random) -> list[bool]:
+    """A house without rooms or texts: what is known of each junction, and whether an episode finds the coin."""
+    right, dead, sure, won = [generator.randrange(3) for _ in range(depth)], set(), set(), []
+    for _ in range(deep.EPISODES):
+        steps, at, tried, wrong = depth + 1, 0, set(), []
+        while steps > 0 and at < depth:
+            free = {0, 1, 2} - tried
+            if generator.random() >= ignores:
+                free = {right[at]} if at in sure else {door for door in free if (at, door) not in dead} or free
+            door = generator.choice(sorted(free))
+            steps -= 1
+            if door == right[at]:
+                at, tried = at + 1, set()
+            elif steps:  # else nobody sees what was behind the door
+                steps -= 1
+                tried.add(door)
+                wrong.append((at, door))
+        won.append(at == depth)
+        if wrong and not won[-1]:
+            dead.add(wrong[-1])
+        sure |= set(range(depth if won[-1] else wrong[-1][0] if wrong else at))
+    return won
+
+
+@pytest.mark.parametrize(("depth", "ignores"), ((6, 0.0), (7, 0.2), (8, 0.3)))
+def test_scripted_readers_find_what_a_game_without_rooms_says(depth: int, ignores: float):
+    """Two programs that share nothing: players in rooms with notes as text says, and sets of doors."""
+    level, generator = COIN_COLLECTOR.levels[f"deep-{depth}"], random.Random(1)
+    houses = [level.made(seed) for seed in range(80)]
+    played = deep.streams(houses, level.max_steps, frontier_of, ignores, seed=3)
+    sets = [abstract_stream(depth, ignores, generator) for _ in range(2000)]
+    for by in (4, 12, 20):
+        share = deep.found_by(sets, by)
+        assert deep.found_by(played, by) == pytest.approx(
+            share, abs=3.5 * (max(share * (1 - share), 0.01) / 100) ** 0.5
+        )
+    assert deep.at_the_end(played) == pytest.approx(deep.at_the_end(sets), abs=0.06)
+
+
+def test_chance_finds_one_coin_in_3_to_the_power_of_the_junctions():
+    houses = [Level.of_junctions(3).made(seed) for seed in range(4000)]
+    found = sum(bring_back(house, [], 4, random.Random(seed))[0] for seed, house in enumerate(houses))
+    assert found == 0  # MapReader's player, who has to come back, has no time for it
+    found = sum(collect(house, [], 4, random.Random(seed))[0] for seed, house in enumerate(houses))
+    assert found / 4000 == pytest.approx(1 / 27, abs=0.012)  # four standard errors
+
+
+def test_a_note_of_a_failure_tells_the_last_door_that_led_nowhere_if_it_was_seen():
+    house = Level.of_junctions(6).made(0)
+    right = moves_to_the_coin(house)
+    second = house.doors[house.start][right[0]]
+    wrong = next(way for way in house.doors[second] if way not in (right[1], OPPOSITE[right[0]]))
+    behind = house.doors[second][wrong]
+    turns = [
+        Turn(house.start, house.doors[house.start], f"move {right[0]}"),
+        Turn(second, house.doors[second], f"move {wrong}"),
+        Turn(behind, house.doors[behind], f"move {OPPOSITE[wrong]}"),
+    ]
+    note = frontier_of(turns, success=False)
+    assert note == Note(second, ((house.start, right[0]),), nowhere=wrong) and note.true_of(house)
+    assert parse(render(note)) == note
+    assert render(note) == f"No coin as far as the {second}: {house.start} move {right[0]}, {second} not {wrong}."
+    assert all(f"not {wrong}" in render(note, wording) for wording in range(3))
+    assert not Note(second, note.way, nowhere=right[1]).true_of(house)  # it leads on
+    unseen = frontier_of(turns[:2], success=False)
+    assert unseen == Note(second, note.way)  # nobody saw what was behind the door
+    reader = [play(house, [note], 7, 0.0, random.Random(seed)).turns[1].action for seed in range(60)]
+    assert f"move {wrong}" not in reader and len(set(reader)) == 2
+
+
+def test_the_table_of_the_page_is_what_scripted_players_find():
+    written = (ROOT / "docs/houses.md").read_text()
+    for line in deep.lines(COIN_COLLECTOR.levels["deep-6"]):
+        assert line in written
 
 
 # The agents

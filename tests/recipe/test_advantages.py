@@ -130,3 +130,36 @@ def test_returns_as_large_as_a_float_can_be(most: float) -> None:
     assert advantages(group(one, []))[0] == pytest.approx([1.5, -0.5, -0.5, -0.5])
     assert advantages(group(one, []), normalize_by_std=False)[0] == pytest.approx([1e20] + [-1e20] * 3)
     assert worth_imitating(group([0.0], [most, -most]), PAPER) == {"gt0"}
+
+
+def novel(returns: list[float], intrinsic: list[float], modes: list[Mode] | None = None, **changes: Any) -> list[float]:
+    """Advantages with a plain intrinsic reward of a hundredth a new state; returns of 0..100."""
+    modes = modes or [WITHOUT] * len(returns)
+    results = {
+        str(i): RolloutResult("g", mode, return_, new)
+        for i, (mode, return_, new) in enumerate(zip(modes, returns, intrinsic, strict=True))
+    }
+    plain = {"intrinsic_advantage": "plain", "intrinsic_coefficient": 0.01, "failure_return": 0.0} | changes
+    made = rollout_advantages(results, PAPER.model_copy(update=plain))
+    return [made[str(i)] for i in range(len(returns))]
+
+
+def test_a_plain_intrinsic_reward_joins_the_advantage_as_it_is() -> None:
+    # Returns 0, 0, 0, 1: mean 1/4, deviation 1/2. New states 2, 0, 1, 1: their mean is 1, a hundredth each.
+    assert novel([0, 0, 0, 100], [2, 0, 1, 1]) == pytest.approx([-0.49, -0.51, -0.5, 1.5], abs=1e-5)
+    # All fail: 1/n alone, a hundredth; as part of the score it would be ±1.22 (2, 0, 1, 1 in deviations of .816).
+    assert novel([0] * 4, [2, 0, 1, 1]) == pytest.approx([0.01, -0.01, 0, 0])
+    as_score = novel([0] * 4, [2, 0, 1, 1], intrinsic_advantage="normalized")
+    assert as_score == pytest.approx([1.2247, -1.2247, 0, 0], abs=2e-4)
+    assert novel([100] * 4, [2, 0, 1, 1]) == [0] * 4  # nothing is left to explore
+    # Its size follows from the coefficient alone, not from the scale of the returns.
+    scaled = novel([0, 0, 0, 100], [2, 0, 1, 1], return_scale=7.0, intrinsic_coefficient=0.1)
+    assert scaled == pytest.approx([-0.4, -0.6, -0.5, 1.5], abs=1e-5)
+
+
+def test_a_plain_intrinsic_reward_of_pairs_has_their_baselines() -> None:
+    """Without tips 1 and 3 new states, with tips 4 and 0: those without have a mean of 2, which is the others', too."""
+    modes = [WITHOUT, OFF, WITHOUT, OFF]
+    assert novel([0, 100, 0, 100], [1, 4, 3, 0], modes) == pytest.approx([-0.01, 1.7521, 0.01, 1.7121], abs=1e-3)
+    on_policy = [WITHOUT, ON, WITHOUT, ON]
+    assert novel([0, 100, 0, 100], [1, 4, 3, 0], on_policy) == pytest.approx([-0.01, 0, 0.01, 0])

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from empo2.recipe.config import DEFAULTS, load_settings
+from empo2.recipe.config import DEFAULTS, load_settings, warnings_of
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.trainer.verl_config import build_verl_config, read_settings
 
@@ -48,6 +48,37 @@ def test_layers_in_their_order(tmp_path: Path) -> None:
     assert (settings.seed, settings.tasks_per_step, settings.clip_low, settings.rollouts_per_task) == (33, 5, 0.1, 6)
     assert settings.learning_rate == 1e-5  # the profile's
     assert settings.clip_high == 0.3  # config.yaml's
+
+
+def test_a_form_is_laid_over_the_profile_and_under_what_the_user_says(tmp_path: Path) -> None:
+    file, one = tmp_path / "mine.yaml", "algorithm.form=internalise"
+    keys = ("form", "baseline", "memory_probability", "off_policy_loss", "kl_coefficient", "kl_rows")
+    intrinsic = [load_settings("gpu", given).algorithm.intrinsic_advantage for given in ([], [one])]
+    assert intrinsic == ["normalized", "plain"]
+
+    def of(profile: str, *overrides: str, **layers: Any) -> list[Any]:
+        return [getattr(load_settings(profile, overrides, **layers).algorithm, key) for key in keys]
+
+    assert of("gpu") == of("gpu", "algorithm.form=paper") == ["paper", "group", 0.25, "ratio", 0.0, "all"]
+    assert of("gpu", one) == of("cpu", one) == ["internalise", "paired", 1.0, "distillation", 1.0, "with-tips"]
+    assert of("cpu", one, "algorithm.memory_probability=0.5")[2] == 0.5
+    file.write_text("algorithm: {form: internalise, kl_coefficient: 0.1, off_policy_loss: reverse-distillation}")
+    mine = ["internalise", "paired", 1.0, "reverse-distillation", 0.1, "with-tips"]
+    assert of("gpu", file=file) == mine
+    # The word of the last layer counts; what stands beside an earlier one is the user's own still.
+    assert of("gpu", "algorithm.form=paper", file=file)[:5] == ["paper", "group", 0.25, "reverse-distillation", 0.1]
+    file.write_text(yaml.safe_dump(load_settings("cpu", [one]).to_dict()))  # as a run keeps it
+    assert of("gpu", file=file) == of("cpu", one)
+
+
+def test_a_pair_whose_tips_cannot_be_unlearned_is_warned_of() -> None:
+    def warned(*overrides: str) -> bool:
+        return any("never unlearned" in each for each in warnings_of(load_settings("gpu", overrides)))
+
+    paired, tip_free = "algorithm.baseline=paired", "algorithm.off_policy_old_log_probs=tip-free"
+    assert warned(paired) and warned("algorithm.form=internalise", "algorithm.off_policy_loss=ratio")
+    assert not warned() and not warned(paired, tip_free) and not warned("algorithm.form=internalise")
+    assert not warned(paired, "algorithm.off_policy_probability=0") and not warned(paired, "algorithm.name=grpo")
 
 
 def test_numbers_and_texts_are_read_as_they_were_meant() -> None:
@@ -122,6 +153,8 @@ def test_another_agent_and_another_task_source_do_not_inherit() -> None:
         ("hardware.nodes=2", "hardware.nodes=2: give their Ray cluster as hardware.ray_address=auto"),
         ("hardware.tensor_parallel=3", "hardware.tensor_parallel=3"),
         (f"{DISTILLATION} algorithm.off_policy_old_log_probs=tip-free", "='tip-free'; set that to with-tips"),
+        ("algorithm.form=internalise algorithm.name=grpo", "algorithm.form='internalise': is a form of EMPO²"),
+        ("algorithm.form=inward", "algorithm.form='inward': "),
         ("algorithm.updates_per_step=17", "algorithm.updates_per_step=17"),
         ("algorithm.success_return=0", "algorithm.success_return=0: must exceed failure_return=0"),
         ("algorithm.tasks_per_step=3 algorithm.updates_per_step=1 algorithm.rollouts_per_task=3", "tasks_per_step=3"),

@@ -208,6 +208,31 @@ def test_loss_and_gradient_of_mixed_batches(seed: int) -> None:
     assert_as_expected(random_rows(seed, count=6))
 
 
+@pytest.mark.parametrize(
+    ("advantage", "tip_free", "pushed"),
+    [
+        # π(a|u) = 0.1, π(a|u, tips) = 0.9. A > 0: of a 0.9 · 1.87 / 9 · (1 - 0.1); the other's ratio, 9, is clipped.
+        (1.87, False, 0.168),
+        # A < 0: a is clipped; of the other 0.1 · (-1.87) · 9 · (0 - 0.1). Failing tips are imitated, not unlearned.
+        (-1.87, False, 0.168),
+        # Ratios of 1: A · (0.9 · 0.9 - 0.1 · 0.1).
+        (1.87, True, 1.50),
+        (-1.87, True, -1.50),
+    ],
+)
+def test_what_an_off_policy_row_does_to_the_logit_of_what_tips_recommend(
+    advantage: float, tip_free: bool, pushed: float
+) -> None:
+    """Two actions, sampled with the tips: each is a row, its advantage times how often it is sampled."""
+    policy, sampled = np.array([0.1, 0.9]), np.array([0.9, 0.1])
+    old = policy if tip_free else sampled
+    rows = [
+        Row([math.log(policy[i])], [math.log(old[i])], float(sampled[i] * advantage), off_policy=True) for i in (0, 1)
+    ]
+    by_log_prob = [-gradient[0] for gradient in run(rows).gradients]  # of the objective, not of the loss
+    assert by_log_prob[0] * (1 - policy[0]) - by_log_prob[1] * policy[0] == pytest.approx(pushed, abs=5e-3)
+
+
 @pytest.mark.parametrize("off_policy", [False, True])
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "flows"),

@@ -12,6 +12,7 @@ from empo2.small_model import episodes
 from empo2.small_model.episodes import Episode, play
 from empo2.small_model.evaluate import measured, share
 from empo2.small_model.make import reflections
+from empo2.small_model.notes import Turn
 
 DOORS = {"hall": {"east": "den"}, "den": {"east": "cellar", "west": "hall"}, "cellar": {"west": "den"}}
 HOUSE = House("hall", "cellar", DOORS)
@@ -39,6 +40,24 @@ def test_a_found_coin_and_the_true_way_to_it(policy):
     assert "was completed" in episode.chat[-1]["content"]
     assert episode.chat[-2] == {"role": "assistant", "content": "take coin"}
     assert not policy("move east", "move east", "take coin", NOTE.replace("den move east", "den move west")).tip_true
+
+
+def test_doors_are_taken_as_true_notes_say():
+    """Of the hall a note tells the way on, of the den that the north leads nowhere; a false one does not count."""
+    doors = {"hall": {"east": "den", "south": "bar"}, "bar": {"north": "hall"}, "attic": {"south": "den"}}
+    doors |= {"den": {"north": "attic", "east": "cellar", "west": "hall"}, "cellar": {"west": "den"}}
+    house = House("hall", "cellar", doors)
+    true = "No coin as far as the den: hall move east, den not north."
+    false = "No coin as far as the hall: hall not east."
+
+    def told(*actions: str, notes: tuple[str, ...]) -> str:
+        turns = [Turn(room, doors[room], action) for room, action in zip(("hall", "den"), actions, strict=False)]
+        return str(measured([Episode(house, [], "hall", notes, turns)])["as told"])
+
+    assert told("move east", "move east", notes=(true, false)) == "1.00 (1.00-1.00), 2"
+    assert told("move east", "move north", notes=(true, false)) == "0.50 (0.50-0.50), 2"
+    assert told("move south", notes=(true,)) == "0.00 (0.00-0.00), 1"
+    assert told("move south", notes=(false,)) == "None"
 
 
 def test_a_failure_and_what_it_saw(policy):
