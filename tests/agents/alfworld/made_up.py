@@ -13,7 +13,7 @@ from empo2.agents.alfworld.games import TASKS, Game, read_game
 from empo2.agents.alfworld.tasks import OWN_FILE
 
 COUNTS = {"train": 4, "valid_seen": 2, "valid_unseen": 2}  # games of each type
-RECEPTACLES = 5  # in a room
+RECEPTACLES = 3  # in a room
 WORDING = "Think of the {}, and of the {}."  # a person's, who says less than the game
 
 _APPLIANCES = ("Fridge", "Microwave", "SinkBasin")
