@@ -36,6 +36,7 @@ class Archive:
     """
 
     def __init__(self, file: Path) -> None:
+        require(file)
         self._file = file
         index = self._read(_INDEX)
         if index.get("format") != _FORMAT:
@@ -53,12 +54,16 @@ class Archive:
         try:
             with ZipFile(self._file) as archive:
                 return json.loads(archive.read(member))
-        except FileNotFoundError:
-            raise ArchiveError(f"there is no file {self._file} of ALFWorld's games: {_REMEDY}") from None
         except (OSError, BadZipFile, KeyError, EOFError, ValueError) as error:
             raise ArchiveError(
                 f"{self._file} is no file of ALFWorld's games, or damaged ({error}): {_REMEDY}"
             ) from None
+
+
+def require(file: Path) -> None:
+    """Raise ArchiveError, naming the fix, unless the file is there."""
+    if not file.is_file():
+        raise ArchiveError(f"there is no file {file} of ALFWorld's games: {_REMEDY}")
 
 
 def write(file: Path, games: Games) -> None:

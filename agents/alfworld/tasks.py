@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..text_game.episode import ActionForm, TextEpisode, one_of, positive
-from .archive import SPLITS, Archive
+from .archive import SPLITS, Archive, require
 from .games import TASKS, Game
 
 OWN = "own"  # the project's made-up games
@@ -19,7 +19,8 @@ Admissible = Literal["shown", "hidden"]
 class Episode(TextEpisode):
     """An episode of ALFWorld. Raises ValueError, naming the value and the nearest right ones, when a field is wrong.
 
-    Only `game_of` checks that the file has the game, and `Environment` that the game has the wording.
+    A file that is not there is an error, too. Only `game_of` checks that the file has the game, and only `Environment`
+    that the game has the wording.
     """
 
     variables = "ALFWORLD"
@@ -35,6 +36,7 @@ class Episode(TextEpisode):
     reward: int  # of a won game
 
     def __post_init__(self) -> None:
+        require(_file(self.games))
         one_of(SPLITS, "split", self.split)
         one_of(TASKS, "task", self.task)
         one_of(get_args(Admissible), "admissible", self.admissible)
@@ -93,9 +95,9 @@ def load(
     common |= {"admissible": admissible, "history": history, "reward": reward}
     for task in tasks:  # checks every argument before the file is read
         Episode(games=games, split=test_split, task=task, game="", **common)
+    names = Archive(_file(games)).names
     if games != OWN:
-        games = str(Path(games).expanduser().absolute())
-    names = _archive(games).names
+        games = str(_file(games).absolute())
 
     def rows(split: str, key: str, count: int | None) -> list[dict[str, Any]]:
         if count is not None:
@@ -112,8 +114,8 @@ def load(
 
 def game_of(episode: Episode) -> Game:
     """Return an episode's game. Raises ValueError if its file has no such game or cannot be read."""
-    return _archive(episode.games).game(episode.split, episode.world)
+    return Archive(_file(episode.games)).game(episode.split, episode.world)
 
 
-def _archive(games: str) -> Archive:
-    return Archive(OWN_FILE if games == OWN else Path(games))
+def _file(games: str) -> Path:
+    return OWN_FILE if games == OWN else Path(games).expanduser()

@@ -3,29 +3,13 @@
 import functools
 import json
 import lzma
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 WORLDS = Path(__file__).parents[4] / "shared" / "worlds" / "alfworld"
-
-GRAMMAR = """
-grammar :: \"\"\"
-    {{
-        "task": [
-            {{
-                "rhs": {task}
-            }}
-        ]
-    }}
-\"\"\";
-action help {{
-    template :: "help";
-    feedback :: "
-{help}";
-}}
-"""
 
 
 def need_worlds() -> None:
@@ -52,7 +36,16 @@ def official_games(split: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_official(folder: Path, split: str, games: dict[str, dict[str, Any]], wordings: dict[str, list[str]]) -> None:
+@functools.cache
+def official_wordings() -> dict[str, list[str]]:
+    """Return what people wrote of the goal of each official game, by "split/name"."""
+    with lzma.open(WORLDS / "human_goals.json.xz") as file:
+        return json.load(file)
+
+
+def write_official(
+    folder: Path, split: str, games: Mapping[str, Mapping[str, Any]], wordings: Mapping[str, Sequence[str]]
+) -> None:
     """Write game files into the folders of an official json_2.1.1."""
     for name, game in games.items():
         trial = folder / split / name
