@@ -11,16 +11,16 @@ from .tasks import Episode
 
 ROLE = "You act in a house by commands, to carry out a task. The episode ends when it is done."
 
+CARRY = "You carry one thing at a time, and see what lies in a place when you have gone there, or opened it."
 COMMANDS = """\
 Commands, with R a place or container such as drawer 2, and T a thing such as mug 1:
 go to R, open R, close R, take T from R, move T to R, use T (a lamp), clean T with R, heat T with R, cool T with R, \
-slice T with T, examine R, look, inventory.
-You carry one thing at a time, and see what lies in a place when you have gone there, or opened it."""
+slice T with T, examine R, look, inventory."""
 
 TOLD = "Each turn you are told what happened."
 REPLY = {
     "free-text": f"{TOLD} Reply with your next command: one line, nothing else.",
-    "choice": f"{TOLD} Reply with one number from the list of commands below it, nothing else.",
+    "choice": f"{TOLD[:-1]} and a numbered list of commands. Reply with one number from the list, nothing else.",
     "tags": f"{TOLD} First think between <think> and </think>, then give your command between <action> and </action>.",
 }
 
@@ -31,7 +31,10 @@ class Game(TextGame):
     """One started episode. `system` belongs to the turn that is shown."""
 
     def __init__(self, environment: Environment, episode: Episode) -> None:
-        self._rules = "\n".join([ROLE, COMMANDS, REPLY[episode.actions]])
+        self._history = episode.history
+        self._lists = episode.admissible == "shown" and episode.actions != "choice"
+        written = [] if episode.actions == "choice" else [COMMANDS]
+        self._rules = "\n".join([ROLE, CARRY, *written, REPLY[episode.actions]])
         self._task = environment.task_description
         self._past: list[str] = []  # observations, each followed by the action
         super().__init__(environment, episode, self._rules, environment.state)
@@ -43,9 +46,8 @@ class Game(TextGame):
 
     def _show(self, news: str) -> None:
         super()._show(news)
-        shown = self.episode.admissible == "shown" and self.episode.actions != "choice"
-        listed = [f"{ADMISSIBLE} {', '.join(self._state.valid_actions)}"] if shown and not self.done else []
-        if not self.episode.history:
+        listed = [f"{ADMISSIBLE} {', '.join(self._state.valid_actions)}"] if self._lists and not self.done else []
+        if not self._history:
             self.turn = "\n\n".join([self.turn, *listed])
         else:
             self.system = "\n\n".join([self._rules, *self._told(), *listed])
@@ -55,5 +57,5 @@ class Game(TextGame):
         """Return the task and the last steps; nothing in the first turn, which states the task."""
         if not self._past:
             return []
-        last = "\n".join(self._past[-2 * self.episode.history :])
+        last = "\n".join(self._past[-2 * self._history :])
         return [self._task, f"Steps taken: {len(self._past) // 2}. The last of them:\n{last}"]

@@ -8,9 +8,9 @@ import json
 import sys
 import tempfile
 
-import textworld
-from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
-from textworld.envs.pddl import PddlEnv
+import textworld  # pyright: ignore[reportMissingImports]
+from alfworld.agents.environment.alfred_tw_env import AlfredDemangler  # pyright: ignore[reportMissingImports]
+from textworld.envs.pddl import PddlEnv  # pyright: ignore[reportMissingImports]
 
 
 def main() -> None:
