@@ -4,6 +4,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_LZMA, BadZipFile, ZipFile, ZipInfo
@@ -16,9 +17,7 @@ _FORMAT = 1
 _INDEX = "index.json"
 _REMEDY = "make it with `python -m empo2.agents.alfworld import FOLDER`"
 
-Games = Mapping[
-    str, Mapping[str, Game]
-]  # by split and name, such as "pick_and_place_simple-Mug-None-Desk-308/trial_T2"
+Games = Mapping[str, Mapping[str, Game]]  # by split and name, such as "pick_and_place_simple-Mug-None-Desk-1/trial_0"
 
 
 class ArchiveError(ValueError):
@@ -54,7 +53,7 @@ class Archive:
         try:
             with ZipFile(self._file) as archive:
                 return json.loads(archive.read(member))
-        except (OSError, BadZipFile, KeyError, EOFError, ValueError) as error:
+        except (OSError, BadZipFile, LZMAError, KeyError, EOFError, ValueError) as error:
             raise ArchiveError(
                 f"{self._file} is no file of ALFWorld's games, or damaged ({error}): {_REMEDY}"
             ) from None

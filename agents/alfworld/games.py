@@ -22,7 +22,7 @@ TASKS = {
 
 NOWHERE = -1
 
-# Facts of a game's start: those of receptacles, of things, and those that change nothing.
+# Facts of things at the start, and those that are about the planner's costs.
 _TRAITS = ("pickupable", "cleanable", "heatable", "coolable", "toggleable", "sliceable", "isReceptacleObject", "isCool")
 _IGNORED = ("=", "distance", "total-cost")
 

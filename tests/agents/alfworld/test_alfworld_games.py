@@ -167,6 +167,11 @@ def test_a_file_that_is_none_says_how_to_make_one(tmp_path: Path):
     file.write_bytes(OWN_FILE.read_bytes()[:-100])
     with pytest.raises(ArchiveError, match=r"games.zip is no file of ALFWorld's games, or damaged .*: make it with"):
         Archive(file)
+    whole = bytearray(OWN_FILE.read_bytes())
+    whole[100:-3000] = bytes(len(whole) - 3100)  # the list of members is whole
+    file.write_bytes(whole)
+    with pytest.raises(ArchiveError, match=r"games.zip is no file of ALFWorld's games, or damaged "):
+        Archive(file)
     with pytest.raises(ValueError, match=r"own.zip has no game 'pick_and_place_simple-X' in train"):
         Archive(OWN_FILE).game("train", "pick_and_place_simple-X")
 
