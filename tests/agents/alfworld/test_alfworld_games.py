@@ -186,6 +186,7 @@ def test_the_projects_own_games_are_those_that_made_up_makes(tmp_path: Path):
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "count"), [("train", 3553), ("valid_seen", 140), ("valid_unseen", 134)])
 def test_every_official_game_is_won_by_its_walkthrough_and_no_step_of_it_fails(split: str, count: int):
     need_worlds()
