@@ -7,7 +7,7 @@ only ?= *
 tier ?= parts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser trace-tools demo small-model test test-trainings test-all test-fast check soak gpu-proof lock clean
+.PHONY: help setup frameworks browser trace-tools alfworld-engine demo small-model test test-trainings test-all test-fast check soak gpu-proof lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ browser: setup ## add a browser (Qt's Chromium, 400 MB), in which the tests open
 trace-tools: setup ## add Phoenix, MLflow and a collector (900 MB, apart), in which the tests look at spans
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/trace-tools
 	@VIRTUAL_ENV=build/trace-tools $(BIN)/uv pip install --quiet --no-deps --requirements requirements/trace-tools.txt
+
+alfworld-engine: setup ## add ALFWorld's own engine (330 MB, apart; cmake and g++), which the tests compare ours with
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/alfworld-engine
+	@VIRTUAL_ENV=build/alfworld-engine $(BIN)/uv pip install --quiet --no-deps --requirements requirements/alfworld-engine.txt
 
 demo: setup ## see the small model explore, write notes and learn, on a CPU
 	$(BIN)/empo2 demo
@@ -79,6 +83,7 @@ lock: setup ## resolve requirements/*.in anew into the pinned lists
 	$(LOCK) gpu.in --output-file gpu.txt
 	$(LOCK) browser.in --output-file browser.txt
 	$(LOCK) trace-tools.in --output-file trace-tools.txt
+	$(LOCK) alfworld-engine.in --output-file alfworld-engine.txt
 	for name in $(basename $(notdir $(wildcard requirements/frameworks/*.in))); do \
 		($(LOCK) --overrides overrides-frameworks.txt --constraints cpu.txt frameworks/$$name.in | \
 			grep -vxFf cpu.txt > frameworks/$$name.txt) || exit; \

@@ -3,7 +3,7 @@
     .venv/bin/python bench/panels.py [NAME ...]
 
 Equal versions of the worlds give equal files. WebShop's rows name their catalogue's folder by a plain name, which
-``--row catalogue=FOLDER`` replaces.
+``--row catalogue=FOLDER`` replaces, and ALFWorld's their file ``alfworld.zip``, from which they are also made.
 """
 
 import argparse

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from empo2.agents.alfworld import tasks as alfworld
 from empo2.agents.houses import tasks as houses
 from empo2.agents.scienceworld import tasks as scienceworld
 from empo2.agents.text_game.episode import TextEpisode
@@ -36,6 +37,7 @@ def of_worlds() -> list[Task]:
     (express,), _ = textworld_express.load(["coin"], train_seeds=1, test_seeds=1, **FORM)
     (shop,), _ = webshop.load(hits=3, train_goals=1, test_goals=1, **FORM)
     (house,), _ = houses.coin_collector("easy", train_houses=1, unseen_houses=1, **FORM)
+    (game,), _ = alfworld.load(tasks=["look_at_obj_in_light"], train_games=1, test_games=1, **FORM)
     line = f"{shlex.quote(sys.executable)} {shlex.quote(str(QUIZ))} {{QUESTION}} {{ANSWER}}"
     quiz = {"AGENT_COMMAND": line, "AGENT_REWARD": "stdout", "QUESTION": "What is 1 + 1?", "ANSWER": "2"}
     agents = "empo2.agents"
@@ -49,6 +51,7 @@ def of_worlds() -> list[Task]:
         ),
         _episode("webshop", "openai", f"{agents}.webshop.agent:WebShopAgent", webshop.Episode(**shop)),
         _episode("coin", "openai", f"{agents}.houses.agent:CoinCollectorAgent", houses.CoinCollectorEpisode(**house)),
+        _episode("alfworld", "openai", f"{agents}.alfworld.agent:ALFWorldAgent", alfworld.Episode(**game)),
         _task("questions", "quiz command", COMMAND, quiz),
     ]
 

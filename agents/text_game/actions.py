@@ -34,6 +34,20 @@ def typed(reply: str) -> str:
     return reply.strip().partition("\n")[0].strip()
 
 
+def tagged(reply: str) -> tuple[str, bool]:
+    """Return the action between `<action>` and `</action>`, in lower case, and whether the reply is valid.
+
+    As in verl-agent, a reply is valid if it has these two tags, those of `<think>`, and no Chinese character. Without
+    the tags of the action, its last 30 characters are the action.
+    """
+    text = reply.lower()
+    start, end = text.find("<action>"), text.find("</action>")
+    if -1 in (start, end):
+        return text[-30:], False
+    valid = "<think>" in reply and "</think>" in reply and not re.search("[\u4e00-\u9fff]", reply)
+    return text[start + len("<action>") : end].strip(), valid
+
+
 def nearest(text: str, valid_actions: Sequence[str]) -> str:
     """Return the valid action nearest to `text`: `text` itself if valid, else the one that shares the most words.
 

@@ -5,9 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
+FULL_SCORE = 100
+
 # How a policy acts: it writes any line; it writes the number of a listed action; it writes a line, and the nearest
-# valid action is executed, as in the EMPO2 paper.
-ActionForm = Literal["free-text", "choice", "paper"]
+# valid action is executed, as in the EMPO2 paper; it thinks and names an action between tags, as in verl-agent.
+ActionForm = Literal["free-text", "choice", "paper", "tags"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,11 @@ class TextEpisode:
     def title(self) -> str:
         """Return the world's name for people to read."""
         raise NotImplementedError
+
+    @property
+    def full_score(self) -> float:
+        """Return the score of a success."""
+        return FULL_SCORE
 
     @classmethod
     def env_map(cls) -> dict[str, str]:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .actions import chosen, draw, listed, nearest, typed
-from .episode import TextEpisode
+from .actions import chosen, draw, listed, nearest, tagged, typed
+from .episode import FULL_SCORE, TextEpisode
 
-FULL_SCORE = 100
 NOT_LISTED = "Nothing was done: your reply named no listed number."
 
 
@@ -41,15 +40,16 @@ class TextEnvironment(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of an episode: its score, -100..100, a line that explains it, and numbers to average."""
+    """The result of an episode: its score, a line that explains it, numbers to average, and the score of a success."""
 
     score: float
     message: str
     metrics: Mapping[str, float] = field(default_factory=dict)
+    full_score: float = FULL_SCORE
 
     @property
     def success(self) -> bool:
-        return self.score == FULL_SCORE
+        return self.score == self.full_score
 
 
 class TextGame:
@@ -81,17 +81,23 @@ class TextGame:
         self._show(NOT_LISTED if action is None else self._state.observation)
 
     def outcome(self, remark: str = "") -> Outcome:
-        """Return the score so far and the share of corrected actions (paper's form) or of invalid ones (choice)."""
+        """Return the score so far and the share of corrected actions (paper) or of invalid ones (choice, tags)."""
         steps = f"{self._steps} of {self.episode.max_steps} steps"
         message = f"{self.episode.title}: score {self._state.score:g} after {steps}{remark}"
-        counts = {"paper": ("corrected_actions", self._corrected), "choice": ("invalid_actions", self._invalid)}
+        invalid = "invalid_actions", self._invalid
+        counts = {"paper": ("corrected_actions", self._corrected), "choice": invalid, "tags": invalid}
         name, count = counts.get(self.episode.actions, ("", 0))
-        return Outcome(self._state.score, message, {name: count / self._steps} if name and self._steps else {})
+        metrics = {name: count / self._steps} if name and self._steps else {}
+        return Outcome(self._state.score, message, metrics, self.episode.full_score)
 
     def _action(self, reply: str) -> str | None:
         """Return the action to execute; None if the reply names none."""
         if self._choices:
             return chosen(reply, self._choices)
+        if self.episode.actions == "tags":
+            action, valid = tagged(reply)
+            self._invalid += not valid
+            return action
         text = typed(reply)
         if self.episode.actions != "paper":
             return text
