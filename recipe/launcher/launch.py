@@ -28,6 +28,7 @@ from empo2.recipe.marked_lines import STAGES
 from empo2.recipe.network import bind, gateway_host
 from empo2.recipe.preflight.cluster import require_cluster
 from empo2.recipe.preflight.machine import require_room
+from empo2.recipe.printed import printable
 from empo2.recipe.protocol import scope_of
 from empo2.recipe.rollout_log import read_dropped, rollout_files
 from empo2.recipe.run_folder import CHECKPOINTS, ROLLOUTS, TASKS_FILE, last_checkpoint, step_of
@@ -66,7 +67,10 @@ def launch(settings: Settings, profile: str | None, console: Console, *, check: 
     model = model_of(settings)
     # Refuses wrong options; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
-    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
+
+    def say(text: str) -> None:
+        console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
+
     if settings.hardware.cluster is not None:
         room = require_cluster(settings, model, say)
     scopes = [scope_of(task, settings.memory.scope) for task in tasks.train]

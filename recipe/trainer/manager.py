@@ -1,5 +1,7 @@
 """agent-lightning's rollout manager with EMPO²'s tags; it returns only rollouts that can be trained on."""
 
+import contextlib
+import functools
 import itertools
 import math
 import uuid
@@ -9,16 +11,17 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 from agentlightning.hooks import RolloutHooks
 from agentlightning.schemas import Event, Model, Rollout, RolloutCreate
-from agentlightning.server.routes.events import _to_triplet_format
 from agentlightning.verl.agl_rollout_manager import (
     AglAsyncRolloutManager,
     AglRolloutManager,
     CompletedRollout,
     EnqueuedRollout,
 )
+from transformers import PretrainedConfig
 
 from empo2.recipe.config import Algorithm, Settings
 from empo2.recipe.failures import first_error
@@ -30,6 +33,13 @@ from empo2.recipe.trainer.step_results import StepResults
 
 _NONE_PLAYS_SECONDS = 120  # a controller asks every few seconds, and an agent may need a minute to start
 _LOG_CHARACTERS = 100_000
+
+
+@functools.cache
+def vocabulary_of(model: str) -> int:
+    """Return the number of tokens that a model can read and write, by its ``config.json``."""
+    config, _ = PretrainedConfig.get_config_dict(model)
+    return config.get("text_config", config)["vocab_size"]
 
 
 def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
@@ -93,6 +103,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         group_size: rollouts of a training task; agent-lightning's ``train_rollout_n`` is not read.
         step: the training step, from which the modes of the groups that are issued are drawn.
         max_prompt_tokens: most tokens of a training row's prompt.
+        vocabulary: the model's number of tokens.
         version: number of updates that the weights of the model servers have had.
         pauses: whether rollouts may still run when those that were waited for have ended.
         controller_log: of a controller on this machine, by which the user is told why no rollout starts.
@@ -114,6 +125,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         group_size: int,
         step: int,
         max_prompt_tokens: float = math.inf,
+        vocabulary: float = math.inf,
         version: int = 0,
         pauses: bool = False,
         controller_log: Path | None = None,
@@ -142,7 +154,10 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self._tell_at = perf_counter() + _NONE_PLAYS_SECONDS
         self.carried_over: list[EnqueuedRollout] = []
         self.results = StepResults(
-            max_prompt_tokens, algorithm.failed_rollout_return, main_chat_only=not settings.gateway.trained_calls
+            max_prompt_tokens,
+            algorithm.failed_rollout_return,
+            main_chat_only=not settings.gateway.trained_calls,
+            vocabulary=vocabulary,
         )
         self.played: list[CompletedRollout] = []
         self.metrics: dict[str, float] = {}
@@ -173,20 +188,34 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
 
     def _run_succeeded_hook(self, rollout: Rollout) -> None:
         if self._has_user_hooks:  # agent-lightning would read all events of a rollout for it
-            super()._run_succeeded_hook(rollout)
+            with contextlib.suppress(httpx.HTTPStatusError, ValueError):  # `_build_completed_rollout` will tell
+                super()._run_succeeded_hook(rollout)
 
     def _build_completed_rollout(self, enqueued_rollout: EnqueuedRollout, rollout: Rollout) -> CompletedRollout:
+        """Return a rollout with its events and reward, or without them and dropped where they cannot be read."""
         if RolloutTag.read(rollout.metadata) is not None:
             # The gateway embeds some states after the reply was sent: wait until their events are recorded.
             begin = perf_counter()
             self._gateway.settle(enqueued_rollout.rollout_id)
             self._settling += perf_counter() - begin
-        return super()._build_completed_rollout(enqueued_rollout, rollout)
+        try:
+            return super()._build_completed_rollout(enqueued_rollout, rollout)
+        except httpx.TransportError:  # the gateway is gone
+            raise
+        except Exception as error:  # whatever a call, an event or a reward holds
+            unread = CompletedRollout(
+                **enqueued_rollout.model_dump(),
+                metadata=rollout.metadata.model_dump(),
+                rollout_state=rollout.status.state,
+                error_message=rollout.status.error_message,
+            )
+            self.results.drop_unreadable(unread, error)
+            return unread
 
     def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Event], list[Event]]:
-        """Return all events as recorded, and trimmed. The server would trim only the last call of equal prompts."""
+        """Return all events, and those that agent-lightning is to read: the rewards. `StepResults` reads the calls."""
         events = self._get_events(rollout_id)
-        return events, [_to_triplet_format(event) for event in events]
+        return events, [event for event in events if event.event_type == "reward"]
 
     def _tagged(self, task: dict[str, Any], request: RolloutCreate) -> RolloutCreate:
         """Return a request with its tag; agent-lightning makes the training rollouts of a step group by group.

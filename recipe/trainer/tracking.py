@@ -58,7 +58,7 @@ def training_metrics(results: StepResults, success_return: float) -> dict[str, f
         "empo2/off_policy_fraction": np.mean([result.mode.off_policy for result in kept]),
         "empo2/rollouts_dropped": len(results.dropped),
     }
-    left_out = ("turns_dropped", "side_calls_dropped", "repeated_calls", "overlong_rows")
+    left_out = ("turns_dropped", "side_calls_dropped", "repeated_calls", "image_calls", "overlong_rows")
     metrics |= {f"empo2/{name}": results.left_out[name] for name in left_out}
     metrics |= {f"empo2/dropped/{reason}": count for reason, count in results.reasons.items()}
     metrics |= _agent_means("training", kept)
@@ -91,6 +91,7 @@ def step_line(step: int, metrics: dict[str, Any], *, rollouts: int, rows: int) -
         "rows cut at model.max_episode_tokens": metrics["empo2/cut_rows"],
         "turns dropped, their tip-free prompt is not known": metrics["empo2/turns_dropped"],
         "calls not trained, their request was sent again": metrics["empo2/repeated_calls"],
+        "calls not trained, they have images": metrics["empo2/image_calls"],
         "reply tokens without gradient": metrics["empo2/reply_tokens_lost"],
         "reply tokens not distilled, vLLM gave no other tokens with them": metrics.get("empo2/untaught_tokens", 0),
     }

@@ -31,7 +31,7 @@ from empo2.recipe.trainer.advantages import (
     worth_imitating,
 )
 from empo2.recipe.trainer.compat.agentlightning import count_mini_batches_in_rows
-from empo2.recipe.trainer.manager import Empo2RolloutManager
+from empo2.recipe.trainer.manager import Empo2RolloutManager, vocabulary_of
 from empo2.recipe.trainer.objective import by_kind, hybrid_loss
 from empo2.recipe.trainer.row_text import episode_record
 from empo2.recipe.trainer.rows import add_masks, distill, groups_without_gradient, set_advantages, update_results
@@ -102,6 +102,7 @@ class Empo2Trainer(AgentLightningRayPPOTrainer):
             gateway=self._gateway,
             group_size=self._group_size,
             max_prompt_tokens=self.config.agentlightning.trace_aggregator.trajectory_max_prompt_length,
+            vocabulary=vocabulary_of(self.config.actor_rollout_ref.model.path),
             version=self._version,
             pauses=self.is_async,
             controller_log=self._run_directory and self._run_directory / "controller.log",
