@@ -36,6 +36,12 @@ CREATE INDEX entries_by_tip ON entries (tip_id);
 CREATE INDEX states_by_scope ON states (scope);
 CREATE INDEX credits_by_tip ON credits (tip_id);
 """
+_TYPES = {
+    "tips": {"scope": "text", "episode": "text", "text": "text", "score": "real", "created": "real", "value": "real"},
+    "entries": {"tip_id": "integer", "action": "text", "state": "text"},
+    "states": {"scope": "text", "state": "text", "visits": "integer"},
+    "plays": {"episode": "text", "scope": "text", "score": "real", "searches": "integer", "hits": "integer"},
+}
 
 
 class MemoryFileError(Exception):
@@ -58,6 +64,7 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
             if in_file:
                 _create_private(path)
             db = opened.enter_context(closing(sqlite3.connect(path)))
+            db.text_factory = _decoded
             if not _is_empty(db):  # before anything is written beside a file that may not be ours
                 _check_embedder(read_meta(db, path), path, embedder, dimension)
             lock = opened.enter_context(_lock(path)) if in_file else None
@@ -65,9 +72,10 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
                 _create(db, embedder, dimension)
             _check_embedder(read_meta(db, path), path, embedder, dimension)
             _check_pages(db, path)
+            _check_values(db, path)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, UnicodeDecodeError, OSError) as error:  # SQLite's own messages may be damaged, too
             raise MemoryFileError(f"{path}: cannot be opened as a memory file: {error}") from error
         opened.pop_all()
         return db, lock
@@ -90,10 +98,12 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         if not os.access(path.absolute().parent, os.W_OK) and not _beside(path, "-wal").exists():
             uri += "&immutable=1"  # else a file in WAL mode could not be read there
         with closing(sqlite3.connect(uri, uri=True)) as db:
+            db.text_factory = _decoded
             read_meta(db, path)
             db.execute("BEGIN")
+            _check_values(db, path)
             yield db
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise MemoryFileError(f"{path}: cannot be read as a memory file: {error}") from error
 
 
@@ -111,6 +121,8 @@ def read_meta(db: sqlite3.Connection, path: Path) -> dict[str, Any]:
             f"{path}: has memory schema {meta.get('schema')}; this version of empo2 reads schema {SCHEMA_VERSION}:"
             " use the version that wrote it, or another memory file"
         )
+    if not (isinstance(meta.get("embedder"), str) and isinstance(meta.get("dimension"), int)):
+        raise _damaged(path, "its table 'meta' lacks embedder or dimension")
     return meta
 
 
@@ -188,9 +200,24 @@ def _check_kind(path: Path) -> None:
 def _check_pages(db: sqlite3.Connection, path: Path) -> None:
     (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if result != "ok":
-        raise MemoryFileError(
-            f"{path}: is damaged ({' '.join(result.split())}); use a snapshot of it, from a checkpoint, in its place"
-        )
+        raise _damaged(path, " ".join(result.split()))
+
+
+def _check_values(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse values of other types than the columns': SQLite takes any, and one fails all searches of its scope."""
+    for table, columns in _TYPES.items():
+        wrong = " OR ".join(f"typeof({column}) <> '{kind}'" for column, kind in columns.items())
+        infinite = "".join(f" OR abs({column}) > 1.8e308" for column, kind in columns.items() if kind == "real")
+        if found := db.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE {wrong}{infinite} LIMIT 1").fetchone():
+            raise _damaged(path, f"the table {table!r} holds {found!r:.200}")
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode(errors="replace")  # one damaged letter is no reason to lose all tips
+
+
+def _damaged(path: Path, how: str) -> MemoryFileError:
+    return MemoryFileError(f"{path}: is damaged ({how}); use a snapshot of it, from a checkpoint, in its place")
 
 
 def _check_embedder(meta: dict[str, Any], path: Path, embedder: str, dimension: int) -> None:

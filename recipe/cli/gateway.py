@@ -54,7 +54,7 @@ def gateway(
         raise ConfigError(f"{given} is set, {missing} is not: set both, or neither")
     if not keys.admin and host != "127.0.0.1":
         raise ConfigError(f"gateway.host={host}: other machines can reach it; set the keys {KEY} and {ADMIN_KEY}")
-    if memory.is_file():  # before the embedder is loaded
+    if memory.is_file() and memory.stat().st_size:  # before the embedder is loaded
         memory_file(memory, settings, key=f"--memory {memory}")
     model = settings.model.path if settings.model.server else model_of(settings)  # a server has names of its own
     with bind(host, settings.gateway.port) if fd is None else socket.socket(fileno=fd) as listener:

@@ -205,7 +205,7 @@ def import_(
     """
     records = read_records(file)
     name = embedder or load_settings().memory.embedder
-    if memory.exists():
+    if memory.exists() and memory.stat().st_size:
         with reading(memory) as db:
             own, dimension = embedder_of(db)
         if embedder is not None and embedder_name(embedder) != own:
