@@ -3,6 +3,7 @@
 import fcntl
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -36,11 +37,15 @@ CREATE INDEX entries_by_tip ON entries (tip_id);
 CREATE INDEX states_by_scope ON states (scope);
 CREATE INDEX credits_by_tip ON credits (tip_id);
 """
-_TYPES = {
-    "tips": {"scope": "text", "episode": "text", "text": "text", "score": "real", "created": "real", "value": "real"},
-    "entries": {"tip_id": "integer", "action": "text", "state": "text"},
-    "states": {"scope": "text", "state": "text", "visits": "integer"},
-    "plays": {"episode": "text", "scope": "text", "score": "real", "searches": "integer", "hits": "integer"},
+_TYPES = {  # of the columns; "" is not checked
+    "tips": dict.fromkeys(("scope", "episode", "text"), "text")
+    | dict.fromkeys(("score", "created", "value"), "real")
+    | {"id": "", "success": ""},
+    "entries": {"id": "", "tip_id": "integer", "step": "integer", "action": "text", "state": "text", "key": ""},
+    "states": {"id": "", "scope": "text", "state": "text", "key": "", "visits": "integer"},
+    "plays": {"episode": "text", "scope": "text", "score": "real", "created": "real"}
+    | {"success": "", "searches": "integer", "hits": "integer"},
+    "credits": {"episode": "text", "tip_id": "integer", "turns": "integer"},
 }
 
 
@@ -90,6 +95,14 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     Raises:
         MemoryFileError: no such file, not a memory file, of another schema, or damaged.
     """
+    with _reading_meta(path) as db:
+        db.execute("BEGIN")
+        _check_values(db, path)
+        yield db
+
+
+@contextmanager
+def _reading_meta(path: Path) -> Iterator[sqlite3.Connection]:
     _check_kind(path)
     if not path.exists():
         raise MemoryFileError(f"{path}: there is no such file")
@@ -100,8 +113,6 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(uri, uri=True)) as db:
             db.text_factory = _decoded
             read_meta(db, path)
-            db.execute("BEGIN")
-            _check_values(db, path)
             yield db
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise MemoryFileError(f"{path}: cannot be read as a memory file: {error}") from error
@@ -149,7 +160,7 @@ def copy_memory_file(db: sqlite3.Connection, path: Path) -> None:
         MemoryFileError: something at `path` is not a memory file; it is left as it is.
     """
     if os.path.lexists(path):
-        with reading(path):
+        with _reading_meta(path):  # a damaged one can be replaced
             pass
     temporary = _beside(path, ".tmp")
     _remove(temporary)  # left by a killed process
@@ -206,9 +217,10 @@ def _check_pages(db: sqlite3.Connection, path: Path) -> None:
 def _check_values(db: sqlite3.Connection, path: Path) -> None:
     """Refuse values of other types than the columns': SQLite takes any, and one fails all searches of its scope."""
     for table, columns in _TYPES.items():
-        wrong = " OR ".join(f"typeof({column}) <> '{kind}'" for column, kind in columns.items())
-        infinite = "".join(f" OR abs({column}) > 1.8e308" for column, kind in columns.items() if kind == "real")
-        if found := db.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE {wrong}{infinite} LIMIT 1").fetchone():
+        wrong = [f"typeof({column}) <> '{kind}'" for column, kind in columns.items() if kind]
+        wrong += [f"abs({column}) > {sys.float_info.max!r}" for column, kind in columns.items() if kind == "real"]
+        query = f"SELECT {', '.join(columns)} FROM {table} WHERE {' OR '.join(wrong)} LIMIT 1"
+        if found := db.execute(query).fetchone():
             raise _damaged(path, f"the table {table!r} holds {found!r:.200}")
 
 
