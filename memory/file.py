@@ -137,6 +137,12 @@ def read_meta(db: sqlite3.Connection, path: Path) -> dict[str, Any]:
     return meta
 
 
+def check_memory(path: Path) -> None:
+    """Read all of a memory file; raise as `reading` if it is damaged."""
+    with reading(path) as db:
+        _check_pages(db, path)
+
+
 def copy_memory(source: Path, target: Path) -> None:
     """Put a consistent copy of a memory file, which may be in use by another process, at a new path.
 

@@ -81,7 +81,7 @@ class _Section(BaseModel):
 
 
 class Run(_Section):
-    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] | None
     directory: str
     steps: Positive
     validate_every: NotNegative
@@ -508,7 +508,7 @@ def imported(name: str, key: str) -> Any:
         ConfigError: it cannot be imported.
     """
     module, attribute = name.split(":")
-    sys.path[:0] = [os.getcwd()] if os.getcwd() not in sys.path else []
+    sys.path += [os.getcwd()] if os.getcwd() not in sys.path else []
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:

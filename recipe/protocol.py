@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from .config import ALL_TASKS, Algorithm
 from .errors import ConfigError
@@ -186,7 +186,7 @@ class CallEvent(_Message):
     scope: str = ""
     observation: str = ""
     visits: int | None = None
-    intrinsic_reward: float = 0.0
+    intrinsic_reward: FiniteFloat = 0.0
     top_tokens: list[list[int]] | None = None
     top_log_probs: list[list[float]] | None = None
 

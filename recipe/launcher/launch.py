@@ -86,6 +86,9 @@ def launch(settings: Settings, profile: str | None, console: Console, *, check: 
         say(f"run    {directory}\nmodel  {model}")
         if (left := last_set_aside(directory)) is not None:
             say(f"kept   {left}: what the start before this one left")
+            before = left / TASKS_FILE
+            if resumed is not None and before.is_file() and before.read_text() != (directory / TASKS_FILE).read_text():
+                say(f"warning  the tasks are not those that the run had so far, which are in {before}")
         done = step_of(resumed) if resumed else 0
         if resumed is not None:
             say(f"resume after step {done}, with the memory of that step")
