@@ -237,6 +237,9 @@ class Gateway(_Section):
     other_server: Annotated[str, Field(pattern=r"^https?://")] | None
     cumulative_tokens: bool
     max_request: Annotated[float, Field(gt=0)]
+    max_rollout: Annotated[float, Field(gt=0)]
+    max_choices: Positive
+    max_parameters: Positive
     traces: Annotated[str, Field(pattern=r"^https?://")] | None
 
 

@@ -87,6 +87,8 @@ def _serve(app: object, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, and end within `_STOP_SECONDS` of it, whatever hangs."""
     import uvicorn
 
+    from empo2.recipe.gateway.connections import protocol_with_room, raise_descriptor_limit
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             interruption.check()  # from here on, uvicorn handles it
@@ -102,6 +104,7 @@ def _serve(app: object, listener: socket.socket) -> None:
         app,  # pyright: ignore[reportArgumentType]
         log_config=None,
         log_level="warning",
+        http=protocol_with_room(raise_descriptor_limit()),
         timeout_keep_alive=120,
         timeout_graceful_shutdown=_FINISH_SECONDS,
     )
