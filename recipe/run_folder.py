@@ -79,7 +79,11 @@ def step_of(folder: Path) -> int:
 
 def mark_complete(folder: Path) -> None:
     """Write all files of a checkpoint to the disk, and then the mark that it is complete."""
-    files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    files = {
+        str(file.relative_to(folder)): file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != _COMPLETE
+    }
     for path in (*files.values(), folder, *(path for path in folder.rglob("*") if path.is_dir())):
         _sync(path)
     temporary = folder / f".{_COMPLETE}"
