@@ -80,17 +80,20 @@ def start_gateway(
     *,
     options: Sequence[str] = (),
     secrets: Mapping[str, str] | None = None,
+    restartable: bool = False,
 ) -> None:
     """Start the gateway; its command line has ``options``, its environment the keys and other ``secrets``.
 
     Args:
         descriptor: of the file with its settings.
+        restartable: it is started again if it ends; its rollouts are gone then, and a trainer plays its step anew.
     """
     processes.start(
         "gateway",
         [*gateway_command(directory, descriptor, listener.fileno()), *options],
         secrets={KEY: keys.agent, ADMIN_KEY: keys.admin, **(secrets or {})},
         inherit=(descriptor, listener.fileno()),
+        restartable=restartable,
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import uuid
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from agentlightning.verl.agl_rollout_manager import (
 from transformers import PretrainedConfig
 
 from empo2.recipe.config import Algorithm, Settings
+from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.failures import first_error
 from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.marked_lines import say_note
@@ -248,8 +250,9 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
     def enqueue_and_wait_until_completed(self, data: dict[str, Any], *, is_train: bool) -> list[CompletedRollout]:
         """Play the rollouts and return the usable ones (`StepResults.usable`), ready for agent-lightning's adapter."""
         begin = perf_counter()
-        played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
-        return self._usable(played, begin, is_train=is_train)
+        with self._told_of_a_new_gateway():
+            played = super().enqueue_and_wait_until_completed(data, is_train=is_train)
+            return self._usable(played, begin, is_train=is_train)
 
     def enqueue_and_wait_until_group_completed(
         self,
@@ -261,13 +264,30 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
     ) -> tuple[list[CompletedRollout], list[EnqueuedRollout]]:
         """Play the rollouts until so many groups have ended; return the usable ones of these, and ``carried_over``."""
         begin = perf_counter()
-        played, self.carried_over = super().enqueue_and_wait_until_group_completed(
-            data,
-            carry_over_enqueued_rollouts,
-            is_train=is_train,
-            target_finished_group_num=target_finished_group_num,
-        )
-        return self._usable(played, begin, is_train=is_train), self.carried_over
+        with self._told_of_a_new_gateway():
+            played, self.carried_over = super().enqueue_and_wait_until_group_completed(
+                data,
+                carry_over_enqueued_rollouts,
+                is_train=is_train,
+                target_finished_group_num=target_finished_group_num,
+            )
+            return self._usable(played, begin, is_train=is_train), self.carried_over
+
+    @contextlib.contextmanager
+    def _told_of_a_new_gateway(self) -> Iterator[None]:
+        """Wait for a gateway that has ended and is started again; then raise `NoUsableRollouts`.
+
+        agent-lightning keeps rollouts in RAM, so those that were played are gone; the trainer plays the step anew, with
+        the same weights and the memory's file.
+        """
+        try:
+            yield
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code != HTTPStatus.NOT_FOUND:
+                raise
+            self.carried_over = []
+            self._gateway.check({})
+            raise NoUsableRollouts("the gateway has ended and was started again, without its rollouts") from error
 
     def drop_carried_over(self) -> None:
         """Delete the rollouts that still run, and let their agents' calls go on, which then fail."""

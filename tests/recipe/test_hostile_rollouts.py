@@ -13,6 +13,7 @@ from agentlightning.server.app import create_app
 from agentlightning.server.store import _events, _rollouts
 
 from empo2.recipe.config import load_settings
+from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.protocol import CALL_EVENT, Mode
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
@@ -203,13 +204,27 @@ def test_what_agent_lightning_itself_cannot_read_is_dropped(
     assert manager.results.reasons["unreadable"] >= 2 and len(manager.results.dropped) == 3
 
 
-def test_a_gateway_that_is_gone_is_no_fault_of_a_rollout(
+def test_a_gateway_that_was_started_again_has_the_step_played_anew(
     manager: Empo2RolloutManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is no fault of a rollout: none is dropped, and the trainer's attempts at a step take it from there."""
+    waited: list[dict[str, Any]] = []
+    monkeypatch.setattr(manager._gateway, "check", waited.append)
+    create = manager._create_rollouts
+
+    def create_and_forget(data: Any, *, is_train: bool) -> Any:
+        enqueued = create(data, is_train=is_train)
+        _rollouts.clear()
+        return enqueued
+
+    monkeypatch.setattr(manager, "_create_rollouts", create_and_forget)
+    with pytest.raises(NoUsableRollouts, match="the gateway has ended and was started again"):
+        manager.enqueue_and_wait_until_completed({"task": ["a"]}, is_train=True)
     ended(manager, [[]] * 3, monkeypatch)
     monkeypatch.setattr(manager, "_get_events", lambda *_, **__: (_ for _ in ()).throw(httpx.ConnectError("gone")))
-    with pytest.raises(httpx.ConnectError):
+    with pytest.raises(NoUsableRollouts, match="the gateway has ended"):
         manager.enqueue_and_wait_until_completed({"task": ["a"]}, is_train=True)
+    assert waited == [{}, {}] and not manager.results.dropped
 
 
 def test_reading_takes_no_longer_than_before() -> None:
