@@ -108,6 +108,9 @@ HOLD_UP = [
     ({"bad_words": ["bad"] * 10_000}, "gateway.max_parameters"),
     ({"allowed_token_ids": [*range(10_000)]}, "gateway.max_parameters"),
     ({"vllm_xargs": {"x" * 30_000: 1}}, "gateway.max_parameters"),
+    ({"chat_template": "{% for _ in range(10**9) %}{% endfor %}"}, "chat_template: is the operator's"),
+    ({"chat_template_kwargs": {"chat_template": "{{ 'x' * 10**9 }}"}}, "chat_template: is the operator's"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds: is the operator's"),
 ]
 FETCHED = [
     {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}},
@@ -132,14 +135,21 @@ async def test_parameters_that_hold_up_the_model_server_never_reach_it(gateway: 
         for part in FETCHED:
             answer = await call(messages=[user([part])])
             assert answer.status_code == 400 and "fetch no addresses" in answer.json()["error"]["message"], part
+        for name, value in (("allowed_token_ids", [10**6]), ("bad_words", ["x"])):
+            answer = await call(messages=[user("hi")], **{name: value})
+            assert answer.status_code == (200 if mode == "train" else 400), name
+        before = len(gateway.model.requests())
         answer = await call("completions", prompt=["a"] * 9)
         assert answer.status_code == 400 and "of 9 prompts" in answer.json()["error"]["message"]
         item = {"role": "user", "content": [{"type": "input_image", "image_url": "http://a.test/a.png"}]}
         assert (await call("responses", input=[item])).status_code == 400
-        assert gateway.model.requests() == gateway.model.requests("/v1/completions") == []
+        assert len(gateway.model.requests()) == before == (2 if mode == "train" else 0)
+        assert gateway.model.requests("/v1/completions") == []
+        assert not any({"allowed_token_ids", "bad_words"} & seen.body.keys() for seen in gateway.model.requests())
         plain = await call(messages=[user("hi")], tools=[], stop=["\n"], n=1)
         assert plain.status_code == 200
-    assert (await counted(gateway))["empo2/refused/parameters"] == len(HOLD_UP) + len(FETCHED) + 2
+    refused = len(HOLD_UP) + len(FETCHED) + (2 if mode == "train" else 4)
+    assert (await counted(gateway))["empo2/refused/parameters"] == refused
 
 
 @contextmanager

@@ -15,6 +15,12 @@ _OWN = "empo2_"  # how the types of the gateway's own events begin
 _MIN_TOKENS = 1000  # of a reply that may not end before
 # Their length is bounded by the request's own, and by the model's context.
 _TEXTS = ("messages", "prompt", "tools", "documents")
+# A template is a program without an end that vLLM runs (CVE-2026-115911, CVE-2026-115918); embeddings that do not fit
+# end its engine (PYSEC-2026-2303).
+_OF_THE_OPERATOR = ("chat_template", "prompt_embeds", "mm_processor_kwargs")
+# Ids beyond the model's own change what other requests sample (CVE-2026-93840, CVE-2026-93989); `neutral` removes them
+# from training calls.
+_UNCHECKED = ("allowed_token_ids", "bad_words")
 
 
 class AgentLimits:
@@ -71,12 +77,12 @@ class CallLimits:
         self._metrics = metrics
 
     async def __call__(self, request: Request, forward: Next) -> Response:
-        if request.is_completion and (problem := self._problem(request.body)):
+        if request.is_completion and (problem := self._problem(request.body, request.mode)):
             self._metrics.counts["refused/parameters"] += 1
             return refusal(400, problem, call=True)
         return await forward(request)
 
-    def _problem(self, body: dict[str, Any]) -> str:
+    def _problem(self, body: dict[str, Any], mode: str) -> str:
         most = self._settings.max_choices
         prompts = body["prompt"] if isinstance(body.get("prompt"), list) else []
         batch = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
@@ -89,6 +95,12 @@ class CallLimits:
         if size > self._settings.max_parameters:
             limit = f"gateway.max_parameters={self._settings.max_parameters}"
             return f"the parameters but for messages and tools have {size} characters, more than {limit}"
+        kwargs = body.get("chat_template_kwargs")
+        for name in (*body, *(kwargs if isinstance(kwargs, dict) else ())):
+            if name in _OF_THE_OPERATOR:
+                return f"{name}: is the operator's to set"
+        if mode != "train" and (unchecked := [name for name in _UNCHECKED if body.get(name)]):
+            return f"{unchecked[0]}: vLLM 0.20 checks these token ids against no vocabulary"
         if name := _address_in(body.get("messages")):
             return f"messages: {name}: model servers fetch no addresses; send the content itself, as a data: URL"
         return ""
