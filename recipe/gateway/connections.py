@@ -11,6 +11,8 @@ ADMIT = "empo2_admit"  # in a request's ``state``: to be called once its key is 
 _DESCRIPTORS = 65_536  # at most; some systems allow a billion, and libraries make tables of them
 _SPARED = 256  # descriptors for files, the model servers and the trainer
 
+_HttpProtocol: Any = AutoHTTPProtocol  # that of httptools or of h11
+
 
 def raise_descriptor_limit() -> int:
     """Let this process have as many open files and connections as it may; return how many."""
@@ -29,7 +31,7 @@ def protocol_with_room(descriptors: int, seconds: float = HEADER_SECONDS) -> typ
     most = max(1, (descriptors - _SPARED) // 2)
     strangers: dict[Any, None] = {}  # the oldest first
 
-    class Protocol(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
+    class Protocol(_HttpProtocol):
         _timer: asyncio.TimerHandle | None = None
 
         def __init__(self, *args: Any, app_state: dict[str, Any], **kwargs: Any) -> None:

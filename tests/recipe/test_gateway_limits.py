@@ -136,7 +136,8 @@ async def test_parameters_that_hold_up_the_model_server_never_reach_it(gateway: 
             answer = await call(messages=[user([part])])
             assert answer.status_code == 400 and "fetch no addresses" in answer.json()["error"]["message"], part
         for name, value in (("allowed_token_ids", [10**6]), ("bad_words", ["x"])):
-            answer = await call(messages=[user("hi")], **{name: value})
+            options: dict[str, Any] = {name: value}
+            answer = await call(messages=[user("hi")], **options)
             assert answer.status_code == (200 if mode == "train" else 400), name
         before = len(gateway.model.requests())
         answer = await call("completions", prompt=["a"] * 9)
