@@ -19,6 +19,7 @@ from rich.console import Console
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Preempted, ProcessError
+from empo2.recipe.files import run_directory
 from empo2.recipe.launcher.commands import controller_command, empo2_command, environment_without
 from empo2.recipe.launcher.launch import launch
 from empo2.recipe.launcher.processes import Processes, running
@@ -276,9 +277,26 @@ def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
 
 
 def test_a_gateway_that_ends_ends_the_run(launched: Callable[..., list[str]]) -> None:
-    """It is not started again: agent-lightning's rollouts are gone with it."""
+    """Within a minute of its start it is not started again."""
     said = launched(gateway="import os; os.kill(os.getpid(), 9)", fails="gateway was ended by SIGKILL")
     assert said[-1].endswith("run.name=a run.resume=auto starts over: no checkpoint is complete")
+
+
+def test_a_resume_with_other_tasks_says_so(
+    tmp_path: Path, launched: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight questions, and then three."""
+    monkeypatch.setattr(run_directory, "_lock", lambda _: None)  # this process has it
+    lines, folder = QUESTIONS.read_text().splitlines(), str(tmp_path / "runs" / "a" / "checkpoints" / "global_step_1")
+    saves = f"from pathlib import Path\nfrom empo2.recipe.run_folder import mark_complete\nfolder = Path({folder!r})\n"
+    trainer = saves + "folder.mkdir(parents=True, exist_ok=True)\nmark_complete(folder)"
+    told = []
+    for count in (8, 8, 3):
+        (tmp_path / "tasks.jsonl").write_text("\n".join(lines[:count]))
+        options = (f"tasks.source={tmp_path / 'tasks.jsonl'}", "run.resume=auto", "run.steps=2")
+        said = launched(*options, trainer=trainer)
+        told.append([line for line in said if "the tasks are not those" in line])
+    assert told[:2] == [[], []] and "set-aside-2/tasks.json" in told[2][0]
 
 
 def test_a_continued_run_has_fewer_metrics_before_it_has_new_ones(tmp_path: Path) -> None:
