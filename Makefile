@@ -7,7 +7,7 @@ only ?= *
 tier ?= parts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser trace-tools alfworld-engine demo small-model test test-trainings test-all test-fast check soak gpu-proof lock clean
+.PHONY: help setup frameworks browser trace-tools alfworld-engine demo small-model test test-trainings test-all test-fast check soak gpu-proof lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,20 +16,20 @@ setup: ## make .venv and install the pinned packages (profile=cpu or gpu); again
 	@./setup.sh $(profile)
 
 frameworks: setup ## add the frameworks that agents/frameworks plays in (only=langgraph: that one)
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --compile-bytecode \
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --require-hashes --compile-bytecode \
 		$(addprefix --requirements ,$(wildcard requirements/frameworks/$(only).txt))
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/mcp-1
-	@VIRTUAL_ENV=build/mcp-1 $(BIN)/uv pip install --quiet --no-deps --requirements requirements/mcp-1.txt
+	@VIRTUAL_ENV=build/mcp-1 $(BIN)/uv pip install --quiet --no-deps --require-hashes --requirements requirements/mcp-1.txt
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > build/mcp-1/lib/python3.12/site-packages/beside.pth
 	@! command -v npm >/dev/null || npm ci --silent --no-audit --no-fund --prefix tests/recipe/clients || \
 		echo "frameworks: without the clients in JavaScript, whose tests are skipped"
 
 browser: setup ## add a browser (Qt's Chromium, 400 MB), in which the tests open a report
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --requirements requirements/browser.txt
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps --require-hashes --requirements requirements/browser.txt
 
 trace-tools: setup ## add Phoenix, MLflow and a collector (900 MB, apart), in which the tests look at spans
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/trace-tools
-	@VIRTUAL_ENV=build/trace-tools $(BIN)/uv pip install --quiet --no-deps --requirements requirements/trace-tools.txt
+	@VIRTUAL_ENV=build/trace-tools $(BIN)/uv pip install --quiet --no-deps --require-hashes --requirements requirements/trace-tools.txt
 
 alfworld-engine: setup ## add ALFWorld's own engine (330 MB, apart; cmake and g++), which the tests compare ours with
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/alfworld-engine
@@ -75,7 +75,7 @@ gpu-proof: profile := gpu
 gpu-proof: setup ## prove on a GPU what the tests prove on a CPU: tier=parts (two minutes), stack (ten) or learning (hours)
 	$(BIN)/python -m gpu_proof $(tier) $(if $(filter cpu,$(profile)),--device cpu)
 
-LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12 --no-annotate \
+LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12 --no-annotate --generate-hashes \
 	--custom-compile-command "make lock" --overrides overrides.txt --excludes excludes.txt
 
 lock: setup ## resolve requirements/*.in anew into the pinned lists
@@ -88,6 +88,11 @@ lock: setup ## resolve requirements/*.in anew into the pinned lists
 		($(LOCK) --overrides overrides-frameworks.txt --constraints cpu.txt frameworks/$$name.in | \
 			grep -vxFf cpu.txt > frameworks/$$name.txt) || exit; \
 	done
+
+audit: setup ## ask an advisory database about the pinned packages (needs a network); SECURITY.md says what holds here
+	for list in cpu gpu; do \
+		$(BIN)/uv tool run pip-audit --no-deps --disable-pip --requirement requirements/$$list.txt || failed=1; \
+	done; exit $${failed:-0}
 
 clean: ## remove what was built and installed; runs/ stays
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

@@ -58,7 +58,7 @@ install_packages() {
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check uv
     fi
     # The list is complete and has been resolved with overrides, so dependencies are not looked at again.
-    uv_install --requirements "$list" 2>&1 | { grep --line-buffered -vE '^ (\+|Downloaded)' || true; }
+    uv_install --require-hashes --requirements "$list" 2>&1 | { grep --line-buffered -vE '^ (\+|Downloaded)' || true; }
 }
 
 # Compiled at once: training starts some ten processes that import torch, and without bytecode each compiles it anew

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,16 @@ CREATE INDEX entries_by_tip ON entries (tip_id);
 CREATE INDEX states_by_scope ON states (scope);
 CREATE INDEX credits_by_tip ON credits (tip_id);
 """
+_TYPES = {  # of the columns; "" is not checked
+    "tips": dict.fromkeys(("scope", "episode", "text"), "text")
+    | dict.fromkeys(("score", "created", "value"), "real")
+    | {"id": "", "success": ""},
+    "entries": {"id": "", "tip_id": "integer", "step": "integer", "action": "text", "state": "text", "key": ""},
+    "states": {"id": "", "scope": "text", "state": "text", "key": "", "visits": "integer"},
+    "plays": {"episode": "text", "scope": "text", "score": "real", "created": "real"}
+    | {"success": "", "searches": "integer", "hits": "integer"},
+    "credits": {"episode": "text", "tip_id": "integer", "turns": "integer"},
+}
 
 
 class MemoryFileError(Exception):
@@ -58,6 +69,7 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
             if in_file:
                 _create_private(path)
             db = opened.enter_context(closing(sqlite3.connect(path)))
+            db.text_factory = _decoded
             if not _is_empty(db):  # before anything is written beside a file that may not be ours
                 _check_embedder(read_meta(db, path), path, embedder, dimension)
             lock = opened.enter_context(_lock(path)) if in_file else None
@@ -65,9 +77,10 @@ def open_memory_file(path: Path, *, embedder: str, dimension: int) -> tuple[sqli
                 _create(db, embedder, dimension)
             _check_embedder(read_meta(db, path), path, embedder, dimension)
             _check_pages(db, path)
+            _check_values(db, path)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, UnicodeDecodeError, OSError) as error:  # SQLite's own messages may be damaged, too
             raise MemoryFileError(f"{path}: cannot be opened as a memory file: {error}") from error
         opened.pop_all()
         return db, lock
@@ -82,6 +95,14 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     Raises:
         MemoryFileError: no such file, not a memory file, of another schema, or damaged.
     """
+    with _reading_meta(path) as db:
+        db.execute("BEGIN")
+        _check_values(db, path)
+        yield db
+
+
+@contextmanager
+def _reading_meta(path: Path) -> Iterator[sqlite3.Connection]:
     _check_kind(path)
     if not path.exists():
         raise MemoryFileError(f"{path}: there is no such file")
@@ -90,10 +111,10 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         if not os.access(path.absolute().parent, os.W_OK) and not _beside(path, "-wal").exists():
             uri += "&immutable=1"  # else a file in WAL mode could not be read there
         with closing(sqlite3.connect(uri, uri=True)) as db:
+            db.text_factory = _decoded
             read_meta(db, path)
-            db.execute("BEGIN")
             yield db
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise MemoryFileError(f"{path}: cannot be read as a memory file: {error}") from error
 
 
@@ -111,7 +132,15 @@ def read_meta(db: sqlite3.Connection, path: Path) -> dict[str, Any]:
             f"{path}: has memory schema {meta.get('schema')}; this version of empo2 reads schema {SCHEMA_VERSION}:"
             " use the version that wrote it, or another memory file"
         )
+    if not (isinstance(meta.get("embedder"), str) and isinstance(meta.get("dimension"), int)):
+        raise _damaged(path, "its table 'meta' lacks embedder or dimension")
     return meta
+
+
+def check_memory(path: Path) -> None:
+    """Read all of a memory file; raise as `reading` if it is damaged."""
+    with reading(path) as db:
+        _check_pages(db, path)
 
 
 def copy_memory(source: Path, target: Path) -> None:
@@ -137,7 +166,7 @@ def copy_memory_file(db: sqlite3.Connection, path: Path) -> None:
         MemoryFileError: something at `path` is not a memory file; it is left as it is.
     """
     if os.path.lexists(path):
-        with reading(path):
+        with _reading_meta(path):  # a damaged one can be replaced
             pass
     temporary = _beside(path, ".tmp")
     _remove(temporary)  # left by a killed process
@@ -188,9 +217,25 @@ def _check_kind(path: Path) -> None:
 def _check_pages(db: sqlite3.Connection, path: Path) -> None:
     (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if result != "ok":
-        raise MemoryFileError(
-            f"{path}: is damaged ({' '.join(result.split())}); use a snapshot of it, from a checkpoint, in its place"
-        )
+        raise _damaged(path, " ".join(result.split()))
+
+
+def _check_values(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse values of other types than the columns': SQLite takes any, and one fails all searches of its scope."""
+    for table, columns in _TYPES.items():
+        wrong = [f"typeof({column}) <> '{kind}'" for column, kind in columns.items() if kind]
+        wrong += [f"abs({column}) > {sys.float_info.max!r}" for column, kind in columns.items() if kind == "real"]
+        query = f"SELECT {', '.join(columns)} FROM {table} WHERE {' OR '.join(wrong)} LIMIT 1"
+        if found := db.execute(query).fetchone():
+            raise _damaged(path, f"the table {table!r} holds {found!r:.200}")
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode(errors="replace")  # one damaged letter is no reason to lose all tips
+
+
+def _damaged(path: Path, how: str) -> MemoryFileError:
+    return MemoryFileError(f"{path}: is damaged ({how}); use a snapshot of it, from a checkpoint, in its place")
 
 
 def _check_embedder(meta: dict[str, Any], path: Path, embedder: str, dimension: int) -> None:

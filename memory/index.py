@@ -94,25 +94,26 @@ def load(db: sqlite3.Connection, query: str, scope: str, dimension: int) -> Colu
     """Return a scope's `ENTRIES` or `STATES`; `text` is a number, equal for equal texts, `key` float32 [dimension].
 
     Raises:
-        MemoryFileError: a key of another length than `dimension`.
+        MemoryFileError: the file is damaged, or has a key of another length than `dimension`.
     """
-    cursor = db.execute(query, (scope,))
-    names = [column[0] for column in cursor.description]
-    columns = {name: np.empty(0, np.float64 if name in _FLOATS else np.int64) for name in names}
-    table = ColumnTable(**columns | {"key": np.empty((0, dimension), np.float32)})
-    while rows := cursor.fetchmany(_CHUNK):
-        read = dict(zip(names, zip(*rows, strict=True), strict=True))
-        texts = [hash(text) for text in read["text"]]
-        table.append(len(rows), **read | {"key": _matrix(read["key"], dimension, db), "text": texts})
+    try:
+        cursor = db.execute(query, (scope,))
+        names = [column[0] for column in cursor.description]
+        columns = {name: np.empty(0, np.float64 if name in _FLOATS else np.int64) for name in names}
+        table = ColumnTable(**columns | {"key": np.empty((0, dimension), np.float32)})
+        while rows := cursor.fetchmany(_CHUNK):
+            read = dict(zip(names, zip(*rows, strict=True), strict=True))
+            texts = [hash(text) for text in read["text"]]
+            table.append(len(rows), **read | {"key": _matrix(read["key"], dimension), "text": texts})
+    except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
+        _, _, path = db.execute("PRAGMA database_list").fetchone()
+        raise MemoryFileError(f"{path}: is damaged: {error}; go back to a snapshot of it") from error
     return table
 
 
-def _matrix(keys: Sequence[bytes], dimension: int, db: sqlite3.Connection) -> np.ndarray:
+def _matrix(keys: Sequence[bytes], dimension: int) -> np.ndarray:
     for key in keys:
         if not isinstance(key, bytes) or len(key) != 4 * dimension:
-            _, _, path = db.execute("PRAGMA database_list").fetchone()
-            raise MemoryFileError(
-                f"{path}: is damaged: it holds the key {key!r:.40}, where each has {4 * dimension} bytes"
-                f" ({dimension} float32); go back to a snapshot of it"
-            )
+            size = f"{4 * dimension} bytes ({dimension} float32)"
+            raise ValueError(f"it holds the key {key!r:.40}, where each has {size}")
     return np.frombuffer(b"".join(keys), np.float32).reshape(-1, dimension)

@@ -82,7 +82,7 @@ class _Section(BaseModel):
 
 
 class Run(_Section):
-    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] | None
     directory: str
     steps: Positive
     validate_every: NotNegative
@@ -240,6 +240,9 @@ class Gateway(_Section):
     other_server: Annotated[str, Field(pattern=r"^https?://")] | None
     cumulative_tokens: bool
     max_request: Annotated[float, Field(gt=0)]
+    max_rollout: Annotated[float, Field(gt=0)]
+    max_choices: Positive
+    max_parameters: Positive
     traces: Annotated[str, Field(pattern=r"^https?://")] | None
 
 
@@ -522,7 +525,7 @@ def imported(name: str, key: str) -> Any:
         ConfigError: it cannot be imported.
     """
     module, attribute = name.split(":")
-    sys.path[:0] = [os.getcwd()] if os.getcwd() not in sys.path else []
+    sys.path += [os.getcwd()] if os.getcwd() not in sys.path else []
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:

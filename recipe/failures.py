@@ -4,14 +4,17 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from empo2.recipe.printed import one_line
 from empo2.recipe.protocol import ERROR_EVENT, AgentError, data_of
 
 FAILED_BY_AGENT, FAILED_BY_SYSTEM = "failed_by_agent", "failed_by_system"
+_MOST_METRICS = 100
 
 
 def cause_of_failure(error_message: str | None, calls: Sequence[Mapping[str, Any]], *, answered: bool) -> str:
@@ -33,19 +36,19 @@ def cause_of_failure(error_message: str | None, calls: Sequence[Mapping[str, Any
 
 
 def numbers_of(metrics: Any) -> dict[str, float]:
-    """Return the finite numbers among an agent's ``metrics``; ignore all else."""
+    """Return the finite numbers among the first hundred of an agent's ``metrics``; ignore all else."""
     if not isinstance(metrics, Mapping):
         return {}
     return {
-        name: float(value)
-        for name, value in metrics.items()
+        one_line(str(name)): float(value)
+        for name, value in islice(metrics.items(), _MOST_METRICS)
         if type(value) in (int, float) and abs(value) <= sys.float_info.max
     }
 
 
 _OUTPUT_CHARACTERS = 4000
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|/node_modules/|^<|^node:")
-_PYTHON_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+_PYTHON_FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 _NODE_FRAME = re.compile(
     r"^ +at (?:async )?(?:(?P<name>[^\s(]+) \()?(?:file://)?(?P<file>[^\s():]+):(?P<line>\d+):\d+", re.MULTILINE
 )
@@ -54,27 +57,46 @@ _ERROR_LINE = re.compile(
 )
 
 
-# Frames follow Ray's own line on the error of a remote process too, and then that error.
-_TRACEBACK = re.compile(
-    r"^Traceback \(most recent call last\):\n(?:(?:\S.*\n)?(?:[ \t].*\n)+)+(?P<said>\S.*)", re.MULTILINE
-)
+_TRACEBACK = "Traceback (most recent call last):"
 # What vLLM and Ray write before a line: (EngineCore pid=7) ERROR 11-23 10:00:00 [core.py:9]
-_WRITER = re.compile(r"^\([^()\n]*pid=\d+[^()\n]*\) ?(?:[A-Z]+ [\d-]+ [\d:]+ \[[\w./]+:\d+\] ?)?", re.MULTILINE)
+_WRITER = re.compile(r"^\([^()\n]*\) ?(?:[A-Z]+ [\d-]+ [\d:]+ \[[\w./]+:\d+\] ?)?")
 
 
 def first_error(output: str) -> str | None:
     """Return the last line of the first of Python's tracebacks, those of one chain taken as one; None without any.
 
-    Later ones mostly follow from it, such as those of threads and callbacks at the interpreter's end.
+    Later ones mostly follow from it, such as those of threads and callbacks at the interpreter's end. Takes linear
+    time, whatever the output is: it may be an agent's.
     """
-    error: re.Match[str] | None = None
-    output = _WRITER.sub("", output)
-    for found in _TRACEBACK.finditer(output):
+    lines = [_WRITER.sub(lambda writer: "" if "pid=" in writer[0] else writer[0], line) for line in output.split("\n")]
+    error: str | None = None
+    end = 0  # of the last traceback
+    for begin, line in enumerate(lines):
+        if begin < end or line != _TRACEBACK or (last := _last_line(lines, begin)) is None:
+            continue
         # A chain has "During handling of the above exception" or "The above exception was the direct cause" between.
-        if error is not None and " above exception" not in output[error.end() : found.start()]:
+        if error is not None and not any(" above exception" in between for between in lines[end:begin]):
             break
-        error = found
-    return error and error["said"]
+        error, end = lines[last], last + 1
+    return error
+
+
+def _last_line(lines: Sequence[str], begin: int) -> int | None:
+    """Return where the traceback that begins in a line says its error; None if it says none.
+
+    The error is the first line after the frames that is not indented. Frames follow Ray's own line on the error of a
+    remote process too, and then that error.
+    """
+    last, framed, follows = None, False, False  # `follows`: a line that is not indented
+    for number in range(begin + 1, len(lines)):
+        line = lines[number]
+        if line.startswith((" ", "\t")):
+            framed, follows = True, False
+        elif not line.strip() or follows:
+            break
+        else:
+            follows, last = True, number if framed else None
+    return last
 
 
 def reported_error(events: Sequence[Mapping[str, Any]]) -> AgentError | None:

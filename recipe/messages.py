@@ -21,6 +21,12 @@ def text_of(content: Any) -> str:
     return ""
 
 
+def has_images(message: Message) -> bool:
+    """Return True if a message's content has a part that is no text, such as an image."""
+    content = message.get("content")
+    return isinstance(content, list) and any(part.get("type", "text") != "text" for part in content)
+
+
 def newest_turn(messages: Sequence[Message]) -> int | None:
     """Return the index of the message that takes new tips: the last ``user`` or ``tool`` message after the last reply.
 

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from .config import ALL_TASKS, Algorithm
 from .errors import ConfigError
+from .printed import one_line
 
 TAG = "empo2"  # key of the tag in a rollout's metadata
 TOP_TOKENS = 20  # of a sampled token's alternatives are recorded: vLLM's ``--max-logprobs``
@@ -186,19 +187,12 @@ class CallEvent(_Message):
     scope: str = ""
     observation: str = ""
     visits: int | None = None
-    intrinsic_reward: float = 0.0
+    intrinsic_reward: FiniteFloat = 0.0
     top_tokens: list[list[int]] | None = None
     top_log_probs: list[list[float]] | None = None
 
 
-def _one_line(text: str) -> str:
-    """Return one short line without control characters: it may hold what a policy wrote, and is printed."""
-    return " ".join(_CONTROL.sub(" ", text).split())[:_LINE_CHARACTERS]
-
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_LINE_CHARACTERS = 300
-_Line = Annotated[str, AfterValidator(_one_line)]
+_Line = Annotated[str, AfterValidator(one_line)]
 
 
 class AgentError(_Message):

@@ -16,7 +16,7 @@ _HEADERS = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?HEADERS")  # authorization=Bea
 # Columns of verl's data sets.
 _NO_SECRETS = frozenset({"prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "teacher_key"})
 _FOLDERS = ("PWD", "OLDPWD")  # in the environment these are a shell's folders, not passwords
-_PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
+_PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")  # in linear time
 _SHORTEST = 8  # characters of a value that is looked for inside other text; "1" would be found everywhere
 
 

@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import os
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from empo2.memory.file import MemoryFileError, check_memory
 from empo2.recipe.errors import Empo2Error
 
 type Row = dict[str, float]
@@ -21,7 +24,7 @@ SETTINGS_FILE = "empo2.yaml"  # the same in the folder of an exported model, who
 TASKS_FILE = "tasks.json"
 CHECKPOINTS = "checkpoints"
 
-_COMPLETE = "complete"  # an empty file, written last, so that an incomplete checkpoint lacks it
+_COMPLETE = "complete"  # a list of the files with their sizes, written last, so that an incomplete checkpoint lacks it
 _STEP = "global_step_"  # verl's
 
 
@@ -75,7 +78,51 @@ def step_of(folder: Path) -> int:
 
 
 def mark_complete(folder: Path) -> None:
-    (folder / _COMPLETE).touch()
+    """Write all files of a checkpoint to the disk, and then the mark that it is complete."""
+    files = {
+        str(file.relative_to(folder)): file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != _COMPLETE
+    }
+    for path in (*files.values(), folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        _sync(path)
+    temporary = folder / f".{_COMPLETE}"
+    temporary.write_text(json.dumps({name: file.stat().st_size for name, file in files.items()}, indent=1))
+    _sync(temporary)
+    temporary.replace(folder / _COMPLETE)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def damage_of(folder: Path) -> str:
+    """Return what is damaged in a complete checkpoint, one file with the reason; "" if all of it can be read.
+
+    Files must have the sizes that they were written with, the members of torch's archives their checksums.
+    """
+    marked = (folder / _COMPLETE).read_text()
+    for name, size in (json.loads(marked) if marked else {}).items():  # an older version wrote an empty mark
+        file = folder / name
+        try:
+            if (found := file.stat().st_size) != size:
+                return f"{file} has {found:,} bytes of {size:,}"
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    if (member := archive.testzip()) is not None:
+                        return f"{file} is damaged at {member}"
+            if name == MEMORY_FILE:
+                check_memory(file)
+        except MemoryFileError as error:
+            return str(error)
+        except (OSError, zipfile.BadZipFile) as error:
+            return f"{file} cannot be read: {error}"
+    return ""
 
 
 def is_complete(folder: Path) -> bool:

@@ -7,6 +7,7 @@ agent plays in a world that is a process. These break, each at a rate of its own
 
   of a model request  --errors (status 5xx), --resets, --halves (half of an answer's body), --hangs (no answer)
   of an episode       --agent-kills (the agent hangs up in mid call and is gone), --world-deaths (its world is killed)
+                      --hostile (the agent also does what it may not, and is refused)
   of a step           --gateway-kills (kill -9 in mid step; it is started again and the step is played anew),
                       --full-disks (for 3 seconds no file of the gateway can grow)
 
@@ -96,6 +97,7 @@ _RATES = {
     "hangs": 0.001,
     "agent-kills": 0.02,
     "world-deaths": 0.02,
+    "hostile": 0.1,
     "gateway-kills": 0.1,
     "full-disks": 0.1,
 }
@@ -259,6 +261,7 @@ class Soak:
         """Play one episode as an agent, and end its rollout as the controller does."""
         dies_at = plan.randrange(TURNS) if plan.random() < self.options.world_deaths else None
         killed_at = plan.randrange(TURNS) if plan.random() < self.options.agent_kills else None
+        is_hostile = plan.random() < self.options.hostile
         await asyncio.sleep(plan.uniform(0, _START_UP_SECONDS))
         try:
             world = await asyncio.create_subprocess_exec(
@@ -272,6 +275,8 @@ class Soak:
                         self.counts["worlds killed"] += 1
                     text = observation(random.Random((index + turn * 7) % OBSERVATIONS))
                     messages.append({"role": "user", "content": await _observe(world, text)})
+                    if turn == 0 and is_hostile:
+                        await self.misbehave(played, agents)
                     if turn == killed_at:
                         self.counts["agents killed"] += 1
                         with suppress(TimeoutError):
@@ -294,6 +299,23 @@ class Soak:
         await _until_answered(
             lambda: agents.patch(f"/api/rollouts/{played.rollout}", json={"status": {"state": state}})
         )
+
+    async def misbehave(self, played: Played, agents: httpx.AsyncClient) -> None:
+        """Post what only the gateway writes, and make calls that would hold the model server up."""
+        events = f"/api/rollouts/{played.rollout}/attempt/0/events"
+        forged: Body = {"response": {"prompt_token_ids": [1], "choices": [{"token_ids": [10**6]}]}}
+        posts = [{"event_type": kind, "data": data} for kind, data in (("model_request", forged), ("empo2_call", {}))]
+        messages = [{"role": "user", "content": "9" * 5000 + "[" * 3000}]
+        asked = [{"n": 64}, {"structured_outputs": {"regex": "(a|b)" * 20_000}}, {"chat_template": "{{ 1 }}"}]
+        image = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+        chat = f"/proxy/rollout/{played.rollout}/attempt/0/mode/train/openai/v1/chat/completions"
+        requests = [(events, body) for body in posts] + [(chat, {"messages": messages} | more) for more in asked]
+        requests += [(chat, {"messages": [{"role": "user", "content": [image]}]})]
+        for url, body in requests:
+            with suppress(httpx.HTTPError):
+                answer = await agents.post(url, json=body, timeout=self.options.patience)
+                self.counts["hostile requests refused"] += answer.status_code in (400, 403)
+                self.lost["hostile requests taken"] += answer.status_code == 200
 
     async def ask(self, played: Played, messages: list[Body], agents: httpx.AsyncClient) -> Body:
         url = f"/proxy/rollout/{played.rollout}/attempt/0/mode/train/openai/v1/chat/completions"
@@ -364,7 +386,14 @@ class Soak:
         table.add_section()
         for name in (
             *("episodes that succeeded", "failed: WorldDied", "failed: Killed", "failed: Unanswered"),
-            *("agents killed", "worlds killed", "gateway kills", "steps played anew", "full disks"),
+            *(
+                "hostile requests refused",
+                "agents killed",
+                "worlds killed",
+                "gateway kills",
+                "steps played anew",
+                "full disks",
+            ),
             *("tips refused or failed, reported", "failures of the memory, reported", "spans lost, reported"),
         ):
             table.add_row(name, f"{counts[name]:,}", "")

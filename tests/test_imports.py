@@ -14,7 +14,7 @@ ROOMS = ("agents", "memory", "recipe")
 # From the ground up: a module imports from its own room and from floors below it, never sideways or up. A room is a
 # folder or a module of recipe/. `baselines` knows its papers by name alone; their folders stand higher.
 FLOORS = (
-    {"errors", "interruption", "marked_lines", "messages", "preemption", "redaction", "tip_block"},
+    {"errors", "interruption", "marked_lines", "printed", "messages", "preemption", "redaction", "tip_block"},
     {"baselines", "rollout_log", "run_folder", "waiting"},
     {"config"},
     {"network", "protocol", "scopes"},
@@ -32,7 +32,7 @@ FLOORS = (
 
 # The same within the gateway: what calls and episodes need stands below the stages of a request.
 GATEWAY_FLOORS = (
-    {"logs", "request", "trace_names", "upstream"},
+    {"connections", "logs", "request", "trace_names", "upstream"},
     {"dialects", "gate", "memory", "metrics", "normal_form", "tips", "traces"},
     {"tokens"},
     {"otel_traces", "services"},

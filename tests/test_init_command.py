@@ -296,7 +296,6 @@ OK = said("ok")
         ([call("a", seed=0)], "a seed is sent: it is left out"),
         ([call("a", top_p=0.9, presence_penalty=1, seed=1)], "presence_penalty, top_p are left out in training"),
         ([call("a", top_p=1.0, max_completion_tokens=8, min_p=0.1)], "min_p is left out in training"),
-        ([call(part(type="image_url", image_url={"url": "x"}))], "images are sent"),
         ([call("a"), call(part(type="text", text="a"), OK, "b")], "one training row"),
         ([prompt("a", " b"), prompt("a b c", " d")], "one training row"),
         ([call("a"), call("helper"), call("a", OK, "b"), call("helper", OK, "x")], "in 2 training rows"),
@@ -365,3 +364,9 @@ def test_states_that_cannot_be_told_apart():
     assert "note" not in dict(describe_states(long, StateReader(end)))
     again = [call("a room"), call("a room", said("look"), "a room")]
     assert "note" not in dict(describe_states(again, first))  # the same state, truly
+
+
+def test_calls_with_images_cannot_be_trained() -> None:
+    findings = examine(Trace([call(part(type="image_url", image_url={"url": "x"}))], [REWARD], exit_code=0), 60)
+    (wrong,) = [finding.text for finding in findings if finding.level == "wrong"]
+    assert wrong.startswith("1 call with images, which are not trained: send text, or leave these calls to ")

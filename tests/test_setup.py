@@ -1,6 +1,7 @@
 """`setup.sh` with a stubbed Python and uv, and what it installs."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -142,10 +143,23 @@ def test_no_python_is_one_line(checkout):
 SET_UP = {"verl": "0.8.0", "vllm": "0.20.2", "torch": "2.11.0"}
 
 
+def pins_of(name: str) -> list[str]:
+    """The packages of a list, each of which must have the hashes of its files, and nothing an address."""
+    text = (ROOT / "requirements" / name).read_text()
+    pins = []
+    for entry in re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace(" \\\n    ", " ").splitlines():
+        pin, *hashes = entry.split()
+        assert pin.count("==") == 1 and not set(pin) & set("@/;"), entry
+        assert hashes and all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", each) for each in hashes), entry
+        pins.append(pin)
+    return pins
+
+
 def test_lists_are_whole_and_plain_and_their_pins_those_of_agent_lightnings_own_set_up():
+    lists = [str(path.relative_to(ROOT / "requirements")) for path in (ROOT / "requirements").glob("frameworks/*.txt")]
+    for name in ("browser.txt", "trace-tools.txt", "mcp-1.txt", *lists):
+        assert pins_of(name)
     for profile in ("cpu", "gpu"):
-        lines = (ROOT / "requirements" / f"{profile}.txt").read_text().splitlines()
-        pins = [line for line in lines if not line.lstrip().startswith("#")]
-        assert all(pin.count("==") == 1 and not set(pin) & set("@/;") for pin in pins)
+        pins = pins_of(f"{profile}.txt")
     pinned = dict(pin.split("==") for pin in pins)
     assert {name: pinned[name] for name in SET_UP} == SET_UP

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from empo2.recipe import interruption
+from empo2.recipe.printed import printable
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         code, message = 130, "empo2: interrupted; everything that was started has been stopped"
     if message:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
     if interruption.came():
         # Python would end by SIGINT, though it was handled, if it met the interruption in exec (as of dataclasses).
         atexit._run_exitfuncs()

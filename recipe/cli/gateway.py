@@ -54,7 +54,7 @@ def gateway(
         raise ConfigError(f"{given} is set, {missing} is not: set both, or neither")
     if not keys.admin and host != "127.0.0.1":
         raise ConfigError(f"gateway.host={host}: other machines can reach it; set the keys {KEY} and {ADMIN_KEY}")
-    if memory.is_file():  # before the embedder is loaded
+    if memory.is_file() and memory.stat().st_size:  # before the embedder is loaded
         memory_file(memory, settings, key=f"--memory {memory}")
     model = settings.model.path if settings.model.server else model_of(settings)  # a server has names of its own
     with bind(host, settings.gateway.port) if fd is None else socket.socket(fileno=fd) as listener:
@@ -87,6 +87,8 @@ def _serve(app: object, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, and end within `_STOP_SECONDS` of it, whatever hangs."""
     import uvicorn
 
+    from empo2.recipe.gateway.connections import protocol_with_room, raise_descriptor_limit
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             interruption.check()  # from here on, uvicorn handles it
@@ -102,6 +104,7 @@ def _serve(app: object, listener: socket.socket) -> None:
         app,  # pyright: ignore[reportArgumentType]
         log_config=None,
         log_level="warning",
+        http=protocol_with_room(raise_descriptor_limit()),
         timeout_keep_alive=120,
         timeout_graceful_shutdown=_FINISH_SECONDS,
     )

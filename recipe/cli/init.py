@@ -9,6 +9,7 @@ import typer
 
 from empo2.recipe.config import Settings, load_settings, parse_yaml
 from empo2.recipe.errors import ConfigError, Empo2Error
+from empo2.recipe.printed import printable
 
 EXAMPLES = """\b
 examples:
@@ -149,7 +150,7 @@ def init(
         print(f"{finding.level:6} {finding.text}")
     if trace.exit_code != 0:
         for line in trace.output.strip().splitlines()[-_OUTPUT_LINES:]:
-            print(f"       | {line}")
+            print(f"       | {printable(line)}")
     if wrong := sum(finding.level == "wrong" for finding in findings):
         again = f"empo2 init --config {config}" if config else "the same command; no file was written"
         raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: {again}")

@@ -29,6 +29,7 @@ from empo2.recipe.cli.memory_tables import scope_fields, scope_text, tips_table
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway.memory import retrieval_policy
+from empo2.recipe.printed import printable_json
 from empo2.recipe.run_folder import MEMORY_FILE
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -167,7 +168,7 @@ def export(
 ) -> None:
     """Write tips, states and plays as JSON lines."""
     with reading(memory) as db:
-        lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in export_records(db))
+        lines = (printable_json(json.dumps(record, ensure_ascii=False)) + "\n" for record in export_records(db))
         if output is None:
             sys.stdout.writelines(lines)
             sys.stdout.flush()
@@ -204,7 +205,7 @@ def import_(
     """
     records = read_records(file)
     name = embedder or load_settings().memory.embedder
-    if memory.exists():
+    if memory.exists() and memory.stat().st_size:
         with reading(memory) as db:
             own, dimension = embedder_of(db)
         if embedder is not None and embedder_name(embedder) != own:

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from empo2.memory.browse import Play, ScopeCounts, StoredTip
-from empo2.recipe.evaluation.tables import printable, table_of
+from empo2.recipe.evaluation.tables import table_of
+from empo2.recipe.printed import printable
 
 _PADDING = (0, 1, 0, 0)  # two blanks between columns
 _CAPTION = "Q: learned value. shown: episodes that the tip was shown in."

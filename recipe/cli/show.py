@@ -14,8 +14,9 @@ from empo2.memory import MemoryFileError
 from empo2.memory.browse import stored_tips
 from empo2.memory.file import reading
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.tables import printable, table_of
+from empo2.recipe.evaluation.tables import table_of
 from empo2.recipe.messages import Message, spoken, text_of
+from empo2.recipe.printed import printable
 from empo2.recipe.rollout_log import CallRow, LoggedRollout, read_calls, read_dropped, read_rollouts
 from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, ROLLOUTS, read_lines
 from empo2.recipe.tip_block import blocks_in
@@ -54,7 +55,7 @@ def show(
     causes = read_dropped(folder, step)
     console.print(rollouts_table([each for each in found if each.dropped or not dropped]))
     for cause in causes:
-        console.print(f"dropped  {cause.told(run)}", soft_wrap=True)
+        console.print(printable(f"dropped  {cause.told(run)}"), soft_wrap=True)
 
 
 def rollouts_table(rollouts: Sequence[LoggedRollout]) -> Table:
@@ -145,7 +146,7 @@ def _said(message: Message) -> Text:
     """Return a message with its role; tips in it stand out."""
     role = message.get("role") or ""
     body = spoken(message) if role == "assistant" else text_of(message.get("content"))
-    text = Text(f"  {role}\n{_indented(body)}", style="cyan" if role == "assistant" else "")
+    text = Text(f"  {printable(role)}\n{_indented(body)}", style="cyan" if role == "assistant" else "")
     for tips in blocks_in(body):
         text.highlight_words([_indented(tips).strip()], "yellow")
     return text

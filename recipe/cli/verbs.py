@@ -1,5 +1,6 @@
 """The command line, ``empo2``: a verb each."""
 
+import errno
 from typing import Annotated
 
 import typer
@@ -62,6 +63,10 @@ def run(arguments: list[str] | None = None) -> tuple[int, str]:
         return end.exit_code, f"empo2: {end}"
     except Empo2Error as error:
         return error.exit_code, f"empo2: error: {error}"
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return 1, f"empo2: error: {error.filename or 'a file'}: {error.strerror}; make room on that disk"
     except typer.TyperException as error:  # wrong options
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "empo2"

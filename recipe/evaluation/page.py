@@ -15,7 +15,7 @@ from empo2.memory.file import reading
 from empo2.recipe.evaluation.charts import COLORS, Chart, charts_of, drawing, scaled, validation_charts
 from empo2.recipe.evaluation.run_lines import Line, Run, differences
 from empo2.recipe.evaluation.statistics import Interval
-from empo2.recipe.evaluation.tables import printable
+from empo2.recipe.printed import printable
 from empo2.recipe.redaction import redacted
 from empo2.recipe.run_folder import EPISODES_FILE, MEMORY_FILE, read_lines
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from empo2.recipe.evaluation.episode_results import Result
 from empo2.recipe.evaluation.statistics import Interval, bootstrap
+from empo2.recipe.printed import one_line
 from empo2.recipe.protocol import is_success
 
 OVERALL = "overall"
@@ -101,4 +102,4 @@ def failures_line(results: Iterable[Result]) -> str:
         return ""
     causes = Counter(str(result.failed) for result in failed)
     said = ", ".join(f"{count} {cause.replace('_', ' ')}" for cause, count in causes.most_common())
-    return f"failed episodes, in no mean: {said}; for example: {failed[-1].error}"
+    return f"failed episodes, in no mean: {said}; for example: {one_line(str(failed[-1].error))}"

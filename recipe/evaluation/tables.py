@@ -1,7 +1,6 @@
 """Tables and pictures in one style, for all that the command line reports."""
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDEST = 1000  # characters of a line
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _STYLE = {
     "axes.grid": True,
     "grid.alpha": 0.25,
@@ -71,11 +69,6 @@ def interval_text(interval: Interval, sign: str = "") -> str:
 def _three_digits(value: float, sign: str) -> str:
     decimals = 2 if abs(value) < 10 else 1 if abs(value) < 99.95 else 0
     return f"{value:{sign}.{decimals}f}"
-
-
-def printable(text: str) -> str:
-    """Return text without control characters: a policy can write any of them, and terminals execute them."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 def pyplot() -> Any:

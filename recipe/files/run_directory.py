@@ -22,6 +22,8 @@ from empo2.recipe.run_folder import (
     MEMORY_FILE,
     METRICS_FILE,
     ROLLOUTS,
+    complete_checkpoints,
+    damage_of,
     last_checkpoint,
     read_lines,
     step_of,
@@ -115,8 +117,19 @@ def _continue(settings: Settings, directory: Path) -> Path | None:
     step = step_of(checkpoint) if checkpoint else 0
     if step >= settings.run.steps:
         raise ConfigError(f"run.steps={settings.run.steps}: the run {name!r} has done {step} already; give more")
+    if checkpoint and (damage := damage_of(checkpoint)):
+        raise ConfigError(f"run.resume='auto': {damage}; {_without(checkpoint)}")
     _set_aside(directory, step, settings.run.validate_first)
     return checkpoint
+
+
+def _without(checkpoint: Path) -> str:
+    """Return what to do about a damaged checkpoint: the newest one before it that is whole."""
+    before = [each for each in complete_checkpoints(checkpoint.parent) if step_of(each) < step_of(checkpoint)]
+    whole = next((each for each in reversed(before) if not damage_of(each)), None)
+    damaged = [checkpoint, *(each for each in before if whole is None or step_of(each) > step_of(whole))]
+    begins = f"continues after step {step_of(whole)}" if whole else "starts over"
+    return f"remove {' and '.join(map(str, damaged))}, and the same command {begins}"
 
 
 def _lock(directory: Path) -> None:

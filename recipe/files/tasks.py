@@ -1,5 +1,6 @@
 """Load the tasks, of a function, a file or a data set of the Hugging Face hub; check the agent."""
 
+import codecs
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,12 +152,12 @@ def _of_file(name: str) -> Rows:
 
 def _json_lines(file: Path, source: str) -> Rows:
     rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(file.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            row = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{source}: line {number} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise ConfigError(f"{source}: line {number} is not an object with the task's fields")

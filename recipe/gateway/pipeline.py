@@ -17,6 +17,7 @@ from empo2.recipe.gateway.stages.dialect import Dialects
 from empo2.recipe.gateway.stages.direct_calls import DirectCalls
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
+from empo2.recipe.gateway.stages.limits import AgentLimits, CallLimits
 from empo2.recipe.gateway.stages.memory import MemoryCalls
 from empo2.recipe.gateway.stages.normal_form import NormalForm
 from empo2.recipe.gateway.stages.rollout_ends import RolloutEnds
@@ -44,15 +45,18 @@ def stages(
         serving: how agents are answered that have no rollout; None if there are none.
         watch: sees each trained call as the agent made it; None for nobody.
     """
-    max_bytes = int(services.settings.gateway.max_request * 2**20)
+    settings = services.settings.gateway
+    max_bytes = int(settings.max_request * 2**20)
     chats = DirectChats(serving.tag) if serving and serving.tag else None
     return [
         *([DirectCalls()] if serving else []),  # /v1/... belongs to the one rollout of agents that have none
         KeyCheck(keys, services.metrics),  # who asks?
         Traced(services),  # a span is opened
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
+        AgentLimits(settings.max_rollout * 2**20, services.metrics),  # what may an agent send, and how much?
         UntrainedCalls(services, others),  # is it the policy's to learn from?
         Dialects(max_bytes, services.servers),  # streams, /responses and /messages become chat completions
+        CallLimits(settings, services.metrics),  # nothing that holds up the model servers
         NormalForm(),  # the same turn reads the same, whoever sends it
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
         SideCalls(services, chosen=bool(services.settings.gateway.trained_calls) or serving is not None),  # titles

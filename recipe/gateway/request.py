@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope
 
 Body = dict[str, Any]
+Asker = Literal["operator", "controller", "agent"]
 Kind = Literal["call", "rollouts", "rollout", "events", "attempt events", ""]
 
 SERVED = "served"  # id of the one rollout of all agents that have none (``empo2 serve``)
@@ -37,6 +38,7 @@ class Request:
         mode: of a call, ``train`` or ``val``.
         content: the body's bytes; None while the body is unread, which the stage `Form` does.
         body: the body's JSON value; None while it is unread, and for an empty one.
+        asker: whose key it has, which the stage `KeyCheck` finds; the operator's where the gateway asks for none.
     """
 
     scope: Scope
@@ -48,6 +50,7 @@ class Request:
     api: str = ""
     content: bytes | None = None
     body: Any = None
+    asker: Asker = "operator"
 
     @classmethod
     def of(cls, scope: Scope, receive: Receive) -> Self:

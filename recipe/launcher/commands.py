@@ -37,14 +37,10 @@ def given_or_random_keys() -> Keys:
 
 
 def environment_without(*names: str) -> dict[str, str]:
-    """Return the environment for all processes: this one's without the gateway's keys and the variables named.
-
-    PYTHONPATH gets the current folder, which may hold the user's agents; console scripts do not search it.
-    """
-    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    """Return the environment for all processes: this one's without the gateway's keys and the variables named."""
     left_out = {KEY, ADMIN_KEY, *names}
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
-    return {**kept, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+    return {**kept, "PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager
@@ -60,7 +56,7 @@ def settings_descriptor(settings: Settings) -> Iterator[int]:
 
 def empo2_command(verb: str, descriptor: int) -> list[str]:
     """Return the command line of a verb that reads its settings from a file's descriptor."""
-    return [sys.executable, "-m", "empo2.recipe.cli", verb, "--config", f"/dev/fd/{descriptor}"]
+    return [sys.executable, "-P", "-m", "empo2.recipe.cli", verb, "--config", f"/dev/fd/{descriptor}"]
 
 
 def gateway_command(directory: Path, descriptor: int, listener: int) -> list[str]:
@@ -72,7 +68,7 @@ def gateway_command(directory: Path, descriptor: int, listener: int) -> list[str
 def controller_command(settings: Settings, url: str) -> list[str]:
     """Return the command line of the controller of the gateway at ``url``."""
     agent = [f"agent.class={settings.agent.name}", f"agent.concurrency={settings.agent.concurrency}"]
-    return [sys.executable, "-m", "empo2.recipe.cli", "controller", "--gateway", url, *agent]
+    return [sys.executable, "-P", "-m", "empo2.recipe.cli", "controller", "--gateway", url, *agent]
 
 
 def start_gateway(
@@ -84,26 +80,32 @@ def start_gateway(
     *,
     options: Sequence[str] = (),
     secrets: Mapping[str, str] | None = None,
+    restartable: bool = False,
 ) -> None:
     """Start the gateway; its command line has ``options``, its environment the keys and other ``secrets``.
 
     Args:
         descriptor: of the file with its settings.
+        restartable: it is started again if it ends; its rollouts are gone then, and a trainer plays its step anew.
     """
     processes.start(
         "gateway",
         [*gateway_command(directory, descriptor, listener.fileno()), *options],
         secrets={KEY: keys.agent, ADMIN_KEY: keys.admin, **(secrets or {})},
         inherit=(descriptor, listener.fileno()),
+        restartable=restartable,
     )
 
 
 def start_controller(processes: Processes, settings: Settings, url: str, keys: Keys) -> None:
     """Start the controller of the gateway at ``url``, which keeps its rollouts: if it ends, those under way fail alone.
 
-    Its environment, without the key, becomes that of the agents; it has the address of the collector of traces.
+    Its environment, without the key, becomes that of the agents; it has the address of the collector of traces, and
+    the current folder among those of Python's modules, which may hold the user's agents. In the other processes that
+    folder comes last: there a vllm.py of the user's would run in the place of vLLM.
     """
-    environment = {KEY: keys.agent}
+    path = os.pathsep.join(filter(None, [os.getcwd(), processes.environment.get("PYTHONPATH")]))
+    environment = {KEY: keys.agent, "PYTHONPATH": path}
     if endpoint := traces_endpoint(settings):
         environment[TRACES_VARIABLES[0]] = endpoint
     processes.start("controller", controller_command(settings, url), secrets=environment, restartable=True)

@@ -28,6 +28,7 @@ from empo2.recipe.marked_lines import STAGES
 from empo2.recipe.network import bind, gateway_host
 from empo2.recipe.preflight.cluster import require_cluster
 from empo2.recipe.preflight.machine import require_room
+from empo2.recipe.printed import printable
 from empo2.recipe.protocol import scope_of
 from empo2.recipe.rollout_log import read_dropped, rollout_files
 from empo2.recipe.run_folder import CHECKPOINTS, ROLLOUTS, TASKS_FILE, last_checkpoint, step_of
@@ -66,7 +67,10 @@ def launch(settings: Settings, profile: str | None, console: Console, *, check: 
     model = model_of(settings)
     # Refuses wrong options; the trainer builds its own configuration.
     build_verl_config(settings, model_path=model, run_directory=Path(), gateway_url="", gateway_key="")
-    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
+
+    def say(text: str) -> None:
+        console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
+
     if settings.hardware.cluster is not None:
         room = require_cluster(settings, model, say)
     scopes = [scope_of(task, settings.memory.scope) for task in tasks.train]
@@ -82,6 +86,9 @@ def launch(settings: Settings, profile: str | None, console: Console, *, check: 
         say(f"run    {directory}\nmodel  {model}")
         if (left := last_set_aside(directory)) is not None:
             say(f"kept   {left}: what the start before this one left")
+            before = left / TASKS_FILE
+            if resumed is not None and before.is_file() and before.read_text() != (directory / TASKS_FILE).read_text():
+                say(f"warning  the tasks are not those that the run had so far, which are in {before}")
         done = step_of(resumed) if resumed else 0
         if resumed is not None:
             say(f"resume after step {done}, with the memory of that step")
@@ -103,7 +110,7 @@ def launch(settings: Settings, profile: str | None, console: Console, *, check: 
                 token = {name: os.environ[name] for name in _RAY_TOKEN if name in os.environ}
                 secrets = {commands.ADMIN_KEY: keys.admin, **token}
                 processes.start("trainer", trainer, secrets=secrets, inherit=(descriptor,), may_end=True, saves=True)
-                commands.start_gateway(processes, directory, descriptor, listener, keys)
+                commands.start_gateway(processes, directory, descriptor, listener, keys, restartable=True)
                 commands.wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
                 if settings.agent.concurrency:
                     commands.start_controller(processes, settings, url, keys)

@@ -1,9 +1,12 @@
 """Start, check and stop the processes of a run, each under a guard so that none outlives the launcher."""
 
 import contextlib
+import getpass
 import math
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +23,8 @@ _STOP_SECONDS = 20
 _KILL_SECONDS = 5
 _STEADY_SECONDS = 60
 _LOG_LINES = 15
+_LOG_BYTES = 2**20  # of its end, which is read
+_LEAST_FREE = 2**20  # bytes of a disk; a process that needed more may have met its end there
 _ERROR_LINES = 200  # an error above them is one that the process has survived
 _ERROR = "empo2: error: "
 
@@ -33,7 +38,19 @@ def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes
     Raises:
         KeyboardInterrupt: Ctrl-C came before, and a library dropped it.
     """
-    processes = Processes(directory, environment)
+    with tempfile.TemporaryDirectory(prefix="empo2-", ignore_cleanup_errors=True) as scratch:
+        # Locks and sockets that verl, vLLM and ZeroMQ leave behind. Ray's logs and compiled kernels are to stay.
+        temporary = Path(tempfile.gettempdir())
+        kept = {
+            "RAY_TMPDIR": str(temporary / "ray"),
+            "TORCHINDUCTOR_CACHE_DIR": str(temporary / f"torchinductor_{getpass.getuser()}"),
+        }
+        with _handling(Processes(directory, {**kept, **environment, "TMPDIR": scratch}, scratch)) as processes:
+            yield processes
+
+
+@contextlib.contextmanager
+def _handling(processes: "Processes") -> Iterator["Processes"]:
     handlers = {signal.SIGINT: processes.interrupt} | dict.fromkeys(preemption.WARNINGS, processes.warn)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         handlers[signal.SIGHUP] = processes.interrupt
@@ -66,6 +83,7 @@ class Processes:
 
     directory: Path
     environment: dict[str, str]
+    scratch: str = ""  # a folder that outlives neither them nor this process
     warned: str | None = None  # the signal after which a process saves and ends
     _interrupted: bool = False
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -102,7 +120,7 @@ class Processes:
             self._restartable[name] = again, time.monotonic()
         with (self.directory / f"{name}.log").open("ab") as log:
             self._guards[name] = subprocess.Popen(
-                guarded(command, grace=_STOP_SECONDS),
+                guarded(command, grace=_STOP_SECONDS, scratch=self.scratch),
                 stdin=subprocess.PIPE,  # held open while this process lives
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -187,7 +205,11 @@ def _signal(code: int) -> int:
 
 
 def _reason_in(log: Path, code: int) -> str:
-    lines = log.read_text(errors="replace").splitlines()
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    if (free := shutil.disk_usage(log.parent).free) < _LEAST_FREE:  # what it said last may not be in its log
+        return f"the disk of {log.parent} is full ({free / 2**20:.1f} MiB left); make room there"
     if errors := [line for line in lines if line.startswith(_ERROR)]:
         return errors[-1].removeprefix(_ERROR)
     if not _signal(code) and (error := first_error("\n".join(lines[-_ERROR_LINES:]))):

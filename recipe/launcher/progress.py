@@ -1,8 +1,8 @@
 """Show the progress of a run: a line that changes on a terminal, and few lines that stay."""
 
 import json
+import math
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from empo2.recipe.marked_lines import STAGES
+from empo2.recipe.printed import printable
 from empo2.recipe.protocol import StepProgress
 from empo2.recipe.run_folder import step_mode
 
@@ -40,8 +41,9 @@ class NewLines:
         return lines
 
     def rows(self) -> list[Metrics]:
-        """Return what new lines of JSON hold."""
-        return [json.loads(line) for line in self.read()]
+        """Return what new lines of JSON hold, without what was not measured or is not finite."""
+        rows = (json.loads(line) for line in self.read())
+        return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
 # What a step lost, with what mends it.
@@ -49,6 +51,7 @@ _LOSSES = {
     "rollouts_dropped": "rollouts dropped (empo2 show --dropped; agent.time_limit, algorithm.failed_rollout_return)",
     "repeated_calls": "repeated calls",
     "turns_dropped": "turns dropped (their tip-free prompt, tokens or log-probs are unknown: see gateway.log)",
+    "image_calls": "calls with images, which are not trained",
     "overlong_rows": "rows dropped (raise model.max_prompt_tokens)",
     "cut_rows": "rows cut (raise model.max_episode_tokens)",
     "reply_tokens_lost": "reply tokens without gradient (of what was dropped or cut)",
@@ -64,18 +67,18 @@ _LOSSES = {
 def step_summary(metrics: Metrics) -> str:
     """Return one line on a step: return, mode, tips, seconds, failures, and the validation if there was one."""
     parts = []
-    if "training/return" in metrics:
+    if "empo2/memory_fraction" in metrics:
         parts.append(
-            f"return {metrics['training/return']:7.2f}  {step_mode(metrics):18}"
-            f"  {metrics['empo2/memory_size']:.0f} tips  {metrics.get('timing_s/step', 0):.0f} s"
+            f"return {metrics.get('training/return', math.nan):7.2f}  {step_mode(metrics):18}"
+            f"  {metrics.get('empo2/memory_size', 0):.0f} tips  {metrics.get('timing_s/step', 0):.0f} s"
         )
         for key, told in _LOSSES.items():
             if metrics.get(f"empo2/{key}"):
                 parts.append(f"{metrics[f'empo2/{key}']:.0f} {told}")
-    if metrics.get("val/return") is not None:
+    if "val/return" in metrics:
         parts.append(f"validation {metrics['val/return']:.2f}")
         for key, name in (("train/return", "training tasks"), ("train/memory_return", "with tips")):
-            if metrics.get(f"val/{key}") is not None:
+            if f"val/{key}" in metrics:
                 parts[-1] += f", {name} {metrics[f'val/{key}']:.2f}"
     return "  ".join(parts)
 
@@ -92,7 +95,7 @@ class RunProgress:
     """
 
     def __init__(self, console: Console, steps: int, *, done: int = 0, started: float) -> None:
-        self.say = partial(console.print, soft_wrap=True, highlight=False, markup=False)  # shows a line that stays
+        self._console = console
         self._steps, self._done = steps, done
         self._started = self._said = started
         self.stage: str | None = None
@@ -110,6 +113,10 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+        self._console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
 
     def loading(self, stage: str) -> None:
         """Show what is being loaded, and what is left; "" for nothing."""

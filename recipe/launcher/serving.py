@@ -133,7 +133,7 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
     tools = ["--tool-call-parser", parser, "--enable-auto-tool-choice"] if parser else []
     names = ["--served-model-name", name, model] if name is not None else []
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *names, *tools, *flags]
+    return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *words, *names, *tools, *flags]
 
 
 def _vllm_environment(settings: Settings) -> dict[str, str]:

@@ -67,7 +67,7 @@ class Watch:
             self._warned = True
             shown.say(f"{processes.warned}: the step is finished and a checkpoint saved; a second signal ends at once")
         for restarted in processes.check():
-            shown.say(f"{restarted}; the rollouts that it was playing have failed")
+            shown.say(f"{restarted}; the rollouts that were being played have failed")
         self._workers.check()
         for line in self._log.read():
             text = line.decode(errors="replace")

@@ -4,13 +4,13 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from empo2.recipe.failures import reported_error
 from empo2.recipe.gateway.tokens.sampling import overridden
-from empo2.recipe.messages import newest_turn
+from empo2.recipe.messages import has_images, newest_turn
 from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, data_of
 from empo2.recipe.retrofit.merging import prompt_of, reasons_for_rows, turns_among
 from empo2.recipe.retrofit.recorder import Call, Trace
@@ -127,17 +127,12 @@ def _uses(calls: list[Call]) -> Iterator[Finding]:
         are = "is" if len(options) == 1 else "are"
         why = "as is temperature: the policy is trained on what it samples itself (model.temperature)"
         yield Finding("note", f"{', '.join(options)} {are} left out in training, {why}")
-    if any(_has_image(call.body) for call in calls):
-        yield Finding("note", "images are sent: model.path must name a model that sees them; tips are text alone")
+    if images := sum(any(map(has_images, call.body.get("messages") or [])) for call in calls):
+        fix = "send text, or leave these calls to gateway.other_server (gateway.trained_calls)"
+        yield Finding("wrong", f"{_count(images, 'call')} with images, which are not trained: {fix}")
     if closed := sum("messages" in call.body and newest_turn(call.body["messages"]) is None for call in calls):
         why = "no message of the user or a tool comes after the model's last reply"
         yield Finding("note", f"{_count(closed, 'call')} cannot be shown tips: {why}")
-
-
-def _has_image(body: Mapping[str, Any]) -> bool:
-    contents = [message.get("content") for message in body.get("messages") or []]
-    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
-    return any(part.get("type") in ("image_url", "input_image", "image") for part in parts)
 
 
 def _reward(trace: Trace, rewards: Sequence[Any], returns: tuple[float, float]) -> Iterator[Finding]:

@@ -1,26 +1,31 @@
 """agent-lightning's rollout manager with EMPO²'s tags; it returns only rollouts that can be trained on."""
 
+import contextlib
+import functools
 import itertools
 import math
 import uuid
 from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 from agentlightning.hooks import RolloutHooks
 from agentlightning.schemas import Event, Model, Rollout, RolloutCreate
-from agentlightning.server.routes.events import _to_triplet_format
 from agentlightning.verl.agl_rollout_manager import (
     AglAsyncRolloutManager,
     AglRolloutManager,
     CompletedRollout,
     EnqueuedRollout,
 )
+from transformers import PretrainedConfig
 
 from empo2.recipe.config import Algorithm, Settings
+from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.failures import first_error
 from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.marked_lines import say_note
@@ -30,6 +35,13 @@ from empo2.recipe.trainer.step_results import StepResults
 
 _NONE_PLAYS_SECONDS = 120  # a controller asks every few seconds, and an agent may need a minute to start
 _LOG_CHARACTERS = 100_000
+
+
+@functools.cache
+def vocabulary_of(model: str) -> int:
+    """Return the number of tokens that a model can read and write, by its ``config.json``."""
+    config, _ = PretrainedConfig.get_config_dict(model)
+    return config.get("text_config", config)["vocab_size"]
 
 
 def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:
@@ -93,6 +105,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         train_rollout_n: rollouts of a training task.
         step: the training step, from which the modes of the groups that are issued are drawn.
         max_prompt_tokens: most tokens of a training row's prompt.
+        vocabulary: the model's number of tokens.
         version: number of updates that the weights of the model servers have had.
         pauses: whether rollouts may still run when those that were waited for have ended.
         controller_log: of a controller on this machine, by which the user is told why no rollout starts.
@@ -113,6 +126,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         train_rollout_n: int,
         step: int,
         max_prompt_tokens: float = math.inf,
+        vocabulary: float = math.inf,
         version: int = 0,
         pauses: bool = False,
         controller_log: Path | None = None,
@@ -141,7 +155,10 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self._tell_at = perf_counter() + _NONE_PLAYS_SECONDS
         self.carried_over: list[EnqueuedRollout] = []
         self.results = StepResults(
-            max_prompt_tokens, algorithm.failed_rollout_return, main_chat_only=not settings.gateway.trained_calls
+            max_prompt_tokens,
+            algorithm.failed_rollout_return,
+            main_chat_only=not settings.gateway.trained_calls,
+            vocabulary=vocabulary,
         )
         self.played: list[CompletedRollout] = []
         self.metrics: dict[str, float] = {}
@@ -171,20 +188,34 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
 
     def _run_succeeded_hook(self, rollout: Rollout) -> None:
         if self._has_user_hooks:  # agent-lightning would read all events of a rollout for it
-            super()._run_succeeded_hook(rollout)
+            with contextlib.suppress(httpx.HTTPStatusError, ValueError):  # `_build_completed_rollout` will tell
+                super()._run_succeeded_hook(rollout)
 
     def _build_completed_rollout(self, enqueued_rollout: EnqueuedRollout, rollout: Rollout) -> CompletedRollout:
+        """Return a rollout with its events and reward, or without them and dropped where they cannot be read."""
         if RolloutTag.read(rollout.metadata) is not None:
             # The gateway embeds some states after the reply was sent: wait until their events are recorded.
             begin = perf_counter()
             self._gateway.settle(enqueued_rollout.rollout_id)
             self._settling += perf_counter() - begin
-        return super()._build_completed_rollout(enqueued_rollout, rollout)
+        try:
+            return super()._build_completed_rollout(enqueued_rollout, rollout)
+        except httpx.TransportError:  # the gateway is gone
+            raise
+        except Exception as error:  # whatever a call, an event or a reward holds
+            unread = CompletedRollout(
+                **enqueued_rollout.model_dump(),
+                metadata=rollout.metadata.model_dump(),
+                rollout_state=rollout.status.state,
+                error_message=rollout.status.error_message,
+            )
+            self.results.drop_unreadable(unread, error)
+            return unread
 
     def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Event], list[Event]]:
-        """Return all events as recorded, and trimmed. The server would trim only the last call of equal prompts."""
+        """Return all events, and those that agent-lightning is to read: the rewards. `StepResults` reads the calls."""
         events = self._get_events(rollout_id)
-        return events, [_to_triplet_format(event) for event in events]
+        return events, [event for event in events if event.event_type == "reward"]
 
     def _tagged(self, task: dict[str, Any], request: RolloutCreate) -> RolloutCreate:
         """Return a request with its tag; agent-lightning makes the training rollouts of a step group by group.
@@ -230,18 +261,19 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
             carried_over: rollouts of earlier steps, which go on.
         """
         begin = perf_counter()
-        if groups is None:
-            self.played = self.enqueue_and_wait_until_completed(data, is_train=is_train)
-        else:
-            self.played, self.carried_over = self.enqueue_and_wait_until_group_completed(
-                data, [*carried_over], is_train=is_train, target_finished_group_num=groups
-            )
-        ended = perf_counter()
-        if self._pauses:
-            self.metrics["training/async/proxy_inflight_at_pause"] = self._gateway.pause()
-            self.metrics["training/async/proxy_drain_seconds"] = perf_counter() - ended
-        if is_train or not self._pauses:  # training rollouts go on during a validation: the next step counts it
-            self.metrics |= self._gateway.drain(self._settings.reflection.timeout)
+        with self._told_of_a_new_gateway():
+            if groups is None:
+                self.played = self.enqueue_and_wait_until_completed(data, is_train=is_train)
+            else:
+                self.played, self.carried_over = self.enqueue_and_wait_until_group_completed(
+                    data, [*carried_over], is_train=is_train, target_finished_group_num=groups
+                )
+            ended = perf_counter()
+            if self._pauses:
+                self.metrics["training/async/proxy_inflight_at_pause"] = self._gateway.pause()
+                self.metrics["training/async/proxy_drain_seconds"] = perf_counter() - ended
+            if is_train or not self._pauses:  # training rollouts go on during a validation: the next step counts it
+                self.metrics |= self._gateway.drain(self._settings.reflection.timeout)
         self.metrics |= {
             "timing_s/rollouts": ended - begin,
             "timing_s/embedding": self._settling,
@@ -250,6 +282,22 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         usable = self.results.usable(self.played, is_train=is_train)
         self.metrics |= rollout_times(self.played, self.results.calls)
         return usable
+
+    @contextlib.contextmanager
+    def _told_of_a_new_gateway(self) -> Iterator[None]:
+        """Wait for a gateway that has ended and is started again; then raise `NoUsableRollouts`.
+
+        agent-lightning keeps rollouts in RAM, so those that were played are gone; the trainer plays the step anew, with
+        the same weights and the memory's file.
+        """
+        try:
+            yield
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code != HTTPStatus.NOT_FOUND:
+                raise
+            self.carried_over = []
+            self._gateway.check({})
+            raise NoUsableRollouts("the gateway has ended and was started again, without its rollouts") from error
 
     def drop_carried_over(self) -> None:
         """Delete the rollouts that still run, and let their agents' calls go on, which then fail."""

@@ -16,7 +16,7 @@ from verl import DataProto
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.gateway_client import GatewayClient
-from empo2.recipe.trainer.manager import Empo2RolloutManager
+from empo2.recipe.trainer.manager import Empo2RolloutManager, vocabulary_of
 from empo2.recipe.trainer.shown_rollouts import RunRecords
 from empo2.recipe.trainer.step_results import staleness
 from empo2.recipe.trainer.tracking import training_metrics
@@ -53,6 +53,7 @@ class PlayingTrainer(AgentLightningRayPPOTrainer):
             settings=self.settings,
             gateway=self.gateway,
             max_prompt_tokens=self.config.agentlightning.trace_aggregator.trajectory_max_prompt_length,
+            vocabulary=vocabulary_of(self.config.actor_rollout_ref.model.path),
             version=self.global_steps - is_train,  # a validation comes after its step's update
             pauses=self.is_async,
             controller_log=self.records.controller_log,

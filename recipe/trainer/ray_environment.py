@@ -98,6 +98,13 @@ def start_ray(config: DictConfig) -> None:
     import ray
     from ray._private import ray_constants
     from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
+    from ray.job_config import JobConfig
+
+    class InstalledModules(JobConfig):
+        """Leaves out the current folder, which Ray searches first: a vllm.py there would run in the place of vLLM."""
+
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
 
     if ray.is_initialized():
         return
@@ -117,6 +124,8 @@ def start_ray(config: DictConfig) -> None:
     if not joined and not runtime_env.keys() - {"env_vars"} and (command := worker_command()):
         runtime_env["py_executable"] = command
     runtime_env["env_vars"] = variables | runtime_env.get("env_vars", {})
+    if OmegaConf.select(config, "empo2.run_directory"):  # else a script of the user's, with modules of its own
+        options["job_config"] = InstalledModules()
     if not joined:
         options["_temp_dir"] = os.environ.get("RAY_TMPDIR")
     if address == "local" and "RAY_AUTH_TOKEN_PATH" not in os.environ:

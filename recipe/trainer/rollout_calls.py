@@ -1,5 +1,6 @@
 """The calls of a rollout: agent-lightning's events joined with the gateway's, and the turns that are trained."""
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,10 +8,30 @@ from itertools import islice, pairwise
 from typing import Any, Self
 
 from agentlightning.server.routes.events import _trim_model_request
-from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet, _extract_image_urls_from_messages
+from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
+from pydantic import BaseModel, FiniteFloat
 
-from empo2.recipe.messages import is_beside, newest_observation
+from empo2.recipe.messages import Message, has_images, is_beside, newest_observation
 from empo2.recipe.protocol import CALL_EVENT, IMPOSSIBLE, TOP_TOKENS, CallEvent, Mode
+
+
+class _Chat(BaseModel):
+    messages: list[Message] | None = None
+
+
+class _Server(BaseModel):
+    version: int | None = None
+
+
+class _ModelRequest(BaseModel):
+    """What is read of the data of a ``model_request`` event."""
+
+    request: _Chat
+    response: dict[str, Any]
+    server: _Server = _Server()
+    latency_ms: FiniteFloat | None = None
+    http_status: int | None = None
+    finish_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,11 @@ class PlayedCall:
         return newest_observation(self.data["request"].get("messages") or [])
 
     @property
+    def has_images(self) -> bool:
+        """Return True if a message holds anything but text: the tokens of an image are no text that can be trained."""
+        return any(map(has_images, self.data["request"].get("messages") or []))
+
+    @property
     def tops(self) -> list[dict[int, float]]:
         """Return of each token of the reply the likeliest tokens and their log-probs, as sampled; empty if unknown."""
         tokens, log_probs = (self.event.top_tokens, self.event.top_log_probs) if self.event else (None, None)
@@ -84,27 +110,36 @@ class PlayedCall:
             prompt={"token_ids": self.prompt},
             response={"token_ids": self.reply, "log_probs": self.log_probs},
             metadata={"server": self.data.get("server", {})},
-            image_urls=_extract_image_urls_from_messages(self.data["request"].get("messages")) or None,
         )
 
 
-def calls_of(events: Sequence[Mapping[str, Any]]) -> list[PlayedCall]:
+def calls_of(events: Sequence[Mapping[str, Any]], vocabulary: float = math.inf) -> list[PlayedCall]:
     """Return the calls among a rollout's events; of equal prompts the first has the gateway's first event, and so on.
 
     Both sides record a call as it is answered, so their events of equal prompts have the same order.
+
+    Args:
+        vocabulary: the model's number of tokens.
+
+    Raises:
+        ValueError: an event has not the form in which it is recorded, or a token that the model does not have.
     """
     recorded: dict[tuple[int, ...], deque[CallEvent]] = defaultdict(deque)
     for event in events:
         if event["event_type"] == CALL_EVENT:
             call = CallEvent.model_validate(event["data"])
+            _check_ids(call.tip_free_prompt_token_ids or [], vocabulary)
             recorded[tuple(call.prompt_token_ids)].append(call)
     calls: list[PlayedCall] = []
     number = 0
     for event in events:
         if event["event_type"] == "model_request":
             data = event["data"]
+            _ModelRequest.model_validate(data)
             ids = _trim_model_request(data) if data.get("status") != "error" else {}
             prompt, reply = ids.get("prompt_token_ids") or [], ids.get("response_token_ids") or []
+            _check_ids(prompt, vocabulary)
+            _check_ids(reply, vocabulary)
             same = recorded[tuple(prompt)]
             joined = same.popleft() if same else None
             log_probs = ids.get("response_log_probs")
@@ -114,6 +149,11 @@ def calls_of(events: Sequence[Mapping[str, Any]]) -> list[PlayedCall]:
             calls.append(PlayedCall(number, data, event["timestamp"], prompt, reply, log_probs, joined, novelty))
             number += bool(reply)
     return calls
+
+
+def _check_ids(ids: list[int], vocabulary: float) -> None:
+    if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocabulary):
+        raise ValueError(f"it has a token that the model's vocabulary of {vocabulary} does not have")
 
 
 def main_calls(calls: Sequence[PlayedCall]) -> list[PlayedCall]:

@@ -11,9 +11,11 @@ from agentlightning.schemas import RolloutState
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
 from empo2.recipe.errors import NoUsableRollouts
-from empo2.recipe.failures import FAILED_BY_AGENT, cause_of_failure, numbers_of, reported_error
+from empo2.recipe.failures import FAILED_BY_AGENT, cause_of_failure, error_of, numbers_of, reported_error
 from empo2.recipe.protocol import PANEL, REWARD_EVENT, Mode, RolloutTag, data_of
 from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, main_calls, rows_of, turns_of
+
+_MOST_RETURN = 1e12  # the square of a larger one is not finite in single precision
 
 
 @dataclass(frozen=True)
@@ -83,17 +85,19 @@ class StepResults:
         max_prompt_tokens: of a training row's prompt.
         failed_rollout_return: given to training rollouts that failed by their agent; None to leave them out.
         main_chat_only: False if the user's rules choose the calls that are trained.
+        vocabulary: the model's number of tokens.
         kept, dropped: by rollout id.
         left_out: what is not trained of the rollouts: of ``turns_dropped`` the tip-free prompt, the log-probs or the
             tokens are not known, ``side_calls_dropped`` stand beside the main chat (see `main_calls`),
-            ``repeated_calls`` are requests that were sent again (see `turns_of`), ``overlong_rows`` have a prompt that
-            is too long.
+            ``repeated_calls`` are requests that were sent again (see `turns_of`), ``image_calls`` have images,
+            ``overlong_rows`` have a prompt that is too long.
         calls: of all rollouts that were played, by id.
     """
 
     max_prompt_tokens: float = math.inf
     failed_rollout_return: float | None = None
     main_chat_only: bool = True
+    vocabulary: float = math.inf
     kept: dict[str, RolloutResult] = field(default_factory=dict)
     dropped: dict[str, DroppedRollout] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -128,13 +132,18 @@ class StepResults:
         """
         usable = []
         for rollout in played:
+            if rollout.rollout_id in self.dropped:
+                continue
             try:
                 if is_train:
                     usable.append(self.train(rollout))
                 elif not self.validate(rollout).mode.memory:
-                    usable.append(rollout)
+                    triplets = [call.triplet() for call in self.answered(rollout.rollout_id)]
+                    usable.append(rollout.model_copy(update={"triplets": triplets}))
             except Unusable as why:
                 self.drop(rollout, why.reason, why.error)
+            except Exception as error:  # the calls and events of others: none of them ends the run
+                self.drop_unreadable(rollout, error)
         if is_train:
             sizes = Counter(rollout.data_id for rollout in usable)
             for rollout in usable:
@@ -157,7 +166,7 @@ class StepResults:
         Raises:
             Unusable: it has none.
         """
-        calls = self.calls[rollout.rollout_id] = calls_of(rollout.events)
+        calls = self.calls[rollout.rollout_id] = calls_of(rollout.events, self.vocabulary)
         result = self.kept[rollout.rollout_id] = RolloutResult(
             group=rollout.data_id,
             mode=mode_of(rollout),
@@ -176,19 +185,23 @@ class StepResults:
         Raises:
             Unusable: it cannot be trained on.
         """
-        mode, calls = mode_of(rollout), calls_of(rollout.events)
+        mode, calls = mode_of(rollout), calls_of(rollout.events, self.vocabulary)
         self.calls[rollout.rollout_id] = calls
         return_ = _return_of(rollout, calls, self.failed_rollout_return)
         answered, main, turns = (of(rollout.rollout_id) for of in (self.answered, self.main, self.turns))
-        sampled = [turn for turn in turns if turn.log_probs is not None]  # one without would cost all rows theirs
+        texts = [turn for turn in turns if not turn.has_images]
+        sampled = [turn for turn in texts if turn.log_probs is not None]  # one without would cost all rows theirs
         known = [each for turn in sampled if (each := turn.as_trained(mode)) is not None]
         rows = rows_of(known)
         fitting = [row for row in rows if len(row[0].prompt) <= self.max_prompt_tokens]
         trained = [turn for row in fitting for turn in row]
         self.left_out["side_calls_dropped"] += len(answered) - len(main)
         self.left_out["repeated_calls"] += len(main) - len(turns)
-        self.left_out["turns_dropped"] += len(turns) - len(known) + sum(call.without_tokens for call in calls)
+        self.left_out["image_calls"] += len(turns) - len(texts)
+        self.left_out["turns_dropped"] += len(texts) - len(known) + sum(call.without_tokens for call in calls)
         self.left_out["overlong_rows"] += len(rows) - len(fitting)
+        if turns and not texts:
+            raise Unusable("images", "every call has an image, and calls with images are not trained")
         if not sampled:
             raise Unusable("no_log_probs")
         if not known:
@@ -213,8 +226,13 @@ class StepResults:
     def drop(self, rollout: CompletedRollout, reason: str, error: str = "") -> None:
         """Note that a rollout is not used, and forget its result."""
         self.kept.pop(rollout.rollout_id, None)
+        self.calls.setdefault(rollout.rollout_id, [])
         said = str(error or reported_error(rollout.events) or rollout.error_message or "")
         self.dropped[rollout.rollout_id] = DroppedRollout(reason, said, panel_of(rollout), mode_of(rollout))
+
+    def drop_unreadable(self, rollout: CompletedRollout, error: Exception) -> None:
+        """Drop a rollout whose calls, events or reward cannot be read."""
+        self.drop(rollout, "unreadable", str(error_of(error)))
 
 
 def groups_of(results: Results) -> list[list[str]]:
@@ -264,7 +282,7 @@ def _return_of(rollout: CompletedRollout, calls: Sequence[PlayedCall], failed_ro
         return failed_rollout_return
     if not answered:
         raise Unusable("no_model_call")
-    if rollout.final_reward is None or not np.isfinite(rollout.final_reward):
+    if rollout.final_reward is None or not abs(rollout.final_reward) <= _MOST_RETURN:
         raise Unusable("no_reward")
     return rollout.final_reward
 

@@ -72,7 +72,7 @@ def training_metrics(results: StepResults, success_return: float) -> dict[str, f
     for name, memory in (("memory_success_rate", True), ("success_rate_without_memory", False)):
         if half := [result.return_ >= success_return for result in kept if result.mode.memory == memory]:
             metrics[f"training/{name}"] = np.mean(half)
-    left_out = ("turns_dropped", "side_calls_dropped", "repeated_calls", "overlong_rows")
+    left_out = ("turns_dropped", "side_calls_dropped", "repeated_calls", "image_calls", "overlong_rows")
     metrics |= {f"empo2/{name}": results.left_out[name] for name in left_out}
     metrics |= {f"empo2/dropped/{reason}": count for reason, count in results.reasons.items()}
     metrics |= _agent_means("training", kept)
@@ -152,6 +152,7 @@ def step_line(step: int, metrics: Mapping[str, Any], *, rollouts: int, rows: int
         "rows cut at model.max_episode_tokens": metrics["empo2/cut_rows"],
         "turns dropped, their tip-free prompt, tokens or log-probs are not known": metrics["empo2/turns_dropped"],
         "calls not trained, their request was sent again": metrics["empo2/repeated_calls"],
+        "calls not trained, they have images": metrics["empo2/image_calls"],
         "reply tokens without gradient": metrics["empo2/reply_tokens_lost"],
         "reply tokens not distilled, vLLM gave no other tokens with them": metrics.get("empo2/untaught_tokens", 0),
     }

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from unittest.mock import Mock
 
 import numpy as np
@@ -167,7 +168,7 @@ def test_restoring_from_a_damaged_snapshot_changes_nothing(store, tmp_path):
     before = content(snapshot)
     with closing(sqlite3.connect(snapshot)) as db, db:
         db.execute("DROP TABLE states")  # the last of the tables to be restored
-    with pytest.raises(MemoryFileError, match=r"snapshot.db: cannot be restored to .*memory.db: no such table"):
+    with pytest.raises(MemoryFileError, match=r"snapshot.db: cannot be read as a memory file: no such table"):
         store.restore(snapshot)
     assert (found(store), content(tmp_path / "memory.db")) == ([("a", 0.75)], before)
     add(store, "c", EAST)  # nothing is locked or attached still
@@ -229,6 +230,63 @@ def test_a_damaged_key_is_named(tmp_path, key):
         for use in (found, lambda store: visit(store, "task", "s", EAST, threshold=0.5)):
             with pytest.raises(MemoryFileError, match=r"m.db: is damaged: .* 12 bytes"):
                 use(store)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        ("UPDATE tips SET score = 'much' WHERE id = 1", "the table 'tips' holds .*'much'"),
+        ("UPDATE tips SET score = 9e999 WHERE id = 1", "the table 'tips' holds .*inf"),
+        ("UPDATE states SET scope = x'00ff'", "the table 'states' holds"),
+        ("DELETE FROM meta WHERE key = 'embedder'", "its table 'meta' lacks embedder"),
+    ],
+)
+def test_a_value_of_another_type_is_named_before_it_fails_a_search(tmp_path, damage, complaint):
+    path = tmp_path / "m.db"
+    with closing(open_store(path)) as store:
+        fill(store)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(damage)
+    with pytest.raises(MemoryFileError, match=f"m.db: is damaged .*{complaint}"):
+        open_store(path)
+    with pytest.raises(MemoryFileError, match="is damaged"), reading(path):
+        pass
+
+
+def test_a_damaged_letter_costs_that_letter_alone(tmp_path):
+    path = tmp_path / "m.db"
+    with closing(open_store(path)) as store:
+        fill(store)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE tips SET text = CAST(x'6ff061' AS TEXT) WHERE id = 1")
+    with closing(open_store(path)) as store:
+        tips = {tip.text for tip in store.search("task", EAST, ByScore(10, 0.5))}
+    assert "o\N{REPLACEMENT CHARACTER}a" in tips
+
+
+def test_whatever_byte_is_damaged_there_is_one_clear_error(tmp_path):
+    """Twenty bytes at random of each of 100 copies, half of them in the first two pages, which hold the schema."""
+    with closing(open_store(tmp_path / "m.db")) as store:
+        fill(store)
+    whole, random, refused = (tmp_path / "m.db").read_bytes(), Random(1), 0
+    for number in range(100):
+        damaged = bytearray(whole)
+        for _ in range(20):
+            damaged[random.randrange(8192 if number % 2 else len(whole))] = random.randrange(256)
+        (path := tmp_path / f"{number}.db").write_bytes(damaged)
+        try:
+            with closing(open_store(path)) as store:
+                found(store)
+        except MemoryFileError as error:
+            refused += str(error).startswith(str(path))
+    assert refused > 50
+
+
+def test_an_empty_file_becomes_a_memory(tmp_path):
+    (path := tmp_path / "m.db").touch()
+    with closing(open_store(path)) as store:
+        fill(store)
+        assert found(store) == [("a", 0.75)]
 
 
 def test_a_memory_and_what_lies_beside_it_is_its_owners(tmp_path: Path) -> None:

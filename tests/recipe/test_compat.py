@@ -233,15 +233,18 @@ def test_ray_workers_environment_is_verls() -> None:
 
 def test_every_override_overrides_something() -> None:
     """A method of upstream that is renamed would leave ours without a caller."""
+    from ray.job_config import JobConfig
+
     from empo2.recipe.trainer.manager import Empo2RolloutManager
     from empo2.recipe.trainer.trainer import Empo2Trainer
 
     of_trainer = {"_checkpoint", "_end_with_this_step"}
-    of_manager = {"_tagged", "play", "drop_carried_over"}
+    of_manager = {"_tagged", "_told_of_a_new_gateway", "play", "drop_carried_over"}
     for ours, own in ((Empo2Trainer, of_trainer), (Empo2RolloutManager, of_manager)):
         names = {name for name in vars(ours) if not name.startswith("__")}
         new = {name for name in names if not any(hasattr(upstream, name) for upstream in ours.__bases__)}
         assert new == own < names
+    assert hasattr(JobConfig, "_runtime_env_has_working_dir")  # ray_environment.py: Ray adds no folder where it is so
 
 
 def test_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,42 @@ def test_the_first_error_of_a_log(tmp_path: Path) -> None:
     code = "try: {}['door']\nexcept KeyError as e: raise ValueError('two\\nlines') from e"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert first_error(done.stderr + RAY) == "ValueError: two"  # the end of its chain
+
+
+TRACEBACK = "Traceback (most recent call last):\n"
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        TRACEBACK + "  x\n" * 60 + "\n",
+        TRACEBACK + "  frame\n" * 100_000,
+        TRACEBACK * 50_000,
+        (TRACEBACK + "  frame\n" * 3) * 20_000,
+        TRACEBACK + "said\n  frame\n" * 50_000,
+        "(" + "pid=1" * 100_000,
+        "(" * 100_000,
+        "(a pid=1) " * 20_000,
+        TRACEBACK + " " * 200_000,
+    ],
+)
+def test_an_error_is_looked_for_in_linear_time(output: str) -> None:
+    """A disk that fills up cuts a traceback, and an agent prints what it likes: 14 frames took 40 s once."""
+    begin = time.perf_counter()
+    first_error(output)
+    assert time.perf_counter() - begin < 2
+
+
+@pytest.mark.parametrize("unit", ['  File "', "at a (", "Error: ", "a.", "Uncaught ", "    at file://:", " "])
+def test_what_a_command_wrote_is_read_in_linear_time(unit: str) -> None:
+    begin = time.perf_counter()
+    error_of(CommandFailed("it ended with exit code 1", unit * 20_000), own=__file__)
+    error_of(CommandFailed("it ended with exit code 1", f"{unit}\n" * 20_000), own=__file__)
+    assert time.perf_counter() - begin < 2
+
+
+def test_a_traceback_that_is_cut_says_no_error() -> None:
+    assert first_error(TRACEBACK + '  File "a.py", line 1, in run\n    step()\n') is None
+    assert first_error(TRACEBACK + "  a\n\n" + TRACEBACK + "  b\nOSError: [Errno 28] No space left on device\n") == (
+        "OSError: [Errno 28] No space left on device"
+    )

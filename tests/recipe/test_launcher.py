@@ -5,9 +5,11 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,10 +19,13 @@ from rich.console import Console
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Preempted, ProcessError
+from empo2.recipe.files import run_directory
+from empo2.recipe.launcher.commands import controller_command, empo2_command, environment_without
 from empo2.recipe.launcher.launch import launch
 from empo2.recipe.launcher.processes import Processes, running
 from empo2.recipe.launcher.progress import NewLines, RunProgress
 from empo2.recipe.launcher.watch import Workers
+from empo2.recipe.printed import one_line, printable, printable_json
 from empo2.recipe.protocol import StepProgress
 
 from ..processes import DAEMON, mark, marked, until
@@ -272,9 +277,26 @@ def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
 
 
 def test_a_gateway_that_ends_ends_the_run(launched: Callable[..., list[str]]) -> None:
-    """It is not started again: agent-lightning's rollouts are gone with it."""
+    """Within a minute of its start it is not started again."""
     said = launched(gateway="import os; os.kill(os.getpid(), 9)", fails="gateway was ended by SIGKILL")
     assert said[-1].endswith("run.name=a run.resume=auto starts over: no checkpoint is complete")
+
+
+def test_a_resume_with_other_tasks_says_so(
+    tmp_path: Path, launched: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight questions, and then three."""
+    monkeypatch.setattr(run_directory, "_lock", lambda _: None)  # this process has it
+    lines, folder = QUESTIONS.read_text().splitlines(), str(tmp_path / "runs" / "a" / "checkpoints" / "global_step_1")
+    saves = f"from pathlib import Path\nfrom empo2.recipe.run_folder import mark_complete\nfolder = Path({folder!r})\n"
+    trainer = saves + "folder.mkdir(parents=True, exist_ok=True)\nmark_complete(folder)"
+    told = []
+    for count in (8, 8, 3):
+        (tmp_path / "tasks.jsonl").write_text("\n".join(lines[:count]))
+        options = (f"tasks.source={tmp_path / 'tasks.jsonl'}", "run.resume=auto", "run.steps=2")
+        said = launched(*options, trainer=trainer)
+        told.append([line for line in said if "the tasks are not those" in line])
+    assert told[:2] == [[], []] and "set-aside-2/tasks.json" in told[2][0]
 
 
 def test_a_continued_run_has_fewer_metrics_before_it_has_new_ones(tmp_path: Path) -> None:
@@ -327,3 +349,72 @@ def test_a_terminal_has_one_line_that_changes() -> None:
     frames = output.getvalue()
     assert "loading verl; then gateway, policy, vLLM" in frames
     assert "rollouts 3/8  41 model calls  2 tips written" in frames and "step 1/6  validation 8.25" in frames
+
+
+def test_a_metric_that_is_not_finite_is_not_told(tmp_path: Path) -> None:
+    """The trainer writes null for it."""
+    new, output = NewLines(tmp_path / "metrics.jsonl"), io.StringIO()
+    line = {"step": 1, "empo2/memory_fraction": 0.0, "training/return": None, "val/return": None, "timing_s/step": None}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line | {"empo2/memory_size": None}) + "\n")
+    with RunProgress(Console(file=output, width=120), 6, started=0.0) as shown:
+        for row in new.rows():
+            shown.step(row)
+    assert output.getvalue().split() == ["step", "1/6", "return", "nan", "no", "memory", "0", "tips", "0", "s"]
+
+
+HOSTILE = "a\x1b[2Jb\x9b31mc\u202ed\u2066e\r\x07"
+
+
+def test_what_others_wrote_commands_no_terminal() -> None:
+    output = io.StringIO()
+    with RunProgress(Console(file=output, width=120, force_terminal=True, color_system=None), 6, started=0.0) as shown:
+        shown.say(f"note   {HOSTILE}")
+    (said,) = [line for line in output.getvalue().splitlines() if "note" in line]
+    assert "a\N{REPLACEMENT CHARACTER}[2Jb" in said and not set(said) & set("\x9b\u202e\u2066\x07")
+    assert json.loads(printable_json(json.dumps([HOSTILE], ensure_ascii=False))) == [HOSTILE]
+    assert printable_json(json.dumps(HOSTILE, ensure_ascii=False)).isascii()
+    assert one_line(HOSTILE + "\n" + "x" * 1000).isprintable()
+    assert printable("é 漢 👩‍👩‍👧 \t\n") == "é 漢 👩‍👩‍👧 \t\n"  # what is text stays
+
+
+def test_a_log_of_any_size_is_read_from_its_end(processes: Processes) -> None:
+    processes.start(
+        "gateway", ["sh", "-c", "yes 'empo2: error: old' | head -c 50000000; echo 'empo2: error: new'; exit 1"]
+    )
+    assert failure(processes).endswith("empo2: error: new".removeprefix("empo2: error: "))
+
+
+def test_a_full_disk_is_the_reason(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = shutil._ntuple_diskusage(2**30, 2**30, 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    processes.start("trainer", ["sh", "-c", "printf 'Traceback (most recent call last):\\n  File'; exit 1"])
+    assert failure(processes).endswith(f"the disk of {processes.directory} is full (0.0 MiB left); make room there")
+
+
+def test_what_processes_leave_in_the_folder_of_temporary_files_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (outer := tmp_path / "outer").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(outer))
+    with running(tmp_path, dict(os.environ)) as processes:
+        processes.start("gateway", ["sh", "-c", "mktemp; mktemp -d; echo $RAY_TMPDIR; sleep 1000"])
+        until(lambda: (tmp_path / "gateway.log").read_text().count("\n") == 3)
+        (folder,) = outer.iterdir()
+        made, made_too, ray = (tmp_path / "gateway.log").read_text().split()
+        assert Path(made).parent == Path(made_too).parent == folder and folder.stat().st_mode & 0o777 == 0o700
+        assert ray == os.environ.get("RAY_TMPDIR", str(outer / "ray"))
+    assert [*outer.iterdir()] == []
+
+
+def test_a_module_in_the_current_folder_runs_in_the_place_of_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("httpx", "vllm", "uvicorn"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
+    settings = load_settings("cpu", ["agent.class=my_agent:Agent"])
+    for command in (empo2_command("gateway", 0), controller_command(settings, "http://127.0.0.1:1")):
+        code = "import importlib.util as u; print([u.find_spec(n).origin for n in ('httpx', 'uvicorn')])"
+        command[command.index("-m") :] = ["-c", code]
+        done = subprocess.run(command, env=environment_without(), capture_output=True, text=True, check=True)
+        assert "site-packages" in done.stdout and str(tmp_path) not in done.stdout

@@ -218,7 +218,8 @@ def test_validation_with_memory_is_told_from_the_policy_alone() -> None:
     with_memory = completed(ON_POLICY, "b", input={"panel": "unseen"}, final_reward=80.0)
     failed = completed(ON_POLICY, "c", input={"panel": None}, final_reward=None)
     results = StepResults()
-    assert results.usable([alone, with_memory, failed], is_train=False) == [alone]
+    (returned,) = results.usable([alone, with_memory, failed], is_train=False)
+    assert returned.rollout_id == "a" and [turn.response["token_ids"] for turn in returned.triplets or []] == [[10]]
     kept = {name: (result.mode.memory, result.panel, result.return_) for name, result in results.kept.items()}
     assert kept == {"a": (False, "unseen", 50.0), "b": (True, "unseen", 80.0)}
     assert results.dropped == {"c": lost("no_reward", ON_POLICY)}

@@ -1,20 +1,23 @@
 """A run's folder: new, refused, continued, and never overwritten."""
 
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.files import run_directory
 from empo2.recipe.files.run_directory import last_set_aside, open_run_directory, write_settings
 from empo2.recipe.rollout_log import read_rollouts, write_rollouts
-from empo2.recipe.run_folder import last_checkpoint, mark_complete, remove_old_checkpoints
+from empo2.recipe.run_folder import damage_of, last_checkpoint, mark_complete, remove_old_checkpoints
 
 
 def settings_in(tmp_path: Path, *overrides: str) -> Settings:
@@ -157,3 +160,61 @@ def test_checkpoints_are_the_latest_complete_ones(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) == tmp_path / "global_step_10"
     remove_old_checkpoints(tmp_path, keep=2)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["global_step_10", "global_step_9"]
+
+
+def damaged(folder: Path, how: str) -> None:
+    shard = folder / "actor" / "model_world_size_1_rank_0.pt"
+    torch.save({"weight": torch.arange(1000.0)}, shard)
+    with closing(MemoryStore(folder / "memory.sqlite", embedder="e", dimension=2)):
+        pass
+    mark_complete(folder)
+    content = bytearray(shard.read_bytes())
+    match how:
+        case "cut":
+            shard.write_bytes(content[:2000])
+        case "empty":
+            shard.write_bytes(b"")
+        case "absent":
+            shard.unlink()
+        case "a bit":
+            content[len(content) // 2] ^= 1
+            shard.write_bytes(content)
+        case "memory":
+            (folder / "memory.sqlite").write_bytes(b"x" * (folder / "memory.sqlite").stat().st_size)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "absent", "a bit", "memory"])
+def test_a_damaged_checkpoint_is_named_with_the_one_before_it(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is advised works: the folder is removed, and the same command goes on from the one before."""
+    run = begun(tmp_path, 4)  # complete are 1, 2 and 3
+    last = run / "checkpoints/global_step_3"
+    damaged(last, how)
+    settings = settings_in(tmp_path, "run.name=a", "run.resume=auto", "run.steps=9")
+    with pytest.raises(ConfigError) as refusal:
+        open_run_directory(settings, "cpu")
+    said = str(refusal.value)
+    assert said.startswith("run.resume='auto': ") and ("memory.sqlite" if how == "memory" else "rank_0.pt") in said
+    assert said.endswith(f"remove {last}, and the same command continues after step 2")
+    shutil.rmtree(last)
+    monkeypatch.setattr(run_directory, "_lock", lambda _: None)  # this process has it
+    assert open_run_directory(settings, "cpu")[1] == run / "checkpoints/global_step_2"
+
+
+def test_a_whole_checkpoint_is_taken_and_damage_of_all_is_said(tmp_path: Path) -> None:
+    run = begun(tmp_path, 3)
+    settings = settings_in(tmp_path, "run.name=a", "run.resume=auto", "run.steps=9")
+    one, two = (run / f"checkpoints/global_step_{step}" for step in (1, 2))
+    damaged(one, "a bit")
+    damaged(two, "not")
+    assert damage_of(two) == ""
+    damaged(two, "cut")
+    with pytest.raises(ConfigError, match=f"remove {two} and {one}, and the same command starts over"):
+        open_run_directory(settings, "cpu")
+
+
+@pytest.mark.parametrize("name", [".", "..", "...", ".hidden", "-x", "a/b", ""])
+def test_a_name_that_is_no_folders_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        settings_in(tmp_path, f"run.name='{name}'")

@@ -38,6 +38,7 @@ def test_files_without_tasks_are_refused(tmp_path: Path) -> None:
         ("x.jsonl", '{"a": 1}\n{"a": ', r"x\.jsonl': line 2 is not JSON"),
         ("x.jsonl", '{"a": 1}\n\n[1]', r"x\.jsonl': line 3 is not an object"),
         ("x.jsonl", '{"a": 1}', r"x\.jsonl': has 1 rows; give two or more"),
+        ("x.jsonl", '{"a": 1}\n' + "[" * 100_000, r"x\.jsonl': line 2 is not JSON"),
         ("x.parquet", "no parquet", r"x\.parquet': .*[Pp]arquet"),
     ):
         (tmp_path / name).write_text(text)
@@ -96,3 +97,13 @@ def test_tasks_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded().val == [{"task": "a"}]
     with pytest.raises(ConfigError, match=r"memory\.scope.*no field 'variation'"):
         loaded("run.validate_with_memory=true")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_of_json_end_with_a_newline_and_nothing_else(tmp_path: Path, end: str) -> None:
+    """Other separators of lines may stand in texts, and a byte-order mark before them all."""
+    texts = [f"one{mark}two" for mark in "\u2028\u2029\u0085\x0b\x0c\x1c"]
+    lines = [json.dumps({"text": text}, ensure_ascii=False).replace("\\u000b", "\\u000B") for text in texts]
+    (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf" + end.join([*lines, ""]).encode())
+    train, val = read_tasks(str(tmp_path / "x.jsonl"))
+    assert [row["text"] for row in [*val, *train]] == texts

@@ -18,7 +18,7 @@ from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tokens.rendering import rendered
 from empo2.recipe.gateway.tokens.replies import AsText, Ids, Prompt, Replies, Reply, last_reply
 from empo2.recipe.gateway.tokens.tokenizer import PolicyTokenizer
-from empo2.recipe.messages import Message
+from empo2.recipe.messages import has_images
 
 log = structlog.get_logger()
 
@@ -120,7 +120,7 @@ async def continued(services: Services, rollout_id: str, last: Reply, body: Body
     """
     if last.problem:
         raise AsText(last.problem)
-    if any(_has_images(message) for message in body["messages"]):
+    if any(map(has_images, body["messages"])):
         raise AsText("images")
     # Shielded: others wait for it too.
     before, whole = await asyncio.gather(asyncio.shield(last.prompt), rendered(services.servers, rollout_id, body))
@@ -172,8 +172,3 @@ def _count_text(services: Services, reason: str) -> None:
     if services.settings.gateway.cumulative_tokens:
         services.metrics.counts["text_calls"] += 1
         services.metrics.counts[f"text_calls/{reason}"] += 1
-
-
-def _has_images(message: Message) -> bool:
-    content = message.get("content")
-    return isinstance(content, list) and any(part.get("type", "text") != "text" for part in content)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse, Response
 
+from empo2.recipe.gateway.connections import ADMIT
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.request import Next, Request
 from empo2.recipe.protocol import Keys
@@ -31,20 +32,29 @@ class KeyCheck:
         return answer
 
     async def _answer(self, request: Request, forward: Next) -> Response:
-        if request.path == "/healthz" or not self._keys.admin:
+        if request.path == "/healthz":
             return await forward(request)
         presented = _presented(request)
-        if _holds(presented, self._keys.admin):
+        if not self._keys.admin or _holds(presented, self._keys.admin):
+            _admit(request)
             return await forward(request)
         own = self._keys.of_rollout(request.rollout_id) if request.rollout_id else ""
         if not (_holds(presented, own) or _holds(presented, self._keys.agent)):
             return JSONResponse({"detail": "Invalid or missing API key"}, 401)  # as agent-lightning answers
+        _admit(request)
         if not _is_for_agents(request):
             problem = f"{request.method} {request.path} needs the admin key (EMPO2_ADMIN_KEY)"
             return JSONResponse({"detail": problem}, 403)
         scope = {**request.scope, "headers": list(request.scope["headers"])}
         MutableHeaders(scope=scope)["authorization"] = f"Bearer {self._keys.admin}"
-        return await forward(replace(request, scope=scope))
+        asker = "agent" if _holds(presented, own) else "controller"
+        return await forward(replace(request, scope=scope, asker=asker))
+
+
+def _admit(request: Request) -> None:
+    """Tell the connection that its key is known; see `protocol_with_room`."""
+    if admit := request.scope.get("state", {}).get(ADMIT):
+        admit()
 
 
 def _is_for_agents(request: Request) -> bool:

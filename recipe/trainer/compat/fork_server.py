@@ -73,7 +73,7 @@ def start(preload: str = "empo2.recipe.trainer.compat.preload") -> None:
 def worker_command() -> str | None:
     """Return the command for Ray to start workers with in the place of ``python``; None without a fork server."""
     code = f"from {__name__} import start_worker; start_worker()"
-    return shlex.join([sys.executable, "-c", code]) if _ADDRESS in os.environ else None
+    return shlex.join([sys.executable, "-P", "-c", code]) if _ADDRESS in os.environ else None
 
 
 def join_server() -> bool:

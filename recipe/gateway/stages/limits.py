@@ -1,0 +1,128 @@
+"""Hold agents to what is theirs: what they may post, how much, until when, and with what parameters they call."""
+
+from collections import Counter
+from typing import Any
+
+from starlette.responses import Response
+
+from empo2.recipe.config import Gateway
+from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.metrics import StepMetrics
+from empo2.recipe.gateway.request import Next, Request, refusal
+from empo2.recipe.protocol import ERROR_EVENT, MODEL_EVENT
+
+_OWN = "empo2_"  # how the types of the gateway's own events begin
+_MIN_TOKENS = 1000  # of a reply that may not end before
+# Their length is bounded by the request's own, and by the model's context.
+_TEXTS = ("messages", "prompt", "tools", "documents")
+# A template is a program without an end that vLLM runs (CVE-2026-115911, CVE-2026-115918); embeddings that do not fit
+# end its engine (PYSEC-2026-2303).
+_OF_THE_OPERATOR = ("chat_template", "prompt_embeds", "mm_processor_kwargs")
+# Ids beyond the model's own change what other requests sample (CVE-2026-93840, CVE-2026-93989); `neutral` removes them
+# from training calls.
+_UNCHECKED = ("allowed_token_ids", "bad_words")
+
+
+class AgentLimits:
+    """Refuse what an agent may not send; each refusal is counted as ``refused/REASON``.
+
+    - 403 to an event that only the gateway writes, and to an agent's change of anything but its rollout's state;
+    - 410 to a call or an event of a rollout that has ended;
+    - 413 beyond ``gateway.max_rollout``, over all calls and events of a rollout.
+    """
+
+    def __init__(self, max_bytes: float, metrics: StepMetrics) -> None:
+        self._max_bytes = max_bytes
+        self._metrics = metrics
+        self._sent: Counter[str] = Counter()  # bytes by rollout
+
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        if refused := self._refused(request):
+            status, reason, problem = refused
+            self._metrics.counts[f"refused/{reason}"] += 1
+            return refusal(status, problem, call=request.is_call)
+        return await forward(request)
+
+    def _refused(self, request: Request) -> tuple[int, str, str] | None:
+        """Return status, reason and message of a refusal; None for none."""
+        is_event = request.kind == "attempt events" and request.method == "POST"
+        if request.asker != "operator":
+            set_by_agent = _status_in(request.body) if request.asker == "agent" and request.kind == "rollout" else {}
+            if others := sorted({*set_by_agent} - {"state", "error_message"}):
+                return 403, "status", f"status.{others[0]}: is the controller's to set, not an agent's"
+            rollout = upstream.rollout_of(request.rollout_id)
+            if (is_event or request.is_call) and rollout is not None and upstream.is_over(rollout):
+                return 410, "after_end", f"the rollout {request.rollout_id} has ended"
+            if is_event and _is_reserved(request.body):
+                return 403, "event", "event_type: is the gateway's; agents post rewards and events of their own types"
+        if (is_event or request.is_call) and self._counted(request) > self._max_bytes:
+            limit = f"gateway.max_rollout={self._max_bytes / 2**20:g} MiB"
+            return 413, "too_much", f"all calls and events of this rollout have more than {limit}; raise that setting"
+        return None
+
+    def _counted(self, request: Request) -> int:
+        """Return how many bytes a rollout has sent, with this request."""
+        name = request.rollout_id
+        if name not in self._sent:
+            self._sent = Counter({each: sent for each, sent in self._sent.items() if upstream.rollout_of(each)})
+        self._sent[name] += len(request.content or b"")
+        return self._sent[name]
+
+
+class CallLimits:
+    """Answer 400 to a completion whose parameters would hold up the policy's servers, or let them fetch an address."""
+
+    def __init__(self, settings: Gateway, metrics: StepMetrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        if request.is_completion and (problem := self._problem(request.body, request.mode)):
+            self._metrics.counts["refused/parameters"] += 1
+            return refusal(400, problem, call=True)
+        return await forward(request)
+
+    def _problem(self, body: dict[str, Any], mode: str) -> str:
+        most = self._settings.max_choices
+        prompts = body["prompt"] if isinstance(body.get("prompt"), list) else []
+        batch = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
+        wanted = max([1, *(body[name] for name in ("n", "best_of") if isinstance(body.get(name), int))])
+        if wanted * batch > most:
+            return f"n={wanted} of {batch} prompts: a request may ask for gateway.max_choices={most} replies"
+        if isinstance(least := body.get("min_tokens"), int) and least > _MIN_TOKENS:
+            return f"min_tokens={least}: at most {_MIN_TOKENS}"
+        size = sum(len(str(value)) for name, value in body.items() if name not in _TEXTS)
+        if size > self._settings.max_parameters:
+            limit = f"gateway.max_parameters={self._settings.max_parameters}"
+            return f"the parameters but for messages and tools have {size} characters, more than {limit}"
+        kwargs = body.get("chat_template_kwargs")
+        for name in (*body, *(kwargs if isinstance(kwargs, dict) else ())):
+            if name in _OF_THE_OPERATOR:
+                return f"{name}: is the operator's to set"
+        if mode != "train" and (unchecked := [name for name in _UNCHECKED if body.get(name)]):
+            return f"{unchecked[0]}: vLLM 0.20 checks these token ids against no vocabulary"
+        if name := _address_in(body.get("messages")):
+            return f"messages: {name}: model servers fetch no addresses; send the content itself, as a data: URL"
+        return ""
+
+
+def _status_in(body: Any) -> dict[str, Any]:
+    status = body.get("status") if isinstance(body, dict) else None
+    return status if isinstance(status, dict) else {}
+
+
+def _is_reserved(body: Any) -> bool:
+    kind = body.get("event_type") if isinstance(body, dict) else None
+    return isinstance(kind, str) and (kind == MODEL_EVENT or (kind.startswith(_OWN) and kind != ERROR_EVENT))
+
+
+def _address_in(messages: Any) -> str:
+    """Return the name of a field of messages' parts with an address that a model server would fetch; "" for none."""
+    for message in messages if isinstance(messages, list) else ():
+        parts = message.get("content")
+        for part in parts if isinstance(parts, list) else ():
+            for name, value in part.items():
+                url = value.get("url") if isinstance(value, dict) else value
+                if name.endswith("_url") and isinstance(url, str) and not url.startswith("data:"):
+                    return name
+    return ""

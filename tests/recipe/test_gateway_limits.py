@@ -1,0 +1,231 @@
+"""What agents may post, how much, until when and with what parameters; and what strangers may hold open."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from empo2.recipe.gateway.connections import ADMIT, protocol_with_room
+from empo2.recipe.gateway.metrics import StepMetrics
+from empo2.recipe.gateway.request import Request
+from empo2.recipe.gateway.stages.access import KeyCheck
+from empo2.recipe.protocol import CALL_EVENT, ERROR_EVENT, Keys
+
+from .harness import GatewayUnderTest, running_gateway, user
+
+pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
+
+
+def as_rollout(gateway: GatewayUnderTest, rollout: str) -> httpx.AsyncClient:
+    key = gateway.variables(rollout)["AGL_KEY"]
+    return httpx.AsyncClient(base_url=gateway.client.base_url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+
+
+def events_of(rollout: str) -> str:
+    return f"/api/rollouts/{rollout}/attempt/0/events"
+
+
+async def counted(gateway: GatewayUnderTest) -> dict[str, float]:
+    metrics = (await gateway.client.post("/empo2/drain", json={"timeout": 10})).json()
+    return {name: value for name, value in metrics.items() if name.startswith("empo2/refused")}
+
+
+async def test_an_agent_posts_rewards_and_its_own_events_but_none_of_the_gateways(gateway: GatewayUnderTest) -> None:
+    rollout = await gateway.create("memory")
+    tokens = {"response": {"prompt_token_ids": [1], "choices": [{"token_ids": [10**6]}]}}
+    async with as_rollout(gateway, rollout) as agent, gateway.as_agent() as controller:
+        for client in (agent, controller):
+            for kind, data in ((CALL_EVENT, {}), ("model_request", tokens), ("empo2_anything", {})):
+                answer = await client.post(events_of(rollout), json={"event_type": kind, "data": data})
+                assert answer.status_code == 403 and "is the gateway's" in answer.json()["detail"], kind
+            for kind in ("reward", ERROR_EVENT, "note"):
+                answer = await client.post(events_of(rollout), json={"event_type": kind, "data": {"value": 1}})
+                assert answer.status_code == 200, kind
+    for kind, count in (("reward", 2), (ERROR_EVENT, 2), ("note", 2), (CALL_EVENT, 0), ("model_request", 0)):
+        assert len(await gateway.events(rollout, kind)) == count, kind
+    assert await counted(gateway) == {"empo2/refused/event": 6}
+
+
+async def test_an_agent_sets_its_rollouts_state_and_nothing_that_steers(gateway: GatewayUnderTest) -> None:
+    rollout = await gateway.create("memory")
+    route = f"/api/rollouts/{rollout}"
+    async with as_rollout(gateway, rollout) as agent, gateway.as_agent() as controller:
+        for name in ("k8s_job_name", "last_attempt_id"):
+            answer = await agent.patch(route, json={"status": {name: "x", "error_message": "y"}})
+            assert answer.status_code == 403 and name in answer.json()["detail"]
+        assert (await controller.patch(route, json={"status": {"k8s_job_name": "job"}})).status_code == 200
+        assert (await agent.patch(route, json={"status": {"state": "failed", "error_message": "z"}})).status_code == 200
+
+
+async def test_after_its_end_a_rollout_takes_neither_calls_nor_rewards(gateway: GatewayUnderTest) -> None:
+    rollout = await gateway.create("memory")
+    reward = {"event_type": "reward", "data": {"value": 1}}
+    async with as_rollout(gateway, rollout) as agent:
+        assert (await agent.post(events_of(rollout), json=reward)).status_code == 200
+        end = await agent.patch(f"/api/rollouts/{rollout}", json={"status": {"state": "succeeded"}})
+        assert end.status_code == 200
+        late = await agent.post(events_of(rollout), json=reward | {"data": {"value": 99}})
+        assert late.status_code == 410
+        call = await agent.post(gateway.address(rollout) + "/chat/completions", json={"messages": [user("again")]})
+        assert call.status_code == 410 and "has ended" in call.json()["error"]["message"]
+    assert [each["value"] for each in await gateway.events(rollout, "reward")] == [1]
+    assert gateway.model.requests() == []
+    own = await gateway.client.post(events_of(rollout), json=reward)  # the trainer's hooks may add events
+    assert own.status_code == 200
+
+
+async def test_a_rollout_that_sends_too_much_is_stopped_and_others_are_not(tmp_path: Any) -> None:
+    async with running_gateway(tmp_path, "gateway.max_rollout=0.1") as gateway:
+        mine, other = await gateway.create("memory"), await gateway.create("memory")
+        event = {"event_type": "note", "data": {"text": "x" * 30_000}}
+        async with as_rollout(gateway, mine) as agent:
+            codes = [(await agent.post(events_of(mine), json=event)).status_code for _ in range(5)]
+            call = await agent.post(gateway.address(mine) + "/chat/completions", json={"messages": [user("hi")]})
+        assert codes == [200] * 3 + [413] * 2 and call.status_code == 413
+        assert "gateway.max_rollout=0.1 MiB" in call.json()["error"]["message"]
+        assert (await gateway.call(other, json.dumps({"messages": [user("hi")]}).encode())).status_code == 200
+        assert await counted(gateway) == {"empo2/refused/too_much": 3}
+
+
+HOLD_UP = [
+    ({"n": 64}, "n=64"),
+    ({"best_of": 9}, "n=9"),
+    ({"min_tokens": 4000}, "min_tokens=4000"),
+    ({"structured_outputs": {"regex": "(a|b)" * 20_000}}, "gateway.max_parameters"),
+    ({"guided_regex": "a" * 100_000}, "gateway.max_parameters"),
+    ({"stop": ["x" * 10] * 5000}, "gateway.max_parameters"),
+    ({"logit_bias": {str(token): 1 for token in range(10_000)}}, "gateway.max_parameters"),
+    ({"bad_words": ["bad"] * 10_000}, "gateway.max_parameters"),
+    ({"allowed_token_ids": [*range(10_000)]}, "gateway.max_parameters"),
+    ({"vllm_xargs": {"x" * 30_000: 1}}, "gateway.max_parameters"),
+    ({"chat_template": "{% for _ in range(10**9) %}{% endfor %}"}, "chat_template: is the operator's"),
+    ({"chat_template_kwargs": {"chat_template": "{{ 'x' * 10**9 }}"}}, "chat_template: is the operator's"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds: is the operator's"),
+]
+FETCHED = [
+    {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}},
+    {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+    {"type": "image_url", "image_url": "https://a.test/a.png"},
+    {"type": "video_url", "video_url": {"url": "http://a.test"}},
+    {"type": "audio_url", "audio_url": {"url": "http://a.test"}},
+]
+
+
+@pytest.mark.parametrize("mode", ["train", "val"])
+async def test_parameters_that_hold_up_the_model_server_never_reach_it(gateway: GatewayUnderTest, mode: str) -> None:
+    rollout = await gateway.create("memory")
+    async with as_rollout(gateway, rollout) as agent:
+
+        async def call(api: str = "chat/completions", **body: Any) -> httpx.Response:
+            return await agent.post(f"{gateway.address(rollout, mode)}/{api}", json=body)
+
+        for parameters, said in HOLD_UP:
+            answer = await call(messages=[user("hi")], **parameters)
+            assert answer.status_code == 400 and said in answer.json()["error"]["message"], said
+        for part in FETCHED:
+            answer = await call(messages=[user([part])])
+            assert answer.status_code == 400 and "fetch no addresses" in answer.json()["error"]["message"], part
+        for name, value in (("allowed_token_ids", [10**6]), ("bad_words", ["x"])):
+            options: dict[str, Any] = {name: value}
+            answer = await call(messages=[user("hi")], **options)
+            assert answer.status_code == (200 if mode == "train" else 400), name
+        before = len(gateway.model.requests())
+        answer = await call("completions", prompt=["a"] * 9)
+        assert answer.status_code == 400 and "of 9 prompts" in answer.json()["error"]["message"]
+        item = {"role": "user", "content": [{"type": "input_image", "image_url": "http://a.test/a.png"}]}
+        assert (await call("responses", input=[item])).status_code == 400
+        assert len(gateway.model.requests()) == before == (2 if mode == "train" else 0)
+        assert gateway.model.requests("/v1/completions") == []
+        assert not any({"allowed_token_ids", "bad_words"} & seen.body.keys() for seen in gateway.model.requests())
+        plain = await call(messages=[user("hi")], tools=[], stop=["\n"], n=1)
+        assert plain.status_code == 200
+    refused = len(HOLD_UP) + len(FETCHED) + (2 if mode == "train" else 4)
+    assert (await counted(gateway))["empo2/refused/parameters"] == refused
+
+
+@contextmanager
+def served(descriptors: int, seconds: float) -> Iterator[int]:
+    """A server that admits whoever asks for ``/in``."""
+
+    async def enter(request: Any) -> PlainTextResponse:
+        getattr(request.state, ADMIT)()
+        return PlainTextResponse("in")
+
+    async def see(_: Any) -> PlainTextResponse:
+        return PlainTextResponse("seen")
+
+    app = Starlette(routes=[Route("/in", enter), Route("/", see)])
+    listener = socket.create_server(("127.0.0.1", 0))
+    protocol: Any = protocol_with_room(descriptors, seconds)
+    server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def connected(port: int, *lines: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection.sendall("".join(f"{line}\r\n" for line in lines).encode())
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    return connection.recv(65_536) == b""
+
+
+def test_headers_that_never_end_are_not_waited_for() -> None:
+    with served(1000, 0.5) as port, ExitStack() as open_:
+        known = open_.enter_context(connected(port, "GET /in HTTP/1.1", "Host: a", ""))
+        assert b"200 OK" in known.recv(65_536)
+        silent = open_.enter_context(connected(port))
+        half = open_.enter_context(connected(port, "GET / HTTP/1.1", "Host: a"))
+        again = open_.enter_context(connected(port, "GET / HTTP/1.1", "Host: a", ""))
+        assert b"seen" in again.recv(65_536)
+        again.sendall(b"GET / HTTP/1.1\r\nHost")  # the next request on a connection, too
+        begin = time.monotonic()
+        assert is_closed(silent) and is_closed(half) and is_closed(again)
+        assert time.monotonic() - begin < 5
+        known.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"seen" in known.recv(65_536)
+
+
+def test_strangers_leave_room_for_those_with_a_key() -> None:
+    with served(256 + 40, 60) as port, ExitStack() as open_:
+        known = [open_.enter_context(connected(port, "GET /in HTTP/1.1", "Host: a", "")) for _ in range(30)]
+        assert all(b"200 OK" in each.recv(65_536) for each in known)
+        strangers = [open_.enter_context(connected(port)) for _ in range(100)]
+        assert all(is_closed(each) for each in strangers[:80])
+        late = open_.enter_context(connected(port, "GET /in HTTP/1.1", "Host: a", ""))
+        for each in [*known, late]:
+            each.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"200 OK" in late.recv(65_536) and all(b"seen" in each.recv(65_536) for each in known)
+
+
+async def test_a_valid_key_admits_a_connection_and_a_wrong_one_does_not() -> None:
+    admitted: list[str] = []
+
+    async def forward(_: Request) -> Response:
+        return Response()
+
+    check = KeyCheck(Keys(agent="agents", admin="admin"), StepMetrics())
+    for key in ("", "wrong", "agents", "admin"):
+        headers = [(b"authorization", f"Bearer {key}".encode())]
+        scope = {"type": "http", "method": "GET", "path": "/api/rollouts", "headers": headers}
+        scope["state"] = {ADMIT: lambda key=key: admitted.append(key)}
+        await check(Request.of(scope, None), forward)  # pyright: ignore[reportArgumentType]
+        await check(Request.of(scope | {"path": "/healthz"}, None), forward)  # pyright: ignore[reportArgumentType]
+    assert admitted == ["agents", "admin"]
