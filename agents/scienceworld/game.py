@@ -77,6 +77,6 @@ def _rules(environment: Environment, episode: Episode) -> str:
             return CHOICE
         case "free-text":
             return FREE_TEXT.format(templates=", ".join(environment.action_templates()))
-        case "paper":
+        case _:  # paper
             shown = enumerate(examples(episode.task, episode.variation), start=1)
             return PAPER.format(examples="\n\n".join(f"Example {number}. {example}" for number, example in shown))

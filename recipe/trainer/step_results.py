@@ -15,8 +15,6 @@ from empo2.recipe.failures import FAILED_BY_AGENT, cause_of_failure, error_of, n
 from empo2.recipe.protocol import PANEL, REWARD_EVENT, Mode, RolloutTag, data_of
 from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, main_calls, rows_of, turns_of
 
-_MOST_RETURN = 1e12  # the square of a larger one is not finite in single precision
-
 
 @dataclass(frozen=True)
 class RolloutResult:
@@ -282,7 +280,7 @@ def _return_of(rollout: CompletedRollout, calls: Sequence[PlayedCall], failed_ro
         return failed_rollout_return
     if not answered:
         raise Unusable("no_model_call")
-    if rollout.final_reward is None or not abs(rollout.final_reward) <= _MOST_RETURN:
+    if rollout.final_reward is None or not math.isfinite(rollout.final_reward):
         raise Unusable("no_reward")
     return rollout.final_reward
 

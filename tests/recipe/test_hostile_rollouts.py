@@ -112,7 +112,7 @@ def test_why_a_rollout_is_unreadable_is_told() -> None:
     )
 
 
-@pytest.mark.parametrize("reward", [1e13, -1e300, float("inf"), float("nan")])
+@pytest.mark.parametrize("reward", [float("inf"), float("-inf"), float("nan")])
 def test_a_reward_that_no_mean_can_hold_costs_its_rollout_alone(reward: float) -> None:
     results = StepResults()
     played = [rollout_of(name, [request([1], [2])]) for name in "ab"]
@@ -154,7 +154,7 @@ def manager() -> Iterator[Empo2RolloutManager]:
             agl_key=KEY,
             model="m",
             step=1,
-            group_size=3,
+            train_rollout_n=3,
             settings=load_settings("cpu", ["algorithm.name=grpo"]),
             gateway=GatewayClient(url, KEY),
             vocabulary=VOCABULARY,
@@ -199,7 +199,7 @@ def test_what_agent_lightning_itself_cannot_read_is_dropped(
     bad = [[reward(10**400)], [{"event_type": "x", "data": {"deep": deep}}], [reward(float("nan"))]]
     posted = [good] * 3 + bad
     ended(manager, posted, monkeypatch)
-    played = manager.enqueue_and_wait_until_completed({"task": ["a", "b"]}, is_train=True)
+    played = manager.play({"task": ["a", "b"]}, is_train=True)
     assert len(played) == 3 and len(manager.played) == 6
     assert manager.results.reasons["unreadable"] >= 2 and len(manager.results.dropped) == 3
 
@@ -219,11 +219,11 @@ def test_a_gateway_that_was_started_again_has_the_step_played_anew(
 
     monkeypatch.setattr(manager, "_create_rollouts", create_and_forget)
     with pytest.raises(NoUsableRollouts, match="the gateway has ended and was started again"):
-        manager.enqueue_and_wait_until_completed({"task": ["a"]}, is_train=True)
+        manager.play({"task": ["a"]}, is_train=True)
     ended(manager, [[]] * 3, monkeypatch)
     monkeypatch.setattr(manager, "_get_events", lambda *_, **__: (_ for _ in ()).throw(httpx.ConnectError("gone")))
     with pytest.raises(NoUsableRollouts, match="the gateway has ended"):
-        manager.enqueue_and_wait_until_completed({"task": ["a"]}, is_train=True)
+        manager.play({"task": ["a"]}, is_train=True)
     assert waited == [{}, {}] and not manager.results.dropped
 
 

@@ -173,6 +173,8 @@ async def test_what_is_no_continuation_is_sent_as_text(
 ):
     answers = iter([reply, "look"])
     gateway.model.reply = lambda body: next(answers)
+    change = {**change}
+    gateway.model.template = change.pop("chat_template", gateway.model.template)
     first = {"messages": CHATS[0], "max_tokens": 64} | ({} if "tools" in change else change)
     sent = await gateway.play(await gateway.create("no-memory"), [first, {**first, "messages": second, **change}])
     rendered = gateway.model.prompt_ids({"messages": second, **change}, "/tokenize")
