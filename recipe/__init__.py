@@ -1,7 +1,5 @@
 """EMPO² for agent-lightning 1.x: gateway memory, reflection and the hybrid objective."""
 
-import contextlib
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,55 +28,6 @@ def run_empo2(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[A
     Raises:
         empo2.recipe.errors.Empo2Error: a setting is wrong, or ``agentlightning.agl_base_url`` is no EMPO² gateway.
     """
-    from empo2.recipe.config import traces_endpoint
-    from empo2.recipe.gateway_client import GatewayClient
-    from empo2.recipe.trainer.verl_config import (
-        check_tasks,
-        check_tip_tokens,
-        name_middleware,
-        read_settings,
-        take_traces,
-    )
+    from empo2.recipe.trainer.start import start
 
-    settings = read_settings(config)
-    check_tasks(settings, config, train_dataset, val_dataset)
-    name_middleware(config, settings)
-    if endpoint := traces_endpoint(settings):
-        take_traces(config, endpoint)
-    ours = config.get("empo2") or {}
-    url, key = config.agentlightning.agl_base_url, config.agentlightning.agl_key
-    with contextlib.closing(GatewayClient(url, key)) as gateway:
-
-        def check() -> None:
-            wanted = {
-                "model.path": config.actor_rollout_ref.model.path,
-                "model.temperature": config.actor_rollout_ref.rollout.temperature,
-                # The gateway forces the validation temperature; the configuration's value is only compared with it.
-                "model.val_temperature": ours.get("model", {}).get("val_temperature"),
-                "algorithm.success_return": settings.algorithm.success_return,
-                "algorithm.failure_return": settings.algorithm.failure_return,
-            }
-            state = gateway.check(wanted)
-            check_tip_tokens(config, state.episode_tokens)
-
-        if runs := gateway.answers():
-            check()
-        if device := ours.get("hardware", {}).get("device"):
-            os.environ["EMPO2_DEVICE"] = device
-
-        # verl takes many seconds to import: gateway and command line do not need it, and Ray should start first.
-        from empo2.recipe.marked_lines import say_loading
-        from empo2.recipe.trainer import ray_environment
-        from empo2.recipe.trainer.compat import fork_server
-
-        say_loading("Ray")
-        if ray_environment.device() == "cpu" and settings.hardware.cluster is None:
-            fork_server.start()
-        ray_environment.start_ray(config)
-        say_loading("verl")
-        from empo2.recipe.trainer.entrypoint import train
-
-        if not runs:  # it has loaded its embedder meanwhile
-            say_loading("gateway")
-            check()
-        train(config, settings, gateway, train_dataset, val_dataset)
+    start(config, train_dataset, val_dataset)

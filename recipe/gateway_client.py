@@ -23,7 +23,9 @@ class GatewayClient:
     def __init__(self, url: str, key: str, transport: httpx.BaseTransport | None = None) -> None:
         self._url, self._key = url.rstrip("/"), key
         headers = {"Authorization": f"Bearer {key}"} if key else {}  # "Bearer " is not a valid one
-        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=_SECONDS, transport=transport)
+        self._http = httpx.Client(
+            base_url=self._url, headers=headers, timeout=_SECONDS, transport=transport, trust_env=False
+        )
 
     def close(self) -> None:
         self._http.close()

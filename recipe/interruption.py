@@ -1,7 +1,8 @@
 """Handle Ctrl-C until a command has its own handler: raise KeyboardInterrupt, and remember that it came.
 
 An extension module may clear the exception while it is imported, as C's ``PyObject_HasAttr`` does; `check` then raises
-it again. This module imports nothing heavy, so that the handler is there at once.
+it again. This module imports nothing heavy, so that the handler is there at once: in the seconds of the imports, Ctrl-C
+would else end in a traceback, or be lost.
 """
 
 import signal

@@ -1,7 +1,9 @@
 """The network that the hosts of a run share: this host's address and interface in it, and the gateway's socket."""
 
 import ipaddress
+import os
 import socket
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -9,6 +11,7 @@ from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+_NO_PROXY = ("NO_PROXY", "no_proxy")
 
 
 def address_in(network: str) -> tuple[str, str]:
@@ -45,6 +48,17 @@ def gateway_host(settings: Settings) -> str:
     """
     network = settings.hardware.network
     return settings.gateway.host or (LOOPBACK if network is None else address_in(network)[0])
+
+
+def direct(*urls: str) -> dict[str, str]:
+    """Return the variables by which no HTTP client asks a proxy for this machine or for the hosts of ``urls``.
+
+    Those of this process stay in them. Hosts, since httpx (0.28) reads no ranges of addresses in them.
+    """
+    given = ",".join(os.environ.get(name, "") for name in _NO_PROXY).split(",")
+    hosts = [urlsplit(url).hostname or "" for url in urls]
+    kept = dict.fromkeys(filter(None, [*(each.strip() for each in given), LOOPBACK, "localhost", *hosts]))
+    return dict.fromkeys(_NO_PROXY, ",".join(kept))
 
 
 def bind(host: str, port: int) -> socket.socket:

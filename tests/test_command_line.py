@@ -18,6 +18,8 @@ import torch
 
 from empo2.recipe.cli import main
 from empo2.recipe.config import TRACES_VARIABLES
+from empo2.recipe.preflight.finding import Finding
+from empo2.recipe.preflight.machine import Gpus
 
 from .processes import until
 from .stack import CLI
@@ -96,13 +98,14 @@ def test_trainer_alone_waits_for_a_gateway_and_looks_at_the_cluster(cli: Cli, mo
     assert code == 1 and f"waiting for a gateway at {url} (" in waits and "does not answer after 0 minutes" in ends
     looked: list[str] = []
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    nodes = [Finding("disk", "full", "empty it", "estimate")], Gpus([])
     monkeypatch.setattr(
-        "empo2.recipe.preflight.cluster.require_cluster", lambda *_: looked.append("cluster") or ["disk"]
+        "empo2.recipe.preflight.cluster.look_at_cluster", lambda *_, **__: looked.append("cluster") or nodes
     )
     monkeypatch.setattr("empo2.recipe.launcher.launch.train_only", lambda *_: looked.append("trainer"))
     command = ["train", "--profile", "cpu", "--gateway", url]
     code, output, _ = cli(*command)
-    assert code == 0 and looked == ["cluster", "trainer"] and "warning  disk" in output
+    assert code == 0 and looked == ["cluster", "trainer"] and "warning  disk: full; empty it (estimated)" in output
     looked.clear()
     assert cli(*command, "--run-directory", ".")[0] == 0 and looked == ["trainer"]  # the launcher has looked
 

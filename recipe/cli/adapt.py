@@ -55,8 +55,8 @@ def adapt(
     from empo2.recipe.evaluation.episode_progress import progress
     from empo2.recipe.evaluation.episode_results import Results
     from empo2.recipe.evaluation.player import Player
-    from empo2.recipe.files.tasks import check_rows
     from empo2.recipe.gateway_client import GatewayClient
+    from empo2.recipe.preflight.agent import check_rows
     from empo2.recipe.protocol import scope_of
 
     os.umask(0o077)  # chats and tips are for their owner only

@@ -1,7 +1,6 @@
 """``empo2 check``."""
 
-import importlib.util
-from pathlib import Path
+import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,8 @@ from empo2.recipe.config import Settings
 
 if TYPE_CHECKING:
     from empo2.recipe.preflight.estimate import Card, Shape, Terms
+    from empo2.recipe.preflight.finding import Finding
+    from empo2.recipe.preflight.start import Start
 
 EXAMPLES = """\b
 examples:
@@ -29,46 +30,47 @@ def check(
 ) -> None:
     """Say whether a training fits this machine and its GPUs, and how long a step takes, before anything starts.
 
-    Reads nvidia-smi; what it says of memory and time is estimated. Exits with 1 if something cannot work.
+    Looks at the same as `empo2 train`, which is refused by it: imports the agent, loads the tasks, reads nvidia-smi.
+    What it says of memory and time is estimated. Exits with 2 if a setting is wrong, with 1 if the machine cannot.
     """
     from empo2.recipe.errors import ConfigError
-    from empo2.recipe.files.models import model_of
-    from empo2.recipe.preflight.cluster import look_at_cluster
+    from empo2.recipe.launcher.processes import ending_descendants
+    from empo2.recipe.preflight.checks import MACHINE, SETTINGS, look
     from empo2.recipe.preflight.estimate import CARDS
-    from empo2.recipe.preflight.machine import ESTIMATED, Gpus, find_shape, look, read_gpus
+    from empo2.recipe.preflight.start import Start
 
-    settings = options.settings()
     if gpu is not None and gpu not in CARDS:
         raise ConfigError(f"--gpu {gpu}: is unknown; there are {', '.join(CARDS)}")
-    on_cpu, nodes = settings.hardware.device == "cpu", []
-    if gpu is not None:
-        gpus = Gpus([CARDS[gpu]] * settings.hardware.gpus_per_node)
-    elif settings.hardware.cluster is not None:
-        nodes, gpus = look_at_cluster(settings, model_of(settings))
-    else:
-        gpus = Gpus([]) if on_cpu else read_gpus()
-    shape = find_shape(settings)
-    if settings.verl and importlib.util.find_spec("verl") is not None:
-        from empo2.recipe.trainer.verl_config import build_verl_config
+    start = Start(options.settings(), pretended=CARDS[gpu] if gpu is not None else None)
+    with ending_descendants():  # such as a world that lists its tasks
+        parts = {"settings": look(start, SETTINGS), "machine": look(start, MACHINE)}
+    wrong: list[str] = []
+    for part, found in parts.items():
+        print(part)
+        for each in found:
+            verdict = _verdict(each, pretended=gpu is not None)
+            print(f"  {verdict:7}{each.name:14} {each.said if verdict == 'needs' else each.text}")
+            wrong += [part] if verdict == "WRONG" else []
+    with contextlib.suppress(ConfigError):  # a line above
+        _show_estimate(start)
+    raise typer.Exit(2 if "settings" in wrong else 1 if wrong else 0)
 
-        # Refuses what `empo2 train` would.
-        build_verl_config(
-            settings, model_path=settings.model.path, run_directory=Path(), gateway_url="", gateway_key=""
-        )
-    found = [*nodes, *look(settings, gpus, shape)]
-    elsewhere = ESTIMATED if gpu is not None else ()  # of the machine with the pretended GPUs
-    print("machine")
-    for each in found:
-        verdict = "needs" if each.name in elsewhere else "WRONG" if each.fix else "ok"
-        print(f"  {verdict:7}{each.name:14} {each.said}{f'; {each.fix}' if verdict == 'WRONG' else ''}")
-    works = not any(each.fix for each in found if each.name not in elsewhere)
-    if shape is None:
+
+def _verdict(finding: "Finding", *, pretended: bool) -> str:
+    """Return "needs" for what only the machine with the pretended GPUs can be asked for."""
+    if pretended and finding.weight == "estimate":
+        return "needs"
+    return "ok" if not finding.fix else "warns" if finding.weight == "advice" else "WRONG"
+
+
+def _show_estimate(start: "Start") -> None:
+    settings = start.settings
+    if start.shape is None:
         print(f"\nmodel.path={settings.model.path}: its size is unknown, so that memory and time are not estimated")
-    elif on_cpu:
-        _show_processes(settings, shape)
-    elif gpus.cards:
-        works &= _show_gpus(settings, shape, min(gpus.cards, key=lambda card: card.memory))
-    raise typer.Exit(0 if works else 1)
+    elif settings.hardware.device == "cpu":
+        _show_processes(settings, start.shape)
+    elif start.gpus.cards:
+        _show_gpus(settings, start.shape, min(start.gpus.cards, key=lambda card: card.memory))
 
 
 def _gib(size: float) -> str:
@@ -84,8 +86,7 @@ def _show_processes(settings: Settings, shape: "Shape") -> None:
         print(f"  {name:30}{_gib(size):>8}")
 
 
-def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> bool:
-    """Print memory and time; return whether the run fits."""
+def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> None:
     from empo2.recipe.preflight import estimate
 
     phases, limit = estimate.phases(settings, shape, card), estimate.USABLE * card.memory
@@ -105,7 +106,6 @@ def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> bool:
     if not all(fitting):
         print("change one of:" + "".join(f"\n  {each}" for each in estimate.remedies(settings, shape, card)[:4]))
     _show_step(settings, shape, card)
-    return all(fitting)
 
 
 def _cell(terms: "Terms", name: str) -> str:

@@ -36,10 +36,12 @@ def controller(
     """Start the controller alone, which starts the agents of a gateway: on this machine, or on Kubernetes."""
     from empo2.recipe.config import TRACES_VARIABLES, traces_endpoint
     from empo2.recipe.controller.run import check_gateway, run_on_kubernetes, run_on_this_machine
-    from empo2.recipe.launcher.commands import KEY
+    from empo2.recipe.network import direct
+    from empo2.recipe.preflight.keys import KEY
 
     settings = options.settings()
     url, key = gateway.rstrip("/"), os.environ.pop(KEY, "")  # agents inherit the environment
+    os.environ |= direct(url)
     if endpoint := traces_endpoint(settings):
         os.environ[TRACES_VARIABLES[0]] = endpoint
     agent = settings.agent.name if kubernetes is None else ""  # or says that there is none

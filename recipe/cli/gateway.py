@@ -42,8 +42,8 @@ def gateway(
     from empo2.recipe.gateway.app import make_gateway
     from empo2.recipe.gateway.logs import configure_logs
     from empo2.recipe.gateway.memory import open_memory
-    from empo2.recipe.launcher.commands import ADMIN_KEY, KEY, given_keys
     from empo2.recipe.network import bind, gateway_host
+    from empo2.recipe.preflight.keys import ADMIN_KEY, KEY, given_keys
 
     os.umask(0o077)  # tips are for their owner only
     settings = options.settings()

@@ -82,11 +82,13 @@ def init(
     code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
     from empo2.recipe.files.models import model_of
-    from empo2.recipe.files.tasks import check_agent, load_tasks
+    from empo2.recipe.files.tasks import load_tasks
     from empo2.recipe.files.tool_calls import tool_support
     from empo2.recipe.gateway.tips.state import StateReader
     from empo2.recipe.launcher.processes import ending_descendants
-    from empo2.recipe.launcher.serving import check_server
+    from empo2.recipe.preflight.checks import AGENT, require
+    from empo2.recipe.preflight.server import check_server
+    from empo2.recipe.preflight.start import Start
     from empo2.recipe.retrofit import starter
     from empo2.recipe.retrofit.findings import Finding, examine, offered_tools
     from empo2.recipe.retrofit.recorder import record
@@ -129,7 +131,7 @@ def init(
             raise ConfigError(f"{output} exists and differs: --force overwrites it, --config {output} checks it")
         if not output.absolute().parent.is_dir():
             raise ConfigError(f"{output}: No such file or directory")
-    check_agent(settings)
+    require(Start(settings), AGENT)
     reader = StateReader(settings.memory)
     name = _name_of(settings, rows[0])
     print(f"run    {name} on {json.dumps(rows[0], ensure_ascii=False)[:200]}", flush=True)

@@ -57,7 +57,7 @@ class PanelOptions(SettingsOptions):
         from empo2.recipe.evaluation.evaluated import Evaluated
         from empo2.recipe.files.checkpoints import find_model
         from empo2.recipe.files.run_directory import memory_file
-        from empo2.recipe.files.tasks import check_rows
+        from empo2.recipe.preflight.agent import check_rows
 
         panel = self.load_panel(self.panel)
         named = find_model(self.model, self.server)

@@ -52,9 +52,10 @@ def serve(
     from empo2.recipe.config import lay_over, load_settings, read_layer
     from empo2.recipe.files.checkpoints import find_model
     from empo2.recipe.files.run_directory import memory_file, put_memory
-    from empo2.recipe.launcher.commands import given_keys
     from empo2.recipe.launcher.serving import gateway_of
-    from empo2.recipe.preflight.machine import require_gpus
+    from empo2.recipe.preflight.checks import SERVED, require
+    from empo2.recipe.preflight.keys import given_keys
+    from empo2.recipe.preflight.start import Start
     from empo2.recipe.protocol import Serving
 
     os.umask(0o077)  # chats and tips are for their owner only
@@ -74,8 +75,7 @@ def serve(
         tag, said = _tag(file, scope)
     elif memory_from is not None or scope is not None:
         raise ConfigError("--memory-from and --scope: choose the tips that --memory shows; give that, too")
-    if server is None:
-        require_gpus(settings)
+    require(Start(settings, model=named.model), SERVED)
     resolved = named.resolve()
     with tempfile.TemporaryDirectory(prefix="empo2-serve-") as folder:
         put_memory(file, Path(folder))

@@ -50,7 +50,10 @@ def sweep(
     from empo2.recipe.evaluation.run_lines import Line, read_run
     from empo2.recipe.evaluation.run_report import show_lines
     from empo2.recipe.files.plan import read_plan
+    from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.launcher.sweep import check_settings, has_ended, train_all
+    from empo2.recipe.preflight.checks import SETTINGS, require
+    from empo2.recipe.preflight.start import Start
 
     os.umask(0o077)  # chats, tips and weights are for their owner only
     folder, trials = read_plan(
@@ -65,6 +68,12 @@ def sweep(
             print(f"{trial.name:40} {'has ended' if has_ended(trial, folder) else 'to be trained'}")
         return
     check_settings(chosen, folder)
+    with ending_descendants():  # such as a world that lists its tasks
+        for trial in {trial.arm: trial for trial in reversed(chosen) if not has_ended(trial, folder)}.values():
+            try:
+                require(Start(trial.settings), SETTINGS)
+            except ConfigError as error:
+                raise ConfigError(f"{trial.name}: {error}") from None
     print(f"sweep  {file}: {len(chosen)} runs in {folder}", flush=True)
     failed = train_all(chosen, folder, lambda text: print(f"{time.strftime('%H:%M')}  {text}", flush=True))
     arms: dict[str, list[Path]] = {}

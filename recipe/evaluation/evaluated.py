@@ -10,9 +10,9 @@ from empo2.recipe.config import Settings
 from empo2.recipe.evaluation.panels import Panel
 from empo2.recipe.files.checkpoints import NamedModel
 from empo2.recipe.files.run_directory import put_memory
-from empo2.recipe.files.tasks import check_agent
 from empo2.recipe.launcher.serving import Served, serving
-from empo2.recipe.preflight.machine import require_gpus
+from empo2.recipe.preflight.checks import PLAYED, require
+from empo2.recipe.preflight.start import Start
 from empo2.recipe.redaction import redacted
 
 
@@ -56,11 +56,11 @@ class Evaluated:
 
     @contextlib.contextmanager
     def serving(self, memory: Path | None) -> Iterator[Served]:
-        """Check agent and hardware, start all that plays episodes with a memory, and stop it afterwards."""
-        if self.settings.model.server is None:
-            require_gpus(self.settings)
-        if line := check_agent(self.settings):
-            print(f"agent  {line}", flush=True)
+        """Start all that plays episodes with a memory, unless a check refuses it, and stop it afterwards."""
+        start = Start(self.settings, model=self.named.model)
+        require(start, PLAYED)
+        if start.agent:
+            print(f"agent  {start.agent}", flush=True)
         model = self.named.resolve()
         put_memory(memory, self.folder)
         with serving(self.settings, self.folder, model) as served:

@@ -22,7 +22,7 @@ NOTES = "smollm2-135m-notes"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 CHECKSUMS = "SHA256SUMS"
 # In the place of the GGUF file's, which has no tools; without tools the two render the same.
-CHAT_TEMPLATE = Path(__file__).with_name("smollm2.jinja")
+CHAT_TEMPLATE = Path(__file__).with_name("smollm2") / "chat_template.jinja"
 # Part of the directory's name. Raise it when the conversion below changes, so that old results are not reused.
 _REVISION = "r2"
 
@@ -63,6 +63,44 @@ def model_of(settings: Settings) -> str:
         return str(resolve_model(settings.model.path))
     except OSError as error:
         raise ConfigError(f"model.path: {error}") from None
+
+
+def is_built_in(name: str) -> bool:
+    """Return whether a model comes with a package, and is built on first use."""
+    return name in (SMOLLM2, NOTES)
+
+
+def files_of(name: str) -> Path | None:
+    """Return the folder with a model's chat template and, unless it is built on first use, its config.json.
+
+    None if they are not on this machine.
+    """
+    if is_built_in(name):
+        return CHAT_TEMPLATE.parent
+    if (folder := Path(name).expanduser()).is_dir():
+        return folder
+    cached = hub_cache() / f"models--{name.replace('/', '--')}" / "snapshots"
+    return next((file.parent for file in cached.glob("*/config.json")), None)
+
+
+def hub_cache() -> Path:
+    """Return the folder in which huggingface_hub keeps models."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+
+
+def read_file(model: str, name: str) -> str | None:
+    """Return the text of a file of a model's folder, or of the hub; None if it cannot be had."""
+    file = Path(model) / name
+    if not Path(model).is_dir():
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            file = Path(hf_hub_download(model, name))
+        except (OSError, ValueError, HfHubHTTPError):  # no network, no such model, no such file
+            return None
+    return file.read_text() if file.is_file() else None
 
 
 def _smollm2(cache: Path) -> Path:

@@ -49,8 +49,52 @@ def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, P
     try:
         return _open(settings, profile)
     except OSError as error:
-        said = f"{error.filename or 'the run'} cannot be written: {error.strerror}"
-        raise ConfigError(f"run.directory={settings.run.directory!r}: {said}; give a folder that can") from None
+        raise _unwritable(settings, error.filename or "the run", error.strerror) from None
+
+
+def check_run_directory(settings: Settings) -> str:
+    """Return what `open_run_directory` would do; nothing is changed. A ConfigError where it would raise one."""
+    run = settings.run
+    if run.resume == "auto" and run.name is None:
+        raise ConfigError("run.resume='auto': give run.name, the run to continue (or to begin)")
+    _begins_with(settings)
+    directory = Path(run.directory, run.name or "").absolute()
+    existing = existing_folder(directory)
+    if not existing.is_dir():
+        raise _unwritable(settings, str(existing), "Not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise _unwritable(settings, str(existing), "Permission denied")
+    if run.name is None or existing != directory:
+        return f"{directory} is new" if run.name else f"a new folder in {directory}"
+    if run.resume == "auto":
+        said = f"{directory} is continued after step {_step_to_continue(settings, directory)[1]}"
+    elif _is_failed_start(directory):
+        said = f"{directory} has a start that failed, and is used again"
+    else:
+        raise _exists(settings, directory)
+    os.close(_lock(directory))
+    return said
+
+
+def existing_folder(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that there is."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
+def _unwritable(settings: Settings, what: str, why: str | None) -> ConfigError:
+    said = f"{what} cannot be written: {why}; give a folder that can"
+    return ConfigError(f"run.directory={settings.run.directory!r}: {said}")
+
+
+def _exists(settings: Settings, directory: Path) -> ConfigError:
+    fix = "give another run.name, continue it with run.resume=auto, or remove it"
+    return ConfigError(f"run.name={settings.run.name!r}: {directory} exists; {fix}")
+
+
+def _begins_with(settings: Settings) -> Path | None:
+    """Return the memory that the run begins with; None for an empty one."""
+    begins = settings.memory.from_
+    return None if begins is None else memory_file(Path(begins), settings, key=f"memory.from={begins!r}")
 
 
 def last_set_aside(directory: Path) -> Path | None:
@@ -67,13 +111,10 @@ def how_to_resume(directory: Path) -> str:
 
 def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
     run = settings.run
-    if run.resume == "auto" and run.name is None:
-        raise ConfigError("run.resume='auto': give run.name, the run to continue (or to begin)")
+    check_run_directory(settings)
     name = run.name or f"{profile or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = Path(run.directory, name).absolute()
-    begins = settings.memory.from_
-    source = None if begins is None else memory_file(Path(begins), settings, key=f"memory.from={begins!r}")
-    checkpoint = None
+    source, checkpoint = _begins_with(settings), None
     try:
         directory.mkdir(parents=True, mode=0o700)
         _lock(directory)
@@ -84,8 +125,7 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
             _lock(directory)
             _set_aside(directory, 0, run.validate_first)
         else:
-            fix = "give another run.name, continue it with run.resume=auto, or remove it"
-            raise ConfigError(f"run.name={name!r}: {directory} exists; {fix}") from None
+            raise _exists(settings, directory) from None
         directory.chmod(0o700)
     if checkpoint is None and source is not None:
         copy_memory(source, directory / MEMORY_FILE)
@@ -102,10 +142,17 @@ def _is_failed_start(directory: Path) -> bool:
 
 def _continue(settings: Settings, directory: Path) -> Path | None:
     """Set aside everything after the last checkpoint, and return that checkpoint; None if the run must start over."""
+    _lock(directory)
+    checkpoint, step = _step_to_continue(settings, directory)
+    _set_aside(directory, step, settings.run.validate_first)
+    return checkpoint
+
+
+def _step_to_continue(settings: Settings, directory: Path) -> tuple[Path | None, int]:
+    """Return the checkpoint that a run goes on from, None for the beginning, and its step."""
     name, config = settings.run.name, directory / CONFIG_FILE
     if not config.is_file():
         raise ConfigError(f"run.name={name!r}: {directory} is not the folder of a run; give another run.name")
-    _lock(directory)
     before, now = yaml.safe_load(config.read_text()), settings.to_dict()
     for key in _FIXED:
         section, setting = key.split(".")
@@ -119,8 +166,7 @@ def _continue(settings: Settings, directory: Path) -> Path | None:
         raise ConfigError(f"run.steps={settings.run.steps}: the run {name!r} has done {step} already; give more")
     if checkpoint and (damage := damage_of(checkpoint)):
         raise ConfigError(f"run.resume='auto': {damage}; {_without(checkpoint)}")
-    _set_aside(directory, step, settings.run.validate_first)
-    return checkpoint
+    return checkpoint, step
 
 
 def _without(checkpoint: Path) -> str:
@@ -132,13 +178,16 @@ def _without(checkpoint: Path) -> str:
     return f"remove {' and '.join(map(str, damaged))}, and the same command {begins}"
 
 
-def _lock(directory: Path) -> None:
-    """Lock the folder while this process lives."""
+def _lock(directory: Path) -> int:
+    """Lock the folder while this process lives, or until the descriptor that is returned is closed."""
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        os.close(descriptor)
         said = f"another process is training in {directory}; wait for it, or stop it"
         raise ConfigError(f"run.name={directory.name!r}: {said}") from None
+    return descriptor
 
 
 def _set_aside(directory: Path, step: int, validates: bool) -> None:

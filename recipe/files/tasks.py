@@ -1,8 +1,7 @@
-"""Load the tasks, of a function, a file or a data set of the Hugging Face hub; check the agent."""
+"""Load the tasks, of a function, a file or a data set of the Hugging Face hub."""
 
 import codecs
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,6 @@ class Tasks:
 
     train: Rows
     val: Rows
-
-
-def check_agent(settings: Settings) -> str | None:
-    """Import the agent's class, so that an error shows here instead of in each rollout's log.
-
-    Return the line of the class's ``check()``; None if it has no ``check()`` or returns none.
-    """
-    name = settings.agent.name
-    loaded = imported(name, "agent.class")
-    if not hasattr(loaded, "run"):
-        raise ConfigError(f"agent.class={name!r}: has no run() method, which agent-lightning calls")
-    try:
-        return loaded.check() if hasattr(loaded, "check") else None
-    except Exception as error:
-        raise ConfigError(f"agent.class={name!r}: {error}") from None
 
 
 def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
@@ -76,23 +60,6 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
     # agent-lightning drops an incomplete batch.
     repeats = -(-settings.algorithm.tasks_per_step // len(train))
     return Tasks(train * repeats, val)
-
-
-def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse rows of a panel that the agent's variables, the scope or a text game of this package do not fit."""
-    agent = settings.agent
-    episode = getattr(imported(agent.name, "agent.class"), "episode", None)
-    fields = {value.removeprefix("input.").partition(".")[0] for value in agent.env.values() if value[:6] == "input."}
-    for number, row in enumerate(rows):
-        where = f"--panel {panel}, row {number}"
-        if missing := sorted(fields - set(row)):
-            raise ConfigError(f"{where}: has no field {missing[0]!r}, which agent.env names; it has {sorted(row)}")
-        scope_of(row, settings.memory.scope)
-        if episode is not None:
-            try:
-                episode(**row)
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"{where}: {error}") from None
 
 
 def read_tasks(

@@ -1,10 +1,10 @@
 """Whether vLLM can read the tool calls that a model writes, and with which of its parsers."""
 
 import json
-from pathlib import Path
 from typing import NamedTuple
 
 from empo2.recipe.config import Model
+from empo2.recipe.files.models import read_file
 
 # vLLM 0.20.2's parsers, by what a chat template holds whose model writes calls in that form; the first that fits.
 # Where one mark belongs to several forms, the parser is unknown (None).
@@ -52,26 +52,13 @@ def tool_support(model: Model, path: str) -> ToolSupport:
 
 def _chat_template(path: str) -> str | None:
     """Return the template that vLLM renders chats with tools with; None if it cannot be read."""
-    if (text := _text(path, "chat_template.jinja")) is not None:
+    if (text := read_file(path, "chat_template.jinja")) is not None:
         return text
     try:
-        template = json.loads(_text(path, "tokenizer_config.json") or "{}").get("chat_template")
+        template = json.loads(read_file(path, "tokenizer_config.json") or "{}").get("chat_template")
     except ValueError:
         return None
     if isinstance(template, list):
         named = {each["name"]: each["template"] for each in template}
         return named.get("tool_use", named.get("default"))
     return template
-
-
-def _text(path: str, name: str) -> str | None:
-    file = Path(path) / name
-    if not Path(path).is_dir():
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
-            file = Path(hf_hub_download(path, name))
-        except (OSError, ValueError, HfHubHTTPError):  # no network, no such model, no such file
-            return None
-    return file.read_text() if file.is_file() else None

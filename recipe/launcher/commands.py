@@ -12,22 +12,14 @@ from pathlib import Path
 import httpx
 
 from empo2.recipe.config import TRACES_VARIABLES, Settings, traces_endpoint
-from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher.processes import Processes
+from empo2.recipe.network import direct
+from empo2.recipe.preflight.keys import ADMIN_KEY, KEY, given_keys
 from empo2.recipe.protocol import Keys
 from empo2.recipe.run_folder import MEMORY_FILE
 from empo2.recipe.waiting import first_answer
 
-KEY, ADMIN_KEY = "EMPO2_KEY", "EMPO2_ADMIN_KEY"
 _ANSWER_SECONDS = 1  # of one request; a server that starts may take connections before it answers
-
-
-def given_keys() -> Keys:
-    """Return the gateway's keys that the environment gives, "" where it gives none; a ConfigError if they are equal."""
-    keys = Keys(os.environ.get(KEY, ""), os.environ.get(ADMIN_KEY, ""))
-    if keys.agent and keys.agent == keys.admin:
-        raise ConfigError(f"{ADMIN_KEY} equals {KEY}, which agents get: give another one")
-    return keys
 
 
 def given_or_random_keys() -> Keys:
@@ -36,11 +28,14 @@ def given_or_random_keys() -> Keys:
     return Keys(given.agent or secrets.token_urlsafe(24), given.admin or secrets.token_urlsafe(24))
 
 
-def environment_without(*names: str) -> dict[str, str]:
-    """Return the environment for all processes: this one's without the gateway's keys and the variables named."""
+def environment_without(*names: str, url: str = "") -> dict[str, str]:
+    """Return the environment for all processes: this one's without the gateway's keys and the variables named.
+
+    No proxy stands before the gateway at ``url`` and this machine.
+    """
     left_out = {KEY, ADMIN_KEY, *names}
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
-    return {**kept, "PYTHONUNBUFFERED": "1"}
+    return {**kept, **direct(url), "PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager
@@ -113,7 +108,7 @@ def start_controller(processes: Processes, settings: Settings, url: str, keys: K
 
 def wait_for(url: str, check: Callable[[], object]) -> None:
     """Return once a server answers; until then, ``check`` raises if its process has ended. As `first_answer`."""
-    with httpx.Client(timeout=_ANSWER_SECONDS) as client:
+    with httpx.Client(timeout=_ANSWER_SECONDS, trust_env=False) as client:
         first_answer(lambda: client.get(url), lambda _: check())
 
 

@@ -11,15 +11,14 @@ import httpx
 
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.config import VLLM_TRACES, Settings, traces_endpoint
-from empo2.recipe.errors import ConfigError
 from empo2.recipe.files.run_directory import write_settings
 from empo2.recipe.files.tool_calls import tool_support
 from empo2.recipe.launcher import commands
 from empo2.recipe.launcher.processes import Processes, running
 from empo2.recipe.network import bind, gateway_host
+from empo2.recipe.preflight.server import SERVER_KEY
 from empo2.recipe.protocol import KEY_CHECK, MODEL_KEY, PROMPT_IDS, Keys, Serving, model_key
 
-_SERVER_KEY = "OPENAI_API_KEY"
 _GPU_MEMORY = 0.9  # of each GPU: there is no trainer beside vLLM
 
 
@@ -36,8 +35,6 @@ class Served:
 @contextlib.contextmanager
 def serving(settings: Settings, directory: Path, model: str) -> Iterator[Served]:
     """Start a gateway as `gateway_of` and the controller that plays its rollouts, and stop both afterwards."""
-    if not settings.agent.concurrency:
-        raise ConfigError("agent.concurrency=0: is for empo2 train; here this host's controller plays, so raise it")
     with gateway_of(settings, directory, model) as served:
         commands.start_controller(served.processes, settings, served.url, served.keys)
         yield served
@@ -53,18 +50,17 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
         model: the name or folder that vLLM loads, or the server's name for it.
         agents: how agents are answered that have no rollout; None if there are none.
     """
-    if settings.model.server is not None:
-        check_server(settings.model.server, model)
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": model})})
     write_settings(settings, directory)
     keys = commands.given_or_random_keys()
     if settings.model.server is None:
-        environment, secrets = commands.environment_without() | _vllm_environment(settings), {}
+        variables, secrets = _vllm_environment(settings), {}
     else:  # the server's key is for the gateway alone, which sends the agents' calls
-        environment, secrets = commands.environment_without(_SERVER_KEY), {_SERVER_KEY: os.environ.get(_SERVER_KEY, "")}
+        variables, secrets = {}, {SERVER_KEY: os.environ.get(SERVER_KEY, "")}
     options = [] if agents is None else ["--serving", agents.model_dump_json()]
     with bind(gateway_host(settings), settings.gateway.port) as listener:
         url = commands.url_of(listener)
+        environment = commands.environment_without(*secrets, url=url) | variables
         with running(directory, environment) as processes, commands.settings_descriptor(settings) as descriptor:
             endpoint = settings.model.server
             if endpoint is None:
@@ -74,30 +70,10 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
             commands.wait_for(f"{url}/healthz", processes.check)
             if settings.model.server is None:
                 commands.wait_for(f"{endpoint}/models", processes.check)
-            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys.admin}"}, timeout=60) as client:
+            headers = {"Authorization": f"Bearer {keys.admin}"}
+            with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
                 client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
                 yield Served(client, url, keys, processes)
-
-
-def check_server(url: str, model: str) -> None:
-    """Refuse an OpenAI-compatible server that does not answer, refuses OPENAI_API_KEY, or has no such model."""
-    key, name = os.environ.get(_SERVER_KEY), f"model.server={url!r}"
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        response = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=30)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError(f"{name}: no server answers ({error}); give the address that ends with /v1") from None
-    if response.status_code in (401, 403):
-        raise ConfigError(f"{name}: refuses the key; set {_SERVER_KEY}")
-    if response.status_code in (404, 405):
-        return  # some servers have no list of models
-    try:
-        names = [entry["id"] for entry in response.raise_for_status().json()["data"]]
-    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
-        said = f"answers {response.status_code} to /models, not a list of models"
-        raise ConfigError(f"{name}: {said}; give the address that ends with /v1") from None
-    if model not in names:
-        raise ConfigError(f"{name}: has no model {model!r}; it has {', '.join(sorted(names)[:10])}")
 
 
 def vllm_command(settings: Settings, model: str, port: int, name: str | None = None) -> list[str]:

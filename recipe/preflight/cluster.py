@@ -17,9 +17,11 @@ import psutil
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.files.run_directory import existing_folder
 from empo2.recipe.network import address_in
 from empo2.recipe.preflight import machine
-from empo2.recipe.preflight.machine import Finding, Gpus
+from empo2.recipe.preflight.finding import Finding
+from empo2.recipe.preflight.machine import Gpus
 
 WAIT_SECONDS = 600  # for nodes that are still starting, as on Slurm or Kubernetes
 _ANSWER_SECONDS = 5
@@ -54,7 +56,7 @@ def look_at_cluster(
             cards += gpus.cards
             said = [answer] if isinstance(answer, str) else differences(here, there)
             if (driver := machine.driver_of(gpus)) is not None and driver.fix:
-                said.append(f"driver {driver.said}: {driver.fix}")
+                said.append(f"driver {driver.text}")
             if hardware.nodes > 1 and address.startswith("127."):
                 said.append(f"Ray knows it by {address}: give ray start a --node-ip-address")
             fix = "make it as on this host" if said else ""
@@ -63,20 +65,6 @@ def look_at_cluster(
                 equal = "versions and run folder are equal; the model is not in its cache, and is downloaded"
             found.append(Finding(f"node {address}", "; ".join(said) or equal, fix))
     return found, Gpus(cards, "")
-
-
-def require_cluster(settings: Settings, model: str, say: Callable[[str], object]) -> list[str]:
-    """Refuse a training that its cluster cannot do; nodes that are still starting are waited for.
-
-    Returns: warnings, as `machine.require_room`.
-
-    Raises:
-        ConfigError: as `look_at_cluster`; names what the nodes lack; or as `machine.require_room`.
-    """
-    found, gpus = look_at_cluster(settings, model, say=say, seconds=WAIT_SECONDS)
-    if wrong := [str(each) for each in found if each.fix]:
-        raise ConfigError(f"{_named(settings)}: {' | '.join(wrong)}")
-    return machine.require_room(settings, gpus)
 
 
 def _named(settings: Settings) -> str:
@@ -118,7 +106,7 @@ def _joined(address: str, name: str) -> Iterator[None]:
 def _new_file(folder: Path) -> Iterator[Path]:
     """Write a file where the runs lie, or will, and remove it; its content is its name."""
     try:
-        with tempfile.NamedTemporaryFile(dir=machine.existing_folder(folder), prefix=".empo2-") as file:
+        with tempfile.NamedTemporaryFile(dir=existing_folder(folder), prefix=".empo2-") as file:
             Path(file.name).write_text(file.name)
             yield Path(file.name)
     except OSError as error:

@@ -147,9 +147,16 @@ def gpus_of(settings: Settings) -> int:
 
 
 def logits(settings: Settings, shape: Shape) -> float:
-    """Return the bytes of logits if all of an episode is sampled: bfloat16, gradient, a chunk in float32 thrice."""
+    """Return the bytes of logits at most, in the backward pass, if all of an episode is sampled.
+
+    Five copies of a chunk in float32: scaled logits, the gradient of their gather, three temporaries of logsumexp's.
+    Beside the last of several chunks, all logits and the gradients of the other chunks in bfloat16, then these joined.
+    """
     positions = settings.model.max_episode_tokens * settings.hardware.micro_batch
-    return positions * shape.vocabulary * (2 + 2) + min(positions, CHUNK) * shape.vocabulary * 4 * 3
+    if positions <= CHUNK:
+        return positions * shape.vocabulary * 4 * 5
+    last = positions * 2 + (positions - CHUNK) * 2 + CHUNK * 4 * 5
+    return max(last, positions * (2 + 2 + 2)) * shape.vocabulary
 
 
 def update_memory(settings: Settings, shape: Shape) -> Terms:

@@ -33,6 +33,7 @@ from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.pipeline import Pipeline
 from empo2.recipe.gateway.request import Answer, Next, Request
+from empo2.recipe.network import direct
 from empo2.recipe.protocol import Keys
 from empo2.recipe.retrofit.scripted_model import Body, answer_choice
 
@@ -128,7 +129,7 @@ def record(
                 "AGL_OPENAI_BASE_URL": f"{url}/proxy/{attempt}/mode/train/openai/v1",
                 "AGL_EVENT_URL": f"{url}/api/{attempt.replace('rollout/', 'rollouts/', 1)}/events",
             }
-            environment = {**os.environ, **addresses, **variables}
+            environment = {**os.environ, **direct(url), **addresses, **variables}
             _run(settings.agent.name, environment, time_limit, trace, first_call_only=first_call_only)
             trace.events = client.get(f"/api/rollouts/{rollout}/events").raise_for_status().json()
             client.delete(f"/api/rollouts/{rollout}")

@@ -98,7 +98,8 @@ def check_options(settings: Settings, config: DictConfig, *strategies: str) -> N
     def refuse(key: str, why: str) -> NoReturn:
         raise ConfigError(f"{key}={OmegaConf.select(config, key)!r}: {why}")
 
-    algorithm, model, actor = settings.algorithm, "actor_rollout_ref.model", "actor_rollout_ref.actor"
+    algorithm = settings.algorithm
+    model, actor, rollout = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
     ours = {
         f"{actor}.policy_loss.loss_mode": "per_rollout_mean",
         "agentlightning.trace_aggregator.level": "trajectory",
@@ -129,6 +130,19 @@ def check_options(settings: Settings, config: DictConfig, *strategies: str) -> N
         key = f"actor_rollout_ref.{name}"
         if OmegaConf.select(config, key) and attention == "sdpa":
             refuse(key, "sdpa gets a dense mask, and no flash kernel; set it to False, and give hardware.micro_batch")
+    needed = (
+        (f"{actor}.shuffle", False, "mini-batches would no longer be those that updates.py plans"),
+        (f"{rollout}.logprobs_mode", "processed_logprobs", "old and teacher's log-probs must be at model.temperature"),
+        ("agentlightning.max_ppo_update_times", None, "it drops rows; set algorithm.updates_per_step"),
+        ("agentlightning.trace_aggregator.level", "trajectory", "EMPO² makes the rows"),
+        ("algorithm.adv_estimator", "grpo", "EMPO² makes the advantages: algorithm.baseline"),
+        ("algorithm.enable_rollout_level_advantage", True, "EMPO² makes the advantages: algorithm.baseline"),
+        ("algorithm.norm_adv_by_std_in_grpo", algorithm.normalize_by_std, "as algorithm.normalize_by_std"),
+        (f"{actor}.policy_loss.loss_mode", "per_rollout_mean", "EMPO² has its own loss"),
+    )
+    for key, value, why in needed:
+        if OmegaConf.select(config, key) != value:
+            refuse(key, f"must be {value!r}: {why}")
     gives_log_probs = {f"{actor}.strategy": "fsdp2", f"{model}.use_fused_kernels": False}
     for key, value in (gives_log_probs | {f"{actor}.calculate_sum_pi_squared": False}).items():
         if algorithm.distills and (OmegaConf.select(config, key) or False) != value:

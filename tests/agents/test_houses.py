@@ -16,8 +16,9 @@ from empo2.agents.houses.house import DIRECTIONS, OPPOSITE, House, disguise_of
 from empo2.agents.houses.tasks import CoinCollectorEpisode, MapReaderEpisode, coin_collector, map_reader
 from empo2.agents.textworld_express.environment import Environment
 from empo2.recipe.config import load_settings
-from empo2.recipe.files.tasks import check_agent, load_tasks
+from empo2.recipe.files.tasks import load_tasks
 from empo2.recipe.gateway.tips.state import StateReader
+from empo2.recipe.preflight.agent import check_agent
 from empo2.recipe.protocol import scope_of
 from empo2.small_model import deep
 from empo2.small_model import houses as small_model

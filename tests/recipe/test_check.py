@@ -1,5 +1,6 @@
 """empo2 check, against numbers worked out by hand; what vLLM makes of the profiles for GPUs; the proof for GPUs."""
 
+import functools
 import json
 import os
 import socket
@@ -11,11 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from empo2.recipe.cli import main
-from empo2.recipe.config import load_settings
+from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.files.models import SMOLLM2, resolve_model
-from empo2.recipe.preflight import estimate, machine
+from empo2.recipe.files.tasks import Tasks, load_tasks
+from empo2.recipe.preflight import estimate, machine, machine_checks, start
+from empo2.recipe.preflight.checks import MACHINE, require
 from empo2.recipe.preflight.estimate import CARDS, GIB, SHAPES
+from empo2.recipe.preflight.start import Start
 from empo2.recipe.protocol import KEY_CHECK
 
 P = 7_615_616_512  # Qwen2.5-7B
@@ -31,6 +35,21 @@ def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(start, "load_tasks", _load_tasks)
+
+
+@functools.cache
+def _listed(source: str, args: str) -> Tasks:
+    return load_tasks(load_settings("cpu", [f"tasks.source={source}", f"tasks.args={args}"]))
+
+
+def _load_tasks(settings: Settings) -> Tasks:
+    """The real tasks, listed by Java once."""
+    return _listed(str(settings.tasks.source), json.dumps(settings.tasks.args))
+
+
+def require_room(settings: Settings) -> list[str]:
+    return require(Start(settings), MACHINE)
 
 
 def with_gpus(count: int, name: str = "H100 80GB HBM3", mib: int = 81_559, driver: str = "580.65.06") -> None:
@@ -41,7 +60,7 @@ def with_gpus(count: int, name: str = "H100 80GB HBM3", mib: int = 81_559, drive
 def lines_of(profile: str, *arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, list[str]]]:
     """The exit code, and the words of each line about the machine by its name."""
     code = main(["check", "--profile", profile, *arguments])
-    lines = capsys.readouterr().out.split("\n\n")[0].splitlines()[1:]
+    lines = capsys.readouterr().out.split("\n\n")[0].split("machine\n")[1].splitlines()
     return code, {line[9:24].strip(): [line[:9].strip(), line[24:]] for line in lines}
 
 
@@ -80,7 +99,8 @@ def test_the_update_of_7b_on_eight_gpus() -> None:
         "LM head and layers, gathered": 2_022_225_920 + 4_668_331_008,
         # 12,692 tokens x (28 x 3584 + 6 x 18,944 + 16 x 3584 = 271,360 values) x 2 bytes
         "activations": 6_888_202_240,
-        "logits": 8192 * 152_064 * 4 + 1024 * 152_064 * 12,
+        # all in bfloat16, gradients of 7 chunks, and the last chunk five times in float32
+        "logits": (8192 * 2 + 7168 * 2 + 1024 * 20) * 152_064,
         "vLLM asleep": 2 * GIB,
         "CUDA context, NCCL": GIB,
     }
@@ -136,7 +156,7 @@ def test_main_memory_and_disk() -> None:
         assert sum(terms.values()) == pytest.approx(sum(plain[name].values()) + 1e9)
     small, cpu = SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"], load_settings("cpu")
     terms = estimate.cpu_memory(cpu, small, width=2)
-    logits = 2048 * 49_152 * 4 + 1024 * 49_152 * 12
+    logits = (2048 * 2 + 1024 * 2 + 1024 * 20) * 49_152
     activations = 3072 * 30 * (5 * 1536 + 14 * 576) * 2
     assert terms["trainer's workers"] == 0.9 * GIB + 16 * 134_515_008 + logits + activations
     assert terms["vLLM: engine"] == 0.9 * GIB + 2 * 134_515_008 + 2 * GIB
@@ -183,12 +203,10 @@ def test_the_cpu_profile_is_shown_by_process_and_wrong_arguments_are_refused(
     main(["check", "--profile", "cpu"])
     printed = capsys.readouterr().out
     assert "vLLM: engine" in printed and "gateway with embedder" in printed
-    for arguments, said in (
-        (["--gpu", "h100"], "--gpu h100: is unknown; there are h200-141, h100-80"),
-        (["verl.actor_rollout_ref.ref.strategy=megatron"], "ref.strategy='megatron': must be fsdp2"),
-    ):
-        assert main(["check", "--profile", "gpu", *arguments]) == 2
-        assert said in capsys.readouterr().err
+    assert main(["check", "--profile", "gpu", "--gpu", "h100"]) == 2
+    assert "--gpu h100: is unknown; there are h200-141, h100-80" in capsys.readouterr().err
+    assert main(["check", "--profile", "gpu", "verl.actor_rollout_ref.ref.strategy=megatron"]) == 2
+    assert "WRONG  verl           actor_rollout_ref.ref.strategy='megatron': must be fsdp2" in capsys.readouterr().out
 
 
 def test_gpus_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +215,10 @@ def test_gpus_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: py
     with_gpus(8)
     _, found = lines_of("gpu", capsys=capsys)
     assert found["GPUs"] == ["ok", "8 of 8: h100-80"] and found["driver"][0] == "ok"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
     code, found = lines_of("gpu", capsys=capsys)
-    assert code == 1 and found["GPUs"][0] == "WRONG" and "2 of 8" in found["GPUs"][1]
+    assert code == 1 and found["GPUs"][0] == "WRONG"
+    assert found["GPUs"][1].startswith("hardware.gpus_per_node=8: this machine has 2; --profile cpu needs none")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with_gpus(8, driver="550.54.15")
     code, found = lines_of("gpu", capsys=capsys)
@@ -211,53 +230,55 @@ def test_gpus_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 
 def test_train_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_free_memory", lambda: 1e12)
+    monkeypatch.setattr(machine_checks, "_free_memory", lambda: 1e12)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     with pytest.raises(ConfigError, match=r"hardware.gpus_per_node=8: this machine has 0; --profile cpu"):
-        machine.require_room(load_settings("gpu"))
+        require_room(load_settings("gpu"))
     with_gpus(8, "GeForce RTX 4090", 24_564)
     with pytest.raises(ConfigError, match=r"does not fit 8 GPUs of 24 GiB .*; change .*=") as caught:
-        machine.require_room(load_settings("gpu"))
+        require_room(load_settings("gpu"))
     assert "\n" not in str(caught.value)
     with_gpus(8, "A100-SXM4-40GB", 40_960)
     settings = load_settings("gpu", ["run.save_every=0", "model.path=Qwen/Qwen3-1.7B", "run.directory=/dev/shm"])
-    assert machine.require_room(settings) == machine.require_room(load_settings("cpu")) == []
+    assert require_room(settings) == require_room(load_settings("cpu")) == []
     with_gpus(8, "A100-SXM4-40GB", 38_500)  # smaller by 1 %
-    (warning,) = machine.require_room(load_settings("gpu", ["run.save_every=0", "run.directory=/dev/shm"]))
+    (warning,) = require_room(load_settings("gpu", ["run.save_every=0", "run.directory=/dev/shm"]))
     assert warning.startswith("model.path='Qwen/Qwen2.5-7B-Instruct': may not fit 8 GPUs of 38 GiB")
-    monkeypatch.setattr(machine, "_free_memory", lambda: 1e9)
+    monkeypatch.setattr(machine_checks, "_free_memory", lambda: 1e9)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
-    memory, cores, _ = machine.require_room(load_settings("gpu", ["run.save_every=0", "run.directory=/dev/shm"]))
+    _, memory, cores = require_room(load_settings("gpu", ["run.save_every=0", "run.directory=/dev/shm"]))
     assert memory.startswith("host memory: 154 GiB needed, 1 free") and cores.startswith("cores: 1: ")
     with_gpus(8, driver="550.54.15")
-    monkeypatch.setattr(machine, "SHARED", tmp_path / "none")
+    monkeypatch.setattr(machine_checks, "SHARED", tmp_path / "none")
     with pytest.raises(ConfigError, match=r"driver: 550.*\| shared memory: .*--shm-size"):
-        machine.require_room(load_settings("gpu"))
+        require_room(load_settings("gpu"))
 
 
 def test_what_the_machine_lacks_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fits = ["gpu-24", "--gpu", "rtx4090-24"]
-    mine = ["tasks.source=tasks.jsonl", "agent.class=mine:Agent"]
+    (tmp_path / "tasks.jsonl").write_text('{"question": "a"}\n{"question": "b"}\n')
+    mine = ["tasks.source=tasks.jsonl", "agent.class=empo2.agents.command.agent:CommandAgent", "memory.scope=all-tasks"]
     monkeypatch.setenv("JAVA", "/no/such/java")
-    code, found = lines_of(*fits, *mine, capsys=capsys)
-    assert code == 0 and "Java" not in found
+    assert main(["check", "--profile", *fits]) == 2
+    assert "  WRONG  agent          agent.class=" in capsys.readouterr().out
+    assert lines_of(*fits, *mine, capsys=capsys)[0] == 0  # which needs no Java
+    monkeypatch.delenv("JAVA")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = f"gateway.port={taken.getsockname()[1]}"
         code, found = lines_of(*fits, port, capsys=capsys)
     assert code == 1 and found["port"][0] == "WRONG" and port in found["port"][1]
-    assert found["Java"][0] == "WRONG" and "/no/such/java" in found["Java"][1]
     disks = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype="")]
-    monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: disks)
+    monkeypatch.setattr(machine_checks.psutil, "disk_partitions", lambda all: disks)
     for kind, said in (("nfs4", "WRONG"), ("fuse.sshfs", "WRONG"), ("fuse.overlayfs", "ok")):
         disks[1].fstype = kind
         found = lines_of(*fits, *mine, capsys=capsys)[1]["memory file"]
         assert found[0] == said and f"on {kind}" in found[1]
     for name, size in (("LIMIT", 9 * GIB), ("USED", 8 * GIB)):
         (tmp_path / name).write_text(f"{size}\n")
-        monkeypatch.setattr(machine, name, tmp_path / name)
-    monkeypatch.setattr(machine, "SHARED", tmp_path / "none")
+        monkeypatch.setattr(machine_checks, name, tmp_path / name)
+    monkeypatch.setattr(machine_checks, "SHARED", tmp_path / "none")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with_gpus(8)

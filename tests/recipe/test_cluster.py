@@ -19,8 +19,12 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.engine.model_key import KeyCheck
 from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.preflight import cluster
+from empo2.recipe.preflight.checks import require
 from empo2.recipe.preflight.estimate import CARDS
-from empo2.recipe.preflight.machine import Finding, Gpus
+from empo2.recipe.preflight.finding import Finding
+from empo2.recipe.preflight.machine import Gpus
+from empo2.recipe.preflight.machine_checks import nodes
+from empo2.recipe.preflight.start import Start
 from empo2.recipe.protocol import MODEL_KEY, model_key
 from empo2.recipe.trainer import node_watch
 from empo2.recipe.trainer.verl_config import build_verl_config
@@ -138,8 +142,10 @@ def test_no_cluster_no_node_and_an_old_driver_on_a_node_are_refused_at_once(
     monkeypatch.setattr(cluster, "_joined", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(cluster, "_wait", lambda *_: Finding("nodes", "2 of 2"))
     monkeypatch.setattr(cluster, "_ask_nodes", lambda *_: answers)
-    with pytest.raises(ConfigError, match=r"'auto': node 10.0.0.2: driver 550.54.15; CUDA 13.0 needs 580: install 580"):
-        cluster.require_cluster(settings, str(tmp_path), print)
+    start = Start(settings, model=str(tmp_path))
+    assert len(start.gpus.cards) == 16
+    with pytest.raises(ConfigError, match=r"^node 10.0.0.2: driver 550.54.15; CUDA 13.0 needs 580; install 580"):
+        require(start, {"nodes": nodes})
 
 
 def test_a_host_or_worker_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_the_launcher_finds_openai_agents_from_the_checkout():
     need(OPENAI_AGENTS.package)
     code = (
         "import sys; from empo2.recipe.config import load_settings; "
-        "from empo2.recipe.files.tasks import check_agent; "
+        "from empo2.recipe.preflight.agent import check_agent; "
         "print(check_agent(load_settings('cpu', ['agent.class=' + sys.argv[1]])))"
     )
     command, environment = [sys.executable, "-c", code, OPENAI_AGENTS.agent], {**os.environ, "PYTHONPATH": str(ROOT)}

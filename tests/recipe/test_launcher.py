@@ -199,7 +199,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> Call
         monkeypatch.setattr("empo2.recipe.launcher.commands.wait_for", lambda *_: None)
         # A trainer that fails is seen at once; what it has written before is told all the same.
         monkeypatch.setattr("empo2.recipe.launcher.watch._POLL_SECONDS", 0.05)
-        monkeypatch.setattr("empo2.recipe.preflight.machine._free_memory", lambda: 1e12)  # else a warning
+        monkeypatch.setattr("empo2.recipe.preflight.machine_checks._free_memory", lambda: 1e12)  # else a warning
         monkeypatch.setenv("EMPO2_TEST_MARK", mark)
         monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
         chosen = [f"run.directory={tmp_path / 'runs'}", "run.name=a", f"tasks.source={QUESTIONS}"]

@@ -1,6 +1,7 @@
 """Sweeps: what a file says, in which order its runs are trained, what is repeated, and what a failure does."""
 
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -189,19 +190,24 @@ def test_a_run_that_began_with_other_settings_is_refused(tmp_path: Path):
 
 
 def test_the_command_reports_all_runs_and_names_those_that_failed(tmp_path: Path, empo2: Any):
-    """`empo2 train` itself refuses arm b; the runs of arm a have ended."""
+    """`empo2 train` itself refuses arm b, whose port is taken; the runs of arm a have ended."""
     agent = "empo2.agents.scienceworld.agent:ScienceWorldAgent"
-    settings = {"run": {"steps": 2}, "agent": {"class": agent}, "tasks": {"source": "no_such_module:load"}}
-    arms = {"a": {"title": "the <b> of arms"}, "b": {"seeds": 1}}
+    (tmp_path / "tasks.jsonl").write_text('{"task": "a"}\n{"task": "b"}\n')
+    tasks = {"source": str(tmp_path / "tasks.jsonl")}
+    settings = {"run": {"steps": 2}, "agent": {"class": agent}, "tasks": tasks, "memory": {"scope": "all-tasks"}}
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = {"gateway": {"port": taken.getsockname()[1]}}
+    arms = {"a": {"title": "the <b> of arms"}, "b": {"seeds": 1, "settings": port}}
     file = write(tmp_path, {"seeds": 2, "settings": settings, "arms": arms}, "mine.yaml")
     for seed in (1, 2):
         folder = tmp_path / "runs" / "mine" / f"a-{seed}"
         folder.mkdir(parents=True)
         lines = [{"step": step, "val/success_rate": seed * step / 8} for step in range(3)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    printed, errors = empo2("sweep", str(file), code=1)
+    with taken:
+        printed, errors = empo2("sweep", str(file), code=1)
     assert errors.splitlines() == ["empo2: error: 1 of 3 runs failed: b-1; try again with this command"]
-    assert "run 2 of 3  b-1  failed: " in printed and "no_such_module" in printed
+    assert "run 2 of 3  b-1  failed: " in printed and "gateway.port=" in printed
     row = next(line for line in printed.splitlines() if line.startswith("the <b> of arms"))
     assert row.split()[-3:] == ["2", "2", "37.5"]  # the last values are 25 and 50 %
     assert "the &lt;b&gt; of arms" in (tmp_path / "runs/mine/report.html").read_text()

@@ -2,7 +2,8 @@
 
 Each would import it again, for 9 to 14 CPU seconds and half a gigabyte. Ray 2.60 starts workers by a command
 (``RuntimeEnvContext.py_executable``), vLLM 0.20.2 its engine by ``get_mp_context``; both ask a fork server of Python's
-here. On a GPU nothing is forked, since what is imported asks for CUDA, which a fork cannot use then.
+here. On a GPU nothing is forked, since what is imported asks for CUDA, which a fork cannot use then. It is not the
+controller's fork server (`warm_agents`): that one is Python's as it is, and agents shall not carry vLLM.
 """
 
 # pyright: reportAttributeAccessIssue=false

@@ -13,7 +13,8 @@ from empo2.agents.webshop import agent, environment, tasks
 from empo2.agents.webshop.agent import WebShopAgent
 from empo2.agents.webshop.tasks import Episode, load, open_catalogue
 from empo2.recipe.config import load_settings
-from empo2.recipe.files.tasks import check_agent, load_tasks, scope_of
+from empo2.recipe.files.tasks import load_tasks, scope_of
+from empo2.recipe.preflight.agent import check_agent
 
 FOLDER = Path(agent.__file__).parent
 MUG = "B0BLUEMUG1"

@@ -1,0 +1,67 @@
+"""Whether an agent can be started, and its tasks be played."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from empo2.recipe.config import Settings, imported
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.files.tool_calls import tool_support
+from empo2.recipe.protocol import scope_of
+
+_CALL_SECONDS = 60
+
+
+def check_agent(settings: Settings) -> str | None:
+    """Import the agent's class, so that an error shows here instead of in each rollout's log.
+
+    Return the line of the class's ``check()``; None if it has no ``check()`` or returns none.
+    """
+    name = settings.agent.name
+    loaded = imported(name, "agent.class")
+    if not hasattr(loaded, "run"):
+        raise ConfigError(f"agent.class={name!r}: has no run() method, which agent-lightning calls")
+    try:
+        return loaded.check() if hasattr(loaded, "check") else None
+    except Exception as error:
+        raise ConfigError(f"agent.class={name!r}: {error}") from None
+
+
+def check_fields(settings: Settings, where: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse rows without a field that ``agent.env`` or ``memory.scope`` names; ``where`` says whose they are."""
+    paths = [value for value in settings.agent.env.values() if value.startswith("input.")]
+    fields = {path.split(".")[1] for path in paths}
+    for number, row in enumerate(rows):
+        if missing := sorted(fields - set(row)):
+            said = f"has no field {missing[0]!r}, which agent.env names; it has {sorted(row)}"
+            raise ConfigError(f"{where}, row {number}: {said}")
+        scope_of(row, settings.memory.scope)
+
+
+def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse rows of a panel that the agent's variables, the scope or a text game of this package do not fit."""
+    check_fields(settings, f"--panel {panel}", rows)
+    if (episode := getattr(imported(settings.agent.name, "agent.class"), "episode", None)) is None:
+        return
+    for number, row in enumerate(rows):
+        try:
+            episode(**row)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"--panel {panel}, row {number}: {error}") from None
+
+
+def check_tools(settings: Settings, task: Mapping[str, Any], model: str) -> None:
+    """Refuse a model without readable tool calls for an agent that offers tools in its first call.
+
+    Only for such a model the agent is started, with a task and a scripted model.
+
+    Args:
+        model: a folder or name of the hub that has its chat template.
+    """
+    if not (problem := tool_support(settings.model, model).problem):
+        return
+    from empo2.recipe.retrofit.findings import offered_tools
+    from empo2.recipe.retrofit.recorder import record
+
+    trace = record(settings, dict(task), ["1"], _CALL_SECONDS, first_call_only=True)
+    if tools := offered_tools(trace.calls[:1]):
+        raise ConfigError(f"model.path={settings.model.path!r}: the agent offers {', '.join(tools)}; {problem}")

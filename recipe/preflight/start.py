@@ -1,0 +1,75 @@
+"""What the checks of a start look at; each part is read once, when it is first asked for."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+from empo2.recipe.config import Settings
+from empo2.recipe.files.models import model_of
+from empo2.recipe.files.tasks import Tasks, load_tasks
+from empo2.recipe.preflight import cluster
+from empo2.recipe.preflight.agent import check_agent
+from empo2.recipe.preflight.estimate import Card, Shape
+from empo2.recipe.preflight.finding import Finding
+from empo2.recipe.preflight.machine import Gpus, find_shape, read_gpus
+
+
+class Start:
+    """A start that is planned.
+
+    Args:
+        model: that is served, where ``model.path`` does not name it.
+        pretended: a card that stands in the place of each of ``hardware.gpus_per_node``.
+        say: is told which nodes of a cluster are waited for.
+        seconds: that they are waited for.
+
+    Attributes raise a ConfigError if they cannot be read.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        model: str | None = None,
+        pretended: Card | None = None,
+        say: Callable[[str], object] = lambda _: None,
+        seconds: float = 0,
+    ) -> None:
+        self.settings, self.pretended = settings, pretended
+        self.errors = set[str]()  # that checks have met
+        self._model, self._say, self._seconds = model, say, seconds
+
+    @cached_property
+    def model(self) -> str:
+        """Folder or name that transformers and vLLM load; one that comes with a package is built at first."""
+        return model_of(self.settings) if self._model is None else self._model
+
+    @cached_property
+    def shape(self) -> Shape | None:
+        return find_shape(self.settings)
+
+    @cached_property
+    def agent(self) -> str | None:
+        """What the agent's ``check()`` says."""
+        return check_agent(self.settings)
+
+    @cached_property
+    def tasks(self) -> Tasks:
+        return load_tasks(self.settings)
+
+    @cached_property
+    def cluster(self) -> tuple[list[Finding], Gpus]:
+        """What the nodes have and lack, and their GPUs."""
+        return cluster.look_at_cluster(self.settings, self.model, say=self._say, seconds=self._seconds)
+
+    @cached_property
+    def joins_cluster(self) -> bool:
+        return self.settings.hardware.cluster is not None and self.pretended is None
+
+    @cached_property
+    def gpus(self) -> Gpus:
+        """Those that the start may use."""
+        if self.pretended is not None:
+            return Gpus([self.pretended] * self.settings.hardware.gpus_per_node)
+        if self.joins_cluster:
+            return self.cluster[1]
+        return Gpus([]) if self.settings.hardware.device == "cpu" else read_gpus()
