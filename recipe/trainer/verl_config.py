@@ -100,21 +100,6 @@ def check_options(settings: Settings, config: DictConfig, *strategies: str) -> N
 
     algorithm = settings.algorithm
     model, actor, rollout = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
-    ours = {
-        f"{actor}.policy_loss.loss_mode": "per_rollout_mean",
-        "agentlightning.trace_aggregator.level": "trajectory",
-        "agentlightning.max_ppo_update_times": None,
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.enable_rollout_level_advantage": True,
-        "algorithm.norm_adv_by_std_in_grpo": algorithm.normalize_by_std,
-        "algorithm.use_kl_in_reward": False,
-        "critic.enable": False,
-        "trainer.critic_warmup": 0,
-    }
-    for key, value in ours.items():
-        if (OmegaConf.select(config, key) or None) != (value or None):
-            names = "baseline, normalize_by_std, kl_coefficient and updates_per_step"
-            refuse(key, f"must be {value!r}, since EMPO² makes rows, advantages and updates by algorithm.{{{names}}}")
     # vLLM would get the LoRA as an adapter, but agents name the model.
     if OmegaConf.select(config, f"{model}.lora_rank") > 0 and not OmegaConf.select(config, f"{model}.lora.merge"):
         refuse(f"{model}.lora_rank", f"vLLM answers agents without it unless it is merged; set {model}.lora.merge=True")
@@ -139,9 +124,12 @@ def check_options(settings: Settings, config: DictConfig, *strategies: str) -> N
         ("algorithm.enable_rollout_level_advantage", True, "EMPO² makes the advantages: algorithm.baseline"),
         ("algorithm.norm_adv_by_std_in_grpo", algorithm.normalize_by_std, "as algorithm.normalize_by_std"),
         (f"{actor}.policy_loss.loss_mode", "per_rollout_mean", "EMPO² has its own loss"),
+        ("algorithm.use_kl_in_reward", False, "the KL is a term of the loss: algorithm.kl_coefficient"),
+        ("critic.enable", False, "EMPO² has no critic"),
+        ("trainer.critic_warmup", 0, "EMPO² has no critic"),
     )
     for key, value, why in needed:
-        if OmegaConf.select(config, key) != value:
+        if (OmegaConf.select(config, key) or None) != (value or None):
             refuse(key, f"must be {value!r}: {why}")
     gives_log_probs = {f"{actor}.strategy": "fsdp2", f"{model}.use_fused_kernels": False}
     for key, value in (gives_log_probs | {f"{actor}.calculate_sum_pi_squared": False}).items():

@@ -189,7 +189,7 @@ SIZE = "verl.agentlightning.async_rollout.async_train_batch_size"
         ("gpu", [f"{ACTOR}.use_dynamic_bsz=True"], "use_dynamic_bsz=True: sdpa gets a dense mask"),
         ("gpu", ["verl.algorithm.rollout_correction.rollout_is=token"], "vLLM's are the old ones.*take it out"),
         ("gpu", [DISTILLATION, "verl.actor_rollout_ref.model.use_fused_kernels=true"], "use_fused_kernels=True"),
-        ("gpu", ["verl.algorithm.use_kl_in_reward=true"], r"use_kl_in_reward=True: must be False, .*kl_coefficient"),
+        ("gpu", ["verl.algorithm.use_kl_in_reward=true"], r"use_kl_in_reward=True: must be False: .*kl_coefficient"),
         ("gpu", ["verl.critic.enable=true"], r"critic.enable=True: must be False"),
         ("gpu", ["verl.agentlightning.max_ppo_update_times=3"], r"max_ppo_update_times=3: .*updates_per_step"),
         ("gpu", ["verl.agentlightning.trace_aggregator.level=transition"], r"level='transition': must be 'trajectory'"),

@@ -286,7 +286,7 @@ def test_a_resume_with_other_tasks_says_so(
     tmp_path: Path, launched: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight questions, and then three."""
-    monkeypatch.setattr(run_directory, "_lock", lambda _: None)  # this process has it
+    monkeypatch.setattr(run_directory, "_lock", lambda folder: os.open(folder, os.O_RDONLY))  # this process has it
     lines, folder = QUESTIONS.read_text().splitlines(), str(tmp_path / "runs" / "a" / "checkpoints" / "global_step_1")
     saves = f"from pathlib import Path\nfrom empo2.recipe.run_folder import mark_complete\nfolder = Path({folder!r})\n"
     trainer = saves + "folder.mkdir(parents=True, exist_ok=True)\nmark_complete(folder)"

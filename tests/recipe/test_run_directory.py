@@ -1,6 +1,7 @@
 """A run's folder: new, refused, continued, and never overwritten."""
 
 import json
+import os
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -198,7 +199,7 @@ def test_a_damaged_checkpoint_is_named_with_the_one_before_it(
     assert said.startswith("run.resume='auto': ") and ("memory.sqlite" if how == "memory" else "rank_0.pt") in said
     assert said.endswith(f"remove {last}, and the same command continues after step 2")
     shutil.rmtree(last)
-    monkeypatch.setattr(run_directory, "_lock", lambda _: None)  # this process has it
+    monkeypatch.setattr(run_directory, "_lock", lambda folder: os.open(folder, os.O_RDONLY))  # this process has it
     assert open_run_directory(settings, "cpu")[1] == run / "checkpoints/global_step_2"
 
 
