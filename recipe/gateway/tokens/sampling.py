@@ -7,6 +7,7 @@ tool) stay, and are counted.
 Names and defaults are those of vLLM 0.20 (`ChatCompletionRequest`, `CompletionRequest`, `SamplingParams`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from empo2.recipe.protocol import TOP_TOKENS
@@ -57,10 +58,16 @@ def constraints(body: dict[str, Any]) -> list[str]:
     return found
 
 
-def take_tops(response: dict[str, Any]) -> tuple[list[list[int]], list[list[float]]]:
+def take_tops(
+    response: dict[str, Any], asked: int, decoded: Callable[[int], str]
+) -> tuple[list[list[int]], list[list[float]]]:
     """Take out of a chat's answer what `TOPS` asked for, in place, and return it.
 
     The agent gets the answer that it would have got without.
+
+    Args:
+        asked: the agent's own ``top_logprobs``; vLLM has the sampled token among them, first.
+        decoded: returns the text of a token.
 
     Returns:
         Of each token of the first choice the likeliest ones, as ids and as log-probs; empty without log-probs.
@@ -70,8 +77,17 @@ def take_tops(response: dict[str, Any]) -> tuple[list[list[int]], list[list[floa
     for choice in response.get("choices") or []:
         for token in (choice.get("logprobs") or {}).get("content") or []:
             tops = [top for top in token["top_logprobs"] if top["logprob"] > _IMPOSSIBLE]
-            token |= {"top_logprobs": [], "token": bytes(token["bytes"] or []).decode(errors="replace")}
             if choice is response["choices"][0]:
-                ids.append([int(top["token"].removeprefix("token_id:")) for top in tops])
+                ids.append([_id_of(top) for top in tops])
                 log_probs.append([round(top["logprob"], 5) for top in tops])
+            token["token"] = bytes(token["bytes"] or []).decode(errors="replace")
+            token["top_logprobs"] = [_with_text(top, decoded(_id_of(top))) for top in token["top_logprobs"][:asked]]
     return ids, log_probs
+
+
+def _id_of(entry: dict[str, Any]) -> int:
+    return int(entry["token"].removeprefix("token_id:"))
+
+
+def _with_text(entry: dict[str, Any], text: str) -> dict[str, Any]:
+    return {**entry, "token": text, "bytes": [*text.encode()]}
