@@ -55,7 +55,7 @@ def stages(
         Traced(services),  # a span is opened
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         UntrainedCalls(services, others),  # is it the policy's to learn from?
-        Dialects(max_bytes, services.servers),  # streams, /responses and /messages become chat completions
+        Dialects(max_bytes, services),  # streams, /responses and /messages become chat completions
         AsAsked(),  # no token ids and log-probs that only the training asked for
         NormalForm(),  # the same turn reads the same, whoever sends it
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
