@@ -19,6 +19,7 @@ from empo2.recipe.gateway.stages.direct_calls import DirectCalls
 from empo2.recipe.gateway.stages.errors import ErrorForms
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
+from empo2.recipe.gateway.stages.grammars import Grammars
 from empo2.recipe.gateway.stages.memory import MemoryCalls
 from empo2.recipe.gateway.stages.normal_form import NormalForm
 from empo2.recipe.gateway.stages.rollout_ends import RolloutEnds
@@ -54,6 +55,7 @@ def stages(
         KeyCheck(keys, services.metrics),  # who asks?
         Traced(services),  # a span is opened
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
+        Grammars(),  # none that ends the model server
         UntrainedCalls(services, others),  # is it the policy's to learn from?
         Dialects(max_bytes, services),  # streams, /responses and /messages become chat completions
         AsAsked(),  # no token ids and log-probs that only the training asked for
