@@ -32,7 +32,7 @@ FLOORS = (
 
 # The same within the gateway: what calls and episodes need stands below the stages of a request.
 GATEWAY_FLOORS = (
-    {"logs", "request", "trace_names", "upstream"},
+    {"logs", "request", "told_apart", "trace_names", "upstream"},
     {"dialects", "gate", "memory", "metrics", "normal_form", "tips", "traces"},
     {"tokens"},
     {"otel_traces", "services"},
