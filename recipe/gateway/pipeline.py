@@ -13,10 +13,13 @@ from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.request import Answer, Next, Request, Stage
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.access import KeyCheck
+from empo2.recipe.gateway.stages.asked import AsAsked
 from empo2.recipe.gateway.stages.dialect import Dialects
 from empo2.recipe.gateway.stages.direct_calls import DirectCalls
+from empo2.recipe.gateway.stages.errors import ErrorForms
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
+from empo2.recipe.gateway.stages.grammars import Grammars
 from empo2.recipe.gateway.stages.limits import AgentLimits, CallLimits
 from empo2.recipe.gateway.stages.memory import MemoryCalls
 from empo2.recipe.gateway.stages.normal_form import NormalForm
@@ -50,12 +53,15 @@ def stages(
     chats = DirectChats(serving.tag) if serving and serving.tag else None
     return [
         *([DirectCalls()] if serving else []),  # /v1/... belongs to the one rollout of agents that have none
+        ErrorForms(),  # errors are told as the API that was asked tells them
         KeyCheck(keys, services.metrics),  # who asks?
         Traced(services),  # a span is opened
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         AgentLimits(settings.max_rollout * 2**20, services.metrics),  # what may an agent send, and how much?
+        Grammars(),  # none that ends the model server
         UntrainedCalls(services, others),  # is it the policy's to learn from?
-        Dialects(max_bytes, services.servers),  # streams, /responses and /messages become chat completions
+        Dialects(max_bytes, services),  # streams, /responses and /messages become chat completions
+        AsAsked(),  # no token ids and log-probs that only the training asked for
         CallLimits(settings, services.metrics),  # nothing that holds up the model servers
         NormalForm(),  # the same turn reads the same, whoever sends it
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking

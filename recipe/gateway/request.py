@@ -113,11 +113,25 @@ class Request:
 
 
 class Answer(Response):
-    """An app's whole answer."""
+    """An app's whole answer.
+
+    Args:
+        value: the JSON object in it, where that is known.
+    """
+
+    def __init__(self, content: bytes | str, status_code: int = 200, *, value: Body | None = None) -> None:
+        super().__init__(content, status_code, media_type="application/json")
+        self._value = value
+
+    @classmethod
+    def of(cls, value: Body) -> Self:
+        return cls(json.dumps(value), value=value)
 
     @cached_property
     def value(self) -> Body | None:
         """Return the JSON object in it; None if it is none."""
+        if self._value is not None:
+            return self._value
         try:
             value = json.loads(bytes(self.body))
         except ValueError:
@@ -152,7 +166,12 @@ def parse(content: bytes) -> Any:
     return value
 
 
+def openai_error(status: int, problem: str) -> Body:
+    """Return OpenAI's object of an error."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"message": problem, "type": kind, "param": None, "code": None}
+
+
 def refusal(status: int, problem: str, *, call: bool) -> JSONResponse:
     """Return an error in OpenAI's form for a model call, in agent-lightning's for any other request."""
-    error = {"message": problem, "type": "invalid_request_error", "param": None, "code": None}
-    return JSONResponse({"error": error} if call else {"detail": problem}, status)
+    return JSONResponse({"error": openai_error(status, problem)} if call else {"detail": problem}, status)

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from jinja2 import TemplateError
 from starlette.requests import ClientDisconnect
 
@@ -76,8 +76,8 @@ class ModelServer:
         takes_ids: of a chat's prompt, as vLLM does with `recipe/engine/prompt_ids.py`.
         reply: makes a text, or an assistant message: its `written` is what the model wrote for it, `sampled` the ids
             that it sampled, `stop_reason` vLLM's.
-        fault: a status to answer with, "hang" for no answer at all, "reset" for a connection that is reset, "half" for
-            half of the answer's body.
+        fault: a status to answer with, "text" for 500 with a plain text, "hang" for no answer at all, "reset" for a
+            connection that is reset, "half" for half of the answer's body.
         answer: a whole answer, of status 200, in the place of a completion.
         context: tokens of prompt and reply together; 400 beyond, as vLLM answers.
     """
@@ -86,7 +86,7 @@ class ModelServer:
     takes_ids: bool = True
     reply: Callable[[Body], str | Body] = lambda body: "wait"
     delay: Callable[[str, Body], float] = lambda path, body: 0
-    fault: Callable[[str, Body], int | Literal["hang", "reset", "half"] | None] = lambda path, body: None
+    fault: Callable[[str, Body], int | Literal["text", "hang", "reset", "half"] | None] = lambda path, body: None
     answer: Callable[[Body], Any] | None = None
     context: int = 8192
     seen: MutableSequence[Seen] = field(default_factory=list)
@@ -125,6 +125,8 @@ class ModelServer:
                 return Response(status_code=499)
         if isinstance(fault, int):
             return _error(fault, "a fault of the test")
+        if fault == "text":
+            return PlainTextResponse("the engine has ended", 500)
         if fault in ("reset", "half"):
             return _Broken(request.scope["transport"], b'{"choices": [' if fault == "half" else b"")
         if body.get("model") != MODEL:
@@ -182,7 +184,7 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
     ids = ids[:limit]
     if finish == "length":
         message["content"] = tokenizer().decode(ids)
-    tokens, log_probs = tokenizer().convert_ids_to_tokens(ids), [-0.5 - i / 100 for i in range(len(ids))]
+    tokens, log_probs = [tokenizer().decode([each]) for each in ids], [-0.5 - i / 100 for i in range(len(ids))]
     choice: Body = {
         "index": 0,
         "finish_reason": finish,
@@ -209,13 +211,15 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
 def _log_prob(body: Body, token: int, text: str, log_prob: float) -> Body:
     """A token's entry as vLLM makes it (`OpenAIServingChat._create_chat_logprobs`); a grammar excludes the last one."""
 
-    def entry(token: int, text: str, log_prob: float) -> Body:
-        by_id = body.get("return_tokens_as_token_ids")
-        return {"token": f"token_id:{token}" if by_id else text, "logprob": log_prob, "bytes": [*text.encode()]}
+    by_id = body.get("return_tokens_as_token_ids")
 
-    count = body.get("top_logprobs") or 0
-    tops = [entry(token + i, "?", -9999.0 if i == 19 else log_prob - i) for i in range(count)]
-    return {**entry(token, text, log_prob), "top_logprobs": tops}
+    def top(token: int, log_prob: float) -> Body:
+        text = f"token_id:{token}" if by_id else tokenizer().decode([token])
+        return {"token": text, "logprob": log_prob, "bytes": [*text.encode()]}
+
+    tops = [top(token + i, -9999.0 if i == 19 else log_prob - i) for i in range(body.get("top_logprobs") or 0)]
+    shown = f"token_id:{token}" if by_id else text
+    return {"token": shown, "logprob": log_prob, "bytes": [*text.encode()], "top_logprobs": tops}
 
 
 class _WithTransport:

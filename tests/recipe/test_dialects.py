@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
@@ -24,6 +26,7 @@ from .harness import (
     is_reflection,
     recorded,
     running_gateway,
+    until,
     user,
 )
 from .model_server import MODEL, Body
@@ -357,6 +360,56 @@ def test_what_a_message_may_hold():
     assert {"system", "metadata"}.isdisjoint(seen)
 
 
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}, "a"),
+        ({"type": "document", "title": "T", "context": "C", "source": {"type": "content", "content": "a"}}, "T\nC\na"),
+        ({"type": "document", "source": {"type": "content", "content": [text("a"), text("b")]}}, "a\nb"),
+        ({"type": "search_result", "title": "T", "source": "https://x", "content": [text("a")]}, "T\nhttps://x\na"),
+        ({"type": "tool_reference", "tool_name": "look"}, "look"),
+    ],
+)
+def test_blocks_with_a_text_in_them_become_text(block: Body, told: str):
+    assert AnthropicCall({"messages": [user([block])]}, {}).body["messages"] == [user(told)]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [block]}
+    (seen,) = AnthropicCall({"messages": [user([result])]}, {}).body["messages"]
+    assert (seen["role"], seen["content"]) == ("tool", told)
+
+
+def test_tools_of_anthropics_servers_are_not_offered_and_deferred_ones_are():
+    deferred = {"name": "act", "input_schema": PARAMETERS, "defer_loading": True}
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    plain = {"messages": ONE, "tools": [{"name": "act", "input_schema": PARAMETERS}]}
+    assert (
+        AnthropicCall({"messages": ONE, "tools": [SEARCH, deferred, search]}, {}).body == AnthropicCall(plain, {}).body
+    )
+    alone = AnthropicCall({"messages": ONE, "tools": [SEARCH], "tool_choice": {"type": "any"}}, {})
+    assert alone.body == {"messages": ONE}
+
+
+class Move(BaseModel):
+    action: str
+
+
+async def test_anthropics_client_gets_the_object_that_it_asked_for(gateway: GatewayUnderTest):
+    gateway.model.reply = lambda body: '{"action": "go 0"}'
+    address = gateway.address(await gateway.create("memory")).removesuffix("/v1")
+    asked: Any = {"model": "any", "max_tokens": 32, "messages": ONE}
+    async with anthropic.AsyncAnthropic(base_url=address, api_key=AGENT_KEY) as client:
+        schemas = []
+        for messages in (client.messages, client.beta.messages):
+            parsed = await messages.parse(**asked, output_format=Move)
+            assert parsed.parsed_output == Move(action="go 0")
+            schemas.append(gateway.last().body["response_format"])
+    given = schemas[0]["json_schema"]["schema"]
+    older = AnthropicCall({**asked, "output_format": {"type": "json_schema", "schema": given}}, {})
+    assert older.body["response_format"] == schemas[0] == schemas[1]
+    assert schemas[0]["type"] == "json_schema" and given["properties"] == {
+        "action": {"title": "Action", "type": "string"}
+    }
+
+
 def test_what_the_items_of_a_response_may_be():
     seen_and_heard = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "u"}]
     schema = {"type": "object", "properties": {}}
@@ -461,12 +514,17 @@ async def test_a_chat_that_grows_behind_its_id_has_the_limit_of_all_chats(tmp_pa
 
 
 ONE = [user("x")]
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
+CHOSEN = {"type": "tool", "name": "web_search"}
 REFUSED: list[tuple[str, Body, str]] = [
     ("messages", {}, "messages: must be a list of at least one message"),
     ("messages", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: must be user"),
     ("messages", {"messages": [user(3)]}, "messages[0].content: must be a string"),
-    ("messages", {"messages": [user([{"type": "document"}])]}, "messages[0]: a block of type 'document' cannot be"),
-    ("messages", {"messages": ONE, "tools": [{"type": "web_search", "name": "w"}]}, "tools[0]: 'web_search' needs"),
+    ("messages", {"messages": [user([{"type": "video"}])]}, "messages[0]: a block of type 'video' cannot be"),
+    ("messages", {"messages": [user([PDF])]}, "messages[0]: a document of type 'base64' needs Anthropic's own servers"),
+    ("messages", {"messages": ONE, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]: 'bash_20250124'"),
+    ("messages", {"messages": ONE, "tools": [SEARCH], "tool_choice": CHOSEN}, "tool_choice.name='web_search': needs"),
     ("messages", {"messages": ONE, "tools": 3}, "not one of /messages"),
     ("responses", {}, "input: must be a string or a list of items"),
     ("responses", {"input": []}, "messages: must be a list of at least one message"),
@@ -515,8 +573,114 @@ async def test_errors_are_those_of_the_dialect(gateway: GatewayUnderTest, path: 
     await gateway.client.post("/proxy/resume")
     if path == "messages":
         assert answer.json() == {"type": "error", "error": {"type": "rate_limit_error", "message": "gateway paused"}}
-    assert (await post(gateway, "nowhere", path, ASKED[path])).status_code == 404
     assert (await post(gateway, rollout, path, ASKED[path])).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "models"])
+async def test_refusals_are_told_as_the_api_tells_them(gateway: GatewayUnderTest, path: str):
+    rollout = await gateway.create("memory")
+    other, url = ("POST", "GET") if path == "models" else ("GET", "POST"), f"{gateway.address(rollout)}/{path}"
+    right = {"authorization": f"Bearer {AGENT_KEY}"}
+    of_anthropic = [{}, {"anthropic-version": "2023-06-01"}] if path == "models" else [{}]
+    for more in of_anthropic:
+        refused = [
+            await gateway.client.request(method, asked, headers={**key, **more}, json=ASKED.get(path))
+            for method, asked, key in (
+                (other[1], url, {"authorization": "Bearer wrong"}),
+                (other[0], url, right),
+                ("DELETE", url, right),
+                ("POST", f"{gateway.address('nowhere')}/{path}", right),
+                ("POST", f"{url}/nothing", right),
+            )
+        ]
+        statuses = [401, 405, 405, *([405, 405] if path == "models" else [404, 404])]
+        assert [answer.status_code for answer in refused] == statuses
+        assert refused[1].headers["allow"] == ("GET" if path == "models" else "POST")
+        kinds = {401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error"}
+        for answer in refused:
+            error = answer.json()["error"]
+            assert error["message"] and "admin key" not in answer.text and "detail" not in answer.json()
+            if path == "messages" or more:
+                assert (answer.json()["type"], error["type"]) == ("error", kinds[answer.status_code])
+            else:
+                assert error == {**error, "type": "invalid_request_error", "param": None, "code": None}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_an_error_of_the_model_server_that_is_a_text_reaches_the_agent_as_this_text(
+    gateway: GatewayUnderTest, path: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentlightning.server.proxy._RETRY_BACKOFF_BASE_SECONDS", 0.01)
+    gateway.model.fault = lambda path, body: "text"
+    rollout = await gateway.create("memory", "off-policy")
+    answer = await post(gateway, rollout, path, {**ASKED[path], "stream": False})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the engine has ended")
+    (event,) = await gateway.events(rollout, "model_request")  # which names the fault where the rollout is shown
+    assert event["http_status"] == 500 and event["response"]["error"]["message"] == "the engine has ended"
+
+
+@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+async def test_a_stream_is_kept_alive_while_the_model_generates(
+    gateway: GatewayUnderTest, path: str, failing: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("empo2.recipe.gateway.stages.dialect._KEEP_ALIVE_SECONDS", 0.1)
+    gateway.model.reply, gateway.model.delay = lambda body: "wait", lambda path, body: path != "/tokenize"
+    gateway.model.context = 3 if failing else 8192
+    rollout = await gateway.create("memory", "off-policy")
+    answer = await post(gateway, rollout, path, {**ASKED[path], "stream": True})
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+    signs = {
+        "messages": "event: ping\n",
+        "responses": "event: response.in_progress\n",
+        "chat/completions": ": the model",
+    }
+    assert answer.text.count(signs[path]) >= 3
+    events = events_of(answer.text)
+    if path == "responses":
+        assert [each["sequence_number"] for each in events] == list(range(len(events)))
+        assert events[0]["type"] == "response.created" and len({each["response"]["id"] for each in events[:3]}) == 1
+    told = [events[-1]["response"] if path == "responses" else each for each in events if "error" in str(each)]
+    if failing:
+        assert "maximum context length is 3 tokens" in told[-1]["error"]["message"]
+    ends = {"messages": "error" if failing else "message_stop", "chat/completions": None}
+    ends["responses"] = "response.failed" if failing else "response.completed"
+    assert events[-1].get("type") == ends[path]
+    address = gateway.address(rollout)
+    async with (
+        openai.AsyncOpenAI(base_url=address, api_key=AGENT_KEY, max_retries=0) as client,
+        anthropic.AsyncAnthropic(base_url=address, api_key=AGENT_KEY, max_retries=0) as other,
+    ):
+        texts: Any = {
+            "chat/completions": lambda: client.chat.completions.stream(model="any", messages=ONE),
+            "responses": lambda: client.responses.stream(model="any", input="hi"),
+            "messages": lambda: other.messages.stream(model="any", max_tokens=64, messages=ONE),
+        }
+        expected: Any = (openai.APIError, anthropic.APIError, RuntimeError) if failing else ()
+        with pytest.raises(expected) if failing else nullcontext():
+            async with texts[path]() as stream:
+                async for _ in stream:
+                    pass
+                final = await getattr(stream, FINAL[path])()
+            assert "wait" in str(final)
+
+
+FINAL = {
+    "chat/completions": "get_final_completion",
+    "responses": "get_final_response",
+    "messages": "get_final_message",
+}
+
+
+async def test_an_agent_that_leaves_a_stream_ends_the_call(gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("empo2.recipe.gateway.stages.dialect._KEEP_ALIVE_SECONDS", 0.1)
+    gateway.model.delay = lambda path, body: 60
+    rollout = await gateway.create("memory")
+    async with gateway.as_agent() as client:
+        url = f"{gateway.address(rollout)}/chat/completions"
+        async with client.stream("POST", url, json=ASKED["chat/completions"]) as answer:
+            assert (await anext(answer.aiter_text())).startswith(": ")
+    await until(lambda: gateway.model.requests()[-1].gone)
 
 
 async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest):
@@ -544,7 +708,7 @@ async def test_tokens_are_counted_as_the_policy_reads_them(gateway: GatewayUnder
         assert counts[0] < counts[1]
         with pytest.raises(anthropic.BadRequestError, match="messages: must be a list"):
             await client.messages.count_tokens(model="any", messages=[])
-        with pytest.raises(anthropic.BadRequestError, match="needs Anthropic's own servers"):
+        with pytest.raises(anthropic.BadRequestError, match="give it an input_schema"):
             await client.messages.count_tokens(**plain, tools=[{"type": "bash_20250124", "name": "bash"}])
         gateway.model.fault = lambda path, body: 500
         with pytest.raises(anthropic.InternalServerError, match="answers 500 to /tokenize"):

@@ -3,11 +3,25 @@
 import json
 import secrets
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
+import structlog
 from starlette.responses import Response
 
 from empo2.recipe.gateway.request import Body
+
+log = structlog.get_logger()
+
+KEEP_ALIVE = ": the model generates\n\n"  # a comment, which clients skip
+
+
+def with_headers(told: Response, answer: Response) -> Response:
+    """Return what an agent is told, with the headers of the answer that it was made from."""
+    for name, value in answer.headers.items():
+        if name not in ("content-length", "content-type"):
+            told.headers.append(name, value)
+    return told
 
 
 def event_stream(events: Iterable[str]) -> Response:
@@ -55,3 +69,8 @@ def content_of(parts: list[Body]) -> str | list[Body]:
     if len(parts) == 1 and parts[0]["type"] == "text":
         return parts[0]["text"]
     return parts
+
+
+@cache  # once a process
+def warn_not_offered(kind: str, owner: str) -> None:
+    log.warning(f"tools of type {kind} need {owner}'s own servers: the model is not offered them")

@@ -7,7 +7,7 @@ tool) stay, and are counted.
 Names and defaults are those of vLLM 0.20 (`ChatCompletionRequest`, `CompletionRequest`, `SamplingParams`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from empo2.recipe.protocol import IMPOSSIBLE, TOP_TOKENS
@@ -58,10 +58,16 @@ def constraints(body: dict[str, Any]) -> list[str]:
     return found
 
 
-def take_tops(response: dict[str, Any]) -> tuple[list[list[int]], list[list[float]]]:
+def take_tops(
+    response: dict[str, Any], asked: int, decoded: Callable[[int], str]
+) -> tuple[list[list[int]], list[list[float]]]:
     """Take out of a chat's answer what `TOPS` asked for, in place, and return it.
 
     The agent gets the answer that it would have got without.
+
+    Args:
+        asked: the agent's own ``top_logprobs``; vLLM has the sampled token among them, first.
+        decoded: returns the text of a token.
 
     Returns:
         Of each token of the first choice the likeliest ones, as ids and as log-probs; empty without log-probs.
@@ -70,20 +76,23 @@ def take_tops(response: dict[str, Any]) -> tuple[list[list[int]], list[list[floa
     log_probs: list[list[float]] = []
     for choice in response.get("choices") or []:
         for token in (choice.get("logprobs") or {}).get("content") or []:
-            tops = [*_tops(token.get("top_logprobs") or [])][:TOP_TOKENS]
-            if str(token.get("token")).startswith(_BY_ID):
-                token["token"] = bytes(token.get("bytes") or []).decode(errors="replace")
-            token["top_logprobs"] = []
+            listed = [(top, known) for top in token.get("top_logprobs") or [] if (known := _known(top)) is not None]
             if choice is response["choices"][0]:
-                ids.append([token_id for token_id, _ in tops])
-                log_probs.append([log_prob for _, log_prob in tops])
+                tops = [(known, round(top["logprob"], 5)) for top, known in listed if top["logprob"] > IMPOSSIBLE]
+                ids.append([token_id for token_id, _ in tops[:TOP_TOKENS]])
+                log_probs.append([log_prob for _, log_prob in tops[:TOP_TOKENS]])
+            if _known(token) is not None:
+                token["token"] = bytes(token.get("bytes") or []).decode(errors="replace")
+            token["top_logprobs"] = [_with_text(top, decoded(known)) for top, known in listed[:asked]]
     return ids, log_probs
 
 
-def _tops(listed: list[dict[str, Any]]) -> Iterator[tuple[int, float]]:
-    """Yield id and log-prob of each entry; pass over those that have none, of a server that knows no `TOPS`."""
-    for top in listed:
-        _, by_id, number = str(top.get("token")).partition(_BY_ID)
-        log_prob = top.get("logprob")
-        if by_id and number.isdecimal() and isinstance(log_prob, float | int) and log_prob > IMPOSSIBLE:
-            yield int(number), round(log_prob, 5)
+def _known(entry: dict[str, Any]) -> int | None:
+    """Return the id of an entry; None if it has none, or no log-prob, of a server that knows no `TOPS`."""
+    _, by_id, number = str(entry.get("token")).partition(_BY_ID)
+    known = by_id and number.isdecimal() and isinstance(entry.get("logprob"), float | int)
+    return int(number) if known else None
+
+
+def _with_text(entry: dict[str, Any], text: str) -> dict[str, Any]:
+    return {**entry, "token": text, "bytes": [*text.encode()]}
