@@ -81,7 +81,7 @@ def take_tops(
                 tops = [(known, round(top["logprob"], 5)) for top, known in listed if top["logprob"] > IMPOSSIBLE]
                 ids.append([token_id for token_id, _ in tops[:TOP_TOKENS]])
                 log_probs.append([log_prob for _, log_prob in tops[:TOP_TOKENS]])
-            if _known(token) is not None:
+            if str(token.get("token")).startswith(_BY_ID):
                 token["token"] = bytes(token.get("bytes") or []).decode(errors="replace")
             token["top_logprobs"] = [_with_text(top, decoded(known)) for top, known in listed[:asked]]
     return ids, log_probs
