@@ -9,6 +9,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
@@ -357,6 +358,56 @@ def test_what_a_message_may_hold():
     assert {"system", "metadata"}.isdisjoint(seen)
 
 
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}, "a"),
+        ({"type": "document", "title": "T", "context": "C", "source": {"type": "content", "content": "a"}}, "T\nC\na"),
+        ({"type": "document", "source": {"type": "content", "content": [text("a"), text("b")]}}, "a\nb"),
+        ({"type": "search_result", "title": "T", "source": "https://x", "content": [text("a")]}, "T\nhttps://x\na"),
+        ({"type": "tool_reference", "tool_name": "look"}, "look"),
+    ],
+)
+def test_blocks_with_a_text_in_them_become_text(block: Body, told: str):
+    assert AnthropicCall({"messages": [user([block])]}, {}).body["messages"] == [user(told)]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [block]}
+    (seen,) = AnthropicCall({"messages": [user([result])]}, {}).body["messages"]
+    assert (seen["role"], seen["content"]) == ("tool", told)
+
+
+def test_tools_of_anthropics_servers_are_not_offered_and_deferred_ones_are():
+    deferred = {"name": "act", "input_schema": PARAMETERS, "defer_loading": True}
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    plain = {"messages": ONE, "tools": [{"name": "act", "input_schema": PARAMETERS}]}
+    assert (
+        AnthropicCall({"messages": ONE, "tools": [SEARCH, deferred, search]}, {}).body == AnthropicCall(plain, {}).body
+    )
+    alone = AnthropicCall({"messages": ONE, "tools": [SEARCH], "tool_choice": {"type": "any"}}, {})
+    assert alone.body == {"messages": ONE}
+
+
+class Move(BaseModel):
+    action: str
+
+
+async def test_anthropics_client_gets_the_object_that_it_asked_for(gateway: GatewayUnderTest):
+    gateway.model.reply = lambda body: '{"action": "go 0"}'
+    address = gateway.address(await gateway.create("memory")).removesuffix("/v1")
+    asked: Any = {"model": "any", "max_tokens": 32, "messages": ONE}
+    async with anthropic.AsyncAnthropic(base_url=address, api_key=AGENT_KEY) as client:
+        schemas = []
+        for messages in (client.messages, client.beta.messages):
+            parsed = await messages.parse(**asked, output_format=Move)
+            assert parsed.parsed_output == Move(action="go 0")
+            schemas.append(gateway.last().body["response_format"])
+    given = schemas[0]["json_schema"]["schema"]
+    older = AnthropicCall({**asked, "output_format": {"type": "json_schema", "schema": given}}, {})
+    assert older.body["response_format"] == schemas[0] == schemas[1]
+    assert schemas[0]["type"] == "json_schema" and given["properties"] == {
+        "action": {"title": "Action", "type": "string"}
+    }
+
+
 def test_what_the_items_of_a_response_may_be():
     seen_and_heard = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "u"}]
     schema = {"type": "object", "properties": {}}
@@ -461,12 +512,17 @@ async def test_a_chat_that_grows_behind_its_id_has_the_limit_of_all_chats(tmp_pa
 
 
 ONE = [user("x")]
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
+CHOSEN = {"type": "tool", "name": "web_search"}
 REFUSED: list[tuple[str, Body, str]] = [
     ("messages", {}, "messages: must be a list of at least one message"),
     ("messages", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: must be user"),
     ("messages", {"messages": [user(3)]}, "messages[0].content: must be a string"),
-    ("messages", {"messages": [user([{"type": "document"}])]}, "messages[0]: a block of type 'document' cannot be"),
-    ("messages", {"messages": ONE, "tools": [{"type": "web_search", "name": "w"}]}, "tools[0]: 'web_search' needs"),
+    ("messages", {"messages": [user([{"type": "video"}])]}, "messages[0]: a block of type 'video' cannot be"),
+    ("messages", {"messages": [user([PDF])]}, "messages[0]: a document of type 'base64' needs Anthropic's own servers"),
+    ("messages", {"messages": ONE, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]: 'bash_20250124'"),
+    ("messages", {"messages": ONE, "tools": [SEARCH], "tool_choice": CHOSEN}, "tool_choice.name='web_search': needs"),
     ("messages", {"messages": ONE, "tools": 3}, "not one of /messages"),
     ("responses", {}, "input: must be a string or a list of items"),
     ("responses", {"input": []}, "messages: must be a list of at least one message"),
@@ -544,7 +600,7 @@ async def test_tokens_are_counted_as_the_policy_reads_them(gateway: GatewayUnder
         assert counts[0] < counts[1]
         with pytest.raises(anthropic.BadRequestError, match="messages: must be a list"):
             await client.messages.count_tokens(model="any", messages=[])
-        with pytest.raises(anthropic.BadRequestError, match="needs Anthropic's own servers"):
+        with pytest.raises(anthropic.BadRequestError, match="give it an input_schema"):
             await client.messages.count_tokens(**plain, tools=[{"type": "bash_20250124", "name": "bash"}])
         gateway.model.fault = lambda path, body: 500
         with pytest.raises(anthropic.InternalServerError, match="answers 500 to /tokenize"):

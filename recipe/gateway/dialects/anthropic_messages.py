@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from empo2.recipe.gateway.dialects.anthropic_tools import offered
 from empo2.recipe.gateway.dialects.dialect import (
     Body,
     content_of,
@@ -35,12 +36,12 @@ _OWN = (
     "service_tier",
     "context_management",
     "output_config",
+    "output_format",
     "cache_control",
     "inference_geo",
     "thread",
 )
 _OF_THREAD = ("system", "tools")  # a request that continues a thread does not repeat them
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
     400: "invalid_request_error",
@@ -61,8 +62,8 @@ class AnthropicCall:
             begins or continues a thread.
 
     Raises:
-        ValueError: it asks for what no chat completion has, such as tools that Anthropic's servers run, or continues a
-            reply that is of no thread.
+        ValueError: it asks for what no chat completion has, such as MCP servers or a PDF file, or continues a reply of
+            no thread.
     """
 
     path = "chat/completions"
@@ -79,12 +80,11 @@ class AnthropicCall:
             self.body |= {"continue_final_message": True, "add_generation_prompt": False}
         if body.get("stop_sequences"):
             self.body["stop"] = body["stop_sequences"]
-        if body.get("tools"):
-            self.body["tools"] = [_tool(tool, number) for number, tool in enumerate(body["tools"])]
-        if choice := body.get("tool_choice"):
-            self.body["tool_choice"] = _tool_choice(choice)
-            if choice.get("disable_parallel_tool_use"):
-                self.body["parallel_tool_calls"] = False
+        self.body |= offered(body.get("tools") or [], body.get("tool_choice"))
+        form = (body.get("output_config") or {}).get("format") or body.get("output_format")
+        if form and form.get("type") == "json_schema":
+            schema = {"name": "reply", "schema": form["schema"]}
+            self.body["response_format"] = {"type": "json_schema", "json_schema": schema}
 
     def answer(self, completion: Body) -> Response:
         message = _reply(completion)
@@ -189,8 +189,21 @@ def _heard(blocks: Sequence[Body], where: str) -> Iterator[Message]:
 
 
 def _part(block: Body, where: str) -> Body:
-    if block.get("type") != "image":
-        return text_part(_text(block, where))
+    match block.get("type"):
+        case "image":
+            return _image(block, where)
+        case "document":
+            return text_part(_document(block, where))
+        case "search_result":
+            found = [_text(each, where) for each in _blocks(block.get("content"), where)]
+            return text_part(_lines(block.get("title"), block.get("source"), *found))
+        case "tool_reference":  # to one whose definition the prompt has already
+            return text_part(str(block["tool_name"]))
+        case _:
+            return text_part(_text(block, where))
+
+
+def _image(block: Body, where: str) -> Body:
     match block.get("source"):
         case {"type": "url", "url": str(url)}:
             return image_part(url)
@@ -200,30 +213,27 @@ def _part(block: Body, where: str) -> Body:
             raise ValueError(f"{where}: an image's source must be a url, or base64 with a media_type")
 
 
+def _document(block: Body, where: str) -> str:
+    match block.get("source"):
+        case {"type": "text", "data": str(text)}:
+            texts = [text]
+        case {"type": "content", "content": content}:
+            texts = [_text(each, where) for each in _blocks(content, where)]
+        case source:
+            kind = source.get("type") if isinstance(source, dict) else None
+            raise ValueError(f"{where}: a document of type {kind!r} needs Anthropic's own servers; send its text")
+    return _lines(block.get("title"), block.get("context"), *texts)
+
+
+def _lines(*texts: str | None) -> str:
+    return "\n".join(filter(None, texts))
+
+
 def _text(block: Any, where: str) -> str:
     if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
         return block["text"]
     kind = block.get("type") if isinstance(block, dict) else None
     raise ValueError(f"{where}: a block of type {kind!r} cannot be given to the model; send text, images or tool calls")
-
-
-def _tool(tool: Any, number: int) -> Body:
-    if not isinstance(tool, dict) or tool.get("type", "custom") != "custom" or "name" not in tool:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        raise ValueError(f"tools[{number}]: {kind!r} needs Anthropic's own servers; give tools with an input_schema")
-    schema = tool.get("input_schema") or {"type": "object", "properties": {}}
-    described = {"description": tool["description"]} if tool.get("description") else {}
-    # In the order of OpenAI's clients: chat templates write tools as they come.
-    return {"type": "function", "function": {"name": tool["name"], **described, "parameters": schema}}
-
-
-def _tool_choice(choice: Any) -> str | Body:
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if kind not in _CHOICES:
-        raise ValueError(f"tool_choice.type={kind!r}: must be auto, any, tool or none")
-    return _CHOICES[kind]
 
 
 def _reply(completion: Body) -> Body:

@@ -3,11 +3,15 @@
 import json
 import secrets
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
+import structlog
 from starlette.responses import Response
 
 from empo2.recipe.gateway.request import Body
+
+log = structlog.get_logger()
 
 
 def event_stream(events: Iterable[str]) -> Response:
@@ -55,3 +59,8 @@ def content_of(parts: list[Body]) -> str | list[Body]:
     if len(parts) == 1 and parts[0]["type"] == "text":
         return parts[0]["text"]
     return parts
+
+
+@cache  # once a process
+def warn_not_offered(kind: str, owner: str) -> None:
+    log.warning(f"tools of type {kind} need {owner}'s own servers: the model is not offered them")

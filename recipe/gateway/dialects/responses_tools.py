@@ -9,17 +9,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import structlog
-
-from empo2.recipe.gateway.dialects.dialect import Body, new_id, tool_call
+from empo2.recipe.gateway.dialects.dialect import Body, new_id, tool_call, warn_not_offered
 from empo2.recipe.messages import arguments_of
-
-log = structlog.get_logger()
 
 _BETWEEN = "__"
 _SHELL = "local_shell"
 _FIELDS = ("name", "description", "parameters", "strict")
-_warned: set[str] = set()
 
 
 class OfferedTools:
@@ -96,9 +91,7 @@ def _described(tool: Any, where: str) -> Iterator[tuple[str, str, Body]]:
             described = {"name": _SHELL, "description": "Run a command on the user's machine."}
             yield _SHELL, "", {**described, "parameters": _object(command=command)}
         case _ if isinstance(kind, str):
-            if kind not in _warned:  # once a process
-                _warned.add(kind)
-                log.warning(f"tools of type {kind} need OpenAI's own servers: the model is not offered them")
+            warn_not_offered(kind, "OpenAI")
         case _:
             raise ValueError(f"{where}.type={kind!r}: must be a tool, such as a function")
 
