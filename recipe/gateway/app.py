@@ -75,7 +75,7 @@ def make_gateway(
         headers["Authorization"] = f"Bearer {key}"
     if transport is None:
         transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else upstream.Network()
-    client = client_of(transport=transport, headers=headers)
+    client = client_of(transport=upstream.JsonErrors(transport), headers=headers)
     services = Services(
         settings=settings,
         memory=memory,

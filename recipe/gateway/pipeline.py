@@ -15,6 +15,7 @@ from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.access import KeyCheck
 from empo2.recipe.gateway.stages.dialect import Dialects
 from empo2.recipe.gateway.stages.direct_calls import DirectCalls
+from empo2.recipe.gateway.stages.errors import ErrorForms
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
 from empo2.recipe.gateway.stages.limits import AgentLimits, CallLimits
@@ -50,6 +51,7 @@ def stages(
     chats = DirectChats(serving.tag) if serving and serving.tag else None
     return [
         *([DirectCalls()] if serving else []),  # /v1/... belongs to the one rollout of agents that have none
+        ErrorForms(),  # errors are told as the API that was asked tells them
         KeyCheck(keys, services.metrics),  # who asks?
         Traced(services),  # a span is opened
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat

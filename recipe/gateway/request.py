@@ -152,7 +152,12 @@ def parse(content: bytes) -> Any:
     return value
 
 
+def openai_error(status: int, problem: str) -> Body:
+    """Return OpenAI's object of an error."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"message": problem, "type": kind, "param": None, "code": None}
+
+
 def refusal(status: int, problem: str, *, call: bool) -> JSONResponse:
     """Return an error in OpenAI's form for a model call, in agent-lightning's for any other request."""
-    error = {"message": problem, "type": "invalid_request_error", "param": None, "code": None}
-    return JSONResponse({"error": error} if call else {"detail": problem}, status)
+    return JSONResponse({"error": openai_error(status, problem)} if call else {"detail": problem}, status)

@@ -82,6 +82,8 @@ class Network(httpx.AsyncBaseTransport):
             await pool.aclose()
 
 
+_ERROR_CHARACTERS = 1000
+
 # Fields of the gateway's requests that are vLLM's own; OpenAI's servers refuse a request that has one.
 _NOT_OPENAI = ("return_token_ids", "top_k", "min_p", "repetition_penalty")
 
@@ -98,6 +100,26 @@ class OpenAITransport(Network):
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         sent = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=request.extensions)
         return await super().handle_async_request(sent)
+
+
+class JsonErrors(httpx.AsyncBaseTransport):
+    """Gives each error that is no JSON as one with its text: agent-lightning's `forward_request` would tell ``{}``."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self._transport = transport
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._transport.handle_async_request(request)
+        if answer.status_code < 400 or answer.headers.get("content-type", "").startswith("application/json"):
+            return answer
+        text = (await answer.aread()).decode(errors="replace").strip()[:_ERROR_CHARACTERS]
+        await answer.aclose()
+        status = answer.status_code
+        error = {"message": text or f"the model server answers {status}", "type": "server_error", "code": status}
+        return httpx.Response(status, json={"error": error}, extensions=answer.extensions)
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
 
 
 class ServingRouter(ProxyRouter):

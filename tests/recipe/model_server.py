@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from jinja2 import TemplateError
 from starlette.requests import ClientDisconnect
 
@@ -76,8 +76,8 @@ class ModelServer:
         takes_ids: of a chat's prompt, as vLLM does with `recipe/engine/prompt_ids.py`.
         reply: makes a text, or an assistant message: its `written` is what the model wrote for it, `sampled` the ids
             that it sampled, `stop_reason` vLLM's.
-        fault: a status to answer with, "hang" for no answer at all, "reset" for a connection that is reset, "half" for
-            half of the answer's body.
+        fault: a status to answer with, "text" for 500 with a plain text, "hang" for no answer at all, "reset" for a
+            connection that is reset, "half" for half of the answer's body.
         answer: a whole answer, of status 200, in the place of a completion.
         context: tokens of prompt and reply together; 400 beyond, as vLLM answers.
     """
@@ -86,7 +86,7 @@ class ModelServer:
     takes_ids: bool = True
     reply: Callable[[Body], str | Body] = lambda body: "wait"
     delay: Callable[[str, Body], float] = lambda path, body: 0
-    fault: Callable[[str, Body], int | Literal["hang", "reset", "half"] | None] = lambda path, body: None
+    fault: Callable[[str, Body], int | Literal["text", "hang", "reset", "half"] | None] = lambda path, body: None
     answer: Callable[[Body], Any] | None = None
     context: int = 8192
     seen: MutableSequence[Seen] = field(default_factory=list)
@@ -125,6 +125,8 @@ class ModelServer:
                 return Response(status_code=499)
         if isinstance(fault, int):
             return _error(fault, "a fault of the test")
+        if fault == "text":
+            return PlainTextResponse("the engine has ended", 500)
         if fault in ("reset", "half"):
             return _Broken(request.scope["transport"], b'{"choices": [' if fault == "half" else b"")
         if body.get("model") != MODEL:

@@ -571,8 +571,50 @@ async def test_errors_are_those_of_the_dialect(gateway: GatewayUnderTest, path: 
     await gateway.client.post("/proxy/resume")
     if path == "messages":
         assert answer.json() == {"type": "error", "error": {"type": "rate_limit_error", "message": "gateway paused"}}
-    assert (await post(gateway, "nowhere", path, ASKED[path])).status_code == 404
     assert (await post(gateway, rollout, path, ASKED[path])).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "models"])
+async def test_refusals_are_told_as_the_api_tells_them(gateway: GatewayUnderTest, path: str):
+    rollout = await gateway.create("memory")
+    other, url = ("POST", "GET") if path == "models" else ("GET", "POST"), f"{gateway.address(rollout)}/{path}"
+    right = {"authorization": f"Bearer {AGENT_KEY}"}
+    of_anthropic = [{}, {"anthropic-version": "2023-06-01"}] if path == "models" else [{}]
+    for more in of_anthropic:
+        refused = [
+            await gateway.client.request(method, asked, headers={**key, **more}, json=ASKED.get(path))
+            for method, asked, key in (
+                (other[1], url, {"authorization": "Bearer wrong"}),
+                (other[0], url, right),
+                ("DELETE", url, right),
+                ("POST", f"{gateway.address('nowhere')}/{path}", right),
+                ("POST", f"{url}/nothing", right),
+            )
+        ]
+        statuses = [401, 405, 405, *([405, 405] if path == "models" else [404, 404])]
+        assert [answer.status_code for answer in refused] == statuses
+        assert refused[1].headers["allow"] == ("GET" if path == "models" else "POST")
+        kinds = {401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error"}
+        for answer in refused:
+            error = answer.json()["error"]
+            assert error["message"] and "admin key" not in answer.text and "detail" not in answer.json()
+            if path == "messages" or more:
+                assert (answer.json()["type"], error["type"]) == ("error", kinds[answer.status_code])
+            else:
+                assert error == {**error, "type": "invalid_request_error", "param": None, "code": None}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_an_error_of_the_model_server_that_is_a_text_reaches_the_agent_as_this_text(
+    gateway: GatewayUnderTest, path: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agentlightning.server.proxy._RETRY_BACKOFF_BASE_SECONDS", 0.01)
+    gateway.model.fault = lambda path, body: "text"
+    rollout = await gateway.create("memory", "off-policy")
+    answer = await post(gateway, rollout, path, {**ASKED[path], "stream": False})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the engine has ended")
+    (event,) = await gateway.events(rollout, "model_request")  # which names the fault where the rollout is shown
+    assert event["http_status"] == 500 and event["response"]["error"]["message"] == "the engine has ended"
 
 
 async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest):

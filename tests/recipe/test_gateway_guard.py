@@ -112,7 +112,6 @@ OF_AGENTS = [
     ("PATCH", "/api/rollouts/{}", {"status": {"state": "succeeded"}}),
 ]
 OF_THE_TRAINER = [
-    ("GET", "/proxy/rollout/{}/attempt/0/mode/train/openai/v1/modelsx", None),
     ("GET", "/empo2/state", None),
     ("POST", "/empo2/drain", {"timeout": 1}),
     ("POST", "/empo2/snapshot", {"path": "planted.sqlite"}),

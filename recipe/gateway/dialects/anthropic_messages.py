@@ -1,6 +1,5 @@
 """Anthropic's ``/v1/messages``: whole chats, or threads, of which a request sends what is new; streamed or not."""
 
-import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,15 +42,6 @@ _OWN = (
 )
 _OF_THREAD = ("system", "tools")  # a request that continues a thread does not repeat them
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
-_ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    422: "invalid_request_error",
-    429: "rate_limit_error",
-}
 
 
 class AnthropicCall:
@@ -93,18 +83,6 @@ class AnthropicCall:
             chat = {name: self._whole[name] for name in _OF_THREAD if name in self._whole}
             self._threads[message["id"]] = {**chat, "messages": [*self._whole["messages"], said]}
         return event_stream(_events(message)) if self._stream else JSONResponse(message)
-
-
-def as_anthropic_says(refusal: Response) -> Response:
-    """Return an error in Anthropic's form, from one in OpenAI's or agent-lightning's."""
-    content = bytes(refusal.body)
-    problem = content.decode(errors="replace")[:300]
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
-        body = json.loads(content)
-        error = body.get("error", body.get("detail"))
-        problem = error if isinstance(error, str) else str(error["message"])
-    error = {"type": _ERRORS.get(refusal.status_code, "api_error"), "message": problem}
-    return JSONResponse({"type": "error", "error": error}, refusal.status_code)
 
 
 def _with_thread(body: Body, threads: dict[str, Body]) -> Body:

@@ -14,6 +14,14 @@ from empo2.recipe.gateway.request import Body
 log = structlog.get_logger()
 
 
+def with_headers(told: Response, answer: Response) -> Response:
+    """Return what an agent is told, with the headers of the answer that it was made from."""
+    for name, value in answer.headers.items():
+        if name not in ("content-length", "content-type"):
+            told.headers.append(name, value)
+    return told
+
+
 def event_stream(events: Iterable[str]) -> Response:
     """Return server-sent events; all are known already, and are sent at once."""
     return Response("".join(events), media_type="text/event-stream", headers={"cache-control": "no-cache"})

@@ -19,7 +19,10 @@ from empo2.recipe.protocol import Keys
 
 
 class KeyCheck:
-    """Answer 401 to a key that is unknown or another rollout's, and 403 to an agent's on a route of the trainer's."""
+    """Answer 401 to a key that is unknown or another rollout's.
+
+    To an agent's key, answer 403 on a route of the trainer's, and 405 to a call by another method than its own.
+    """
 
     def __init__(self, keys: Keys, metrics: StepMetrics) -> None:
         self._keys = keys
@@ -42,6 +45,9 @@ class KeyCheck:
         if not (_holds(presented, own) or _holds(presented, self._keys.agent)):
             return JSONResponse({"detail": "Invalid or missing API key"}, 401)  # as agent-lightning answers
         _admit(request)
+        if request.kind == "call" and request.method != (allowed := _method_of(request)):
+            problem = f"{request.method} {request.api}: must be {allowed}"
+            return JSONResponse({"detail": problem}, 405, {"Allow": allowed})
         if not _is_for_agents(request):
             problem = f"{request.method} {request.path} needs the admin key (EMPO2_ADMIN_KEY)"
             return JSONResponse({"detail": problem}, 403)
@@ -57,13 +63,15 @@ def _admit(request: Request) -> None:
         admit()
 
 
+def _method_of(call: Request) -> str:
+    return "GET" if call.api.partition("/")[0] == "models" else "POST"
+
+
 def _is_for_agents(request: Request) -> bool:
     """Return True for what an agent or the controller does."""
     match request.method, request.kind:
-        case ("POST", "call") | ("POST", "attempt events") | ("GET", "rollouts") | ("PATCH", "rollout"):
+        case (_, "call") | ("POST", "attempt events") | ("GET", "rollouts") | ("PATCH", "rollout"):
             return True
-        case "GET", "call":
-            return request.api.partition("/")[0] == "models"
         case "GET", "events":  # whether a command has reported its reward; other events hold what it was shown
             return request.scope["query_string"] == b"event_type=reward"
     return False

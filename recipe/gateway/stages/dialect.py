@@ -4,8 +4,8 @@ import httpx
 from starlette.responses import JSONResponse, Response
 
 from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall, as_anthropic_says
-from empo2.recipe.gateway.dialects.dialect import Body
+from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
+from empo2.recipe.gateway.dialects.dialect import Body, with_headers
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
@@ -13,7 +13,6 @@ from empo2.recipe.gateway.stages.form import check_call
 from empo2.recipe.gateway.tokens.rendering import rendered
 
 _COUNT = "messages/count_tokens"  # of Anthropic's
-_OF_ANTHROPIC = ("messages", _COUNT)
 
 
 class Dialects:
@@ -31,15 +30,8 @@ class Dialects:
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         streamed = request.is_completion and request.body.get("stream")
-        if not (streamed or (request.is_call and request.api in ("responses", *_OF_ANTHROPIC))):
+        if not (streamed or (request.is_call and request.api in ("responses", "messages", _COUNT))):
             return await forward(request)
-        answer = await self._answer(request, forward)
-        if answer.status_code == 200 or request.api not in _OF_ANTHROPIC:
-            return answer
-        return _with_headers(as_anthropic_says(answer), answer)
-
-    async def _answer(self, request: Request, forward: Next) -> Response:
-        """Return the agent's answer; an error is still in OpenAI's form."""
         try:
             dialect = self._dialect(request)
             if dialect.path == "chat/completions":
@@ -59,7 +51,7 @@ class Dialects:
             return answer
         try:
             assert isinstance(answer, Answer)
-            return _with_headers(dialect.answer(answer.value or {}), answer)
+            return with_headers(dialect.answer(answer.value or {}), answer)
         except (LookupError, TypeError, AttributeError):
             return refusal(502, "the model server's answer is no completion", call=True)
 
@@ -93,11 +85,3 @@ class Dialects:
         if rollout_id not in self._held:
             self._held = {name: held for name, held in self._held.items() if upstream.rollout_of(name)}
         return self._held.setdefault(rollout_id, ({}, {}))
-
-
-def _with_headers(told: Response, answer: Response) -> Response:
-    """Return what an agent is told, with the headers of the answer that it was made from."""
-    for name, value in answer.headers.items():
-        if name not in ("content-length", "content-type"):
-            told.headers.append(name, value)
-    return told
