@@ -13,6 +13,7 @@ from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.request import Answer, Next, Request, Stage
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.access import KeyCheck
+from empo2.recipe.gateway.stages.asked import AsAsked
 from empo2.recipe.gateway.stages.dialect import Dialects
 from empo2.recipe.gateway.stages.direct_calls import DirectCalls
 from empo2.recipe.gateway.stages.errors import ErrorForms
@@ -59,6 +60,7 @@ def stages(
         UntrainedCalls(services, others),  # is it the policy's to learn from?
         Dialects(max_bytes, services.servers),  # streams, /responses and /messages become chat completions
         CallLimits(settings, services.metrics),  # nothing that holds up the model servers
+        AsAsked(),  # no token ids and log-probs that only the training asked for
         NormalForm(),  # the same turn reads the same, whoever sends it
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
         SideCalls(services, chosen=bool(services.settings.gateway.trained_calls) or serving is not None),  # titles

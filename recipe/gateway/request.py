@@ -113,11 +113,25 @@ class Request:
 
 
 class Answer(Response):
-    """An app's whole answer."""
+    """An app's whole answer.
+
+    Args:
+        value: the JSON object in it, where that is known.
+    """
+
+    def __init__(self, content: bytes | str, status_code: int = 200, *, value: Body | None = None) -> None:
+        super().__init__(content, status_code, media_type="application/json")
+        self._value = value
+
+    @classmethod
+    def of(cls, value: Body) -> Self:
+        return cls(json.dumps(value), value=value)
 
     @cached_property
     def value(self) -> Body | None:
         """Return the JSON object in it; None if it is none."""
+        if self._value is not None:
+            return self._value
         try:
             value = json.loads(bytes(self.body))
         except ValueError:

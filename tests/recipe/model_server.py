@@ -184,7 +184,7 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
     ids = ids[:limit]
     if finish == "length":
         message["content"] = tokenizer().decode(ids)
-    tokens, log_probs = tokenizer().convert_ids_to_tokens(ids), [-0.5 - i / 100 for i in range(len(ids))]
+    tokens, log_probs = [tokenizer().decode([each]) for each in ids], [-0.5 - i / 100 for i in range(len(ids))]
     choice: Body = {
         "index": 0,
         "finish_reason": finish,
@@ -211,13 +211,15 @@ def _completion(body: Body, prompt_ids: list[int], reply: str | Body, limit: int
 def _log_prob(body: Body, token: int, text: str, log_prob: float) -> Body:
     """A token's entry as vLLM makes it (`OpenAIServingChat._create_chat_logprobs`); a grammar excludes the last one."""
 
-    def entry(token: int, text: str, log_prob: float) -> Body:
-        by_id = body.get("return_tokens_as_token_ids")
-        return {"token": f"token_id:{token}" if by_id else text, "logprob": log_prob, "bytes": [*text.encode()]}
+    by_id = body.get("return_tokens_as_token_ids")
 
-    count = body.get("top_logprobs") or 0
-    tops = [entry(token + i, "?", -9999.0 if i == 19 else log_prob - i) for i in range(count)]
-    return {**entry(token, text, log_prob), "top_logprobs": tops}
+    def top(token: int, log_prob: float) -> Body:
+        text = f"token_id:{token}" if by_id else tokenizer().decode([token])
+        return {"token": text, "logprob": log_prob, "bytes": [*text.encode()]}
+
+    tops = [top(token + i, -9999.0 if i == 19 else log_prob - i) for i in range(body.get("top_logprobs") or 0)]
+    shown = f"token_id:{token}" if by_id else text
+    return {"token": shown, "logprob": log_prob, "bytes": [*text.encode()], "top_logprobs": tops}
 
 
 class _WithTransport:

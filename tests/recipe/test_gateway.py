@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -49,6 +50,20 @@ ODD_BODIES = [
 ]
 
 
+def as_asked(answer: tuple[int, bytes]) -> tuple[int, Any]:
+    """An answer of agent-lightning's without what it asked for itself."""
+    status, content = answer
+    if status != 200 or not isinstance(found := json.loads(content), dict):
+        return answer
+    found.pop("prompt_token_ids", None)
+    for choice in found.get("choices") or []:
+        if isinstance(choice, dict):
+            choice |= {"logprobs": None} if "logprobs" in choice else {}
+            choice.pop("token_ids", None)
+            choice.pop("prompt_token_ids", None)
+    return status, found
+
+
 NO_TAGS = [{}, *({"empo2": tag} for tag in ({"rollout_mode": "memory", "scope": 3}, "memory", None, []))]
 
 
@@ -59,7 +74,7 @@ async def test_an_untagged_call_passes_byte_for_byte_and_is_not_remembered(
         rollout = await gateway.create_as(metadata)
         for content in ODD_BODIES:
             told, alone = await both(gateway, plain, rollout, content)
-            assert told == alone and told[0] == 200
+            assert as_asked(told) == as_asked(alone) and told[0] == 200 and b"token_ids" not in told[1]
             first, second = gateway.model.seen[-2:]
             assert (first.path, first.raw) == (second.path, second.raw)
         await gateway.finish(rollout)
@@ -109,13 +124,13 @@ async def test_odd_requests_and_answers_are_those_of_agent_lightning(
     for content in ODD_REQUESTS:
         rollout = await gateway.create("memory", "off-policy")
         told, alone = await both(gateway, plain, rollout, content)
-        assert told == alone, content
+        assert as_asked(told) == as_asked(alone), content
         await gateway.ended(rollout)  # its reflection is not to come between the next requests
     for odd in ODD_ANSWERS:
         gateway.model.answer = lambda body, odd=odd: odd
         rollout = await gateway.create("memory", "off-policy")
         told, alone = await both(gateway, plain, rollout, turns("hi")[0])
-        assert told == alone, odd
+        assert as_asked(told) == as_asked(alone), odd
         assert (await gateway.ended(rollout))["empo2/tips_written"] == 0
 
 

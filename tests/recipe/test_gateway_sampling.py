@@ -73,12 +73,14 @@ async def test_training_calls_of_plain_grpo_are_sampled_likewise(tmp_path: Path)
         assert (metrics["empo2/sampling_overridden"], metrics["empo2/constrained_calls"]) == (1, 1)
 
 
-async def test_the_likeliest_tokens_of_a_rollout_that_teaches(gateway: GatewayUnderTest):
+@pytest.mark.parametrize("tops", [0, 3])
+async def test_the_likeliest_tokens_of_a_rollout_that_teaches(gateway: GatewayUnderTest, tops: int):
     """They are recorded in the gateway's event alone: the agent and agent-lightning get what they would get without."""
+    wanted = {"logprobs": True, "return_token_ids": True, "top_logprobs": tops}
     answers, events, asked = [], [], []
     for teaches in (False, True):
         rollout = await gateway.create("memory", "off-policy", teaches=teaches)
-        answers.append((await gateway.call(rollout, {**ROOMS[0], "max_tokens": 8, "n": 1})).json())
+        answers.append((await gateway.call(rollout, {**ROOMS[0], "max_tokens": 8, "n": 1, **wanted})).json())
         (call,), (request,) = await gateway.calls(rollout), await gateway.events(rollout, "model_request")
         assert request["response"] == answers[-1]
         events.append(call)
@@ -86,6 +88,7 @@ async def test_the_likeliest_tokens_of_a_rollout_that_teaches(gateway: GatewayUn
     assert answers[0] == answers[1]
     assert asked[1] == asked[0] | {"top_logprobs": 20, "return_tokens_as_token_ids": True}
     (choice,) = answers[1]["choices"]
+    assert [len(entry["top_logprobs"]) for entry in choice["logprobs"]["content"]] == [tops] * len(choice["token_ids"])
     sampled = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     assert not {"top_tokens", "top_log_probs"} & events[0].keys()
     assert events[1]["top_tokens"] == [[token + i for i in range(19)] for token in choice["token_ids"]]
@@ -95,6 +98,29 @@ async def test_the_likeliest_tokens_of_a_rollout_that_teaches(gateway: GatewayUn
     assert (await gateway.call(rollout, {"prompt": "a dark room", "max_tokens": 8})).status_code == 200
     assert ["top_tokens" in call for call in await gateway.calls(rollout)] == [False]
     assert not gateway.model.requests("/v1/completions")[-1].body.keys() & sampling.TOPS.keys()
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+@pytest.mark.parametrize("mode", ["train", "val"])
+async def test_an_answer_holds_what_the_agent_asked_for_and_no_more(gateway: GatewayUnderTest, path: str, mode: str):
+    """The event of agent-lightning keeps all, since rows are made from it."""
+    plain = {"max_tokens": 8, **({"prompt": "a dark room"} if path == "completions" else ROOMS[0])}
+    for tag in ("memory", None):
+        rollout = await gateway.create(tag)
+        url = f"{gateway.address(rollout, mode)}/{path}"
+        for asked in ({}, {"logprobs": False}, {"logprobs": True}, {"return_token_ids": True}, {"stream": True}):
+            answer = await gateway.client.post(url, json={**plain, **asked})
+            answer.raise_for_status()
+            assert ("token_ids" in answer.text) == ("return_token_ids" in asked), asked
+            if "stream" not in asked:
+                assert bool(answer.json()["choices"][0]["logprobs"]) == bool(asked.get("logprobs")), asked
+            else:
+                assert '"logprob"' not in answer.text and "token_logprobs" not in answer.text
+        for event in await gateway.events(rollout, "model_request"):
+            (choice,) = event["response"]["choices"]
+            assert len(choice["token_ids"]) > 0
+            assert event["response"].get("prompt_token_ids") or choice["prompt_token_ids"]
+            assert choice["logprobs"] or mode == "val"
 
 
 def test_what_vllm_itself_makes_of_the_request():
@@ -111,9 +137,10 @@ def test_what_vllm_itself_makes_of_the_request():
         made = server._create_chat_logprobs([3, 77], [likely, rare], None, tops, by_id)
         return {"choices": [{"logprobs": made.model_dump()}]}
 
-    asked, plain = answer(sampling.TOPS["top_logprobs"], True), answer(0, None)
-    tokens, log_probs = sampling.take_tops(asked)
-    assert asked == plain
+    for wanted in (0, 5):
+        asked, plain = answer(sampling.TOPS["top_logprobs"], True), answer(wanted, None)
+        tokens, log_probs = sampling.take_tops(asked, wanted, lambda number: "x" if number == 77 else f"<{number}é>")
+        assert asked == plain
     assert tokens == [[3, *(token for token in range(1, 21) if token != 3)], [77, *range(1, 20)]]
     assert log_probs[0] == pytest.approx([-0.1 * token for token in tokens[0]]) and log_probs[1][0] == -9.12346
 

@@ -105,7 +105,9 @@ class ModelCall:
         episode.under_way.remove(self.asked)
         tops: tuple[list[list[int]], list[list[float]]] = ([], [])
         if self.teaches:
-            tops = sampling.take_tops(response)
+            asked = body.get("top_logprobs")
+            asked = asked if isinstance(asked, int) else 0
+            tops = sampling.take_tops(response, asked, self.services.tokenizer.decoded)
             upstream.replace_response(episode.rollout_id, episode.attempt_id, response)
         episode.context_full = False
         reply = reply_of(response)
@@ -232,8 +234,6 @@ async def prepare_call(services: Services, episode: Episode, body: Body) -> Mode
     teaches = tag.teaches and "messages" in body  # agent-lightning asks for no tops of completions
     if not tag.read_only:
         count_sampling(services, body)
-    if teaches and body.get("top_logprobs"):
-        _warn_once("top_logprobs of the agent are not answered in calls that are distilled")
     sent = _sent(chat, tokens, tag, teaches=teaches)
     tip_free = None
     if tag.off_policy and found.request is not None and found.request.carried:

@@ -4,8 +4,6 @@ Other traffic passes unchanged. The one exception are the training calls of plai
 are sampled like those of EMPO², so that the two can be compared.
 """
 
-import json
-
 from starlette.responses import Response
 
 from empo2.recipe.gateway.episodes.call import ModelCall, PlainCall, prepare_call, prepare_plain_call
@@ -46,7 +44,7 @@ class MemoryCalls:
             # Before the answer leaves: the agent may report its reward and be gone a moment later.
             call.answered(response)
             if call.teaches:
-                answer = Answer(json.dumps(response), media_type="application/json")
+                answer = Answer.of(response)
         else:
             call.refused(answer.status_code, response)
         return answer

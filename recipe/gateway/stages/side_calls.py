@@ -39,4 +39,4 @@ class SideCalls:
             return refusal(503, str(error), call=True)
         except httpx.HTTPError as error:
             return refusal(502, f"the model server does not answer: {type(error).__name__}", call=True)
-        return Answer(answer.content, answer.status_code, media_type="application/json")
+        return Answer(answer.content, answer.status_code)

@@ -7,7 +7,7 @@ tool) stay, and are counted.
 Names and defaults are those of vLLM 0.20 (`ChatCompletionRequest`, `CompletionRequest`, `SamplingParams`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from empo2.recipe.protocol import IMPOSSIBLE, TOP_TOKENS
@@ -58,10 +58,16 @@ def constraints(body: dict[str, Any]) -> list[str]:
     return found
 
 
-def take_tops(response: dict[str, Any]) -> tuple[list[list[int]], list[list[float]]]:
+def take_tops(
+    response: dict[str, Any], asked: int, decoded: Callable[[int], str]
+) -> tuple[list[list[int]], list[list[float]]]:
     """Take out of a chat's answer what `TOPS` asked for, in place, and return it.
 
     The agent gets the answer that it would have got without.
+
+    Args:
+        asked: the agent's own ``top_logprobs``; vLLM has the sampled token among them, first.
+        decoded: returns the text of a token.
 
     Returns:
         Of each token of the first choice the likeliest ones, as ids and as log-probs; empty without log-probs.
@@ -70,10 +76,11 @@ def take_tops(response: dict[str, Any]) -> tuple[list[list[int]], list[list[floa
     log_probs: list[list[float]] = []
     for choice in response.get("choices") or []:
         for token in (choice.get("logprobs") or {}).get("content") or []:
-            tops = [*_tops(token.get("top_logprobs") or [])][:TOP_TOKENS]
+            listed = token.get("top_logprobs") or []
+            tops = [*_tops(listed)][:TOP_TOKENS]
             if str(token.get("token")).startswith(_BY_ID):
                 token["token"] = bytes(token.get("bytes") or []).decode(errors="replace")
-            token["top_logprobs"] = []
+            token["top_logprobs"] = [_as_text(top, decoded) for top in listed[: max(asked, 0)]]
             if choice is response["choices"][0]:
                 ids.append([token_id for token_id, _ in tops])
                 log_probs.append([log_prob for _, log_prob in tops])
@@ -83,7 +90,19 @@ def take_tops(response: dict[str, Any]) -> tuple[list[list[int]], list[list[floa
 def _tops(listed: list[dict[str, Any]]) -> Iterator[tuple[int, float]]:
     """Yield id and log-prob of each entry; pass over those that have none, of a server that knows no `TOPS`."""
     for top in listed:
-        _, by_id, number = str(top.get("token")).partition(_BY_ID)
-        log_prob = top.get("logprob")
-        if by_id and number.isdecimal() and isinstance(log_prob, float | int) and log_prob > IMPOSSIBLE:
-            yield int(number), round(log_prob, 5)
+        token_id, log_prob = _id_of(top), top.get("logprob")
+        if token_id is not None and isinstance(log_prob, float | int) and log_prob > IMPOSSIBLE:
+            yield token_id, round(log_prob, 5)
+
+
+def _as_text(top: dict[str, Any], decoded: Callable[[int], str]) -> dict[str, Any]:
+    """Return an entry with the token's text in the place of its id."""
+    if (token_id := _id_of(top)) is None:
+        return top
+    text = decoded(token_id)
+    return {**top, "token": text, "bytes": [*text.encode()]}
+
+
+def _id_of(top: dict[str, Any]) -> int | None:
+    _, by_id, number = str(top.get("token")).partition(_BY_ID)
+    return int(number) if by_id and number.isdecimal() else None

@@ -15,6 +15,9 @@ class EstimatedTokenizer:
     def __init__(self) -> None:
         self.special_tokens: list[str] = []
 
+    def decoded(self, number: int) -> str:
+        return f"token_id:{number}"
+
     def count(self, text: str) -> int:
         return -(-len(text) // _CHARACTERS_PER_TOKEN)
 
@@ -42,6 +45,9 @@ class PolicyTokenizer:
         self.special_tokens = sorted(contents, key=len, reverse=True)
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self.count = lru_cache(maxsize=16_384)(self._count)  # the same tips are shown many times
+
+    def decoded(self, number: int) -> str:
+        return self._tokenizer.decode([number], skip_special_tokens=False)
 
     def text(self, ids: Iterable[int]) -> str:
         """Return the tokens as the vocabulary spells them, by which texts can be compared however they are cut."""
