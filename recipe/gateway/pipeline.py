@@ -58,7 +58,7 @@ def stages(
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         AgentLimits(settings.max_rollout * 2**20, services.metrics),  # what may an agent send, and how much?
         UntrainedCalls(services, others),  # is it the policy's to learn from?
-        Dialects(max_bytes, services.servers),  # streams, /responses and /messages become chat completions
+        Dialects(max_bytes, services),  # streams, /responses and /messages become chat completions
         CallLimits(settings, services.metrics),  # nothing that holds up the model servers
         AsAsked(),  # no token ids and log-probs that only the training asked for
         NormalForm(),  # the same turn reads the same, whoever sends it

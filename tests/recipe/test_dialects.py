@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from .harness import (
     is_reflection,
     recorded,
     running_gateway,
+    until,
     user,
 )
 from .model_server import MODEL, Body
@@ -615,6 +617,70 @@ async def test_an_error_of_the_model_server_that_is_a_text_reaches_the_agent_as_
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the engine has ended")
     (event,) = await gateway.events(rollout, "model_request")  # which names the fault where the rollout is shown
     assert event["http_status"] == 500 and event["response"]["error"]["message"] == "the engine has ended"
+
+
+@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+async def test_a_stream_is_kept_alive_while_the_model_generates(
+    gateway: GatewayUnderTest, path: str, failing: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("empo2.recipe.gateway.stages.dialect._KEEP_ALIVE_SECONDS", 0.1)
+    gateway.model.reply, gateway.model.delay = lambda body: "wait", lambda path, body: path != "/tokenize"
+    gateway.model.context = 3 if failing else 8192
+    rollout = await gateway.create("memory", "off-policy")
+    answer = await post(gateway, rollout, path, {**ASKED[path], "stream": True})
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+    signs = {
+        "messages": "event: ping\n",
+        "responses": "event: response.in_progress\n",
+        "chat/completions": ": the model",
+    }
+    assert answer.text.count(signs[path]) >= 3
+    events = events_of(answer.text)
+    if path == "responses":
+        assert [each["sequence_number"] for each in events] == list(range(len(events)))
+        assert events[0]["type"] == "response.created" and len({each["response"]["id"] for each in events[:3]}) == 1
+    told = [events[-1]["response"] if path == "responses" else each for each in events if "error" in str(each)]
+    if failing:
+        assert "maximum context length is 3 tokens" in told[-1]["error"]["message"]
+    ends = {"messages": "error" if failing else "message_stop", "chat/completions": None}
+    ends["responses"] = "response.failed" if failing else "response.completed"
+    assert events[-1].get("type") == ends[path]
+    address = gateway.address(rollout)
+    async with (
+        openai.AsyncOpenAI(base_url=address, api_key=AGENT_KEY, max_retries=0) as client,
+        anthropic.AsyncAnthropic(base_url=address, api_key=AGENT_KEY, max_retries=0) as other,
+    ):
+        texts: Any = {
+            "chat/completions": lambda: client.chat.completions.stream(model="any", messages=ONE),
+            "responses": lambda: client.responses.stream(model="any", input="hi"),
+            "messages": lambda: other.messages.stream(model="any", max_tokens=64, messages=ONE),
+        }
+        expected: Any = (openai.APIError, anthropic.APIError, RuntimeError) if failing else ()
+        with pytest.raises(expected) if failing else nullcontext():
+            async with texts[path]() as stream:
+                async for _ in stream:
+                    pass
+                final = await getattr(stream, FINAL[path])()
+            assert "wait" in str(final)
+
+
+FINAL = {
+    "chat/completions": "get_final_completion",
+    "responses": "get_final_response",
+    "messages": "get_final_message",
+}
+
+
+async def test_an_agent_that_leaves_a_stream_ends_the_call(gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("empo2.recipe.gateway.stages.dialect._KEEP_ALIVE_SECONDS", 0.1)
+    gateway.model.delay = lambda path, body: 60
+    rollout = await gateway.create("memory")
+    async with gateway.as_agent() as client:
+        url = f"{gateway.address(rollout)}/chat/completions"
+        async with client.stream("POST", url, json=ASKED["chat/completions"]) as answer:
+            assert (await anext(answer.aiter_text())).startswith(": ")
+    await until(lambda: gateway.model.requests()[-1].gone)
 
 
 async def test_every_name_is_that_of_the_served_model(gateway: GatewayUnderTest):

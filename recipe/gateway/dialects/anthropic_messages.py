@@ -19,6 +19,7 @@ from empo2.recipe.gateway.dialects.dialect import (
     tool_call,
     tool_result,
 )
+from empo2.recipe.gateway.dialects.errors import error_of
 from empo2.recipe.messages import Message, arguments_of
 
 # Fields of Anthropic's own that say nothing about the reply of a model that is not Anthropic's, or are translated. All
@@ -83,6 +84,12 @@ class AnthropicCall:
             chat = {name: self._whole[name] for name in _OF_THREAD if name in self._whole}
             self._threads[message["id"]] = {**chat, "messages": [*self._whole["messages"], said]}
         return event_stream(_events(message)) if self._stream else JSONResponse(message)
+
+    def waiting(self) -> str:
+        return _event("ping")
+
+    def failed(self, answer: Response) -> str:
+        return event(error_of(answer, anthropic=True), "error")
 
 
 def _with_thread(body: Body, threads: dict[str, Body]) -> Body:

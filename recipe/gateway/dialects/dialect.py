@@ -13,6 +13,8 @@ from empo2.recipe.gateway.request import Body
 
 log = structlog.get_logger()
 
+KEEP_ALIVE = ": the model generates\n\n"  # a comment, which clients skip
+
 
 def with_headers(told: Response, answer: Response) -> Response:
     """Return what an agent is told, with the headers of the answer that it was made from."""

@@ -1,7 +1,7 @@
 """OpenAI's ``/responses``: stateless, or continued by ``previous_response_id``; streamed or not."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,6 +18,7 @@ from empo2.recipe.gateway.dialects.dialect import (
     text_part,
     tool_result,
 )
+from empo2.recipe.gateway.dialects.errors import error_of
 from empo2.recipe.gateway.dialects.responses_tools import OfferedTools, call_of
 from empo2.recipe.messages import Message
 
@@ -77,8 +78,8 @@ class ResponsesCall:
         for name in _NEED_OPENAI:
             if body.get(name):
                 raise ValueError(f"{name}: needs OpenAI's own servers; leave it out")
-        self._request = body
-        self._stored = stored
+        self._request, self._stored = body, stored
+        self._id, self._created, self._events_sent = new_id("resp"), int(time.time()), 0
         previous = body.get("previous_response_id")
         if previous is not None and previous not in stored:
             raise ValueError(f"previous_response_id={previous!r}: no response of this rollout that was stored")
@@ -108,7 +109,48 @@ class ResponsesCall:
             self._stored[response["id"]] = [*self._items, *response["output"]]
             if len(self._stored) > _MOST_RESPONSES:
                 del self._stored[next(iter(self._stored))]
-        return event_stream(_events(response)) if self._request.get("stream") else JSONResponse(response)
+        if not self._request.get("stream"):
+            return JSONResponse(response)
+        begin = () if self._events_sent else self._begin(completion["model"])
+        return event_stream(self._numbered(chain(begin, _events(response))))
+
+    def waiting(self) -> str:
+        """Return the events that begin a response, then that it is in progress: some clients count events alone."""
+        begin = self._begin(str(self._request.get("model") or ""))
+        return "".join(self._numbered(begin[1:] if self._events_sent else begin))
+
+    def failed(self, answer: Response) -> str:
+        status, problem = answer.status_code, error_of(answer, anthropic=False)["error"]["message"]
+        code = "server_error" if status >= 500 else "rate_limit_exceeded" if status == 429 else "invalid_prompt"
+        failed = {**self._begun(self._request.get("model")), "status": "failed"}
+        failed["error"] = {"code": code, "message": problem}
+        return "".join(self._numbered([{"type": "response.failed", "response": failed}]))
+
+    def _numbered(self, events: Iterable[Body]) -> Iterator[str]:
+        for data in events:
+            yield event({**data, "sequence_number": self._events_sent}, data["type"])
+            self._events_sent += 1
+
+    def _begin(self, model: Any) -> list[Body]:
+        begun = self._begun(model)
+        return [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
+
+    def _begun(self, model: Any) -> Body:
+        """Return the response before there is anything in it."""
+        echoed = {name: self._request.get(name) for name in _ECHOED}
+        return {
+            **{name: _ECHOED[name] if value is None else value for name, value in echoed.items()},
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": model,
+            "output": [],
+            "usage": None,
+        }
 
     def _response(self, completion: Body) -> Body:
         choice = completion["choices"][0]
@@ -116,17 +158,10 @@ class ResponsesCall:
         status = "incomplete" if reason else "completed"
         usage = completion.get("usage") or {}
         prompt, reply = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-        echoed = {name: self._request.get(name) for name in _ECHOED}
         return {
-            **{name: _ECHOED[name] if value is None else value for name, value in echoed.items()},
-            "id": new_id("resp"),
-            "object": "response",
-            "created_at": int(time.time()),
+            **self._begun(completion["model"]),
             "status": status,
-            "background": False,
-            "error": None,
             "incomplete_details": {"reason": reason} if reason else None,
-            "model": completion["model"],
             "output": _output(choice["message"], status, self._tools),
             "usage": {
                 "input_tokens": prompt,
@@ -248,16 +283,10 @@ def _output(message: Message, status: str, tools: OfferedTools) -> list[Body]:
     return items + [tools.item_of(call, status) for call in calls]
 
 
-def _events(response: Body) -> Iterator[str]:
-    begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    kinds: list[Body] = [
-        {"type": "response.created", "response": begun},
-        {"type": "response.in_progress", "response": begun},
-        *(each for index, item in enumerate(response["output"]) for each in _item_events(index, item)),
-        {"type": f"response.{response['status']}", "response": response},
-    ]
-    for number, data in enumerate(kinds):
-        yield event({**data, "sequence_number": number}, data["type"])
+def _events(response: Body) -> Iterator[Body]:
+    for index, item in enumerate(response["output"]):
+        yield from _item_events(index, item)
+    yield {"type": f"response.{response['status']}", "response": response}
 
 
 def _item_events(index: int, item: Body) -> Iterator[Body]:

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 from starlette.responses import Response
 
-from empo2.recipe.gateway.dialects.dialect import Body, event, event_stream
+from empo2.recipe.gateway.dialects.dialect import KEEP_ALIVE, Body, event, event_stream
+from empo2.recipe.gateway.dialects.errors import error_of
 
+_DONE = "data: [DONE]\n\n"
 _SHARED = ("id", "created", "model", "system_fingerprint")
 _SPOKEN = ("reasoning", "reasoning_content", "refusal")  # parts of a message that are texts, beside its content
 
@@ -20,7 +22,13 @@ class StreamedCompletion:
         self._with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
 
     def answer(self, completion: Body) -> Response:
-        return event_stream([*map(event, self._chunks(completion)), "data: [DONE]\n\n"])
+        return event_stream([*map(event, self._chunks(completion)), _DONE])
+
+    def waiting(self) -> str:
+        return KEEP_ALIVE
+
+    def failed(self, answer: Response) -> str:
+        return event(error_of(answer, anthropic=False)) + _DONE
 
     def _chunks(self, completion: Body) -> Iterator[Body]:
         chat = self.path == "chat/completions"

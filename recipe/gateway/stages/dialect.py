@@ -1,7 +1,11 @@
 """Let an agent speak its dialect: behind this stage there are chat completions and completions only."""
 
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
 import httpx
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
@@ -9,9 +13,13 @@ from empo2.recipe.gateway.dialects.dialect import Body, with_headers
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
+from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.form import check_call
 from empo2.recipe.gateway.tokens.rendering import rendered
 
+Dialect = AnthropicCall | ResponsesCall | StreamedCompletion
+
+_KEEP_ALIVE_SECONDS = 15  # clients give up after 300 seconds without an event
 _COUNT = "messages/count_tokens"  # of Anthropic's
 
 
@@ -23,8 +31,8 @@ class Dialects:
             another one has its whole chat.
     """
 
-    def __init__(self, max_bytes: int, servers: upstream.ModelServers) -> None:
-        self._servers = servers
+    def __init__(self, max_bytes: int, services: Services) -> None:
+        self._services = services
         self._max_bytes = max_bytes
         self._held: dict[str, tuple[dict[str, list[Body]], dict[str, Body]]] = {}  # by rollout: responses, threads
 
@@ -46,6 +54,33 @@ class Dialects:
             return refusal(413, problem, call=True)
         if request.api == _COUNT:
             return await self._count(request.rollout_id, dialect.body)
+        answering = self._answer(dialect, translated, forward)
+        return await (self._kept_alive(dialect, answering) if request.body.get("stream") else answering)
+
+    async def _kept_alive(self, dialect: Dialect, answering: Coroutine[Any, Any, Response]) -> Response:
+        """Return the answer; where it takes long, a stream that says so until it is there."""
+        answer = asyncio.create_task(answering)
+        try:
+            if (await asyncio.wait([answer], timeout=_KEEP_ALIVE_SECONDS))[0]:
+                return answer.result()
+        except BaseException:
+            answer.cancel()
+            raise
+        self._services.traces.current().wait_for(answer)
+
+        async def stream() -> AsyncIterator[str | bytes | memoryview]:
+            try:
+                while not answer.done():
+                    yield dialect.waiting()
+                    await asyncio.wait([answer], timeout=_KEEP_ALIVE_SECONDS)
+                told = answer.result()
+                yield told.body if told.status_code == 200 else dialect.failed(told)
+            finally:
+                answer.cancel()
+
+        return StreamingResponse(stream(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+    async def _answer(self, dialect: Dialect, translated: Request, forward: Next) -> Response:
         answer = await forward(translated)
         if answer.status_code != 200:
             return answer
@@ -60,7 +95,7 @@ class Dialects:
         if upstream.rollout_of(rollout_id) is None:
             return refusal(404, f"Rollout not found: {rollout_id}", call=True)
         try:
-            return JSONResponse({"input_tokens": len(await rendered(self._servers, rollout_id, body))})
+            return JSONResponse({"input_tokens": len(await rendered(self._services.servers, rollout_id, body))})
         except upstream.NoServersError as error:
             return refusal(503, str(error), call=True)
         except httpx.HTTPStatusError as error:
@@ -70,7 +105,7 @@ class Dialects:
         except httpx.HTTPError as error:
             return refusal(502, f"the model server does not answer: {type(error).__name__}", call=True)
 
-    def _dialect(self, request: Request) -> AnthropicCall | ResponsesCall | StreamedCompletion:
+    def _dialect(self, request: Request) -> Dialect:
         match request.api:
             case "messages":
                 return AnthropicCall(request.body, self._held_of(request.rollout_id)[1])
