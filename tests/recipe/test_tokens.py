@@ -19,7 +19,7 @@ from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS
 from empo2.recipe.trainer.ray_environment import device
 from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware, take_traces
 
-from .harness import BLOCK, GatewayUnderTest, assistant, running_gateway, until, user
+from .harness import BLOCK, GatewayUnderTest, assistant, running_gateway, trained, until, user
 from .model_server import MODEL, Body, tokenizer
 from .otlp_receiver import OtlpReceiver
 
@@ -152,6 +152,35 @@ FORGETFUL = (
 )
 
 
+# As Qwen3's with enable_thinking=false: empty thoughts stand before the newest reply, and before no other.
+UNTHINKING = (
+    "{% set ns = namespace(asked=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.asked = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last and loop.index0 > ns.asked %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("first", ["go north", DRIFTED])
+@pytest.mark.parametrize("role", ["user", "tool"])
+async def test_a_model_that_is_not_to_think_has_one_row(gateway: GatewayUnderTest, first: str | Body, role: str):
+    gateway.model.template = UNTHINKING
+    empty = "<think>\n\n</think>\n\n"
+    begin = [*FIRST, *ids(empty)]
+    said = letters("go north") if isinstance(first, dict) else ids("go north")
+    chats = [[{**each, "role": role} if at > 1 and at % 2 else each for at, each in enumerate(chat)] for chat in CHATS]
+    second = [*begin, *said, END, *ids(turn("a hall", role) + empty)]
+    third = [*second, *ids("look"), END, *ids(turn("a lamp", role) + empty)]
+    rollout = await gateway.create("no-memory")
+    assert await play(gateway, [first, "look", "take the lamp"], chats, rollout) == [begin, second, third]
+    assert (await gateway.drain())["empo2/text_calls"] == 0
+    await gateway.finish(rollout, 1.0)
+    (row,), *_ = await trained(gateway, rollout)
+    assert row == [*third, *ids("take the lamp"), END]
+
+
 PICTURE = user([{"type": "text", "text": "see"}, {"type": "image_url", "text": "IMAGE"}])
 
 
@@ -263,6 +292,7 @@ async def test_real_vllm_reads_the_sampled_ids_and_parses_calls(
             for number in range(7):
                 choice = {"type": "function", "function": {"name": "act"}} if number < 3 else "none"
                 body = {"messages": messages, "tools": [act], "tool_choice": choice, "max_tokens": 64}
+                body |= {"return_token_ids": True, "logprobs": True}
                 answer = (await gateway.call(rollout, body)).raise_for_status().json()
                 reply, sampled = answer["choices"][0]["message"], answer["choices"][0]["token_ids"]
                 assert len(answer["choices"][0]["logprobs"]["content"]) == len(sampled) > 0

@@ -7,6 +7,7 @@ chat only grew, the server is therefore sent the last prompt, the sampled ids an
 """
 
 import asyncio
+import re
 from array import array
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ log = structlog.get_logger()
 
 # Understood by vLLM's chat completions with ``recipe/engine/prompt_ids.py``.
 FIELD = "prompt_token_ids"
+# As vocabularies spell them.
+_NO_THOUGHTS = re.compile(r"<think>(?:Ċ|Ġ|▁|<0x0A>|\s)*</think>(?:Ċ|<0x0A>|\s)*")
 
 
 @dataclass
@@ -141,24 +144,31 @@ def new_turn(tokenizer: PolicyTokenizer, reply: Reply, before: Ids, closed: Ids,
         before: the rendering of the chat that the reply answers, which ends where the reply begins.
         closed: of that chat with the reply, which ends after the reply's turn.
         whole: of the whole chat. As texts, each must begin with the one before it: else the template writes the
-            history anew, such as without thoughts, and that is what the model shall see.
+            history anew, such as without thoughts, and that is what the model shall see. Empty thoughts do not count:
+            where a model is not to think, templates write them before the newest reply alone.
 
     Raises:
         AsText: they do not, or how the template ends a turn cannot be told.
     """
-    end = next((place for place in reversed(range(len(closed))) if closed[place] in tokenizer.special_ids), None)
-    text = tokenizer.text
+    ends = [place for place, number in enumerate(closed) if number in tokenizer.special_ids]
+    in_whole = [place for place, number in enumerate(whole) if number in tokenizer.special_ids][: len(ends)]
+
+    def text(ids: Ids) -> str:
+        return _NO_THOUGHTS.sub("", tokenizer.text(ids))
+
+    if not ends or len(in_whole) < len(ends):
+        raise AsText("template")
+    end, end_in_whole = ends[-1], in_whole[-1]
     if (
-        end is None
-        or not text(closed[:end]).startswith(text(before))
+        not text(closed[:end]).startswith(text(before))
         or not text(whole).startswith(text(closed))
-        or whole[: end + 1] != closed[: end + 1]
+        or text(whole[: end_in_whole + 1]) != text(closed[: end + 1])
     ):
         raise AsText("template")
     if reply.ids[-1] == closed[end]:
-        return whole[end + 1 :]
+        return whole[end_in_whole + 1 :]
     if reply.cut:
-        return whole[end:]
+        return whole[end_in_whole:]
     raise AsText("template")  # the model ended its turn by another token than the template does
 
 
