@@ -20,6 +20,7 @@ from empo2.recipe.gateway.stages.errors import ErrorForms
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
 from empo2.recipe.gateway.stages.limits import AgentLimits, CallLimits
+from empo2.recipe.gateway.stages.grammars import Grammars
 from empo2.recipe.gateway.stages.memory import MemoryCalls
 from empo2.recipe.gateway.stages.normal_form import NormalForm
 from empo2.recipe.gateway.stages.rollout_ends import RolloutEnds
@@ -57,6 +58,7 @@ def stages(
         Traced(services),  # a span is opened
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         AgentLimits(settings.max_rollout * 2**20, services.metrics),  # what may an agent send, and how much?
+        Grammars(),  # none that ends the model server
         UntrainedCalls(services, others),  # is it the policy's to learn from?
         Dialects(max_bytes, services),  # streams, /responses and /messages become chat completions
         CallLimits(settings, services.metrics),  # nothing that holds up the model servers

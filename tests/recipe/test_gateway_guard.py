@@ -103,6 +103,44 @@ async def test_a_chat_that_is_too_large_holds_up_nobody(gateway: GatewayUnderTes
     assert (await gateway.call(rollout, content("x " * 1_000_000))).status_code == 400  # the model server's own answer
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"regex": "(?i)yes|no"}, False),
+        ({"regex": "[]|]"}, False),
+        ({"regex": "a{2,1}"}, False),
+        ({"regex": "yes|no"}, True),
+        ({"grammar": 'root ::= "a"\nroot ::= "b"'}, False),
+        ({"grammar": 'root ::= "a" | "b"'}, True),
+        ({"grammar": 'start: "a"'}, True),  # Lark's
+        ({"regex": 3}, True),  # vLLM's own 400
+        ({"choice": ["a", "b"]}, True),
+        ("yes", True),
+    ],
+)
+async def test_a_grammar_that_would_end_vllm_does_not_reach_it(gateway: GatewayUnderTest, given: Any, taken: bool):
+    """In vLLM 0.20.2 one that guidance takes and xgrammar does not, after a request that xgrammar answered."""
+    rollout = await gateway.create("memory")
+    for stream in (False, True):
+        answer = await gateway.call(rollout, {**ROOMS[0], "structured_outputs": given, "stream": stream})
+        assert answer.status_code == (200 if taken else 400), answer.text
+    assert len(gateway.model.requests()) == 2 * taken
+    if not taken:
+        (name,) = given
+        assert f"structured_outputs.{name}: xgrammar does not take it: " in answer.json()["error"]["message"]
+
+
+def test_which_grammars_end_vllm():
+    """What `Grammars` stands against: vLLM's check takes them with guidance, its engine gives them to xgrammar."""
+    from llguidance import LLMatcher, grammar_from
+    from xgrammar import Grammar
+
+    for pattern in ("(?i)yes|no", "[]|]"):
+        assert not LLMatcher.validate_grammar(grammar_from("regex", pattern))
+        with pytest.raises(RuntimeError):
+            Grammar.from_regex(pattern)
+
+
 OF_AGENTS = [
     ("POST", "/proxy/rollout/{}/attempt/0/mode/train/openai/v1/chat/completions", {"messages": ROOMS[0]["messages"]}),
     ("POST", "/api/rollouts/{}/attempt/0/events", {"event_type": "reward", "data": {"value": 1}}),
