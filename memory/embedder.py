@@ -11,6 +11,8 @@ import numpy as np
 
 from empo2.memory.cpu import fast_dtype
 
+_Pieces = Callable[[str], tuple[list[str], str]]  # a text's word pieces, and what stands for an unknown one
+
 PASS_TEXTS = 32  # per forward pass, as in the library; more are not faster on a CPU
 
 
@@ -64,9 +66,9 @@ class SentenceEmbedder:
                 torch.set_num_threads(1)
             if packaged := _packaged_files(self.name):
                 plain = PlainBert(packaged, device, getattr(torch, dtype))
-                self._encode, self.dimension = plain.encode, plain.dimension
+                self._encode, self.dimension, self._pieces = plain.encode, plain.dimension, plain.pieces
             else:
-                self._encode, self.dimension = _library_model(model, device, getattr(torch, dtype))
+                self._encode, self.dimension, self._pieces = _library_model(model, device, getattr(torch, dtype))
         except Exception as error:  # the libraries raise a dozen types
             raise EmbedderError(
                 f"embedder model {model!r} does not load on {device!r} as {dtype} ({error!r});"
@@ -87,20 +89,27 @@ class SentenceEmbedder:
         # Again after the model's own normalization, which in bfloat16 is off by 0.2 %.
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
+    def unknown(self, text: str) -> float:
+        """Return the share of a text's word pieces that the model does not know; 0 for an empty text."""
+        pieces, unknown = self._pieces(text)
+        return sum(piece == unknown for piece in pieces) / max(len(pieces), 1)
 
-def _library_model(model: str, device: str, dtype: Any) -> tuple[Callable[[list[str]], Any], int]:
-    """Load a model with sentence-transformers; return its way to encode texts, and its dimension."""
+
+def _library_model(model: str, device: str, dtype: Any) -> tuple[Callable[[list[str]], Any], int, _Pieces]:
+    """Load a model with sentence-transformers; return its way to encode texts, its dimension, and `_Pieces`."""
     from sentence_transformers import SentenceTransformer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    encode: Any = partial(
-        SentenceTransformer(model, device=device, model_kwargs={"dtype": dtype}).encode,
-        convert_to_tensor=True,
-        show_progress_bar=False,
-    )
+    library: Any = SentenceTransformer(model, device=device, model_kwargs={"dtype": dtype})
+    encode: Any = partial(library.encode, convert_to_tensor=True, show_progress_bar=False)
     # The first pass sets the tokenizer's padding and truncation. Later ones change nothing, so threads can share it.
-    return encode, encode("").shape[-1]
+    tokenizer = library.tokenizer
+
+    def pieces(text: str) -> tuple[list[str], str]:
+        return tokenizer.tokenize(text), str(tokenizer.unk_token)
+
+    return encode, encode("").shape[-1], pieces
 
 
 def embedder_name(model: str) -> str:

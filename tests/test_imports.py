@@ -32,7 +32,7 @@ FLOORS = (
 
 # The same within the gateway: what calls and episodes need stands below the stages of a request.
 GATEWAY_FLOORS = (
-    {"connections", "logs", "request", "trace_names", "upstream"},
+    {"connections", "logs", "request", "told_apart", "trace_names", "upstream"},
     {"dialects", "gate", "memory", "metrics", "normal_form", "tips", "traces"},
     {"tokens"},
     {"otel_traces", "services"},

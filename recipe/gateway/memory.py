@@ -17,6 +17,7 @@ from empo2.memory import (
 )
 from empo2.recipe import baselines
 from empo2.recipe.config import Settings
+from empo2.recipe.gateway.told_apart import Watched
 
 
 def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None) -> MemoryService:
@@ -35,7 +36,7 @@ def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None
         file, embedder = Path(":memory:"), _NoEmbedder()
     return MemoryService(
         file,
-        embedder or SentenceEmbedder(memory.embedder, device=memory.embedder_device),
+        Watched(embedder or SentenceEmbedder(memory.embedder, device=memory.embedder_device)),
         retrieval_policy(settings),
         capacity=memory.capacity,
         novelty_similarity=settings.algorithm.novelty_similarity,

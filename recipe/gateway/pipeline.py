@@ -19,8 +19,8 @@ from empo2.recipe.gateway.stages.direct_calls import DirectCalls
 from empo2.recipe.gateway.stages.errors import ErrorForms
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
-from empo2.recipe.gateway.stages.limits import AgentLimits, CallLimits
 from empo2.recipe.gateway.stages.grammars import Grammars
+from empo2.recipe.gateway.stages.limits import AgentLimits, CallLimits
 from empo2.recipe.gateway.stages.memory import MemoryCalls
 from empo2.recipe.gateway.stages.normal_form import NormalForm
 from empo2.recipe.gateway.stages.rollout_ends import RolloutEnds

@@ -1,0 +1,56 @@
+"""Warn where an embedder cannot tell states apart, such as one that reads English for a text in another language."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import structlog
+
+from empo2.memory import Embedder, SentenceEmbedder
+
+log = structlog.get_logger()
+
+_EQUAL = 0.9999  # cosine; equal word pieces have 1 but for the rounding of bfloat16
+_RECENT = 256  # texts that a new one is compared with
+_SHOWN = 80  # characters of a text
+_FIX = "novelty and retrieval take such states for one: choose another memory.embedder (docs/states.md)"
+
+
+class Watched:
+    """An embedder that warns, once, when it knows few of a text's word pieces, or gives unequal texts one key.
+
+    Texts count as equal that differ in case and spaces alone.
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.name, self.dimension = embedder.name, embedder.dimension
+        self._embedder = embedder
+        self._recent: deque[tuple[str, np.ndarray]] | None = deque(maxlen=_RECENT)  # None once it has warned
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """As `Embedder.embed`; several threads may call it."""
+        keys = self._embedder.embed(texts)
+        for text, key in zip(texts, keys, strict=True):
+            if (recent := self._recent) is None:
+                break
+            if problem := self._problem(text, key, list(recent)):
+                self._recent = None
+                log.warning(f"memory.embedder={self.name} {problem}: {_FIX}")
+            else:
+                recent.append((text, key))
+        return keys
+
+    def _problem(self, text: str, key: np.ndarray, recent: Sequence[tuple[str, np.ndarray]]) -> str:
+        if isinstance(self._embedder, SentenceEmbedder) and self._embedder.unknown(text) > 0.5:
+            return f"does not know most of the word pieces of {text[:_SHOWN]!r}"
+        if not recent:
+            return ""
+        others = np.stack([each for _, each in recent])
+        for place in np.flatnonzero(others @ key > _EQUAL):
+            if _words(other := recent[place][0]) != _words(text):
+                return f"cannot tell {other[:_SHOWN]!r} from {text[:_SHOWN]!r}"
+        return ""
+
+
+def _words(text: str) -> list[str]:
+    return text.casefold().split()
