@@ -66,9 +66,11 @@ class SentenceEmbedder:
                 torch.set_num_threads(1)
             if packaged := _packaged_files(self.name):
                 plain = PlainBert(packaged, device, getattr(torch, dtype))
-                self._encode, self.dimension, self._pieces = plain.encode, plain.dimension, plain.pieces
+                self._encode, self.dimension = plain.encode, plain.dimension
+                self._tokenizer, self._unknown = plain.tokenizer, "[UNK]"
             else:
-                self._encode, self.dimension, self._pieces = _library_model(model, device, getattr(torch, dtype))
+                library = _library_model(model, device, getattr(torch, dtype))
+                self._encode, self.dimension, self._tokenizer, self._unknown = library
         except Exception as error:  # the libraries raise a dozen types
             raise EmbedderError(
                 f"embedder model {model!r} does not load on {device!r} as {dtype} ({error!r});"
@@ -79,8 +81,7 @@ class SentenceEmbedder:
         """Return float32 [len(texts), dimension], each row of L2 norm 1; errors of the model are passed on."""
         import torch
 
-        # The tokenizer refuses lone surrogates, and one of them would fail the whole batch.
-        clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        clean = list(map(_clean, texts))
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         by_length = sorted(range(len(texts)), key=lambda row: len(clean[row]))  # a pass is padded to its longest text
         with torch.inference_mode():
@@ -91,12 +92,23 @@ class SentenceEmbedder:
 
     def unknown(self, text: str) -> float:
         """Return the share of a text's word pieces that the model does not know; 0 for an empty text."""
-        pieces, unknown = self._pieces(text)
-        return sum(piece == unknown for piece in pieces) / max(len(pieces), 1)
+        if self._tokenizer is None:
+            return 0.0
+        read = self._tokenizer.encode(_clean(text), add_special_tokens=False)
+        return read.tokens.count(self._unknown) / max(sum(read.attention_mask), 1)  # without padding
 
 
-def _library_model(model: str, device: str, dtype: Any) -> tuple[Callable[[list[str]], Any], int, _Pieces]:
-    """Load a model with sentence-transformers; return its way to encode texts, its dimension, and `_Pieces`."""
+def _clean(text: str) -> str:
+    """Return a text without lone surrogates: a tokenizer refuses them, and one would fail a whole batch."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _library_model(model: str, device: str, dtype: Any) -> tuple[Callable[[list[str]], Any], int, Any, str]:
+    """Load a model with sentence-transformers.
+
+    Returns:
+        Its way to encode texts, its dimension, its tokenizer as tokenizers has it or None, its unknown word piece.
+    """
     from sentence_transformers import SentenceTransformer
     from transformers.utils.logging import disable_progress_bar
 
@@ -104,12 +116,9 @@ def _library_model(model: str, device: str, dtype: Any) -> tuple[Callable[[list[
     library: Any = SentenceTransformer(model, device=device, model_kwargs={"dtype": dtype})
     encode: Any = partial(library.encode, convert_to_tensor=True, show_progress_bar=False)
     # The first pass sets the tokenizer's padding and truncation. Later ones change nothing, so threads can share it.
-    tokenizer = library.tokenizer
-
-    def pieces(text: str) -> tuple[list[str], str]:
-        return tokenizer.tokenize(text), str(tokenizer.unk_token)
-
-    return encode, encode("").shape[-1], pieces
+    # The wrapped one: calls of transformers' own set them anew.
+    tokenizer = getattr(library.tokenizer, "backend_tokenizer", None)
+    return encode, encode("").shape[-1], tokenizer, str(library.tokenizer.unk_token)
 
 
 def embedder_name(model: str) -> str:

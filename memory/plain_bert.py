@@ -27,9 +27,9 @@ class PlainBert:
         self._weights = {
             name: weight.to(device, dtype) for name, weight in weights.items() if weight.is_floating_point()
         }
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._tokenizer.enable_truncation(length)
-        self._tokenizer.enable_padding(pad_id=config["pad_token_id"])
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.enable_truncation(length)
+        self.tokenizer.enable_padding(pad_id=config["pad_token_id"])
 
     def pieces(self, text: str) -> tuple[list[str], str]:
         """Return the word pieces of a text as it is read, and the one that stands for what the model does not know."""
@@ -38,7 +38,7 @@ class PlainBert:
 
     def encode(self, texts: list[str]) -> torch.Tensor:
         """Return [len(texts), dimension], each row of L2 norm 1."""
-        encoded = self._tokenizer.encode_batch(texts)
+        encoded = self.tokenizer.encode_batch(texts)
         ids = torch.tensor([each.ids for each in encoded], device=self._device)
         mask = torch.tensor([each.attention_mask for each in encoded], device=self._device).bool()
         words, positions, kinds = (

@@ -61,8 +61,8 @@ def stages(
         Grammars(),  # none that ends the model server
         UntrainedCalls(services, others),  # is it the policy's to learn from?
         Dialects(max_bytes, services),  # streams, /responses and /messages become chat completions
-        AsAsked(),  # no token ids and log-probs that only the training asked for
         CallLimits(settings, services.metrics),  # nothing that holds up the model servers
+        AsAsked(),  # no token ids and log-probs that only the training asked for
         NormalForm(),  # the same turn reads the same, whoever sends it
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
         SideCalls(services, chosen=bool(services.settings.gateway.trained_calls) or serving is not None),  # titles

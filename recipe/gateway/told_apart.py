@@ -12,7 +12,6 @@ log = structlog.get_logger()
 
 _EQUAL = 0.9999  # cosine; equal word pieces have 1 but for the rounding of bfloat16
 _RECENT = 256  # texts that a new one is compared with
-_SHOWN = 80  # characters of a text
 _FIX = "novelty and retrieval take such states for one: choose another memory.embedder (docs/states.md)"
 
 
@@ -42,13 +41,13 @@ class Watched:
 
     def _problem(self, text: str, key: np.ndarray, recent: Sequence[tuple[str, np.ndarray]]) -> str:
         if isinstance(self._embedder, SentenceEmbedder) and self._embedder.unknown(text) > 0.5:
-            return f"does not know most of the word pieces of {text[:_SHOWN]!r}"
+            return "does not know most of the word pieces of a state"
         if not recent:
             return ""
         others = np.stack([each for _, each in recent])
         for place in np.flatnonzero(others @ key > _EQUAL):
-            if _words(other := recent[place][0]) != _words(text):
-                return f"cannot tell {other[:_SHOWN]!r} from {text[:_SHOWN]!r}"
+            if _words(recent[place][0]) != _words(text):
+                return "gives unequal states one key"
         return ""
 
 

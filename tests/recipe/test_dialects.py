@@ -513,7 +513,7 @@ async def test_a_chat_that_grows_behind_its_id_has_the_limit_of_all_chats(tmp_pa
         assert "gateway.max_request=0.01" in answers[-1].json()["error"]["message"]
 
 
-ONE = [user("x")]
+ONE: list[Any] = [user("x")]
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
 CHOSEN = {"type": "tool", "name": "web_search"}

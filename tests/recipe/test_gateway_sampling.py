@@ -174,7 +174,7 @@ async def test_an_agent_gets_its_answer_whatever_the_answer_lacks(
         **({"prompt_token_ids": [1, 2]} if ids else {}),
     }
     rollout = await gateway.create("no-memory", teaches=True)
-    answer = await gateway.call(rollout, ROOMS[0])
+    answer = await gateway.call(rollout, {**ROOMS[0], "logprobs": True})
     assert answer.status_code == 200, answer.text
     (given,) = answer.json()["choices"]
     assert given["message"]["content"] == "x"

@@ -105,7 +105,9 @@ class ModelCall:
         episode.under_way.remove(self.asked)
         tops: tuple[list[list[int]], list[list[float]]] = ([], [])
         if self.teaches:
-            tops = sampling.take_tops(response, body.get("top_logprobs") or 0, self.services.tokenizer.decoded)
+            asked = body.get("top_logprobs")
+            asked = asked if isinstance(asked, int) else 0
+            tops = sampling.take_tops(response, asked, self.services.tokenizer.decoded)
             upstream.replace_response(episode.rollout_id, episode.attempt_id, response)
         episode.context_full = False
         reply = reply_of(response)

@@ -7,7 +7,7 @@ tool) stay, and are counted.
 Names and defaults are those of vLLM 0.20 (`ChatCompletionRequest`, `CompletionRequest`, `SamplingParams`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from empo2.recipe.protocol import IMPOSSIBLE, TOP_TOKENS
@@ -76,23 +76,33 @@ def take_tops(
     log_probs: list[list[float]] = []
     for choice in response.get("choices") or []:
         for token in (choice.get("logprobs") or {}).get("content") or []:
-            listed = [(top, known) for top in token.get("top_logprobs") or [] if (known := _known(top)) is not None]
-            if choice is response["choices"][0]:
-                tops = [(known, round(top["logprob"], 5)) for top, known in listed if top["logprob"] > IMPOSSIBLE]
-                ids.append([token_id for token_id, _ in tops[:TOP_TOKENS]])
-                log_probs.append([log_prob for _, log_prob in tops[:TOP_TOKENS]])
+            listed = token.get("top_logprobs") or []
+            tops = [*_tops(listed)][:TOP_TOKENS]
             if str(token.get("token")).startswith(_BY_ID):
                 token["token"] = bytes(token.get("bytes") or []).decode(errors="replace")
-            token["top_logprobs"] = [_with_text(top, decoded(known)) for top, known in listed[:asked]]
+            token["top_logprobs"] = [_as_text(top, decoded) for top in listed[: max(asked, 0)]]
+            if choice is response["choices"][0]:
+                ids.append([token_id for token_id, _ in tops])
+                log_probs.append([log_prob for _, log_prob in tops])
     return ids, log_probs
 
 
-def _known(entry: dict[str, Any]) -> int | None:
-    """Return the id of an entry; None if it has none, or no log-prob, of a server that knows no `TOPS`."""
-    _, by_id, number = str(entry.get("token")).partition(_BY_ID)
-    known = by_id and number.isdecimal() and isinstance(entry.get("logprob"), float | int)
-    return int(number) if known else None
+def _tops(listed: list[dict[str, Any]]) -> Iterator[tuple[int, float]]:
+    """Yield id and log-prob of each entry; pass over those that have none, of a server that knows no `TOPS`."""
+    for top in listed:
+        token_id, log_prob = _id_of(top), top.get("logprob")
+        if token_id is not None and isinstance(log_prob, float | int) and log_prob > IMPOSSIBLE:
+            yield token_id, round(log_prob, 5)
 
 
-def _with_text(entry: dict[str, Any], text: str) -> dict[str, Any]:
-    return {**entry, "token": text, "bytes": [*text.encode()]}
+def _as_text(top: dict[str, Any], decoded: Callable[[int], str]) -> dict[str, Any]:
+    """Return an entry with the token's text in the place of its id."""
+    if (token_id := _id_of(top)) is None:
+        return top
+    text = decoded(token_id)
+    return {**top, "token": text, "bytes": [*text.encode()]}
+
+
+def _id_of(top: dict[str, Any]) -> int | None:
+    _, by_id, number = str(top.get("token")).partition(_BY_ID)
+    return int(number) if by_id and number.isdecimal() else None
