@@ -11,8 +11,6 @@ import numpy as np
 
 from empo2.memory.cpu import fast_dtype
 
-_Pieces = Callable[[str], tuple[list[str], str]]  # a text's word pieces, and what stands for an unknown one
-
 PASS_TEXTS = 32  # per forward pass, as in the library; more are not faster on a CPU
 
 

@@ -31,11 +31,6 @@ class PlainBert:
         self.tokenizer.enable_truncation(length)
         self.tokenizer.enable_padding(pad_id=config["pad_token_id"])
 
-    def pieces(self, text: str) -> tuple[list[str], str]:
-        """Return the word pieces of a text as it is read, and the one that stands for what the model does not know."""
-        read = self._tokenizer.encode(text, add_special_tokens=False)
-        return [piece for piece, kept in zip(read.tokens, read.attention_mask, strict=True) if kept], "[UNK]"
-
     def encode(self, texts: list[str]) -> torch.Tensor:
         """Return [len(texts), dimension], each row of L2 norm 1."""
         encoded = self.tokenizer.encode_batch(texts)

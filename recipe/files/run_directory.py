@@ -144,6 +144,8 @@ def _continue(settings: Settings, directory: Path) -> Path | None:
     """Set aside everything after the last checkpoint, and return that checkpoint; None if the run must start over."""
     _lock(directory)
     checkpoint, step = _step_to_continue(settings, directory)
+    if checkpoint and (damage := damage_of(checkpoint)):  # which reads all of it, and is not for `empo2 check`
+        raise ConfigError(f"run.resume='auto': {damage}; {_without(checkpoint)}")
     _set_aside(directory, step, settings.run.validate_first)
     return checkpoint
 
@@ -164,8 +166,6 @@ def _step_to_continue(settings: Settings, directory: Path) -> tuple[Path | None,
     step = step_of(checkpoint) if checkpoint else 0
     if step >= settings.run.steps:
         raise ConfigError(f"run.steps={settings.run.steps}: the run {name!r} has done {step} already; give more")
-    if checkpoint and (damage := damage_of(checkpoint)):
-        raise ConfigError(f"run.resume='auto': {damage}; {_without(checkpoint)}")
     return checkpoint, step
 
 

@@ -116,7 +116,7 @@ def check_options(settings: Settings, config: DictConfig, *strategies: str) -> N
         if OmegaConf.select(config, key) and attention == "sdpa":
             refuse(key, "sdpa gets a dense mask, and no flash kernel; set it to False, and give hardware.micro_batch")
     needed = (
-        (f"{actor}.shuffle", False, "mini-batches would no longer be those that updates.py plans"),
+        (f"{actor}.shuffle", False, "mini-batches are those that updates.py plans"),
         (f"{rollout}.logprobs_mode", "processed_logprobs", "old and teacher's log-probs must be at model.temperature"),
         ("agentlightning.max_ppo_update_times", None, "it drops rows; set algorithm.updates_per_step"),
         ("agentlightning.trace_aggregator.level", "trajectory", "EMPO² makes the rows"),

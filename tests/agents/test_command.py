@@ -66,7 +66,7 @@ def test_a_script_in_an_environment_without_packages_that_posts_its_reward_itsel
     bare = "import importlib.util\nassert importlib.util.find_spec('httpx') is None\n"
     itself = "post(os.environ['AGL_EVENT_URL'], {'event_type': 'reward', 'data': {'value': 3}})"
     trace = play(bare + SAY + itself, PYTHON=str(tmp_path / "other/bin/python"))
-    rewards = [data["value"] for kind, data in trace.events if kind == "reward"]
+    rewards = [event["data"]["value"] for event in trace.events if event["event_type"] == "reward"]
     assert (trace.exit_code, rewards) == (0, [3]), trace.output
     (call,) = trace.calls
     assert (call.status, call.body["messages"][0]["content"]) == (200, "wie hoch, 数?")
