@@ -198,7 +198,7 @@ def test_panels_are_made_of_the_official_games(tmp_path: Path, monkeypatch: pyte
         assert json.loads((FOLDER / f"{name}.json").read_text())["common"]["games"] == "alfworld.zip"
 
 
-# The searcher of bench/alfworld_search.py
+# The searcher of experiments/alfworld_search.py
 
 
 def test_the_searcher_wins_all_of_the_projects_own_games_and_is_no_slower_with_true_notes():

@@ -1,8 +1,8 @@
 """A toy that ranks forms of EMPO² before hours are spent on real runs: hundreds of seeds an arm, in minutes.
 
-    .venv/bin/python bench/simulation.py                             # every suite, in both worlds; some hours
-    .venv/bin/python bench/simulation.py --suite forms --world deep  # minutes
-    .venv/bin/python bench/simulation.py --arm "grpo*" --seeds 50 --output build/simulation.jsonl
+    .venv/bin/python experiments/simulation.py                             # every suite, in both worlds; some hours
+    .venv/bin/python experiments/simulation.py --suite forms --world deep  # minutes
+    .venv/bin/python experiments/simulation.py --arm "grpo*" --seeds 50 --output build/simulation.jsonl
 
 A house is a way of junctions with three doors each, one right, no move to spare; a wrong door costs two moves. After an
 episode the memory holds what a true note tells: after a success the way; after a failure the way to the last wrong

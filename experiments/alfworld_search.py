@@ -1,6 +1,6 @@
 """Play ALFWorld's evaluation games with a scripted searcher: what notes are worth at 20, 30 and 50 steps.
 
-    .venv/bin/python bench/alfworld_search.py alfworld.zip
+    .venv/bin/python experiments/alfworld_search.py alfworld.zip
 
 It knows what the task asks for, and looks into one place after the other, in an order drawn anew in each episode. With
 true notes it goes first to where the things that it needs lie.
