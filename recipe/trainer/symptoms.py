@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 STEPS = 20  # that are looked at together
-_RISE, _GAP, _MASKED = (
-    1.25,
-    0.1,
-    0.01,
-)  # of the second half to the first; nats and share of tokens, below which is noise
+_RISE = 1.25  # of the second half to the first
+_GAP, _MASKED = 0.1, 0.01  # nats, and share of tokens, below which is noise
 _IDLE, _AHEAD = 2 / 3, 0.2  # share of groups; of success with tips over that without
 _PARTS = 3  # of a half: so many steps must have off-policy rows
 
@@ -41,7 +38,9 @@ class Symptoms:
 def drifts(steps: Sequence[Metrics]) -> str:
     """Return one line if the gap of off-policy rows and their masked share rise together; "" otherwise."""
     halves = [steps[: len(steps) // 2], steps[len(steps) // 2 :]]
-    rows = [[step for step in half if "empo2/off_policy/old_kl" in step] for half in halves]
+    # Distilled rows have no mask, and are what is advised.
+    needed = {"empo2/off_policy/old_kl", "empo2/off_policy/masked"}
+    rows = [[step for step in half if needed <= step.keys()] for half in halves]
     if min(map(len, rows)) < _PARTS:
         return ""
     gap, masked = (

@@ -47,6 +47,8 @@ def test_both_must_rise() -> None:
     without = {key: value for key, value in step().items() if "off_policy" not in key}
     assert not drifts(first + [without] * 8 + then[:2])  # two steps with off-policy rows tell nothing
     assert drifts(first + [without] * 7 + then[:3])
+    distilled = {key: value for key, value in step(0.9).items() if "masked" not in key}  # such rows have no mask
+    assert not drifts([distilled] * STEPS)
 
 
 def test_groups_without_gradient_matter_where_tips_decide() -> None:
