@@ -415,7 +415,10 @@ class Trainer:
         self._optimizer.zero_grad()
         (loss * self._seeds).backward()  # a weight of the plan is a share of all seeds' rollouts
         self._optimizer.step()
-        self._sums.append({name: metrics[f"{name}/off_policy"].aggregate() for name in ("tokens", "old_kl", "masked")})
+        sums = {name: metrics.get(f"{name}/off_policy") for name in ("tokens", "old_kl", "masked")}
+        self._sums.append(
+            {name: each.aggregate() if each else 0.0 for name, each in sums.items()}
+        )  # distilled: no mask
 
     def outcome(self, curve: np.ndarray, episodes: np.ndarray) -> Outcome:
         """Return what came of it; curve: `alone` after each step, [steps, seeds], with the episodes played by then."""

@@ -57,8 +57,16 @@ def of_worlds() -> list[Task]:
 
 
 def of_frameworks() -> list[Task]:
-    """ScienceWorld, played in each framework."""
-    return [_episode("scienceworld", name, agent, _scienceworld()) for name, agent in FRAMEWORKS.items()]
+    """ScienceWorld, played in each framework, and with free text."""
+    played = [_episode("scienceworld", name, agent, _scienceworld()) for name, agent in FRAMEWORKS.items()]
+    return [*played, _episode("scienceworld", "free text", OPENAI, _scienceworld(actions="free-text"))]
+
+
+def with_tips() -> Task:
+    """A house in the scope of `of_worlds`, whose tips it finds."""
+    (house,), _ = houses.coin_collector("easy", train_houses=1, unseen_houses=1, **FORM)
+    agent = "empo2.agents.houses.agent:CoinCollectorAgent"
+    return _episode("coin", "openai with tips", agent, houses.CoinCollectorEpisode(**house))
 
 
 def of_published(agent: Published) -> Task:
@@ -72,7 +80,7 @@ def for_validation(steps: int) -> Task:
     return _episode("scienceworld", "openai", OPENAI, _scienceworld(max_steps=steps))
 
 
-def _scienceworld(**changes: int) -> scienceworld.Episode:
+def _scienceworld(**changes: Any) -> scienceworld.Episode:
     (row,), _ = scienceworld.load("find-animal", train_variations=1, test_variations=1, **{**FORM, **changes})
     return scienceworld.Episode(**row)
 

@@ -23,12 +23,12 @@ from .needs import need
 from .processes import marked, marking
 from .recipe.published_agents import trained_agents
 from .stack import CLI, base_weights, empo2, environment, metrics_of, weights_of
-from .stack_tasks import for_validation, of_frameworks, of_published, of_worlds
+from .stack_tasks import for_validation, of_frameworks, of_published, of_worlds, with_tips
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(3600)]
 
 STEPS = 3
-TASKS_PER_STEP, ROLLOUTS_PER_TASK = 5, 2
+TASKS_PER_STEP, ROLLOUTS_PER_TASK = 6, 2
 ROLLOUTS = TASKS_PER_STEP * ROLLOUTS_PER_TASK
 SEED = 36
 VALIDATION_STEPS = 6
@@ -45,7 +45,7 @@ REPLY_TOKENS = 48  # published agents set no max_tokens, and the small model may
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps of agents of every kind, of which the second was begun twice: the trainer was killed in its middle.
 
-    There are fifteen tasks, one for each kind of agent, and five in a step: each kind is trained once.
+    There are eighteen tasks, one for each kind of agent, and six in a step: each kind is trained once.
     """
     need("pydantic-ai-slim", "autogen-agentchat", "langgraph", "openai-agents", "smolagents")
     directory = tmp_path_factory.mktemp("train")
@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         agent.need()
         agent.put_into(directory)
     # A step each. The quiz of the first one, which shows no tips, leaves tips for the published agents.
-    tasks = [*of_worlds(), *of_frameworks(), *map(of_published, trained_agents())]
+    tasks = [*of_worlds(), *of_frameworks(), *map(of_published, trained_agents()), with_tips()]
     assert len(tasks) == STEPS * TASKS_PER_STEP
     for name, rows in (("tasks", tasks), ("validation", [for_validation(VALIDATION_STEPS)])):
         (directory / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -50,6 +50,7 @@ def stages(
     """
     settings = services.settings.gateway
     max_bytes = int(settings.max_request * 2**20)
+    limits = CallLimits(settings, services.metrics)
     chats = DirectChats(serving.tag) if serving and serving.tag else None
     return [
         *([DirectCalls()] if serving else []),  # /v1/... belongs to the one rollout of agents that have none
@@ -59,9 +60,9 @@ def stages(
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         AgentLimits(settings.max_rollout * 2**20, services.metrics),  # what may an agent send, and how much?
         Grammars(),  # none that ends the model server
-        UntrainedCalls(services, others),  # is it the policy's to learn from?
+        UntrainedCalls(services, others, limits),  # is it the policy's to learn from?
         Dialects(max_bytes, services),  # streams, /responses and /messages become chat completions
-        CallLimits(settings, services.metrics),  # nothing that holds up the model servers
+        limits,  # nothing that holds up the model servers
         AsAsked(),  # no token ids and log-probs that only the training asked for
         NormalForm(),  # the same turn reads the same, whoever sends it
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking

@@ -70,7 +70,7 @@ def training_metrics(results: StepResults, success_return: float) -> dict[str, f
         "empo2/rollouts_dropped": len(results.dropped),
     }
     for name, memory in (("memory_success_rate", True), ("success_rate_without_memory", False)):
-        if half := [result.return_ >= success_return for result in kept if result.mode.memory == memory]:
+        if half := [is_success(result.return_, success_return) for result in kept if result.mode.memory == memory]:
             metrics[f"training/{name}"] = np.mean(half)
     left_out = ("turns_dropped", "side_calls_dropped", "repeated_calls", "image_calls", "overlong_rows")
     metrics |= {f"empo2/{name}": results.left_out[name] for name in left_out}

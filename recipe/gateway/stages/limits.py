@@ -20,7 +20,7 @@ _TEXTS = ("messages", "prompt", "tools", "documents")
 _OF_THE_OPERATOR = ("chat_template", "prompt_embeds", "mm_processor_kwargs")
 # Ids beyond the model's own change what other requests sample (CVE-2026-93840, CVE-2026-93989); `neutral` removes them
 # from training calls.
-_UNCHECKED = ("allowed_token_ids", "bad_words")
+UNCHECKED = ("allowed_token_ids", "bad_words")
 
 
 class AgentLimits:
@@ -77,12 +77,13 @@ class CallLimits:
         self._metrics = metrics
 
     async def __call__(self, request: Request, forward: Next) -> Response:
-        if request.is_completion and (problem := self._problem(request.body, request.mode)):
+        if request.is_completion and (problem := self.problem(request.body, request.mode)):
             self._metrics.counts["refused/parameters"] += 1
             return refusal(400, problem, call=True)
         return await forward(request)
 
-    def _problem(self, body: dict[str, Any], mode: str) -> str:
+    def problem(self, body: dict[str, Any], mode: str) -> str:
+        """Return why a request is refused; "" if it is not."""
         most = self._settings.max_choices
         prompts = body["prompt"] if isinstance(body.get("prompt"), list) else []
         batch = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
@@ -99,7 +100,7 @@ class CallLimits:
         for name in (*body, *(kwargs if isinstance(kwargs, dict) else ())):
             if name in _OF_THE_OPERATOR:
                 return f"{name}: is the operator's to set"
-        if mode != "train" and (unchecked := [name for name in _UNCHECKED if body.get(name)]):
+        if mode != "train" and (unchecked := [name for name in UNCHECKED if body.get(name)]):
             return f"{unchecked[0]}: vLLM 0.20 checks these token ids against no vocabulary"
         if name := _address_in(body.get("messages")):
             return f"messages: {name}: model servers fetch no addresses; send the content itself, as a data: URL"
@@ -123,6 +124,6 @@ def _address_in(messages: Any) -> str:
         for part in parts if isinstance(parts, list) else ():
             for name, value in part.items():
                 url = value.get("url") if isinstance(value, dict) else value
-                if name.endswith("_url") and isinstance(url, str) and not url.startswith("data:"):
+                if (name.endswith("_url") or name == "source") and isinstance(url, str) and not url.startswith("data:"):
                     return name
     return ""

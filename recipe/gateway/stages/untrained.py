@@ -13,6 +13,7 @@ from empo2.recipe.config import CallRule, imported
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway.request import Next, Request, refusal
 from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.stages.limits import CallLimits
 from empo2.recipe.gateway.upstream import NoServersError
 
 # Path relative to /v1, headers (names in lower case), body -> whether the call is trained.
@@ -31,13 +32,14 @@ class UntrainedCalls:
         ConfigError: ``gateway.trained_calls`` names a function that cannot be imported.
     """
 
-    def __init__(self, services: Services, client: httpx.AsyncClient) -> None:
+    def __init__(self, services: Services, client: httpx.AsyncClient, limits: CallLimits) -> None:
         settings = services.settings.gateway
         self._trained = choice_of(settings.trained_calls)
         self._other = settings.other_server
         self._gate = services.gate if self._other is None else contextlib.nullcontext()
         self._services = services
         self._client = client
+        self._limits = limits
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         if not request.is_call:
@@ -70,6 +72,8 @@ class UntrainedCalls:
                 answer = await self._client.send(sent, stream=True)
             elif request.api == "embeddings":
                 problem = "the policy has no /embeddings: name a server that does with gateway.other_server"
+                return refusal(400, problem, call=True)
+            elif problem := self._limits.problem(request.body, "val"):
                 return refusal(400, problem, call=True)
             else:
                 answer = await self._services.servers.stream(
