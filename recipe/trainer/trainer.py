@@ -25,7 +25,8 @@ class Empo2Trainer(PlayingTrainer):
         actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
         algorithm = self.settings.algorithm
         loss: dict[str, Any] = {
-            "mask_threshold": 0.0 if algorithm.distills else algorithm.mask_threshold,  # a ratio's, which is not there
+            # The mask is part of the ratio; distilled rows have none.
+            "mask_threshold": 0.0 if algorithm.distills else algorithm.mask_threshold,
             "gap_limit": math.inf if algorithm.log_prob_gap_limit is None else algorithm.log_prob_gap_limit,
             "distillation": algorithm.distillation_coefficient,
             "reverse": algorithm.off_policy_loss == "reverse-distillation",

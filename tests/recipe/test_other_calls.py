@@ -131,3 +131,34 @@ def test_wrong_values_are_refused_before_the_start():
         with pytest.raises(ConfigError) as refused:
             choice_of(load_settings("cpu", [f"gateway.trained_calls={value}"]).gateway.trained_calls)
         assert says in str(refused.value)
+
+
+async def test_calls_that_the_policy_answers_untrained_have_its_limits(tmp_path: Path):
+    """What would hold up the policy's servers is refused there too; a server of the user's own decides itself."""
+    odd = [{"n": 64}, {"chat_template": "{{ x }}"}, {"prompt_embeds": "eA=="}]
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/x"}}]}
+    odd += [{"messages": [image]}]
+    async with running_gateway(tmp_path, "gateway.trained_calls=[{path: responses}]") as gateway:
+        rollout = await gateway.create("memory")
+        for change in odd:
+            assert (await gateway.call(rollout, {**json.loads(PLAYED), **change})).status_code == 400, change
+        assert gateway.model.seen == []
+    async with gateway_and_other(tmp_path, "gateway.trained_calls=[{path: responses}]") as (gateway, sent):
+        rollout = await gateway.create("memory")
+        for change in odd:
+            assert (await gateway.call(rollout, {**json.loads(PLAYED), **change})).status_code == 201
+        assert len(sent) == len(odd)
+
+
+async def test_a_call_beside_the_main_chat_is_told_by_its_own_rollout(tmp_path: Path):
+    """A rollout that never offers tools keeps its calls, whatever others do."""
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    title = {"messages": [{"role": "user", "content": "a title, please"}], "max_tokens": 8, "bad_words": ["x"]}
+    async with running_gateway(tmp_path) as gateway:
+        with_tools, without = await gateway.create(), await gateway.create()
+        assert (await gateway.call(with_tools, {**title, "tools": [tool]})).status_code == 200
+        for rollout in (with_tools, without):
+            assert (await gateway.call(rollout, title)).status_code == 200
+            assert "bad_words" not in gateway.last().body
+        assert [len(await gateway.calls(rollout)) for rollout in (with_tools, without)] == [1, 1]
+        assert (await gateway.drain())["empo2/side_calls"] == 1
