@@ -123,7 +123,7 @@ def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
     page = docs / "learning.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    made = [frozen_start(kept), table_of_arms(kept), table_of_adaptation(kept)]
+    made = [table_of_arms(kept, *PLAYED, "mapreader")]
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
         for (text, file), draw in zip(PICTURES.items(), (draw_arms, draw_more), strict=True):
             draw(kept, docs / file)
@@ -133,6 +133,9 @@ def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
     details = [
         missing(kept),
         claims(kept),
+        frozen_start(kept),
+        table_of_arms(kept, "generalisation"),
+        table_of_adaptation(kept),
         table_of_development(kept),
         table_of_updates(kept),
         table_of_probes(kept),
@@ -189,10 +192,10 @@ def table_of_development(kept: Kept) -> str:
     return f"{told}\n\nThe best form is *{plan['arms'][best]['title']}*, with {rate:.0e}."
 
 
-def table_of_arms(kept: Kept) -> str:
-    """Return success at the end by arm, with intervals over seeds and houses."""
+def table_of_arms(kept: Kept, *stages: str) -> str:
+    """Return success at the end by arm of the stages, with intervals over seeds and houses."""
     rows = []
-    for stage, arm, values in kept.arms(*PLAYED, "mapreader", "generalisation"):
+    for stage, arm, values in kept.arms(*stages):
         if found := kept.runs(stage, arm):
             unseen = stage == "generalisation"
             with_notes, alone = (UNSEEN_WITH_NOTES, UNSEEN) if unseen else (WITH_NOTES, ALONE)
