@@ -73,7 +73,7 @@ def within(name: str, *packages: str) -> bool:
 
 FOREIGN = {
     "agents": ("empo2.memory", "empo2.recipe", "empo2.small_model", "agentlightning", "verl", "torch", "vllm"),
-    "memory": ("empo2.recipe", "empo2.agents", "agentlightning", "verl", "vllm", "ray"),
+    "memory": ("empo2.recipe", "empo2.agents", "empo2.small_model", "agentlightning", "verl", "vllm", "ray"),
 }
 
 

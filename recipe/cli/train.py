@@ -32,7 +32,7 @@ def train(
     from empo2.recipe.files import plan
     from empo2.recipe.files.run_directory import open_run_directory
     from empo2.recipe.launcher.launch import launch, train_only
-    from empo2.recipe.preflight.checks import HOST, TRAINER, require
+    from empo2.recipe.preflight.checks import FETCHED, HOST, TRAINER, require
     from empo2.recipe.preflight.cluster import WAIT_SECONDS
     from empo2.recipe.preflight.keys import given_keys
     from empo2.recipe.preflight.start import Start
@@ -48,7 +48,7 @@ def train(
         preemption.expect(*([preemption.WARNING] if run_directory else preemption.WARNINGS))
         if run_directory is None:  # else the launcher has looked
             say = partial(print, flush=True)
-            for warning in require(Start(settings, say=say, seconds=WAIT_SECONDS), TRAINER, HOST):
+            for warning in require(Start(settings, say=say, seconds=WAIT_SECONDS), TRAINER, HOST, FETCHED):
                 say(f"warning  {warning}")
         folder = run_directory or open_run_directory(settings, options.profile)[0]
         train_only(settings, gateway, given_keys().admin, folder)
