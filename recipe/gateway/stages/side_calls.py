@@ -3,6 +3,7 @@
 import httpx
 from starlette.responses import Response
 
+from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.limits import UNCHECKED
@@ -33,6 +34,9 @@ class SideCalls:
             return await forward(request)
         body = {name: value for name, value in request.body.items() if name not in UNCHECKED}
         self._services.metrics.counts["side_calls"] += 1
+        span = self._services.traces.current()
+        span.asked(body)
+        span.set({names.TRAINED: False})
         try:
             async with self._services.gate:
                 answer = await self._services.servers.post(
