@@ -157,7 +157,7 @@ def _check_ids(ids: list[int], vocabulary: float) -> None:
 
 
 def main_calls(calls: Sequence[PlayedCall]) -> list[PlayedCall]:
-    """Return the calls without those beside the main chat, which the gateway cannot tell in a run's first rollouts."""
+    """Return the calls without those beside the main chat; the gateway cannot tell any before the first with tools."""
     asked = [call.data["request"] for call in calls]
     with_tools = any(each.get("tools") for each in asked)
     return [call for call, each in zip(calls, asked, strict=True) if not (with_tools and is_beside(each))]

@@ -14,6 +14,7 @@ from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
 from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.stages.errors import unanswered
 from empo2.recipe.gateway.stages.form import check_call
 from empo2.recipe.gateway.tokens.rendering import rendered
 
@@ -96,14 +97,12 @@ class Dialects:
             return refusal(404, f"Rollout not found: {rollout_id}", call=True)
         try:
             return JSONResponse({"input_tokens": len(await rendered(self._services.servers, rollout_id, body))})
-        except upstream.NoServersError as error:
-            return refusal(503, str(error), call=True)
         except httpx.HTTPStatusError as error:
             if error.response.status_code == 400:
                 return Response(error.response.content, 400)
             return refusal(502, f"the model server answers {error.response.status_code} to /tokenize", call=True)
-        except httpx.HTTPError as error:
-            return refusal(502, f"the model server does not answer: {type(error).__name__}", call=True)
+        except (upstream.NoServersError, httpx.HTTPError) as error:
+            return unanswered(error)
 
     def _dialect(self, request: Request) -> Dialect:
         match request.api:

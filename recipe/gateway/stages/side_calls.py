@@ -4,8 +4,9 @@ import httpx
 from starlette.responses import Response
 
 from empo2.recipe.gateway import trace_names as names
-from empo2.recipe.gateway.request import Answer, Next, Request, refusal
+from empo2.recipe.gateway.request import Answer, Next, Request
 from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.stages.errors import unanswered
 from empo2.recipe.gateway.stages.limits import UNCHECKED
 from empo2.recipe.gateway.upstream import NoServersError, rollout_of
 from empo2.recipe.messages import is_beside
@@ -42,8 +43,6 @@ class SideCalls:
                 answer = await self._services.servers.post(
                     request.rollout_id, f"/{request.api}", body, timeout=_SECONDS
                 )
-        except NoServersError as error:
-            return refusal(503, str(error), call=True)
-        except httpx.HTTPError as error:
-            return refusal(502, f"the model server does not answer: {type(error).__name__}", call=True)
+        except (NoServersError, httpx.HTTPError) as error:
+            return unanswered(error)
         return Answer(answer.content, answer.status_code)
