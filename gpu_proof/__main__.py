@@ -15,8 +15,9 @@ Tier `stack`: ten minutes, one card from 16 GB. The small model plays CoinCollec
   tips        the gateway shows tips
   weights     log-probs of vLLM and trainer agree, in the second step and after the run goes on from its checkpoint
   sleep       vLLM gives its memory back while the policy is trained
+  checkpoint  the run goes on after step 2, with weights and memory
+  memory      the update's peak against the estimate of `empo2 check`
   LoRA        the same agreement for a LoRA after its first update
-  memory      the peak against the estimate of `empo2 check`
   seconds     where they went
 
 Tier `learning`: hours, one 80 GB card. GRPO and EMPO² train Qwen2.5-1.5B for 50 steps on ScienceWorld's
@@ -25,8 +26,9 @@ find-living-thing; an interrupted proof goes on.
   grpo, empo2   the curve of validations and the hours; EMPO² must rise
   report        the page with both curves
 
-Each line says what was found and what is needed. The last line is PASS, or what failed. On the CPU (`--device cpu`)
-sizes are small, and what only a GPU can show is left out. The runs are kept in runs/gpu-proof.
+Each line says what was found and what is needed. A part that breaks fails, and the others go on; a training that
+breaks ends its tier, with what the ones before it have shown. The last line is PASS, or what failed. On the CPU
+(`--device cpu`) sizes are small, and what only a GPU can show is left out. The runs are kept in runs/gpu-proof.
 """
 
 import argparse
@@ -71,11 +73,15 @@ def main() -> None:
     for column in ("part", "found", "needed", ""):
         table.add_column(column)
     failed = []
-    for part in found:
-        verdict = "pass" if part.passed else "FAIL"
-        print(f"{part.name}: {verdict}", file=sys.stderr, flush=True)
-        table.add_row(part.name, part.found, part.needed, verdict)
-        failed += [] if part.passed else [part.name]
+    try:
+        for part in found:
+            verdict = "pass" if part.passed else "FAIL"
+            print(f"{part.name}: {verdict}", file=sys.stderr, flush=True)
+            table.add_row(part.name, part.found, part.needed, verdict)
+            failed += [] if part.passed else [part.name]
+    except SystemExit as error:
+        print(error, file=sys.stderr)
+        failed.append("a training")
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     print(f"FAIL: {', '.join(failed)}" if failed else "PASS")
     sys.exit(bool(failed))

@@ -3,12 +3,14 @@
 import copy
 import importlib.util
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from rich.markup import escape
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from empo2.memory import SentenceEmbedder
@@ -35,13 +37,14 @@ class Part(NamedTuple):
 def parts(device: torch.device) -> Iterator[Part]:
     """Yield what is found; on the CPU sizes are small, and what only a GPU can show is left out."""
     torch.manual_seed(0)
-    yield _log_probs(device)
-    yield _loss(device)
-    if device.type == "cuda":
-        yield _peak(device)
-        yield _attention(device)
-    yield _model(device)
-    yield _embedder(device)
+    on_gpu = (_peak, _attention) if device.type == "cuda" else ()
+    for part in (_log_probs, _loss, *on_gpu, _model, _embedder):
+        try:
+            yield part(device)
+        except Exception as error:  # a kernel, a package or memory that is missing: the next part may work
+            traceback.print_exc()
+            name = part.__name__.removeprefix("_").replace("_", "-")
+            yield Part(name, escape(f"{type(error).__name__}: {error}"[:300]), "no error", passed=False)
 
 
 def _log_probs(device: torch.device) -> Part:

@@ -26,7 +26,7 @@ from .parts import Part
 ROOT = Path(__file__).parents[1]
 HOUSES = ROOT / "agents/houses/coin.yaml"
 AGREEMENT = 0.05  # nats, mean over rows
-ESTIMATE = 0.2  # share by which a peak may exceed its estimate
+ESTIMATE = 0.2  # share by which a peak may differ from its estimate
 _CLI = [sys.executable, "-m", "empo2.recipe.cli"]
 _POLL_SECONDS = 3  # reading the memory of 30 processes takes a fifth of a second of a core
 _WHERE = ("rollouts", "drain", "embedding", "old_log_prob", "update_actor", "update_weights", "save_checkpoint")
@@ -48,7 +48,11 @@ _STACK = (
     "tasks.args={level: easy, train_houses: 4, unseen_houses: 1}",
 )
 _SIZES = {
-    True: ("--profile", "gpu-1", "model.max_context_tokens=4096", "hardware.max_sequences=32"),
+    # Row by row, as in the profiles for GPUs: rows of unequal length in one micro-batch never get the flash kernel.
+    True: (
+        *("--profile", "gpu-1", "model.max_context_tokens=4096"),
+        *("hardware.max_sequences=32", "hardware.micro_batch=1"),
+    ),
     False: ("--profile", "cpu", "hardware.kv_cache=1"),
 }
 
@@ -70,29 +74,36 @@ class Training:
 
 
 def stack(folder: Path, *, gpu: bool) -> Iterator[Part]:
-    """Train two steps, go on for a third, and train a LoRA; yield what was found."""
+    """Train two steps, go on for a third, and train a LoRA; yield after each what it shows.
+
+    Raises:
+        SystemExit: a training failed.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     arguments = ["--config", str(HOUSES), *_SIZES[gpu], *_STACK, f"run.directory={folder}"]
     full = [*arguments, "run.name=full"]
     lora = [*arguments, "run.name=lora", "model.lora_rank=8", "model.lora_alpha=32", "algorithm.learning_rate=1e-3"]
-    trainings = [
-        _train([*full, "run.steps=2"], gpu),
-        _train([*full, "run.steps=3"], gpu),
-        _train([*lora, "run.steps=2"], gpu),
-    ]
-    steps, lora_steps = read_metrics(folder / "full"), read_metrics(folder / "lora")
+    begun = _train([*full, "run.steps=2"], gpu)
+    steps = read_metrics(folder / "full")
     yield from _trained(steps)
+    yield _agreement("weights", steps[1:])
+    if gpu:
+        yield _sleep(begun.samples)
+
+    resumed = _train([*full, "run.steps=3"], gpu)
+    steps = read_metrics(folder / "full")
     checkpoint = checkpoint_folder(folder / "full/checkpoints", 3)
-    went_on = "resume after step 2," in trainings[1].output
+    went_on = len(steps) == 3 and "resume after step 2," in resumed.output
     kept = is_complete(checkpoint) and (checkpoint / MEMORY_FILE).exists()
     said = f"{'went on after step 2' if went_on else 'began anew'}; {'weights and memory' if kept else 'nothing'} kept"
     yield Part("checkpoint", said, "goes on; both kept", went_on and kept)
-    yield _agreement("weights", steps[1:])
+    yield _agreement("weights, resumed", steps[2:])
+    yield _memory(_settings(full), [begun, resumed], steps, gpu=gpu)
+
+    of_lora = _train([*lora, "run.steps=2"], gpu)
+    lora_steps = read_metrics(folder / "lora")
     yield _agreement("LoRA", lora_steps[1:])
-    if gpu:
-        yield _sleep(trainings[0].samples)
-    yield _memory(_settings(full), trainings[:2], steps, gpu=gpu)
-    yield _seconds(trainings, [*steps, *lora_steps])
+    yield _seconds([begun, resumed, of_lora], [*steps, *lora_steps])
 
 
 def _trained(steps: Sequence[dict[str, Any]]) -> Iterator[Part]:
@@ -100,7 +111,7 @@ def _trained(steps: Sequence[dict[str, Any]]) -> Iterator[Part]:
     off_policy = [step["empo2/off_policy_fraction"] for step in steps]
     found = f"{len(steps)}, gradient norms {_list(norms)}, off-policy {_list(off_policy)}"
     both = all(0 < share < 1 for share in off_policy)
-    yield Part("steps", found, "3, gradients, both updates", len(steps) == 3 and max(norms, default=0) > 0 and both)
+    yield Part("steps", found, "2, gradients, both updates", len(steps) == 2 and max(norms, default=0) > 0 and both)
     shown = [step["empo2/tips_injected_per_call"] for step in steps]
     yield Part("tips", f"{_list(shown)} a call", "shown from step 2 on", min(shown[1:], default=0) > 0)
 
@@ -113,15 +124,19 @@ def _agreement(name: str, steps: Sequence[dict[str, Any]]) -> Part:
 
 
 def _sleep(samples: Sequence[float]) -> Part:
-    """Compare the card's memory in the second half of the run: vLLM awake and asleep."""
-    later = samples[len(samples) // 2 :]
-    awake, asleep = max(later, default=0), min(later, default=0)
+    """Compare the card's memory while vLLM is awake, and between two such times: before and after, it has none."""
+    awake = max(samples, default=0)
+    full = [at for at, sample in enumerate(samples) if sample > 0.9 * awake]
+    asleep = min(samples[full[0] : full[-1] + 1], default=0) if full else 0
     found = f"{awake / GIB:.1f} GiB in use, at the least {asleep / GIB:.1f}"
-    return Part("sleep", found, "falls by a third", asleep < awake * 2 / 3)
+    return Part("sleep", found, "falls by a third", 0 < asleep < awake * 2 / 3)
 
 
 def _memory(settings: Settings, trainings: Sequence[Training], steps: Sequence[dict[str, Any]], *, gpu: bool) -> Part:
-    """Compare the peak with the estimate at the longest row that was trained."""
+    """Compare the peak with the estimate at the longest row that was trained.
+
+    On a GPU it is the trainer's in an update, by PyTorch's allocator: the card's own is what vLLM was told to take.
+    """
     row = int(max(step["prompt_length/max"] + step["response_length/max"] for step in steps))
     prompt = min(row - 1, settings.model.max_prompt_tokens)
     sizes = {"max_prompt_tokens": prompt, "max_episode_tokens": row - prompt}
@@ -129,14 +144,14 @@ def _memory(settings: Settings, trainings: Sequence[Training], steps: Sequence[d
     shape = machine.find_shape(settings)
     assert shape is not None
     if gpu:
-        phases = estimate.phases(settings, shape, machine.read_gpus().cards[0])
-        expected = max(sum(terms.values()) for terms in phases.values())
+        terms = estimate.update_memory(settings, shape)
+        expected = sum(terms.values()) - terms["vLLM asleep"] - terms["CUDA context, NCCL"]
+        peak = max(step["actor/perf/max_memory_allocated_gb"] for step in steps) * GIB
     else:
         expected = sum(machine.cpu_memory(settings, shape).values())
-    peak = max(training.peak for training in trainings)
+        peak = max(training.peak for training in trainings)
     found = f"peak {peak / GIB:.1f} GiB, estimated {expected / GIB:.1f} for rows of {row} tokens"
-    close = peak < expected * (1 + ESTIMATE) and (gpu or peak > expected * (1 - ESTIMATE))
-    return Part("memory", found, f"{ESTIMATE:.0%} apart at most" if not gpu else f"{ESTIMATE:.0%} above at most", close)
+    return Part("memory", found, f"{ESTIMATE:.0%} apart at most", abs(peak - expected) < expected * ESTIMATE)
 
 
 def _seconds(trainings: Sequence[Training], steps: Sequence[dict[str, Any]]) -> Part:

@@ -6,19 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from empo2.recipe.preflight.estimate import GIB, SHAPES
 from gpu_proof import runs
-
-# Minutes by itself. CI runs it after `make test`; `make test-all` does, too.
-pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[1]
 
 
+# Minutes by itself. CI runs it after `make test`; `make test-all` does, too.
+@pytest.mark.stack
+@pytest.mark.rare
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("tier", "parts"),
     [
         ("parts", ["log-probs", "loss", "model", "embedder"]),
-        ("stack", ["steps", "tips", "checkpoint", "weights", "LoRA", "memory", "seconds"]),
+        ("stack", ["steps", "tips", "weights", "checkpoint", "weights, resumed", "memory", "LoRA", "seconds"]),
     ],
 )
 def test_every_part_of_a_tier_passes(tier: str, parts: list[str], tmp_path: Path) -> None:
@@ -36,3 +38,30 @@ def test_memory_that_was_freed_before_it_was_sampled_counts() -> None:
         process.stdout.readline()
         assert 300 << 20 < runs.tree_memory(process.pid) < 350 << 20
         process.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("samples", "passed"),
+    [
+        ([1, 5, 60, 62, 20, 61, 20, 60, 3, 0], True),  # 20 while it sleeps; 3 and 0 once it has ended
+        ([1, 5, 60, 62, 50, 61, 50, 60, 3, 0], False),  # it does not sleep: only its end is low
+        ([], False),
+    ],
+)
+def test_memory_after_the_end_of_vllm_is_no_sleep(samples: list[float], passed: bool) -> None:
+    assert runs._sleep([sample * GIB for sample in samples]).passed == passed
+
+
+def test_a_gpu_update_of_twice_its_estimate_fails() -> None:
+    settings = runs._settings(["--config", str(runs.HOUSES), *runs._SIZES[True], *runs._STACK])
+    shape = SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    # Of a row of 1,000 tokens: float32 weights, gradients and AdamW; gathered layers; activations of 30 layers and one.
+    # The logits of what was sampled in it are few.
+    weights, gathered = 16 * shape.parameters, 8 * shape.embedding + 10 * shape.layer
+    estimated = weights + gathered + 1000 * (30 * 576 + 6 * 1536 + 16 * 576) * 2
+    found = {}
+    for times in (0.5, 1, 2):
+        peak = times * estimated / GIB
+        steps = [{"prompt_length/max": 40, "response_length/max": 960, "actor/perf/max_memory_allocated_gb": peak}]
+        found[times] = runs._memory(settings, [], steps, gpu=True)
+    assert [part.passed for part in found.values()] == [False, True, False], found

@@ -26,6 +26,7 @@ HOST: Checks = {
     "nodes": machine.nodes,
     "GPUs": machine.gpus,
     "GPU memory": machine.gpu_memory,
+    "compiler": machine.compiler,
     "host memory": machine.host_memory,
     "cores": machine.cores,
     "disk": machine.disk,

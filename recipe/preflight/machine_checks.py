@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from empo2.recipe.preflight.machine import cpu_memory, driver_of
 from empo2.recipe.preflight.start import Start
 
 SHARED = Path("/dev/shm")
+HEADER = Path(sysconfig.get_path("include"), "Python.h")
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 _JAVA_SECONDS = 60  # of a step, in which cores that are too few do nothing else
 _SHARED_BYTES = 2e9  # Ray's object store
@@ -45,6 +47,17 @@ def gpus(start: Start) -> Iterator[Finding]:
     fewer = "--profile cpu needs none, gpu-1 and gpu-24 one; empo2 check --gpu NAME pretends"
     missing = f"hardware.gpus_per_node={wanted}: this machine has {len(found.cards)}; {fewer}"
     yield Finding("GPUs", "", missing) if len(found.cards) < wanted else Finding("GPUs", count)
+
+
+def compiler(start: Start) -> Iterator[Finding]:
+    """Look for what Triton compiles its launchers with, in a worker of vLLM a minute after the start."""
+    settings = start.settings
+    if settings.hardware.device == "cpu" or settings.model.server is not None or start.pretended is not None:
+        return
+    found = {name: shutil.which(name) for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if name}
+    missing = [*([] if any(found.values()) else ["a C compiler"]), *([] if HEADER.is_file() else [str(HEADER)])]
+    fix = f"vLLM compiles kernels: {' and '.join(missing)} missing; apt install gcc python3.12-dev" if missing else ""
+    yield Finding("compiler", "" if fix else next(path for path in found.values() if path), fix)
 
 
 def gpu_memory(start: Start) -> Iterator[Finding]:

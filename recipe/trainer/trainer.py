@@ -8,6 +8,7 @@ from typing import Any
 
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.profiler.performance import marked_timer
 
 from empo2.recipe import preemption, run_folder
 from empo2.recipe.errors import NoUsableRollouts
@@ -19,6 +20,8 @@ from empo2.recipe.trainer.tracking import validation_metrics
 
 class Empo2Trainer(PlayingTrainer):
     """agent-lightning's ``fit`` (1.0.2) loops over the steps, logs, validates, saves; `train_step` is the step."""
+
+    _metrics: dict[str, Any] | None = None  # of this step, which `fit` logs when it has saved
 
     def init_workers(self) -> None:
         super().init_workers()
@@ -46,6 +49,7 @@ class Empo2Trainer(PlayingTrainer):
         preemption.save_first()
         try:
             result = train_step(self, timing_raw, profile=curr_step_profile)
+            self._metrics = result[0]
         finally:  # an update that fails leaves what was played
             self.records.write_rollouts(self.global_steps)
         if preemption.came():
@@ -81,12 +85,16 @@ class Empo2Trainer(PlayingTrainer):
         return run_folder.checkpoint_folder(directory, self.global_steps)
 
     def _save_checkpoint(self) -> None:
-        super()._save_checkpoint()
-        if self.settings.algorithm.name == "empo2":
-            self.gateway.snapshot(self._checkpoint / run_folder.MEMORY_FILE)
-        run_folder.mark_complete(self._checkpoint)
-        if keep := self.config.trainer.max_actor_ckpt_to_keep:
-            run_folder.remove_old_checkpoints(self._checkpoint.parent, keep)
+        timing: dict[str, float] = {}
+        with marked_timer("save_checkpoint", timing):
+            super()._save_checkpoint()
+            if self.settings.algorithm.name == "empo2":
+                self.gateway.snapshot(self._checkpoint / run_folder.MEMORY_FILE)
+            run_folder.mark_complete(self._checkpoint)
+            if keep := self.config.trainer.max_actor_ckpt_to_keep:
+                run_folder.remove_old_checkpoints(self._checkpoint.parent, keep)
+        if self._metrics is not None:  # `fit` has copied its own timers already
+            self._metrics["timing_s/save_checkpoint"] = timing["save_checkpoint"]
 
     def _load_checkpoint(self) -> Any:
         result = super()._load_checkpoint()

@@ -30,12 +30,15 @@ LISTED = "{index}, GPU-{index}, NVIDIA {name}, {mib}, {driver}"
 
 @pytest.fixture(autouse=True)
 def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder, and a PATH without GPUs."""
+    """An empty folder, and a PATH without GPUs, with a compiler."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "cc").write_text("")
+    for program in ("nvidia-smi", "cc"):
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setattr(machine_checks, "HEADER", tmp_path / "cc")
     monkeypatch.setattr(start, "load_tasks", _load_tasks)
 
 
@@ -235,6 +238,11 @@ def test_gpus_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.11.0+cu129")
     _, found = lines_of("gpu", capsys=capsys)
     assert found["driver"] == ["ok", "575.57.08; CUDA 12.9 needs 575"]
+    monkeypatch.setattr(machine_checks, "HEADER", Path("Python.h"))
+    monkeypatch.setenv("PATH", ".")
+    Path("cc").unlink()
+    code, found = lines_of("gpu", capsys=capsys)
+    assert code == 1 and found["compiler"][0] == "WRONG" and "a C compiler and Python.h missing" in found["compiler"][1]
 
 
 def test_train_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,12 +367,13 @@ def test_vllm_accepts_the_profiles() -> None:
 
 @pytest.mark.slow
 def test_the_proof_for_gpus_runs_on_a_cpu_and_names_the_part_that_fails() -> None:
-    """With log-probs that are twice the right ones, and all else as it is."""
+    """With log-probs that are twice the right ones, a loss that raises, and all else as it is."""
     wrong = (
         "import sys, runpy; from empo2.recipe.trainer import log_probs; right = log_probs.log_probs_of\n"
         "log_probs.log_probs_of = lambda *given, **options: [2 * each for each in right(*given, **options)]\n"
+        "from gpu_proof import parts; parts.copy = None\n"
         "sys.argv = ['gpu_proof', '--device', 'cpu']; runpy.run_module('gpu_proof', run_name='__main__')"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", wrong], cwd=root, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAIL: log-probs"), done.stdout + done.stderr
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAIL: log-probs, loss"), done.stdout + done.stderr
