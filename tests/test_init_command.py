@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.files.tasks import load_tasks
 from empo2.recipe.gateway.tips.state import StateReader
-from empo2.recipe.retrofit.findings import examine
+from empo2.recipe.retrofit.findings import Finding, examine
 from empo2.recipe.retrofit.recorder import Body, Call, Trace
+from empo2.recipe.retrofit.rows import tell
 from empo2.recipe.retrofit.starter import scope_choices
 from empo2.recipe.retrofit.states import describe_states
 
@@ -242,10 +244,18 @@ def test_wrong_input_is_one_line_and_leaves_no_file(init, tmp_path, arguments, s
 
 
 def call(*messages: Any, parallel: bool = False, **more) -> Call:
-    """A call that was answered with "ok"; text is the user's."""
+    """A call that was answered with "ok" after a second, the next one after a further second; text is the user's."""
     chat = [{"role": "user", "content": message} if isinstance(message, str) else message for message in messages]
     answer = {"choices": [{"message": {"role": "assistant", "content": "ok", "refusal": None}}]}
-    return Call("chat/completions", {"messages": chat, **more}, parallel, 200, answer)
+    end = next(SECONDS)
+    return Call("chat/completions", {"messages": chat, **more}, end - (3 if parallel else 1), end, 200, answer)
+
+
+SECONDS = count(0, 2)
+
+
+def examined(trace: Trace) -> list[Finding]:
+    return examine(trace, tell(trace.calls), load_settings(), 60)
 
 
 def said(text: str, role: str = "assistant") -> Body:
@@ -257,7 +267,7 @@ def part(**part) -> Body:
 
 
 def prompt(text: str, reply: str) -> Call:
-    return Call("completions", {"prompt": text}, False, 200, {"choices": [{"text": reply}]})
+    return Call("completions", {"prompt": text}, 0, 0, 200, {"choices": [{"text": reply}]})
 
 
 LOOK = {"type": "function", "function": {"name": "look"}}
@@ -287,10 +297,13 @@ OK = said("ok")
         ([call("a"), call("b", parallel=True)], "in parallel"),
         ([call("a", tools=[LOOK]), call("a", OK, "b")], "tools that are offered change"),
         ([call("a", n=4)], "n=4 choices are asked for: only the first"),
-        ([call("a"), call("a")], "1 call repeated an earlier prompt word for word"),
-        ([call(state) for state in ("hall", "room", "hall", "room", "hall")], "3 calls repeated an earlier prompt"),
-        ([call("a"), call("a", parallel=True)], "1 call repeated a request whose reply was not there yet"),
-        ([call("a"), call("a"), call("a", OK, "b")], "1 call repeated a request"),
+        ([call("a"), call("a")], "an earlier prompt is repeated word for word"),
+        (
+            [call(state) for state in ("hall", "room", "hall", "room", "hall")],
+            "an earlier prompt is repeated word for word: each reply is trained (3 times)",
+        ),
+        ([call("a"), call("a", parallel=True)], "1 call: each repeats a request whose reply was not there yet"),
+        ([call("a"), call("a"), call("a", OK, "b")], "1 call: each repeats a request"),
         ([call("a", said("I say "))], "1 call cannot be shown tips"),
         ([call("a"), call("b", max_tokens=8)], "1 call set no max_tokens"),
         ([call("a", seed=0)], "a seed is sent: it is left out"),
@@ -303,7 +316,7 @@ OK = said("ok")
     ],
 )
 def test_what_is_said_of_calls(calls: list[Call], says: str):
-    findings = examine(Trace(calls, [REWARD], exit_code=0), 60)
+    findings = examined(Trace(calls, [REWARD], exit_code=0))
     assert [finding for finding in findings if says in finding.text], findings
     assert "wrong" not in {finding.level for finding in findings}
 
@@ -318,10 +331,10 @@ def failed(output: str, **error: str) -> Trace:
         (Trace([call("a")], [event("score", value=1)], exit_code=0), "was reported, only events of type score"),
         (Trace([call("a")], [event("reward", value="1")], exit_code=0), "the reward is '1': must be a finite number"),
         (Trace([call("a")], [], [(422, "event_type missing")], exit_code=0), "an event was refused with status 422"),
-        (Trace([Call("chat/completions", {}, False, 401)], exit_code=1), "1 call came without the key"),
-        (Trace([Call("chat/completions", {}, False)], [REWARD], exit_code=0), "gave up on every model call"),
-        (Trace([Call("models", {}, False, 404)], exit_code=1), "went to /models, answered 404"),
-        (Trace([Call("responses", {}, False, 400, asked="responses")], exit_code=1), "to responses was answered 400"),
+        (Trace([Call("chat/completions", {}, status=401)], exit_code=1), "1 call came without the key"),
+        (Trace([Call("chat/completions", {})], [REWARD], exit_code=0), "gave up on every model call"),
+        (Trace([Call("models", {}, status=404)], exit_code=1), "went to /models, answered 404"),
+        (Trace([Call("responses", {}, status=400, asked="responses")], exit_code=1), "to responses was answered 400"),
         (Trace([], [REWARD], exit_code=0), "no model call came: the agent must take the model's address from AGL_O"),
         (Trace([call("a")], []), "did not end within 60 s, and was killed after 1 model call"),
         (failed("a\n\nb\n\n"), "the agent failed: b"),
@@ -332,7 +345,7 @@ def failed(output: str, **error: str) -> Trace:
     ],
 )
 def test_what_cannot_be_trained(trace: Trace, says: str):
-    wrong = [finding.text for finding in examine(trace, 60) if finding.level == "wrong"]
+    wrong = [finding.text for finding in examined(trace) if finding.level == "wrong"]
     assert [text for text in wrong if says in text], wrong
     assert len(wrong) == 1 or trace.calls  # an agent that failed is not told that no call came
 
@@ -367,6 +380,6 @@ def test_states_that_cannot_be_told_apart():
 
 
 def test_calls_with_images_cannot_be_trained() -> None:
-    findings = examine(Trace([call(part(type="image_url", image_url={"url": "x"}))], [REWARD], exit_code=0), 60)
+    findings = examined(Trace([call(part(type="image_url", image_url={"url": "x"}))], [REWARD], exit_code=0))
     (wrong,) = [finding.text for finding in findings if finding.level == "wrong"]
     assert wrong.startswith("1 call with images, which are not trained: send text, or leave these calls to ")

@@ -70,6 +70,9 @@ def init(
         typer.Option(metavar="URL", help="An OpenAI-compatible server, .../v1, such as that of `empo2 serve`."),
     ] = None,
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="Of the agent's run.")] = 60,
+    calls: Annotated[
+        bool, typer.Option("--calls", help="Show each model call: its training row, and why it opens one.")
+    ] = False,
 ) -> None:
     """Check an agent by running it once, and write a starter configuration for it.
 
@@ -90,8 +93,10 @@ def init(
     from empo2.recipe.preflight.server import check_server
     from empo2.recipe.preflight.start import Start
     from empo2.recipe.retrofit import starter
+    from empo2.recipe.retrofit.calls import call_lines
     from empo2.recipe.retrofit.findings import Finding, examine, offered_tools
     from empo2.recipe.retrofit.recorder import record
+    from empo2.recipe.retrofit.rows import tell
     from empo2.recipe.retrofit.states import describe_states
 
     if [agent, command, config].count(None) != 2:
@@ -140,8 +145,8 @@ def init(
         check_server(*chosen_server)
     with ending_descendants():
         trace = record(settings, rows[0], reply or ["1"], time_limit, chosen_server)
-    returns = settings.algorithm.failure_return, settings.algorithm.success_return
-    findings = examine(trace, time_limit, returns, other_server=settings.gateway.other_server is not None)
+    told = tell(trace.calls, main_chat_only=not settings.gateway.trained_calls)
+    findings = examine(trace, told, settings, time_limit)
     if offered_tools(trace.calls):
         trained = load_settings("cpu", file=config, layer=layer)
         support = tool_support(trained.model, model_of(trained))
@@ -150,14 +155,16 @@ def init(
         findings.append(Finding("wrong", support.problem) if support.problem else read)
     for finding in findings:
         print(f"{finding.level:6} {finding.text}")
+    if calls:
+        print("\n".join(["", *call_lines(trace.calls, told), ""]))
     if trace.exit_code != 0:
         for line in trace.output.strip().splitlines()[-_OUTPUT_LINES:]:
             print(f"       | {printable(line)}")
     if wrong := sum(finding.level == "wrong" for finding in findings):
         again = f"empo2 init --config {config}" if config else "the same command; no file was written"
         raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: {again}")
-    answered = [call for call in trace.calls if call.status == 200 and call.trained]
-    for label, text in describe_states(answered, reader):
+    turns = [call for call, each in zip(trace.calls, told, strict=True) if each.row]
+    for label, text in describe_states(turns, reader):
         first, *more = text.splitlines()
         print(f"{label:6} {first}")
         for line in more:

@@ -58,7 +58,7 @@ def make_gateway(
         memory: closed with the app.
         serving: how agents are answered that have no rollout; None if there are none.
         transport: reaches the model servers; by default over the network.
-        watch: stage that sees each trained call as the agent made it, in the form of a chat completion or completion.
+        watch: stage that sees each call that the policy answers, in the form of a chat completion or completion.
 
     Raises:
         OSError: the model's tokenizer cannot be read.

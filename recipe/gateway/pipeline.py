@@ -46,7 +46,7 @@ def stages(
     Args:
         others: client of ``gateway.other_server``.
         serving: how agents are answered that have no rollout; None if there are none.
-        watch: sees each trained call as the agent made it; None for nobody.
+        watch: sees each call that the policy answers as the agent meant it; None for nobody.
     """
     settings = services.settings.gateway
     max_bytes = int(settings.max_request * 2**20)
@@ -66,8 +66,8 @@ def stages(
         AsAsked(),  # no token ids and log-probs that only the training asked for
         NormalForm(),  # the same turn reads the same, whoever sends it
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
-        SideCalls(services, chosen=bool(services.settings.gateway.trained_calls) or serving is not None),  # titles
         *([watch] if watch else []),  # `empo2 init` looks
+        SideCalls(services, chosen=bool(services.settings.gateway.trained_calls) or serving is not None),  # titles
         Gated(services.gate),  # waits while the weights change
         RolloutEnds(services, episodes, reflector),  # a rollout that ends is reflected on
         MemoryCalls(services, episodes, chats),  # tips go in, the call is recorded

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from empo2.recipe.config import Settings
 from empo2.recipe.failures import reported_error
 from empo2.recipe.gateway.tokens.sampling import overridden
 from empo2.recipe.messages import has_images, newest_turn
 from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, data_of
-from empo2.recipe.retrofit.merging import prompt_of, reasons_for_rows, turns_among
 from empo2.recipe.retrofit.recorder import Call, Trace
+from empo2.recipe.retrofit.rows import AGAIN, Told
 
 _PROXIED = ("chat/completions", "completions")
 _DIALECTS = ("responses", "messages")
@@ -31,68 +32,66 @@ class Finding:
     text: str
 
 
-def examine(
-    trace: Trace,
-    time_limit: float,
-    returns: tuple[float, float] = (-math.inf, math.inf),
-    *,
-    other_server: bool = False,
-) -> list[Finding]:
+def examine(trace: Trace, told: Sequence[Told], settings: Settings, time_limit: float) -> list[Finding]:
     """Return all findings about an episode, the wrong ones first, the cause of the others before them.
 
     Args:
+        told: what training makes of each of its calls.
         time_limit: seconds that the agent was given.
-        returns: the worst and the best.
-        other_server: True if calls that are not trained have a server of their own.
     """
-    proxied = [call for call in trace.calls if call.path in _PROXIED and call.status == 200 and call.trained]
+    answered = [call.path in _PROXIED and call.status == 200 and call.trained for call in trace.calls]
+    played = [pair for pair, here in zip(zip(trace.calls, told, strict=True), answered, strict=True) if here]
+    main = [call for call, told in played if not told.beside]
     rewards = [data.get("value") for data in data_of(trace.events, REWARD_EVENT)]
-    did_without = bool(proxied and rewards and trace.exit_code == 0)
+    did_without = bool(main and rewards and trace.exit_code == 0)
+    algorithm = settings.algorithm
     found = [
         *_refused(trace.calls, "note" if did_without else "wrong"),
         *_ending(trace, time_limit),
-        *_calls(trace, proxied, other_server=other_server),
-        *_reward(trace, rewards, returns),
+        *_calls(trace, main, [told for _, told in played], settings),
+        *_reward(trace, rewards, (algorithm.failure_return, algorithm.success_return)),
     ]
     order = ("wrong", "ok", "note")
     return sorted(found, key=lambda finding: order.index(finding.level))
 
 
-def _calls(trace: Trace, proxied: list[Call], *, other_server: bool) -> Iterator[Finding]:
+def _calls(trace: Trace, main: list[Call], told: list[Told], settings: Settings) -> Iterator[Finding]:
     if not trace.calls and not trace.exit_code:  # an agent that failed has a cause of its own
         address = "AGL_OPENAI_BASE_URL (a command also from OPENAI_BASE_URL)"
         cache = "a cache of replies must be empty, for DSPy by DSPY_CACHEDIR={EMPO2_REWARD_FILE}.cache before the line"
         yield Finding("wrong", f"no model call came: the agent must take the model's address from {address}; {cache}")
     elif trace.exit_code == 0 and not any(call.status for call in trace.calls):
         yield Finding("wrong", "the agent gave up on every model call before it was answered: give it more time")
-    elif not proxied and any(not call.trained for call in trace.calls):
+    elif not main and any(not call.trained for call in trace.calls):
         yield Finding("wrong", "no call is trained: gateway.trained_calls leaves out all that the agent makes")
-    if proxied:
-        yield from _rows(proxied)
-        yield from _uses(proxied)
+    if main:
+        yield from _rows(main, told)
+        yield from _uses(main)
+    if beside := sum(each.beside for each in told):
+        stand = "stands" if beside == 1 else "stand"
+        why = "one turn without tools, of an agent that offers some, such as for a title"
+        yield Finding("ok", f"{_count(beside, 'call')} {stand} beside the main chat, and not trained: {why}")
     if others := [call for call in trace.calls if not call.trained]:
         paths = ", ".join(sorted({f"/{call.asked}" for call in others}))
+        other_server = settings.gateway.other_server is not None
         where = "pass to gateway.other_server, and are" if other_server else "are answered by the policy, but"
         yield Finding("ok", f"{_count(len(others), 'call')} {where} not trained: {paths}")
 
 
-def _rows(calls: list[Call]) -> Iterator[Finding]:
-    kept = turns_among(calls)
-    if visits := len(kept) - len({prompt_of(call) for call in kept}):
-        yield Finding("note", f"{_count(visits, 'call')} repeated an earlier prompt word for word: each is trained")
-    if again := len(calls) - len(kept):
-        what = "repeated a request whose reply was not there yet, or was not used: only one reply is trained"
-        yield Finding("note", f"{_count(again, 'call')} {what}")
-    breaks = reasons_for_rows(kept)
+def _rows(calls: list[Call], told: list[Told]) -> Iterator[Finding]:
+    if again := sum(each.why == AGAIN for each in told):
+        yield Finding("note", f"{_count(again, 'call')}: each {AGAIN}")
+    rows = max((each.row for each in told if each.row), default=0)
     calls_made = _count(len(calls), "model call") + _manner(calls)
-    if not breaks:
-        whole = ", each with the whole chat so far" if len(kept) > 1 else ""
+    if rows < 2:
+        whole = ", each with the whole chat so far" if len(calls) - again > 1 else ""
         yield Finding("ok", f"{calls_made}{whole}: the episode is one training row")
         return
     why = "a call that does not begin with an earlier chat and the model's reply, unchanged, opens another one"
-    yield Finding("note", f"{calls_made}, in {len(breaks) + 1} training rows: {why}")
-    for kind, times in Counter(reason.partition(":")[0] for reason in breaks).most_common():
-        first = next(reason for reason in breaks if reason.startswith(kind))
+    yield Finding("note", f"{calls_made}, in {rows} training rows: {why} (--calls shows which)")
+    reasons = [each.why for each in told if each.row and each.why]
+    for kind, times in Counter(reason.partition(":")[0] for reason in reasons).most_common():
+        first = next(reason for reason in reasons if reason.startswith(kind))
         yield Finding("note", first if times == 1 else f"{first} ({times} times)")
 
 

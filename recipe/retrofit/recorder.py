@@ -52,18 +52,20 @@ class Call:
 
     Attributes:
         path: relative to the address, such as ``chat/completions``; of a translated request, that which it became.
-        body: as the agent meant it, translated; empty if it was refused or is not trained.
-        answer: to that.
-        parallel: True if it came while another request was still open.
+        body: as the agent meant it, translated; empty if it was refused or passed to another server.
+        begun: when it came, Unix time.
+        ended: when it was answered.
+        answer: to the body.
         asked: the path that the agent asked for, such as ``responses``; "" for ``path``.
         streamed: True if the agent asked for a stream.
-        trained: False if it passes to another server than the policy's, or is not to be trained.
+        trained: False if it is not to be trained, by ``gateway.trained_calls``, or for embeddings.
         status: HTTP status; 0 if the agent did not wait for the answer.
     """
 
     path: str
     body: Body
-    parallel: bool
+    begun: float = 0.0
+    ended: float = 0.0
     status: int = 0
     answer: Body = field(default_factory=dict)
     asked: str = ""
@@ -216,7 +218,7 @@ def _gateway(
     # As an external server's: no tokenizer of the model is looked for.
     served = settings.model.model_copy(update={"server": "http://model/v1", "temperature": 1.0})
     trial = settings.model_copy(update={"algorithm": algorithm, "gateway": gateway, "model": served})
-    memory, open_calls = open_memory(trial, folder / "memory.sqlite"), set[int]()
+    memory = open_memory(trial, folder / "memory.sqlite")
 
     async def asked(request: Request, forward: Next) -> Response:
         if request.kind == "attempt events":
@@ -226,15 +228,12 @@ def _gateway(
             return answer
         if not request.is_call or request.api == "messages/count_tokens":
             return await forward(request)
-        call = Call(request.api, {}, parallel=bool(open_calls), asked=request.api, trained=False)
+        call = Call(request.api, {}, time.time(), asked=request.api, trained=False)
         request.scope[_RECORD] = call
         trace.calls.append(call)
-        open_calls.add(id(call))
-        try:
-            answer = await forward(request)
-        finally:
-            open_calls.discard(id(call))
+        answer = await forward(request)
         assert isinstance(answer, Answer)
+        call.ended = time.time()
         call.status = 0 if answer.status_code == _HUNG_UP else answer.status_code
         call.trained = call.trained or call.status != 200
         call.streamed = answer.headers.get("content-type", "").startswith("text/event-stream")

@@ -16,6 +16,9 @@ from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.normal_form import normal
 from empo2.recipe.messages import Message, is_beside, newest_observation, spoken
+from empo2.recipe.retrofit.calls import call_lines
+from empo2.recipe.retrofit.recorder import Call
+from empo2.recipe.retrofit.rows import Told, tell
 
 from .harness import TOOL_TEMPLATE, Body, GatewayUnderTest, is_reflection, running_gateway, trained, user
 from .model_server import ModelServer
@@ -173,6 +176,58 @@ async def test_rows_tips_and_side_calls(agent: str, tmp_path: Path) -> None:
     assert (len(rows), side) == AGENTS[agent]
     assert side == sum(beside)
     assert TASK in begun[: len("Please solve this issue: ") + len(TASK)] or agent == "terminus"
+
+
+def calls_of(agent: str) -> Iterator[Call]:
+    """The recorded calls as `empo2 init` sees them, one a second."""
+    requests = [*requests_of(agent)]
+    chats = [chat_of(*request) for request in requests]
+    replies = replies_to(chats)
+    for place, ((path, _), chat) in enumerate(zip(requests, chats, strict=True)):
+        broken = agent.endswith("broken_arguments") and place == 1
+        reply = as_sampled(replies[place], broken=broken) if place in replies else {"content": "Done."}
+        answer = {"choices": [{"message": {"role": "assistant", **reply}}]}
+        yield Call("chat/completions", chat, place, place + 0.5, 200, answer, path[1:])
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_init_tells_the_rows_that_are_trained(agent: str) -> None:
+    calls = [*calls_of(agent)]
+    told = tell(calls)
+    assert (max(each.row or 0 for each in told), sum(each.beside for each in told)) == AGENTS[agent]
+    lines = [*call_lines(calls, told)]
+    assert max(map(len, lines)) <= 100
+    assert sum(line[:3].strip().isdigit() for line in lines) == len(calls)
+
+
+def reasons(told: Sequence[Told]) -> dict[int, str]:
+    return {number: each.why for number, each in enumerate(told, 1) if each.why}
+
+
+@pytest.mark.parametrize(
+    ("agent", "why"),
+    [
+        ("claude_subagent", {2: "another chat begins"}),
+        ("qwen_subagent", {2: "another chat begins: a sub-agent"}),
+        ("opencode_subagent", {1: "not trained: it stands beside the main chat", 3: "another chat begins"}),
+        ("mini_broken_arguments", {3: "the model's reply is left out", 4: "the model's reply is left out"}),
+    ],
+)
+def test_init_says_why_a_row_is_opened(agent: str, why: dict[int, str]) -> None:
+    found = reasons(tell([*calls_of(agent)]))
+    assert found.keys() == why.keys() and all(found[number].startswith(text) for number, text in why.items()), found
+
+
+def test_tools_are_said_to_change_only_if_they_do() -> None:
+    """The main chat of Cline goes on after its sub-agent's, which offers other tools, with one tool less."""
+    calls = [*calls_of("cline_subagent")]
+    fewer = calls[4].body["tools"][1:]
+    gone = calls[4].body["tools"][0]["function"]["name"]
+    calls[4].body["tools"] = fewer
+    found = reasons(tell(calls))
+    assert found[2].startswith("another chat begins")
+    assert found[5] == f"the tools that are offered change, and a prompt begins with them: {gone} gone"
+    assert found.keys() == {2, 5}, "the calls after it go back to the row before it"
 
 
 async def test_codex_as_it_is_is_not_refused(gateway: GatewayUnderTest) -> None:
