@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from empo2.recipe.json_text import dumped
+
 Message = dict[str, Any]
 
 # What programs of agents add to the text of a task; tags of other names may hold the task itself.
@@ -86,14 +88,14 @@ def is_beside(body: Mapping[str, Any]) -> bool:
 
 def digest(messages: Any) -> bytes:
     """Return 16 bytes that tell messages, or a prompt, from any other."""
-    return hashlib.blake2b(json.dumps(messages, sort_keys=True).encode(), digest_size=16).digest()
+    return hashlib.blake2b(dumped(messages, sort_keys=True), digest_size=16).digest()
 
 
 def digests(messages: Sequence[Message]) -> list[bytes]:
     """Return a digest for each message; element i identifies messages[: i + 1]."""
     hasher, found = hashlib.blake2b(digest_size=16), []
     for message in messages:
-        hasher.update(json.dumps(message, sort_keys=True, default=str).encode() + b"\0")
+        hasher.update(dumped(message, sort_keys=True) + b"\0")
         found.append(hasher.digest())
     return found
 

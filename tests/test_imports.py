@@ -14,6 +14,7 @@ ROOMS = ("agents", "memory", "recipe")
 # From the ground up: a module imports from its own room and from floors below it, never sideways or up. A room is a
 # folder or a module of recipe/. `baselines` knows its papers by name alone; their folders stand higher.
 FLOORS = (
+    {"json_text"},
     {"errors", "interruption", "marked_lines", "printed", "messages", "preemption", "redaction", "tip_block"},
     {"baselines", "rollout_log", "run_folder", "waiting"},
     {"config"},

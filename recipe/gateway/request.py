@@ -1,16 +1,18 @@
 """A request, read once: no stage matches a path or parses a body again."""
 
-import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, Self
 
+import orjson
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope
+
+from empo2.recipe.json_text import dumped
 
 Body = dict[str, Any]
 Asker = Literal["operator", "controller", "agent"]
@@ -24,8 +26,6 @@ _CALL = re.compile(
 )
 _ROLLOUTS = re.compile(r"/api/rollouts(?:/([^/]+)(?:/attempt/([^/]+)(?=/events))?(/events)?)?")
 _BODY_HEADERS = (b"content-length", b"content-type", b"transfer-encoding")
-# Only such a number can be beyond a double's range: with an exponent of two digits or more, or of 300 digits.
-_LARGE_NUMBER = re.compile(rb"[0-9.][eE]\+?[0-9]{2}|[0-9]{300}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Request:
 
     def with_body(self, body: Body, api: str | None = None) -> Self:
         """Return the request with another body, and with another API if one is given."""
-        return replace(self, body=body, content=json.dumps(body).encode(), api=api or self.api)
+        return replace(self, body=body, content=dumped(body), api=api or self.api)
 
     def for_app(self) -> tuple[Scope, Receive]:
         """Return the ASGI scope and ``receive`` by which an app gets this request.
@@ -125,7 +125,7 @@ class Answer(Response):
 
     @classmethod
     def of(cls, value: Body) -> Self:
-        return cls(json.dumps(value), value=value)
+        return cls(dumped(value), value=value)
 
     @cached_property
     def value(self) -> Body | None:
@@ -133,7 +133,7 @@ class Answer(Response):
         if self._value is not None:
             return self._value
         try:
-            value = json.loads(bytes(self.body))
+            value = orjson.loads(self.body)
         except ValueError:
             return None
         return value if isinstance(value, dict) else None
@@ -159,8 +159,7 @@ def parse(content: bytes) -> Any:
     """
     try:
         value = from_json(content, allow_inf_nan=False)
-        if _LARGE_NUMBER.search(content):  # from_json reads a float as infinite, an integer as it is
-            json.dumps(json.loads(content, parse_int=float), allow_nan=False)
+        orjson.loads(content)  # refuses numbers beyond a double's range; but it reads large integers as floats
     except ValueError as error:
         raise ValueError(f"the request's body is not JSON that can be used: {error}") from None
     return value

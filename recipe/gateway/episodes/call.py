@@ -25,7 +25,7 @@ from empo2.recipe.gateway.tokens.rendering import TEMPLATE_ARGUMENTS
 from empo2.recipe.gateway.tokens.replies import Prompt, Replies
 from empo2.recipe.gateway.traces import Span
 from empo2.recipe.messages import newest_observation, reply_of, spoken
-from empo2.recipe.protocol import CALL_EVENT, CallEvent, RolloutTag
+from empo2.recipe.protocol import CALL_EVENT, RolloutTag
 
 log = structlog.get_logger()
 
@@ -145,18 +145,19 @@ class ModelCall:
             visits = self.asked.visits if again else await self._visit(turn) if visited else None
             if visits:
                 self.span.set({names.NOVELTY: 0.0 if again else 1 / visits, names.VISITS: visits})
-            event = CallEvent(
-                prompt_token_ids=prompt_ids,
-                tip_free_prompt_token_ids=await self._tip_free_ids() if self.tip_free else prompt_ids,
-                tip_ids=_new_tips(self.found),
-                scope=episode.tag.scope,
-                observation=newest_observation(self.body.get("messages") or []),
-                visits=visits,
-                intrinsic_reward=1 / visits if visits and not again else 0.0,
-                top_tokens=top_tokens or None,
-                top_log_probs=top_log_probs or None,
-            )
-            data = event.model_dump(exclude_none=True)
+            # A `CallEvent`. As a model it would check, and copy, each token id twice.
+            event = {
+                "prompt_token_ids": prompt_ids,
+                "tip_free_prompt_token_ids": await self._tip_free_ids() if self.tip_free else prompt_ids,
+                "tip_ids": _new_tips(self.found),
+                "scope": episode.tag.scope,
+                "observation": newest_observation(self.body.get("messages") or []),
+                "visits": visits,
+                "intrinsic_reward": 1 / visits if visits and not again else 0.0,
+                "top_tokens": top_tokens or None,
+                "top_log_probs": top_log_probs or None,
+            }
+            data = {name: value for name, value in event.items() if value is not None}
             if not upstream.record(episode.rollout_id, episode.attempt_id, CALL_EVENT, data):
                 log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
 
