@@ -48,6 +48,11 @@ def tagged(reply: str) -> tuple[str, bool]:
     return text[start + len("<action>") : end].strip(), valid
 
 
+def blocks(reply: str) -> list[str]:
+    """Return what stands between lines of three backticks."""
+    return re.findall(r"```(?:\w+)?[ \t]*\n(.*?)```", reply, re.DOTALL)
+
+
 def nearest(text: str, valid_actions: Sequence[str]) -> str:
     """Return the valid action nearest to `text`: `text` itself if valid, else the one that shares the most words.
 

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from ..rollout import MODEL, Rollout
-from .episode import TextEpisode, read_integer
-from .game import Outcome, TextGame
+from .episode import ChatEpisode, read_integer
+from .game import Outcome
 
 MAX_TOKENS = 32  # per reply, as in the EMPO2 paper
 MODEL_TIMEOUT_SECONDS = 300
@@ -43,7 +43,7 @@ class Server:
         )
 
 
-class TextAgent[Episode: TextEpisode]:
+class TextAgent[Episode: ChatEpisode]:
     """Play one episode and post one reward event; agent-lightning's controller runs this class.
 
     The task comes in the variables of the episode's `env_map`, the model's address in agent-lightning's `AGL_*`
@@ -64,7 +64,21 @@ class TextAgent[Episode: TextEpisode]:
         raise NotImplementedError
 
 
-def play_chat(game: TextGame, model: Model, show: Callable[[str], object] = lambda text: None) -> Outcome:
+class Chat(Protocol):
+    """A started episode: show `system`; then show `turn` and `act` on the reply until it is `done`."""
+
+    system: str
+    turn: str
+
+    @property
+    def done(self) -> bool: ...
+
+    def act(self, reply: str) -> None: ...
+
+    def outcome(self, remark: str = "") -> Outcome: ...
+
+
+def play_chat(game: Chat, model: Model, show: Callable[[str], object] = lambda text: None) -> Outcome:
     """Play a started episode, one action per reply. `show` is called with each new message of the chat.
 
     A chat that outgrows the model's context ends the episode with the score so far; any other error is raised.

@@ -13,14 +13,35 @@ ActionForm = Literal["free-text", "choice", "paper", "tags"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextEpisode:
+class ChatEpisode:
     """The definition of an episode, without the policy. One row of a data set is `asdict` of it.
 
-    A game's subclass adds its own fields. Raises ValueError, naming the value and the nearest valid ones, if a field is
+    A world's subclass adds its fields. Raises ValueError, naming the value and the nearest valid ones, if a field is
     wrong.
     """
 
     variables: ClassVar[str]  # the beginning of the names of the agent's variables
+
+    @classmethod
+    def env_map(cls) -> dict[str, str]:
+        """Return agent-lightning's `local.env_map`: from variables to fields of a rollout's input."""
+        return {f"{cls.variables}_{field.name.upper()}": f"input.{field.name}" for field in fields(cls)}
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Self:
+        """Read the variables of `env_map`. Raises ValueError naming the variable that is missing or ill-typed."""
+        row: dict[str, Any] = {}
+        for variable, field in zip(cls.env_map(), fields(cls), strict=True):
+            if variable not in environ:
+                raise ValueError(f"{variable} is not set: the controller's env_map must map it to input.{field.name}")
+            row[field.name] = read_integer(environ, variable) if field.type is int else environ[variable]
+        return cls(**row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEpisode(ChatEpisode):
+    """An episode of a text game, whose turns may list valid actions."""
+
     forms: ClassVar[tuple[ActionForm, ...]] = ("free-text", "choice")
 
     max_steps: int  # actions
@@ -47,21 +68,6 @@ class TextEpisode:
     def full_score(self) -> float:
         """Return the score of a success."""
         return FULL_SCORE
-
-    @classmethod
-    def env_map(cls) -> dict[str, str]:
-        """Return agent-lightning's `local.env_map`: from variables to fields of a rollout's input."""
-        return {f"{cls.variables}_{field.name.upper()}": f"input.{field.name}" for field in fields(cls)}
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> Self:
-        """Read the variables of `env_map`. Raises ValueError naming the variable that is missing or ill-typed."""
-        row: dict[str, Any] = {}
-        for variable, field in zip(cls.env_map(), fields(cls), strict=True):
-            if variable not in environ:
-                raise ValueError(f"{variable} is not set: the controller's env_map must map it to input.{field.name}")
-            row[field.name] = read_integer(environ, variable) if field.type is int else environ[variable]
-        return cls(**row)
 
 
 def read_integer(environ: Mapping[str, str], variable: str) -> int:
