@@ -11,6 +11,7 @@ from agentlightning.schemas import DEFAULT_ATTEMPT_ID as DEFAULT_ATTEMPT_ID
 from agentlightning.schemas import TERMINAL_STATES, RolloutCreate
 from agentlightning.schemas import Rollout as Rollout
 from agentlightning.schemas import RolloutState as RolloutState
+from agentlightning.server import proxy as agent_lightning_proxy
 from agentlightning.server.app import create_app
 from agentlightning.server.proxy import NoServersError as NoServersError
 from agentlightning.server.proxy import ProxyRouter
@@ -41,6 +42,7 @@ def agent_lightning_app(proxy: dict[str, Any], key: str, client: httpx.AsyncClie
         client: sends the agents' calls; closed by the caller. agent-lightning's own has at most 100 connections.
         trained: False for agents that nobody trains: they keep their temperature, and see no token ids.
     """
+    agent_lightning_proxy._is_retryable_status = _is_tried_again
     app = create_app({"key": key, "default_proxy": proxy})
     own_lifespan = app.router.lifespan_context
 
@@ -54,6 +56,15 @@ def agent_lightning_app(proxy: dict[str, Any], key: str, client: httpx.AsyncClie
 
     app.router.lifespan_context = lifespan
     return app
+
+
+def _is_tried_again(status: int) -> bool:
+    """Return whether a call is sent again that the model server answers so.
+
+    agentlightning 1.0.2 (`_is_retryable_status`) sends one six times for a 500, too, which is an error of the server
+    itself: the agent hears of it after 17 seconds. Its own client tries again where that makes sense.
+    """
+    return status in (408, 409, 429, 502, 503, 504)
 
 
 _POOLS = 32

@@ -148,8 +148,12 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
         'f"subprocess exited with code {item.proc.returncode}"',
         'RolloutState.FAILED, "local subprocess timed out")',
     ],
-    # gateway/stages/gate.py lets calls wait while the weights change
-    "agentlightning/server/proxy.py": ["if pause_state.paused: ... status_code=429"],
+    "agentlightning/server/proxy.py": [
+        "if pause_state.paused: ... status_code=429",  # gateway/stages/gate.py lets calls wait while the weights change
+        # gateway/upstream.py: a 500 is told at once
+        "if not _is_retryable_status(response.status_code) or ... return response",
+        "return status_code in _RETRY_STATUS_CODES or status_code >= 500",
+    ],
 }
 
 

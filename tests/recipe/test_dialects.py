@@ -608,13 +608,14 @@ async def test_refusals_are_told_as_the_api_tells_them(gateway: GatewayUnderTest
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 async def test_an_error_of_the_model_server_that_is_a_text_reaches_the_agent_as_this_text(
-    gateway: GatewayUnderTest, path: str, monkeypatch: pytest.MonkeyPatch
+    gateway: GatewayUnderTest, path: str
 ):
-    monkeypatch.setattr("agentlightning.server.proxy._RETRY_BACKOFF_BASE_SECONDS", 0.01)
+    """At once: agent-lightning would ask five times more."""
     gateway.model.fault = lambda path, body: "text"
     rollout = await gateway.create("memory", "off-policy")
     answer = await post(gateway, rollout, path, {**ASKED[path], "stream": False})
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the engine has ended")
+    assert len(gateway.model.requests()) == 1
     (event,) = await gateway.events(rollout, "model_request")  # which names the fault where the rollout is shown
     assert event["http_status"] == 500 and event["response"]["error"]["message"] == "the engine has ended"
 
