@@ -172,6 +172,7 @@ class Agent(_Section):
     class_: Annotated[ClassName | None, Field(alias="class")]
     env: dict[str, str]
     time_limit: Positive
+    most_calls: Positive
     concurrency: NotNegative
 
     @property
@@ -193,7 +194,7 @@ class Memory(_Section):
     state: Annotated[str, AfterValidator(_checked_state)]
     state_characters: Positive
     retrieval: Literal["score", "similarity", "value", "newest", "random"]
-    searched: Literal["every-turn", "first-turn"]
+    searched: Literal["user-turns", "every-turn", "first-turn"]
     judged: bool
     top_k: Positive
     min_similarity: Annotated[float, Field(ge=-1, lt=1)]
@@ -237,6 +238,7 @@ class Gateway(_Section):
     host: str | None
     port: Annotated[int, Field(ge=0, le=65535)]
     trained_calls: list[CallRule] | Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    compaction: Literal["trained", "untrained"]
     other_server: Annotated[str, Field(pattern=r"^https?://")] | None
     cumulative_tokens: bool
     max_request: Annotated[float, Field(gt=0)]

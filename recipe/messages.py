@@ -11,7 +11,17 @@ from empo2.recipe.json_text import dumped
 Message = dict[str, Any]
 
 # What programs of agents add to the text of a task; tags of other names may hold the task itself.
-_ADDED = re.compile(r"<([\w-]*(?:reminder|environment|context|skills)[\w-]*)>.*?</\1>", re.DOTALL)
+_BLOCK = r"<([\w-]*(?:reminder|environment|context|skills)[\w-]*)>.*?</\1>"
+_ADDED = re.compile(_BLOCK, re.DOTALL)
+# What agents ask where a chat nears the end of the context (Claude Code, Codex, Cline, OpenCode, pi, Qwen Code).
+_SUMMARY = re.compile(
+    r"\bsummar(?:y|i[sz])[^.]{0,120}\b(?:conversation|context|chat|session|history)\b"
+    r"|\b(?:conversation|context|chat|session|history)\b[^.]{0,120}\bsummar(?:y|i[sz])"
+    r"|\bcontext\b[^.]{0,40}\bcompact|respond with text only",
+    re.IGNORECASE,
+)
+_SUMMARY_CHARACTERS = 600
+_BEFORE = re.compile(rf"(?:\s*{_BLOCK}\s*)+", re.DOTALL)
 
 
 def text_of(content: Any) -> str:
@@ -30,35 +40,69 @@ def has_images(message: Message) -> bool:
 
 
 def newest_turn(messages: Sequence[Message]) -> int | None:
-    """Return the index of the message that takes new tips: the last ``user`` or ``tool`` message after the last reply.
+    """Return the index of the message that takes new tips: the last one after the last reply that says something new.
 
-    None if there is no such message. Earlier messages were sent already; changing one would break the prefix.
+    None if there is no ``user`` or ``tool`` message after it. Earlier messages were sent already; changing one would
+    break the prefix.
     """
+    place = None
     for index in range(len(messages) - 1, -1, -1):
-        role = messages[index].get("role")
+        role, content = messages[index].get("role"), messages[index].get("content")
         if role == "assistant":
-            return None
-        if role in ("user", "tool") and isinstance(messages[index].get("content"), str | list):
-            return index
-    return None
+            break
+        if role in ("user", "tool") and isinstance(content, str | list):
+            if _new_in(text_of(content)):
+                return index
+            place = index if place is None else place
+    return place
 
 
-def newest_observation(messages: Sequence[Message]) -> str:
-    """Return the text of the last ``user`` or ``tool`` message that says something new; "" if there is none.
+def newest_message(messages: Sequence[Message]) -> tuple[str, str]:
+    """Return role and text of the last ``user`` or ``tool`` message that says something new; "" if there is none.
 
     Blocks such as ``<system-reminder>`` or ``<environment_context>``, which an agent's program adds to each task, are
     left out, unless the newest turn has nothing else.
     """
-    whole = ""
+    whole = "", ""
     for message in reversed(messages):
-        if message.get("role") == "assistant" and whole:
+        role = message.get("role")
+        if role == "assistant" and whole[1]:
             break
-        if message.get("role") in ("user", "tool"):
+        if role in ("user", "tool"):
             text = text_of(message.get("content"))
-            if new := _ADDED.sub("", text).strip() if "</" in text else text:
-                return new
-            whole = whole or text
+            if new := _new_in(text):
+                return role, new
+            whole = whole if whole[1] else (role, text)
     return whole
+
+
+def newest_observation(messages: Sequence[Message]) -> str:
+    """Return the text of `newest_message`."""
+    return newest_message(messages)[1]
+
+
+def _new_in(text: str) -> str:
+    return _ADDED.sub("", text).strip() if "</" in text else text
+
+
+def task_in(content: str | list[Any]) -> tuple[int, int]:
+    """Return where new text begins in a message, after the blocks before it: a part's number, and a place in its text.
+
+    Both are 0 if there are only blocks. Of a string the number is 0.
+    """
+    texts = [content] if isinstance(content, str) else [text_of([part]) for part in content]
+    for number, text in enumerate(texts):
+        if _new_in(text) or not text:
+            begin = _BEFORE.match(text)
+            return number, begin.end() if begin else 0
+    return 0, 0
+
+
+def shortened(text: str, characters: int) -> str:
+    """Return a text with at most so many characters of it, without its middle."""
+    if len(text) <= characters:
+        return text
+    return f"{text[: characters - characters // 2]} ... {text[len(text) - characters // 2 :]}"
 
 
 def reply_of(body: dict[str, Any]) -> Message | None:
@@ -84,6 +128,21 @@ def is_beside(body: Mapping[str, Any]) -> bool:
     """Return True for a chat of one turn without tools: of an agent that offers tools, a call beside its main chat."""
     messages = body.get("messages")
     return bool(messages) and not body.get("tools") and all(each.get("role") != "assistant" for each in messages)
+
+
+def is_compaction(body: Mapping[str, Any], *, with_tools: bool) -> bool:
+    """Return True for a call that asks for a summary of the chat, in whose place the agent goes on from the summary.
+
+    It is the main chat with a new message, or, of an agent that offers tools (``with_tools``), one without any.
+    """
+    messages = body.get("messages")
+    if not messages:
+        return False
+    role, newest = newest_message(messages)
+    asked = newest if role == "user" and any(each.get("role") == "assistant" for each in messages) else ""
+    if with_tools and not body.get("tools") and messages[0].get("role") == "system":
+        asked = f"{text_of(messages[0].get('content'))[:_SUMMARY_CHARACTERS]}\n.{asked}"
+    return bool(_SUMMARY.search(asked[: 2 * _SUMMARY_CHARACTERS]))
 
 
 def digest(messages: Any) -> bytes:

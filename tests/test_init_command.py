@@ -363,7 +363,7 @@ def test_states_and_tips_are_shown_as_they_will_be():
     calls = [call("Count."), call("Count.", said("1"), "On. 0"), call("Count.", said("1"), "On. 0", said("2"), "On. 1")]
     state, (label, tips) = describe_states(calls, StateReader(load_settings().memory))
     assert state == ("state", "'Count.', 'On. 0', 'On. 1'")
-    assert label == "tips" and tips.startswith("stand before the newest message, here of the first call:\n")
+    assert label == "tips" and tips.startswith("stand before the task in the newest message, here of the first call:\n")
     assert tips.splitlines()[-3:] == ["- (what the policy wrote about an earlier episode)", "", "Count."]
 
 

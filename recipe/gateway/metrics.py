@@ -59,6 +59,7 @@ class StepMetrics:
             "constrained_calls",
             "untrained_calls",
             "side_calls",
+            "compaction_calls",
             "continued_calls",
             "text_calls",
             "reply_limits_lifted",

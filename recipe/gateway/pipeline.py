@@ -16,6 +16,7 @@ from empo2.recipe.gateway.stages.access import KeyCheck
 from empo2.recipe.gateway.stages.asked import AsAsked
 from empo2.recipe.gateway.stages.dialect import Dialects
 from empo2.recipe.gateway.stages.direct_calls import DirectCalls
+from empo2.recipe.gateway.stages.episode_ends import EpisodeEnds
 from empo2.recipe.gateway.stages.errors import ErrorForms
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
@@ -67,6 +68,7 @@ def stages(
         NormalForm(),  # the same turn reads the same, whoever sends it
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
         *([watch] if watch else []),  # `empo2 init` looks
+        EpisodeEnds(services.settings.agent.most_calls, services.metrics),  # none goes on without end
         SideCalls(services, chosen=bool(services.settings.gateway.trained_calls) or serving is not None),  # titles
         Gated(services.gate),  # waits while the weights change
         RolloutEnds(services, episodes, reflector),  # a rollout that ends is reflected on

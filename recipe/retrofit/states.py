@@ -29,7 +29,7 @@ def describe_states(calls: Sequence[Call], reader: StateReader) -> Iterator[tupl
         text = text_of(with_block(chat[index], render_tips([_TIP])).get("content"))
         lines = text.splitlines()
         cut = lines[:_LINES] + ["..."] * (len(lines) > _LINES)
-        yield "tips", "\n".join(["stand before the newest message, here of the first call:", *cut])
+        yield "tips", "\n".join(["stand before the task in the newest message, here of the first call:", *cut])
 
 
 def _indistinct(chats: Sequence[Sequence[Message]], reader: StateReader) -> str:

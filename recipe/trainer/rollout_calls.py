@@ -11,7 +11,7 @@ from agentlightning.server.routes.events import _trim_model_request
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
 from pydantic import BaseModel, FiniteFloat
 
-from empo2.recipe.messages import Message, has_images, is_beside, newest_observation
+from empo2.recipe.messages import Message, has_images, is_beside, is_compaction, newest_observation
 from empo2.recipe.protocol import CALL_EVENT, IMPOSSIBLE, TOP_TOKENS, CallEvent, Mode
 
 
@@ -157,10 +157,15 @@ def _check_ids(ids: list[int], vocabulary: float) -> None:
 
 
 def main_calls(calls: Sequence[PlayedCall]) -> list[PlayedCall]:
-    """Return the calls without those beside the main chat; the gateway cannot tell any before the first with tools."""
+    """Return the calls without those beside the main chat; the gateway cannot tell any before the first with tools.
+
+    Those that compact the chat stay: where they are not trained (``gateway.compaction``), the gateway records none.
+    """
     asked = [call.data["request"] for call in calls]
-    with_tools = any(each.get("tools") for each in asked)
-    return [call for call, each in zip(calls, asked, strict=True) if not (with_tools and is_beside(each))]
+    if not any(each.get("tools") for each in asked):
+        return [*calls]
+    beside = [is_beside(each) and not is_compaction(each, with_tools=True) for each in asked]
+    return [call for call, out in zip(calls, beside, strict=True) if not out]
 
 
 def turns_of(calls: Sequence[PlayedCall]) -> list[PlayedCall]:

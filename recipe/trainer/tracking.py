@@ -147,6 +147,14 @@ def step_line(step: int, metrics: Mapping[str, Any], *, rollouts: int, rows: int
         said += f"; dropped {', '.join(f'{count:.0f} {reason}' for reason, count in dropped.items())}"
     if split := metrics["empo2/unmerged_rollouts"]:
         said += f"; {split} rollouts came in several rows (a prompt did not extend the one before)"
+    beside = {
+        "calls beside the main chat": sum(metrics.get(f"empo2/side_calls{name}", 0) for name in ("", "_dropped")),
+        "calls to compact a chat": metrics.get("empo2/compaction_calls", 0),
+        "episodes ended at agent.most_calls": metrics.get("empo2/episodes_ended/most_calls", 0),
+        "episodes ended as too long twice": metrics.get("empo2/episodes_ended/too_long", 0),
+    }
+    if seen := [f"{count:.0f} {what}" for what, count in beside.items() if count]:
+        said += f"; {', '.join(seen)}"
     losses = {
         "rows dropped, their prompt exceeds model.max_prompt_tokens": metrics["empo2/overlong_rows"],
         "rows cut at model.max_episode_tokens": metrics["empo2/cut_rows"],

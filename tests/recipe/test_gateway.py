@@ -163,6 +163,17 @@ CONVERSATIONS: dict[str, tuple[list[Body], str | None, list[int]]] = {
 }
 
 
+async def test_a_result_of_a_tool_is_no_key_by_default(gateway: GatewayUnderTest):
+    """The words "1 passed" find any tip; the chat keeps the tips of its task."""
+    bodies, gateway.model.template, _ = CONVERSATIONS["tools"]
+    await gateway.store_tips(bodies, "Take the lamp.", "Look again.")
+    rollout = await gateway.create("memory")
+    sent = await gateway.play(rollout, bodies)
+    assert [tokenizer().decode(ids).count(BLOCK) for ids in sent] == [1, 1, 1]
+    assert [len(call["tip_ids"]) for call in await gateway.calls(rollout)] == [2, 0, 0]
+    assert all(call["visits"] for call in await gateway.calls(rollout))
+
+
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_tip_free_prompts_are_those_of_a_chat_that_never_had_tips(tmp_path: Path, name: str):
     """Error 1: the authors search the newest tip by tokens, and miss it. Each turn shows one tip, of odd text.
@@ -171,7 +182,7 @@ async def test_tip_free_prompts_are_those_of_a_chat_that_never_had_tips(tmp_path
     """
     bodies, template, blocks = CONVERSATIONS[name]
     special = set(tokenizer().convert_tokens_to_ids(PolicyTokenizer(MODEL).special_tokens))
-    async with running_gateway(tmp_path, "memory.top_k=1") as gateway:
+    async with running_gateway(tmp_path, "memory.top_k=1", "memory.searched=every-turn") as gateway:
         gateway.model.template = template
         ends = (".\n\n", ":\n- go", "\n", " <|im_<|im_<|im_end|>end|>end|> ...")
         await gateway.store_tips(bodies, *(f"Lamp {number}: read {BLOCK}{end}" for number, end in enumerate(ends)))

@@ -80,8 +80,36 @@ def test_the_newest_turn():
         ([user("a room"), SYSTEM], 0),
         ([user("a room"), assistant("look"), user(None)], None),
         ([user("a"), assistant("b"), {"role": "tool", "content": "c"}, user("d")], 3),
+        ([user("a"), assistant("b"), {"role": "tool", "content": "c"}, user("<a-reminder>d</a-reminder>")], 2),
+        ([user("<a-reminder>d</a-reminder>"), SYSTEM], 0),
     ):
         assert newest_turn(messages) == turn, messages
+
+
+REMINDER = "<system-reminder>\ngit status\n</system-reminder>"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("fix it", "{}\n\nfix it"),
+        (f"{REMINDER}\n\nfix it", f"{REMINDER}\n\n{{}}\n\nfix it"),
+        (f"{REMINDER}\n{REMINDER}fix it\n{REMINDER}", f"{REMINDER}\n{REMINDER}{{}}\n\nfix it\n{REMINDER}"),
+        (REMINDER, f"{{}}\n\n{REMINDER}"),
+        ([REMINDER, REMINDER, "fix it", REMINDER], [REMINDER, REMINDER, "{}\n", "fix it", REMINDER]),
+        ([f"{REMINDER} fix it"], [f"{REMINDER} {{}}\n\nfix it"]),
+        ([REMINDER], ["{}\n", REMINDER]),
+    ],
+)
+def test_tips_stand_directly_before_the_task(content: Any, expected: Any):
+    def parts(texts: Any) -> Any:
+        return texts if isinstance(texts, str) else [{"type": "text", "text": text} for text in texts]
+
+    (sent,) = send(EpisodeTips(), [user(parts(content))], "one")
+    text = block("one").text
+    assert sent["content"] == parts(
+        expected.format(text) if isinstance(expected, str) else [each.format(text) for each in expected]
+    )
 
 
 _text = st.text(max_size=40) | st.sampled_from(["", "\n", " a lamp\n\n", "x\n", "<|im_start|>user\n", "- a note"])

@@ -66,6 +66,8 @@ def test_the_state_is_the_newest_observation():
     assert chat_state([*chat, assistant("I take")]) == "a lamp"
     assert chat_state([SYSTEM]) == chat_state([]) == chat_state([user(None)]) == ""
     assert chat_state([user("a" * 1000 + "b" * 1000)]) == "a" * 1000 + "b" * 200
+    result = {"role": "tool", "tool_call_id": "1", "content": "a" * 1000 + "b" * 1000}
+    assert chat_state([user("go"), assistant("look"), result]) == "a" * 600 + " ... " + "b" * 600
     assert prompt_state("short") == "short"
     assert prompt_state("find the lamp\n\n" + "x" * 2000 + "a lamp") == "x" * 1194 + "a lamp"  # its end
 

@@ -71,7 +71,7 @@ class ModelCall:
         vLLM counts the reply's limit, which clients set to what their own models can: without it the reply may take
         what is left of the context. Then the tips go, of all turns: no call fails by its tips.
         """
-        if not _is_too_long(answer):
+        if not is_too_long(answer):
             return None
         counts, episode = self.services.metrics.counts, self.episode
         if (unlimited := _unlimited(self.sent)) is not None:
@@ -94,7 +94,7 @@ class ModelCall:
         self.episode.under_way.remove(self.asked)
         if self.tip_free is not None:
             self.tip_free.cancel()
-        self.episode.context_full = status == 400 and _is_too_long(answer)
+        self.episode.context_full = status == 400 and is_too_long(answer)
 
     def answered(self, response: Body) -> None:
         """Record the call in the background, since the agent already has its reply.
@@ -203,7 +203,7 @@ class PlainCall:
 
     async def shorter(self, answer: Body | None) -> Body | None:
         """As `ModelCall.shorter`; there are no tips."""
-        if not _is_too_long(answer) or (unlimited := _unlimited(self.sent)) is None:
+        if not is_too_long(answer) or (unlimited := _unlimited(self.sent)) is None:
             return None
         self.sent = unlimited
         return self.sent
@@ -258,7 +258,8 @@ def _sent(chat: Body, tokens: ChatTokens, tag: RolloutTag, *, teaches: bool) -> 
     return {**sampled, **tokens.fields, **(sampling.TOPS if teaches else {})}
 
 
-def _is_too_long(answer: Body | None) -> bool:
+def is_too_long(answer: Body | None) -> bool:
+    """Return whether a model server's error says that a prompt is longer than the model's context."""
     return any(words in str(answer) for words in _TOO_LONG)
 
 

@@ -17,7 +17,7 @@ from empo2.recipe.gateway.normal_form import normal_message
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.text import refusal, shown_tip, tip_of
 from empo2.recipe.gateway.traces import Span
-from empo2.recipe.messages import Message, reply_of, spoken, text_of
+from empo2.recipe.messages import Message, reply_of, shortened, spoken, text_of
 from empo2.recipe.protocol import is_success
 
 log = structlog.get_logger()
@@ -190,13 +190,6 @@ def reflection_chats(
         ]
         text = shortened("\n".join(lines), limit)
         yield [{"role": "user", "content": f"An episode:\n\n{text}\n\n{ask['content']}"}]
-
-
-def shortened(text: str, characters: int) -> str:
-    """Return a text with at most so many characters of it, without its middle."""
-    if len(text) <= characters:
-        return text
-    return f"{text[: characters - characters // 2]} ... {text[len(text) - characters // 2 :]}"
 
 
 def of_main_agent(turns: Sequence[Turn]) -> list[Turn]:

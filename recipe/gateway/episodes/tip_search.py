@@ -15,6 +15,7 @@ from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.injection import Block, ChatRequest, PromptRequest
 from empo2.recipe.gateway.traces import Span
+from empo2.recipe.messages import is_compaction
 from empo2.recipe.tip_block import TIPS_HEADING, render_tips, tip_line
 
 
@@ -34,7 +35,10 @@ class TipSearch:
 
 
 async def find_tips(services: Services, episode: Episode, body: Body) -> TipSearch:
-    """Read the request's state and, for a memory rollout, put tips into its newest turn."""
+    """Read the request's state and, for a memory rollout, put tips into its newest turn.
+
+    A request for a summary of the chat has no state, and gets none.
+    """
     request: ChatRequest
     if isinstance(messages := body.get("messages"), list):
         state, request = services.state.of_chat(messages), ChatRequest(episode.tips, messages)
@@ -42,10 +46,12 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
         state, request = services.state.of_prompt(prompt), PromptRequest(episode.tips, prompt)
     else:
         return TipSearch()  # token ids, or an invalid request, which the app refuses
+    if is_compaction(body, with_tools=any(turn.shared.get("tools") for turn in episode.turns)):
+        state = ""
     if not episode.tag.memory:
         return TipSearch(state)
     embedding = None
-    if request.takes_tips and not (episode.searches and services.settings.memory.searched == "first-turn"):
+    if request.takes_tips and _is_searched(services.settings.memory.searched, state, episode, request):
         carried = [tip.text for block in request.carried for tip in block.tips]
         room = services.settings.memory.episode_tokens - _tokens(request) - _line_tokens(services, TIPS_HEADING) - 1
         block = Block()
@@ -61,6 +67,11 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
             services.metrics.counts["tips_injected"] += len(block.tips)
     episode.tip_tokens = max(episode.tip_tokens, _tokens(request))
     return TipSearch(state, embedding, request)
+
+
+def _is_searched(turns: str, state: str, episode: Episode, request: ChatRequest) -> bool:
+    done = request.of_tool if turns == "user-turns" else turns == "first-turn" and episode.searches
+    return bool(state) and not done
 
 
 async def _search(

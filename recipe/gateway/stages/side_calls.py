@@ -1,4 +1,7 @@
-"""Answer calls beside the main chat, such as for a title or a commit message; they leave no trace in a rollout."""
+"""Answer calls beside the main chat, such as for a title or a commit message; they leave no trace in a rollout.
+
+So do calls that compact the chat, if ``gateway.compaction`` says so.
+"""
 
 import httpx
 from starlette.responses import Response
@@ -9,7 +12,7 @@ from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.errors import unanswered
 from empo2.recipe.gateway.stages.limits import UNCHECKED
 from empo2.recipe.gateway.upstream import NoServersError, rollout_of
-from empo2.recipe.messages import is_beside
+from empo2.recipe.messages import is_beside, is_compaction
 
 _SECONDS = 300  # as the agents' own calls
 
@@ -31,10 +34,16 @@ class SideCalls:
             return await forward(request)
         if request.body.get("tools") and request.rollout_id not in self._with_tools:
             self._with_tools = {each for each in self._with_tools if rollout_of(each)} | {request.rollout_id}
-        if request.rollout_id not in self._with_tools or not is_beside(request.body):
+        with_tools = request.rollout_id in self._with_tools
+        if is_compaction(request.body, with_tools=with_tools):
+            self._services.metrics.counts["compaction_calls"] += 1
+            if self._services.settings.gateway.compaction == "trained":
+                return await forward(request)
+        elif with_tools and is_beside(request.body):
+            self._services.metrics.counts["side_calls"] += 1
+        else:
             return await forward(request)
         body = {name: value for name, value in request.body.items() if name not in UNCHECKED}
-        self._services.metrics.counts["side_calls"] += 1
         span = self._services.traces.current()
         span.asked(body)
         span.set({names.TRAINED: False})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from empo2.memory import Tip
-from empo2.recipe.messages import Message, digests, newest_turn
+from empo2.recipe.messages import Message, digests, newest_turn, task_in
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,11 @@ class EpisodeTips:
 
 
 class ChatRequest:
-    """A chat as an agent sends it, and the tips in it."""
+    """A chat as an agent sends it, and the tips in it.
+
+    Attributes:
+        of_tool: True if its newest turn is what a tool returned.
+    """
 
     def __init__(self, tips: EpisodeTips, messages: Sequence[Message]) -> None:
         self._blocks = tips.blocks
@@ -71,6 +75,7 @@ class ChatRequest:
         self._digests = digests(messages)
         turn = newest_turn(messages)
         self._newest = None if turn is None else self._digests[turn]
+        self.of_tool = turn is not None and messages[turn]["role"] == "tool"
 
     @property
     def takes_tips(self) -> bool:
@@ -103,11 +108,16 @@ class ChatRequest:
 
 
 def with_block(message: Message, block: str) -> Message:
-    """Return the message with a block of tips before its own text; string content stays a string, parts stay parts."""
-    content = message["content"]
+    """Return the message with a block of tips directly before the task in it (`task_in`); parts stay parts."""
+    content, (number, place) = message["content"], task_in(message["content"])
     if isinstance(content, str):
-        return {**message, "content": f"{block}\n\n{content}"}
-    return {**message, "content": [{"type": "text", "text": f"{block}\n"}, *content]}
+        return {**message, "content": f"{content[:place]}{block}\n\n{content[place:]}"}
+    if place:
+        text = content[number]["text"]
+        parts = [{**content[number], "text": f"{text[:place]}{block}\n\n{text[place:]}"}]
+    else:
+        parts = [{"type": "text", "text": f"{block}\n"}, *content[number : number + 1]]
+    return {**message, "content": [*content[:number], *parts, *content[number + 1 :]]}
 
 
 class PromptRequest(ChatRequest):

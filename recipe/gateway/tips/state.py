@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from empo2.recipe.config import Memory, imported
-from empo2.recipe.messages import Message, newest_observation
+from empo2.recipe.messages import Message, newest_message, newest_observation, shortened
 
 log = structlog.get_logger()
 
@@ -45,12 +45,18 @@ class StateReader:
 
 def _part(state: str, characters: int) -> Part:
     if state == "beginning":
-        return lambda messages: newest_observation(messages)[:characters]
+        return lambda messages: _beginning(messages, characters)
     if state == "end":
         return lambda messages: newest_observation(messages)[-characters:]
     if state.startswith(_REGEX):
         return _last_match(re.compile(state.removeprefix(_REGEX)), characters)
     return _function(state, characters)
+
+
+def _beginning(messages: Sequence[Message], characters: int) -> str:
+    """Return the beginning of the newest observation; of a tool's result its end, too: there it says how it went."""
+    role, text = newest_message(messages)
+    return shortened(text, characters) if role == "tool" else text[:characters]
 
 
 def _last_match(pattern: re.Pattern[str], characters: int) -> Part:
