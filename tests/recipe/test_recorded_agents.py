@@ -30,6 +30,11 @@ AS_BEFORE = "{as in the request before: "
 _CUT = re.compile(r"(<(system-reminder)>(?:(?!</).)*\{\+\d+ chars\})\Z", re.DOTALL)  # a block whose end was cut off
 TIP = "Read the test first."
 TASK = "The test in test_calc.py fails."
+THOUGHTS = "I look first."
+# Keeps all thoughts.
+THINKING = TOOL_TEMPLATE.replace(
+    "{{ m.content }}", "{% if m.reasoning %}<think>{{ m.reasoning }}</think>{% endif %}{{ m.content }}"
+)
 BROKEN = '{"path": "calc.py", "old'
 
 # Rows, side calls.
@@ -125,10 +130,12 @@ def replies_to(chats: Sequence[Body]) -> dict[int, Message]:
     return found
 
 
-def as_sampled(message: Message, *, broken: bool) -> Body:
-    """A reply as the model wrote it, in the form of TOOL_TEMPLATE."""
+def as_sampled(message: Message, *, broken: bool, thinks: bool) -> Body:
+    """A reply as the model wrote it, in the form of THINKING; OpenHands sends no thoughts back."""
     reply = {name: message[name] for name in ("content", "reasoning") if name in message}
-    written = message.get("content") or ""
+    if thinks:
+        reply["reasoning"] = reply.get("reasoning", THOUGHTS)
+    written = (f"<think>{reply['reasoning']}</think>" if thinks else "") + (message.get("content") or "")
     calls = []
     for call in message.get("tool_calls") or []:
         arguments = {
@@ -156,9 +163,10 @@ async def test_rows_tips_and_side_calls(agent: str, tmp_path: Path) -> None:
         place = asked[-1] if asked else None
         if place is None or place not in replies:
             return "Done."
-        return as_sampled(replies[place], broken=agent.endswith("broken_arguments") and place == 1)
+        broken = agent.endswith("broken_arguments") and place == 1
+        return as_sampled(replies[place], broken=broken, thinks=agent.endswith("_thinking"))
 
-    model = ModelServer(template=TOOL_TEMPLATE, context=200_000)
+    model = ModelServer(template=THINKING, context=200_000)
     async with running_gateway(tmp_path, "gateway.cumulative_tokens=true", model=model) as gateway:
         model.reply = reply
         begun = newest_observation(chats[first]["messages"])
@@ -185,7 +193,8 @@ def calls_of(agent: str) -> Iterator[Call]:
     replies = replies_to(chats)
     for place, ((path, _), chat) in enumerate(zip(requests, chats, strict=True)):
         broken = agent.endswith("broken_arguments") and place == 1
-        reply = as_sampled(replies[place], broken=broken) if place in replies else {"content": "Done."}
+        thinks = agent.endswith("_thinking")
+        reply = as_sampled(replies[place], broken=broken, thinks=thinks) if place in replies else {"content": "Done."}
         answer = {"choices": [{"message": {"role": "assistant", **reply}}]}
         yield Call("chat/completions", chat, place, place + 0.5, 200, answer, path[1:])
 

@@ -181,6 +181,32 @@ async def test_a_model_that_is_not_to_think_has_one_row(gateway: GatewayUnderTes
     assert row == [*third, *ids("take the lamp"), END]
 
 
+# As Qwen3's within one turn of the user: thoughts stay.
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning %}<think>\n{{ m.reasoning }}\n</think>\n\n"
+    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("returned", [{}, {"reasoning": "so so"}, {"reasoning_content": "hm so"}])
+@pytest.mark.parametrize("drift", [False, True])
+async def test_thoughts_that_an_agent_drops_or_changes_stay(
+    gateway: GatewayUnderTest, drift: bool, returned: Body
+) -> None:
+    gateway.model.template = THINKING
+    thoughts = ids("<think>\nhm so\n</think>\n\n")
+    said = [*thoughts, *(letters if drift else ids)("go north"), END]
+    begin, after = CHATS[0], user("a hall")
+    reply = {"content": "go north", "reasoning": "hm so", "sampled": said}
+    rollout = await gateway.create("no-memory")
+    chats = [begin, [*begin, assistant("go north", **returned), after]]
+    assert await play(gateway, [reply, "look"], chats, rollout) == [FIRST, [*FIRST, *said, *ids(turn("a hall"))]]
+    assert (await gateway.drain())["empo2/text_calls"] == 0
+    await gateway.finish(rollout)
+    assert len((await trained(gateway, rollout))[0]) == 1
+
+
 PICTURE = user([{"type": "text", "text": "see"}, {"type": "image_url", "text": "IMAGE"}])
 
 

@@ -26,7 +26,8 @@ log = structlog.get_logger()
 # Understood by vLLM's chat completions with ``recipe/engine/prompt_ids.py``.
 FIELD = "prompt_token_ids"
 # As vocabularies spell them.
-_NO_THOUGHTS = re.compile(r"<think>(?:Ċ|Ġ|▁|<0x0A>|\s)*</think>(?:Ċ|<0x0A>|\s)*")
+_SPACE = re.compile(r"Ċ|Ġ|▁|<0x0A>|\s")
+_NO_THOUGHTS = re.compile(rf"<think>(?:{_SPACE.pattern})*</think>(?:{_SPACE.pattern})*")
 
 
 @dataclass
@@ -121,8 +122,8 @@ async def continued(services: Services, rollout_id: str, last: Reply, body: Body
         AsText: it cannot.
         httpx.HTTPError: the server does not render it.
     """
-    if last.problem:
-        raise AsText(last.problem)
+    if last.stopped:
+        raise AsText("stop")
     if any(map(has_images, body["messages"])):
         raise AsText("images")
     # Shielded: others wait for it too.
@@ -145,7 +146,8 @@ def new_turn(tokenizer: PolicyTokenizer, reply: Reply, before: Ids, closed: Ids,
         closed: of that chat with the reply, which ends after the reply's turn.
         whole: of the whole chat. As texts, each must begin with the one before it: else the template writes the
             history anew, such as without thoughts, and that is what the model shall see. Empty thoughts do not count:
-            where a model is not to think, templates write them before the newest reply alone.
+            where a model is not to think, templates write them before the newest reply alone. The reply's own thoughts
+            must stand in it.
 
     Raises:
         AsText: they do not, or how the template ends a turn cannot be told.
@@ -165,6 +167,8 @@ def new_turn(tokenizer: PolicyTokenizer, reply: Reply, before: Ids, closed: Ids,
         or text(whole[: end_in_whole + 1]) != text(closed[: end + 1])
     ):
         raise AsText("template")
+    if _SPACE.sub("", tokenizer.spelled(reply.thoughts)) not in _SPACE.sub("", text(closed)[len(text(before)) :]):
+        raise AsText("reasoning")
     if reply.ids[-1] == closed[end]:
         return whole[end_in_whole + 1 :]
     if reply.cut:

@@ -39,7 +39,8 @@ class Reply:
         said: the message, in a form in which an agent's copy of it is equal.
         ids: sampled, the end of the turn included.
         cut: True if it met its length limit, so that it has no end of turn.
-        problem: why no chat can continue from the ids; "" if one can.
+        stopped: True if it ended at a string of the request's ``stop``, so that no chat can continue from the ids.
+        thoughts: that vLLM took out of the text; "" for none.
     """
 
     prompt: asyncio.Future[Prompt]
@@ -47,7 +48,8 @@ class Reply:
     said: tuple[Any, ...]
     ids: Ids
     cut: bool
-    problem: str
+    stopped: bool
+    thoughts: str
 
 
 class AsText(Exception):
@@ -70,14 +72,18 @@ class Replies:
         message, choice = reply_of(response), (response.get("choices") or [{}])[0]
         if message is None or not choice.get("token_ids") or not isinstance(body.get("messages"), list):
             return
-        thought = message.get("reasoning") or message.get("reasoning_content")
-        problem = "reasoning" if thought else "stop" if isinstance(choice.get("stop_reason"), str) else ""
-        ids, cut = array("i", choice["token_ids"]), choice.get("finish_reason") == "length"
         sampled = normal_message(message)
         self.sampled.add(message)
-        self._of_chat[digest(body["messages"])].append(
-            Reply(prompt, rendering_of(body), _said(sampled), ids, cut, problem)
+        reply = Reply(
+            prompt,
+            rendering_of(body),
+            _said(sampled),
+            array("i", choice["token_ids"]),
+            cut=choice.get("finish_reason") == "length",
+            stopped=isinstance(choice.get("stop_reason"), str),
+            thoughts=sampled.get("reasoning", ""),
         )
+        self._of_chat[digest(body["messages"])].append(reply)
 
     def last_in(self, body: Body) -> Reply | None:
         """Return the reply that a chat goes on from; None if there is none in it, or no call was answered yet.

@@ -53,6 +53,10 @@ class PolicyTokenizer:
         """Return the tokens as the vocabulary spells them, by which texts can be compared however they are cut."""
         return "".join(self._tokenizer.id_to_token(number) or f"<{number}>" for number in ids)
 
+    def spelled(self, text: str) -> str:
+        """Return a text as `text` has it."""
+        return "".join(self._tokenizer.encode(text, add_special_tokens=False).tokens)
+
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
