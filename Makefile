@@ -7,7 +7,7 @@ only ?= *
 tier ?= parts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser trace-tools alfworld-engine demo small-model test test-trainings test-all test-fast check soak gpu-proof lock audit clean
+.PHONY: help setup frameworks browser trace-tools alfworld-engine demo small-model test test-trainings test-all test-fast check recordings soak gpu-proof lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ check: frameworks ## lint, formatting and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+
+recordings: setup ## play the coding agents of docs/agents.md, and record anew what they send (only=claude: that one)
+	EMPO2_RECORD=1 $(BIN)/python -m pytest -r fEs tests/recipe/test_coding_agents.py $(if $(filter-out *,$(only)),-k $(only))
 
 soak: setup ## play 10,000 episodes while things break; what is lost, and how the gateway grows (not in CI)
 	$(BIN)/python -m tests.soak

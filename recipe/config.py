@@ -54,8 +54,8 @@ def _checked_keep(value: Any) -> Any:
 
 
 def _checked_source(value: str) -> str:
-    if not re.fullmatch(r"hub:[\w.-]+(/[\w.-]+)?|.+\.(jsonl|parquet)|[\w.]+:\w+", value):
-        raise ValueError("must be module:function, a .jsonl or .parquet file, or hub:NAME")
+    if not re.fullmatch(r"hub:[\w.-]+(/[\w.-]+)?|.+\.(jsonl|parquet)|[\w.]+:\w+|[^:]*/[^:]*", value):
+        raise ValueError("must be module:function, a .jsonl or .parquet file, a folder with a / in it, or hub:NAME")
     return value
 
 

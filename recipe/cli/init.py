@@ -35,8 +35,8 @@ def init(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="The tasks: MODULE:FUNCTION, FILE.jsonl, FILE.parquet, or hub:NAME of a data set on the Hugging Face "
-            "hub.  [default: my_tasks.py, written with made-up tasks if there is none]",
+            help="The tasks: MODULE:FUNCTION, FILE.jsonl, FILE.parquet, a folder of Harbor's tasks, or hub:NAME of "
+            "a data set on the Hugging Face hub.  [default: my_tasks.py, written with made-up tasks if there is none]",
         ),
     ] = None,
     env: Annotated[

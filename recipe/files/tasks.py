@@ -41,7 +41,7 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
     if tasks.source is None:
         raise ConfigError("tasks.source=None: give the tasks, module:function, or --profile for ScienceWorld's")
     try:
-        if tasks.source.startswith(_HUB) or tasks.source.endswith(_FILES):
+        if tasks.source.startswith(_HUB) or tasks.source.endswith(_FILES) or _is_folder(tasks.source):
             train, val = read_tasks(tasks.source, **tasks.args)
         else:
             train, val = imported(tasks.source, "tasks.source")(**tasks.args)
@@ -73,7 +73,7 @@ def read_tasks(
     """Return training and validation tasks.
 
     Args:
-        source: a file, or ``hub:NAME``.
+        source: a file, a folder of tasks in Harbor's form, or ``hub:NAME``.
         validation: another file, or another split on the hub; without it, every tenth row is a validation task.
         most_validation_tasks: at most so many, from the beginning.
         config: configuration of the hub's data set, as ``main`` of gsm8k.
@@ -101,6 +101,8 @@ def _of_file(name: str) -> Rows:
     from pyarrow.parquet import read_table  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
     file, source = Path(name).expanduser(), f"tasks.source={name!r}"
+    if _is_folder(name):
+        return _of_folder(file, source)
     if file.suffix not in _FILES:
         raise ConfigError(f"tasks.args.validation={name!r}: give a {' or '.join(_FILES)} file")
     try:
@@ -114,6 +116,25 @@ def _of_file(name: str) -> Rows:
             json.dumps(row)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{source}: row {number} is not JSON-like: {error}") from None
+    return rows
+
+
+def _is_folder(source: str) -> bool:
+    return "/" in source and ":" not in source and not source.endswith(_FILES)
+
+
+def _of_folder(folder: Path, source: str) -> Rows:
+    from empo2.agents.coding.task_folders import read_folder
+
+    if not folder.is_dir():
+        raise ConfigError(f"{source}: there is no such folder")
+    rows, left_out = read_folder(folder)
+    if left_out:
+        said = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        print(
+            f"note   {source}: {len(left_out)} of {len(rows) + len(left_out)} tasks need a container: {said}",
+            flush=True,
+        )
     return rows
 
 

@@ -1,0 +1,182 @@
+"""Play an episode of a coding agent on a task folder; write the reward of its tests to EMPO2_REWARD_FILE.
+
+The agent runs in a copy of the task's files, which is a repository of one commit, with a HOME of its own. Then the
+task's tests run there. An agent that ends with an error fails, unless it has earned a reward nevertheless; one that
+meets its time limit does not.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from .known import CONTEXT_TOKENS, KNOWN, REPLY_TOKENS, CodingAgent
+from .room import HOME, LOGS, TESTS, TIMED_OUT, Room
+from .task_folders import NeedsContainer, Task, read_task
+
+_PLACEHOLDER = re.compile(r"\{([A-Z_]+)\}")
+# Of agent-lightning and of the task: how to report a reward is not the agent's business.
+_NOT_FOR_THE_AGENT = re.compile(r"AGL_|AGENT_|TASK_|EMPO2_")
+_DATE = 1_767_225_600  # 2026-01-01, of all files and of the commit, so that episodes begin alike
+
+
+class Failed(Exception):
+    """The episode has no reward; the message says why."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m empo2.agents.coding", description=__doc__)
+    parser.add_argument("--path", action="append", default=[], help="a folder of programs, before PATH")
+    parser.add_argument("--home", type=Path, help="a folder whose content each episode finds in its HOME")
+    parser.add_argument(
+        "--task", type=Path, default=os.environ.get("TASK_FOLDER") or None, help="default: $TASK_FOLDER"
+    )
+    parser.add_argument(
+        "agent", choices=[*KNOWN], help="`command`: the words that follow, in which {NAME} is a variable"
+    )
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="more words for the agent's command")
+    given = parser.parse_args()
+    try:
+        if given.task is None:
+            raise Failed("no task is given: set TASK_FOLDER or --task to its folder")
+        reward = play(read_task(given.task), KNOWN[given.agent], given.words, [*map(_absolute, given.path)], given.home, given.agent)
+        if file := os.environ.get("EMPO2_REWARD_FILE"):
+            Path(file).write_text(f"{reward}\n")
+    except (Failed, NeedsContainer, ValueError, OSError) as error:
+        sys.exit(f"{given.agent} on {given.task}: {error}")
+    print(reward)
+
+
+def play(
+    task: Task, agent: CodingAgent, words: list[str], path: list[str], home: Path | None, name: str = "command"
+) -> float:
+    """Play an episode; return the reward. Raises Failed if there is none."""
+    program = [*shlex.split(agent.command), *words][:1]
+    if not program or shutil.which(program[0], path=os.pathsep.join([*path, os.environ["PATH"]])) is None:
+        fix = f"install it ({agent.install}), " if agent.install else ""
+        raise Failed(f"there is no program {program}: {fix}and name its folder with --path")
+    # Not below /tmp, which each room has for itself: the host's is not seen there.
+    with tempfile.TemporaryDirectory(prefix="coding-", dir="/var/tmp", ignore_cleanup_errors=True) as folder:
+        room = Room(Path(folder), task.workdir, hidden=task.folder)
+        work, own_home = room.outside(task.workdir), room.outside(HOME)
+        task.copy_into(work)
+        make_repository(work)
+        variables = {name: value for name, value in os.environ.items() if not _NOT_FOR_THE_AGENT.match(name)}
+        variables |= {"PATH": os.pathsep.join([*path, os.environ["PATH"]]), **room.variables, **task.variables}
+        variables = {"CONTEXT_TOKENS": str(CONTEXT_TOKENS), "REPLY_TOKENS": str(REPLY_TOKENS)} | variables
+        known = {**variables, "INSTRUCTION": room.shown(task.instruction)}
+        variables |= {name: _filled(value, known) for name, value in agent.variables.items()}
+        warm = _warm_home(name, variables["PATH"])
+        for source in (warm, home):
+            if source and source.is_dir():
+                shutil.copytree(source, own_home, symlinks=True, dirs_exist_ok=True)
+        for file, text in agent.home.items():
+            (own_home / file).parent.mkdir(parents=True, exist_ok=True)
+            (own_home / file).write_text(_filled(text, known))
+        command = [_filled(word, known) for word in shlex.split(agent.command)] + [room.shown(word) for word in words]
+        code = room.run(command, variables, task.agent_seconds)
+        _keep(agent.kept, own_home, warm)
+        if code == TIMED_OUT:
+            print(f"the agent met its time limit of {task.agent_seconds:g} s", file=sys.stderr)
+        reward = run_tests(task, room, variables)
+        if code not in (0, TIMED_OUT) and reward <= 0:
+            raise Failed(f"the agent ended with exit code {code}")
+        return reward
+
+
+def make_repository(folder: Path) -> None:
+    """Commit all files of a folder, with the same hash and the same times in each copy."""
+    for each in folder.rglob("*"):
+        os.utime(each, (_DATE, _DATE), follow_symlinks=False)
+    of_none = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    dates = dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), f"{_DATE} +0000")
+    names = {f"GIT_{who}_{what}": "task" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    environment = {"PATH": os.environ["PATH"], **of_none, **dates, **names}
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "The task"]):
+        done = subprocess.run(["git", *words], cwd=folder, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise Failed(f"git {words[0]}: {done.stderr.strip()}")
+    os.utime(folder, (_DATE, _DATE))
+
+
+def run_tests(task: Task, room: Room, variables: Mapping[str, str]) -> float:
+    """Run a task's tests in the room; return their reward. Raises Failed if they give none."""
+    tests, logs = room.outside(TESTS), room.outside(LOGS) / "verifier"
+    if (task.folder / "tests").is_dir():
+        shutil.copytree(task.folder / "tests", tests, symlinks=True)
+    else:
+        tests.mkdir()
+    script = tests / Path(task.test_script).name
+    if not script.exists():
+        shutil.copy2(task.folder / task.test_script, script)
+    for file in tests.rglob("*"):
+        with contextlib.suppress(UnicodeDecodeError, IsADirectoryError):
+            text = file.read_text()
+            if (shown := room.shown(text)) != text:
+                file.write_text(shown)
+    logs.mkdir(exist_ok=True)
+    for left in logs.glob("reward.*"):  # by the agent
+        left.unlink()
+    command = ["bash", room.shown(f"{TESTS}/{script.name}")]
+    tests_variables = {"TEST_DIR": room.shown(TESTS), **variables, **task.verifier_variables}
+    with (logs / "test-stdout.txt").open("wb") as output:
+        code = room.run(command, tests_variables, task.verifier_seconds, output)
+    if task.form == "terminal-bench":
+        return float(code == 0)
+    if code == TIMED_OUT:
+        raise Failed(f"the tests met their time limit of {task.verifier_seconds:g} s")
+    return _reward(logs)
+
+
+def _reward(logs: Path) -> float:
+    """Return ``reward.json``'s field ``reward``, or its only one; or else the number of ``reward.txt``."""
+    file = next((logs / name for name in ("reward.json", "reward.txt") if (logs / name).exists()), None)
+    if file is None:
+        said = " ".join((logs / "test-stdout.txt").read_text(errors="replace").split())[-200:]
+        raise Failed(f"the tests wrote no reward to /logs/verifier/reward.txt; their output: {said}")
+    try:
+        value = json.loads(file.read_text())
+        if isinstance(value, dict):
+            value = value["reward"] if "reward" in value else value.popitem()[1] if len(value) == 1 else None
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError
+    except ValueError:
+        raise Failed(f"{file.name} is {file.read_text()[:200]!r}: must be one finite number") from None
+    return float(value)
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _filled(text: str, variables: Mapping[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda found: variables[found[1]], text)
+
+
+def _warm_home(agent: str, path: str) -> Path:
+    """Return the folder of what an agent's first episode made; it has another one after an update."""
+    program = Path(shutil.which(shlex.split(KNOWN[agent].command or "sh")[0], path=path) or "/").resolve()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "empo2" / "coding" / f"{agent}-{program.stat().st_mtime_ns:x}"
+
+
+def _keep(paths: tuple[str, ...], home: Path, warm: Path) -> None:
+    for path in paths:
+        if (home / path).is_dir() and not (warm / path).exists():
+            (warm / path).parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=warm.parent) as folder, contextlib.suppress(OSError):
+                # By a rename, and only once: other episodes may be doing the same.
+                os.rename(shutil.copytree(home / path, Path(folder, "copy"), symlinks=True), warm / path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+def merged(intervals):
+    """Return intervals (start, end) in order, those that touch or overlap as one."""
+    result = []
+    for start, end in sorted(intervals):
+        if result and start < result[-1][1]:
+            result[-1] = (result[-1][0], end)
+        else:
+            result.append((start, end))
+    return result

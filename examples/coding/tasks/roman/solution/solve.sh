@@ -1,0 +1,10 @@
+#!/bin/bash
+cat > /app/roman.py << 'END'
+VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
+
+
+def number(text):
+    """Return the number of a Roman numeral, such as 14 for XIV."""
+    values = [VALUES[letter] for letter in text]
+    return sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0]))
+END

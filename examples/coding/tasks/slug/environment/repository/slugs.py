@@ -1,0 +1,3 @@
+def slug(title):
+    """Return a title in lower case with one hyphen between its words, such as `a-small-step`."""
+    return title.lower().replace(" ", "-")
