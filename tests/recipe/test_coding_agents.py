@@ -19,7 +19,7 @@ from empo2.agents.coding.known import KNOWN
 from empo2.recipe.controller.agent_process import ALONE
 
 from .coding_agents import SCRIPTS, SMALL, TASK, TIP, install, script, table
-from .harness import ROOMS, running_gateway, trained
+from .harness import ROOMS, STORES, running_gateway, trained
 from .model_server import ModelServer
 from .recordings import RECORDED, is_recording, recording
 
@@ -48,6 +48,8 @@ async def play(
 ) -> Played:
     """Play an episode in memory mode, in which every state finds the tip."""
     folder.mkdir()
+    for store in STORES:  # the model of an episode before
+        store.clear()
     model = ModelServer(context=200_000)
     settings = ("gateway.cumulative_tokens=true", "memory.min_similarity=-1")
     async with running_gateway(folder, *settings, model=model) as gateway:
