@@ -16,10 +16,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .known import CONTEXT_TOKENS, KNOWN, REPLY_TOKENS, CodingAgent
+from .known import CONTEXT_TOKENS, KNOWN, REPLY_TOKENS
 from .room import HOME, LOGS, TESTS, TIMED_OUT, Room
 from .task_folders import NeedsContainer, Task, read_task
 
@@ -48,7 +48,8 @@ def main() -> None:
     try:
         if given.task is None:
             raise Failed("no task is given: set TASK_FOLDER or --task to its folder")
-        reward = play(read_task(given.task), KNOWN[given.agent], given.words, [*map(_absolute, given.path)], given.home, given.agent)
+        programs = [os.path.abspath(os.path.expanduser(path)) for path in given.path]
+        reward = play(read_task(given.task), given.agent, given.words, programs, given.home)
         if file := os.environ.get("EMPO2_REWARD_FILE"):
             Path(file).write_text(f"{reward}\n")
     except (Failed, NeedsContainer, ValueError, OSError) as error:
@@ -56,26 +57,33 @@ def main() -> None:
     print(reward)
 
 
-def play(
-    task: Task, agent: CodingAgent, words: list[str], path: list[str], home: Path | None, name: str = "command"
-) -> float:
-    """Play an episode; return the reward. Raises Failed if there is none."""
+def play(task: Task, name: str, words: Sequence[str], programs: Sequence[str] = (), home: Path | None = None) -> float:
+    """Play an episode; return the reward. Raises Failed if there is none.
+
+    Args:
+        name: of a known agent.
+        words: after its command.
+        programs: folders of programs, before PATH.
+        home: a folder whose content is copied into HOME.
+    """
+    agent, search = KNOWN[name], os.pathsep.join([*programs, os.environ["PATH"]])
     program = [*shlex.split(agent.command), *words][:1]
-    if not program or shutil.which(program[0], path=os.pathsep.join([*path, os.environ["PATH"]])) is None:
+    if not program or shutil.which(program[0], path=search) is None:
         fix = f"install it ({agent.install}), " if agent.install else ""
         raise Failed(f"there is no program {program}: {fix}and name its folder with --path")
-    # Not below /tmp, which each room has for itself: the host's is not seen there.
-    with tempfile.TemporaryDirectory(prefix="coding-", dir="/var/tmp", ignore_cleanup_errors=True) as folder:
+    # The reward's folder is removed also if this process is killed.
+    parent = os.path.dirname(os.environ.get("EMPO2_REWARD_FILE", "")) or None
+    with tempfile.TemporaryDirectory(prefix="room-", dir=parent, ignore_cleanup_errors=True) as folder:
         room = Room(Path(folder), task.workdir, hidden=task.folder)
         work, own_home = room.outside(task.workdir), room.outside(HOME)
         task.copy_into(work)
         make_repository(work)
         variables = {name: value for name, value in os.environ.items() if not _NOT_FOR_THE_AGENT.match(name)}
-        variables |= {"PATH": os.pathsep.join([*path, os.environ["PATH"]]), **room.variables, **task.variables}
+        variables |= {"PATH": search, **room.variables, **task.variables}
         variables = {"CONTEXT_TOKENS": str(CONTEXT_TOKENS), "REPLY_TOKENS": str(REPLY_TOKENS)} | variables
         known = {**variables, "INSTRUCTION": room.shown(task.instruction)}
         variables |= {name: _filled(value, known) for name, value in agent.variables.items()}
-        warm = _warm_home(name, variables["PATH"])
+        warm = _warm_home(name, search)
         for source in (warm, home):
             if source and source.is_dir():
                 shutil.copytree(source, own_home, symlinks=True, dirs_exist_ok=True)
@@ -154,11 +162,10 @@ def _reward(logs: Path) -> float:
     return float(value)
 
 
-def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
-
-
 def _filled(text: str, variables: Mapping[str, str]) -> str:
+    for name in _PLACEHOLDER.findall(text):
+        if name not in variables:
+            raise Failed(f"{name} is not set; empo2.agents.command:CommandAgent sets it")
     return _PLACEHOLDER.sub(lambda found: variables[found[1]], text)
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from empo2.agents.coding import room
 from empo2.agents.coding.__main__ import Failed, play
-from empo2.agents.coding.known import KNOWN
 from empo2.agents.coding.task_folders import NeedsContainer, read_folder, read_task
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
@@ -61,9 +60,9 @@ def room_is_isolated() -> bool:
         return room.Room(Path(folder), "/app", Path(folder)).isolated
 
 
-def say(task: Path, line: str, **options: object) -> float:
+def say(task: Path, line: str) -> float:
     """Play a task with a shell line as the agent."""
-    return play(read_task(task), KNOWN["command"], ["sh", "-c", line], [], None, **options)  # type: ignore[arg-type]
+    return play(read_task(task), "command", ["sh", "-c", line])
 
 
 def test_the_examples_are_failed_by_doing_nothing_and_passed_by_their_solutions() -> None:
@@ -125,7 +124,7 @@ def test_a_home_is_a_copy_and_a_warm_one_is_kept(outside: Path, capfd: pytest.Ca
     for _ in range(2):
         os.environ.update(OPENAI_BASE_URL="http://gateway/v1", OPENAI_API_KEY="key-of-the-rollout")
         try:
-            play(read_task(task), KNOWN["opencode"], [], [str(programs)], mine, "opencode")
+            play(read_task(task), "opencode", [], [str(programs)], mine)
         finally:
             del os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
         said.append(capfd.readouterr().err)
@@ -160,12 +159,9 @@ def test_an_agent_that_ends_with_an_error(outside: Path) -> None:
     assert say(task, "echo right > answer.txt; exit 1") == 1
     with pytest.raises(Failed, match="exit code 7"):
         say(task, "exit 7")
-    for agent, words, said in (
-        ("command", ["no-such"], "no program ['no-such']"),
-        ("codex", [], "npm i @openai/codex"),
-    ):
+    for name, words, said in (("command", ["no-such"], "no program ['no-such']"), ("codex", [], "npm i @openai/codex")):
         with pytest.raises(Failed, match=re.escape(said)):
-            play(read_task(task), KNOWN[agent], words, [], None, agent)
+            play(read_task(task), name, words)
 
 
 def test_a_task_of_terminal_bench(outside: Path) -> None:
@@ -230,5 +226,6 @@ def test_the_command_line(outside: Path) -> None:
     environment = {**os.environ, "EMPO2_REWARD_FILE": str(reward), "TASK_FOLDER": str(task)}
     assert subprocess.run(words, env=environment, capture_output=True, check=True).stdout == b"1.0\n"
     assert reward.read_text() == "1.0\n"
+    assert {path.name for path in outside.iterdir()} == {"task", "reward"}
     done = subprocess.run(words, env=os.environ | {"TASK_FOLDER": ""}, capture_output=True, text=True)
     assert done.returncode == 1 and "TASK_FOLDER" in done.stderr

@@ -25,14 +25,11 @@ _LEFT_OUT = {"authorization", "x-api-key", "host", "content-length", "connection
 _ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\bses_\w{20,}\b")
 
 
-def is_recording() -> bool:
-    return os.environ.get("EMPO2_RECORD") == "1"
-
-
 @contextmanager
-def recording(agent: str, variables: dict[str, str]) -> Iterator[dict[str, str]]:
-    """Yield an agent's variables; with EMPO2_RECORD=1 its calls are written to recorded/AGENT.jsonl on the way."""
-    if not is_recording():
+def recording(name: str, variables: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Yield an agent's variables; with EMPO2_RECORD=1 its calls replace recorded/NAME.jsonl, if that is there."""
+    file = RECORDED / f"{name}.jsonl"
+    if os.environ.get("EMPO2_RECORD") != "1" or not file.exists():
         yield variables
         return
     base, requests, app = variables["AGL_OPENAI_BASE_URL"], list[Body](), FastAPI()
@@ -63,7 +60,7 @@ def recording(agent: str, variables: dict[str, str]) -> Iterator[dict[str, str]]
     with serving(app) as url:
         yield variables | {"AGL_OPENAI_BASE_URL": base.replace(root, url)}
     text = "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in _shortened(requests))
-    (RECORDED / f"{agent.replace('-', '_')}.jsonl").write_text(_with_names(text))
+    file.write_text(_with_names(text))
 
 
 def _shortened(requests: list[Body]) -> Iterator[Body]:

@@ -21,7 +21,7 @@ from empo2.recipe.controller.agent_process import ALONE
 from .coding_agents import SCRIPTS, SMALL, TASK, TIP, install, script, table
 from .harness import ROOMS, STORES, running_gateway, trained
 from .model_server import ModelServer
-from .recordings import RECORDED, is_recording, recording
+from .recordings import RECORDED, recording
 
 pytestmark = [pytest.mark.rare, pytest.mark.slow, pytest.mark.usefixtures("quiet", "empty_stores")]
 
@@ -43,6 +43,10 @@ def prefix() -> Iterator[Path]:
         yield Path(folder)
 
 
+def recorded_as(agent: str, variant: str) -> str:
+    return "_".join([*agent.split("-"), *filter(None, [variant])])
+
+
 async def play(
     agent: str, programs: Path, folder: Path, variant: str = "", words: str = "", more: Mapping[str, str] | None = None
 ) -> Played:
@@ -57,7 +61,7 @@ async def play(
         before = len(model.requests())
         model.reply = script(agent, variant)
         rollout = await gateway.create("memory", "off-policy")
-        with recording("_".join([agent, variant]).strip("_"), gateway.variables(rollout)) as variables:
+        with recording(recorded_as(agent, variant), gateway.variables(rollout)) as variables:
             command = f"{sys.executable} -m empo2.agents.coding --path {programs} {agent} {words}"
             environment = {**os.environ, **variables, **(more or {}), "TASK_FOLDER": str(TASK)}
             done = await asyncio.to_thread(
@@ -96,7 +100,7 @@ async def test_rows_side_calls_and_tips(agent: str, tmp_path: Path, prefix: Path
         small = await play(agent, programs, tmp_path / "small", "small", words, variables)
         assert small.rows == row.rows and small.first_prompt == pytest.approx(row.small_prompt, rel=0.03)
     for variant in ("thinking", "broken_arguments"):
-        if is_recording() and (RECORDED / f"{agent.replace('-', '_')}_{variant}.jsonl").exists():
+        if os.environ.get("EMPO2_RECORD") == "1" and (RECORDED / f"{recorded_as(agent, variant)}.jsonl").exists():
             await play(agent, programs, tmp_path / variant, variant)
 
 
