@@ -11,6 +11,7 @@ CPU. One run measures these ways in turn for each number of agents, with their s
   empo2, known     the same episodes again: all states are still known, so nothing is embedded
   traced           another `empo2 gateway`, which sends spans (`gateway.traces`)
   traced, known    likewise
+  before, ...      that of an older clone (--before)
 
   added            time of a call at the agent minus the model server's fixed time
   loop, CPU        CPU time of the gateway's event loop, and of the whole process, per call
@@ -46,15 +47,29 @@ import httpx
 import numpy as np
 import psutil
 from rich.table import Table
-from shared import HEADERS, KEY, SCOPE, Goal, empo2_gateway, filled_memory, free_port, report, say, server, turns
+from shared import (
+    HEADERS,
+    KEY,
+    ROOT,
+    SCOPE,
+    Goal,
+    empo2_gateway,
+    filled_memory,
+    free_port,
+    report,
+    say,
+    server,
+    turns,
+    world_turns,
+)
 
-from empo2.recipe.gateway.upstream import Network
+from empo2.recipe.gateway.server_client import Network
 
 TIPS = 10_000
 GOAL_AGENTS = 64
 NO_GATEWAY, AGL_SERVER, UNTAGGED, TAGGED, KNOWN = "no gateway", "agl-server", "empo2, untagged", "empo2", "empo2, known"
-TRACED, TRACED_KNOWN = "traced", "traced, known"
-NAMES = (NO_GATEWAY, AGL_SERVER, UNTAGGED, TAGGED, KNOWN, TRACED, TRACED_KNOWN)
+TRACED, TRACED_KNOWN, BEFORE, BEFORE_KNOWN = "traced", "traced, known", "before", "before, known"
+NAMES = (NO_GATEWAY, AGL_SERVER, UNTAGGED, TAGGED, KNOWN, TRACED, TRACED_KNOWN, BEFORE, BEFORE_KNOWN)
 _CALL_SECONDS = 300
 # A token is about 5 bytes of a chat as JSON. Every id has 6 characters, so a prompt's ids are a slice of this.
 _PROMPT_IDS = b",".join(b"%d" % (10_000 + i % 30_000) for i in range(30_000))
@@ -116,7 +131,7 @@ def main() -> None:
     )
     parser.add_argument("--tips", type=int, default=TIPS, metavar="N", help=f"tips in memory (default: {TIPS:,})")
     parser.add_argument(
-        "--ways", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=f"of: {', '.join(NAMES)} (default: all)"
+        "--ways", nargs="+", choices=NAMES, default=NAMES[:-2], metavar="NAME", help=f"of: {', '.join(NAMES)}"
     )
     parser.add_argument(
         "--rounds",
@@ -125,6 +140,10 @@ def main() -> None:
         metavar="N",
         help="play the ways in turn so often; what traces add is of all rounds but the first, all else is of the first"
         " one, in which states are new (default: 1)",
+    )
+    parser.add_argument("--before", type=Path, default=ROOT, metavar="FOLDER", help="another clone with its .venv")
+    parser.add_argument(
+        "--world", action="store_true", help="states of ALFWorld in groups of eight, not drawn ones that are all new"
     )
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="settings of `empo2 gateway`")
     options = parser.parse_args()
@@ -158,7 +177,7 @@ async def compare(folder: Path, options: argparse.Namespace) -> tuple[Table, lis
                     rounds.append(rows := {})
                     for way in reversed(ways) if number % 2 else ways:  # so that no way always comes after another
                         say(f"{agents} agents: {way.name}")
-                        rows[way.name] = await play(client, way, agents, options.turns, options.delay[-1])
+                        rows[way.name] = await play(client, way, agents, options)
                         _add_rows(table, agents, way.name, rows)
                     table.add_section()
                 if agents == GOAL_AGENTS:
@@ -170,10 +189,13 @@ async def compare(folder: Path, options: argparse.Namespace) -> tuple[Table, lis
 def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
     """Start all processes; yield the ways in the order in which they are played."""
     memory = filled_memory(folder, options.tips)
-    agl_folder, empo2_folder, traced_folder = folder / "agl", folder / "empo2", folder / "traced"
-    for each in (agl_folder, empo2_folder, traced_folder):
+    folders = agl_folder, empo2_folder, traced_folder, old = [
+        folder / each for each in ("agl", "empo2", "traced", "old")
+    ]
+    for each in folders:
         each.mkdir()
     shutil.copy(memory, traced_folder)
+    shutil.copy(memory, old)
     shutil.move(memory, empo2_folder)
     say("the processes start")
     model_url, agl_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
@@ -193,9 +215,10 @@ def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
             empo2_gateway(
                 traced_folder, traced_folder / memory.name, f"gateway.traces={model_url}", *settings, module=module
             ) as (traced_url, traced_pid),
+            empo2_gateway(old, old / memory.name, *settings, module=module, clone=options.before) as (old_url, old_pid),
         ):
             name = httpx.get(f"{url}/empo2/state", headers=HEADERS).json()["model"]
-            for gateway, served in (agl_url, "smollm2"), (url, name), (traced_url, name):
+            for gateway, served in (agl_url, "smollm2"), (url, name), (traced_url, name), (old_url, name):
                 register = [{"model": served, "endpoint": f"{model_url}/v1"}]
                 httpx.post(f"{gateway}/api/models", json=register, headers=HEADERS).raise_for_status()
             ways = [
@@ -206,6 +229,8 @@ def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
                 Way(KNOWN, url, name, pid, tagged=True),
                 Way(TRACED, traced_url, name, traced_pid, tagged=True),
                 Way(TRACED_KNOWN, traced_url, name, traced_pid, tagged=True),
+                Way(BEFORE, old_url, name, old_pid, tagged=True),
+                Way(BEFORE_KNOWN, old_url, name, old_pid, tagged=True),
             ]
             yield [way for way in ways if way.name in options.ways]
     finally:
@@ -215,13 +240,17 @@ def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
 
 async def _warm_up(client: httpx.AsyncClient, way: Way) -> None:
     """Play one episode of two calls, which waits for the embedder and opens connections and the memory."""
-    await play(client, way, 1, 2, 0.0)
+    await play(client, way, 1, argparse.Namespace(turns=2, delay=[0.0], world=False))
 
 
-async def play(client: httpx.AsyncClient, way: Way, agents: int, count: int, delay: float) -> Played:
-    """Play one episode of `count` turns with each agent, started within `delay` seconds; the same for every way."""
+async def play(client: httpx.AsyncClient, way: Way, agents: int, options: argparse.Namespace) -> Played:
+    """Play one episode with each agent, started within a call's longest time; the same for every way."""
+    count, delay = options.turns, options.delay[-1]
     rollouts = [await _create(client, way, agent) for agent in range(agents)]
-    episodes = [turns(random.Random(f"{agents} {agent}"), count) for agent in range(agents)]
+    episodes = [
+        world_turns(agent // 8, agent, count) if options.world else turns(random.Random(f"{agents} {agent}"), count)
+        for agent in range(agents)
+    ]
     played = Played()
     before, others = _cpu_seconds(way.pid), _others_cpu_seconds()
     started = time.perf_counter()

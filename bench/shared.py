@@ -19,10 +19,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from empo2.agents.alfworld.environment import Environment
+from empo2.agents.alfworld.tasks import Episode, game_of, load
 from empo2.memory import MemoryStore, SentenceEmbedder, Step
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.serving import vllm_command
 
+ROOT = Path(__file__).parents[1]
 KEY = "bench"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 SCOPE = "bench"
@@ -113,13 +116,19 @@ def vllm(folder: Path, model: str, *settings: str, **variables: str) -> Iterator
 
 @contextmanager
 def empo2_gateway(
-    folder: Path, memory: Path, *settings: str, module: Sequence[str] = ("-m", "empo2.recipe.cli")
+    folder: Path, memory: Path, *settings: str, module: Sequence[str] = ("-m", "empo2.recipe.cli"), clone: Path = ROOT
 ) -> Iterator[tuple[str, int]]:
-    """Start `empo2 gateway` with SmolLM2's tokenizer on a free port; yield its URL and its process id."""
+    """Start a clone's `empo2 gateway` with SmolLM2's tokenizer on a free port; yield its URL and its process id."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, *module, "gateway", "--memory", str(memory)]
+    command = [
+        sys.executable if clone == ROOT else str(clone / ".venv/bin/python"),
+        *module,
+        "gateway",
+        "--memory",
+        str(memory),
+    ]
     command += [f"gateway.port={port}", "model.path=smollm2-135m-instruct", *settings]
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(clone / "bench"), os.environ.get("PYTHONPATH")]))
     variables = {"EMPO2_KEY": f"{KEY}-agent", "EMPO2_ADMIN_KEY": KEY, "PYTHONPATH": path}
     with server(command, f"{url}/healthz", folder / "gateway.log", {**os.environ, **variables}) as pid:
         yield url, pid
@@ -140,6 +149,18 @@ def turns(generator: random.Random, count: int) -> list[str]:
     task = f"Your task is to find the {generator.choice(_THINGS)} and to move it to the {generator.choice(_ROOMS)}."
     first, *others = (observation(generator) for _ in range(count))
     return [f"{task}\n\n{first}", *others]
+
+
+def world_turns(group: int, agent: int, count: int) -> list[str]:
+    """Return the user messages of an episode of ALFWorld by a player that acts at random; a group shares its task."""
+    tasks, _ = load()
+    episode, generator = Episode(**tasks[group * 37 % len(tasks)]), random.Random(f"{group} {agent}")
+    environment = Environment(game_of(episode), episode.wording, episode.reward)
+    state, texts = environment.state, []
+    for _ in range(count):
+        texts.append("\n".join((state.observation, "Possible commands:", *state.valid_actions)))
+        state = environment.step(generator.choice(state.valid_actions))
+    return texts
 
 
 def filled_memory(folder: Path, tips: int) -> Path:

@@ -6,6 +6,7 @@ from time import monotonic
 from typing import Any
 
 import httpx
+from agentlightning.schemas import RolloutLifecycleStatus
 from pydantic import BaseModel
 
 from empo2.recipe import protocol
@@ -70,6 +71,11 @@ class GatewayClient:
     def progress(self) -> protocol.StepProgress:
         """Return how far the rollouts of the step have come."""
         return protocol.GatewayState.model_validate(self._http.get(protocol.STATE).raise_for_status().json()).progress
+
+    def statuses(self) -> dict[str, RolloutLifecycleStatus]:
+        """Return the status of each rollout, by its id."""
+        found = self._http.get(protocol.STATUSES).raise_for_status().json()
+        return {rollout_id: RolloutLifecycleStatus.model_validate(status) for rollout_id, status in found.items()}
 
     def settle(self, rollout_id: str | None = None) -> None:
         """Wait until all calls of a finished rollout, or of all rollouts, have their events.

@@ -9,7 +9,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from itertools import chain
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FiniteFloat, ValidationError
 
@@ -25,6 +26,7 @@ MADE_UP = "made_up"  # field of the tasks that `empo2 init` makes up, which are 
 TRAIN_PANEL, UNSEEN_PANEL = "train", "unseen"  # the training tasks, and those that the policy is not trained on
 MODEL_EVENT, REWARD_EVENT = "model_request", "reward"  # types of agent-lightning's events
 CALL_EVENT = "empo2_call"  # type of the event beside each of agent-lightning's ``model_request`` events
+CONTINUED = "continued"  # ``format`` of a rollout's events as the gateway holds them, for `whole_events`
 ERROR_EVENT = "empo2_agent_error"  # type of the event of an agent that ended with an exception
 
 # vLLM's ``--middleware``: its server answers who has `model_key`. With the second one, chat completions also take
@@ -34,6 +36,7 @@ PROMPT_IDS = "empo2.recipe.engine.prompt_ids.PromptTokenIds"
 MODEL_KEY = "EMPO2_MODEL_KEY"  # variable of a vLLM server
 
 ROUTES = "/empo2"
+STATUSES = f"{ROUTES}/statuses"  # of all rollouts, by their ids
 STATE, DRAIN, SNAPSHOT, RESTORE = f"{ROUTES}/state", f"{ROUTES}/drain", f"{ROUTES}/snapshot", f"{ROUTES}/restore"
 PAUSE, RESUME, UPDATED = f"{ROUTES}/pause", f"{ROUTES}/resume", f"{ROUTES}/updated"
 SETTLE = f"{ROUTES}/settle"  # as `settle_route`, of all rollouts
@@ -164,8 +167,25 @@ class Serving(_Message):
     tag: RolloutTag | None = None
 
 
+class Continued(TypedDict):
+    """A list that begins as that of an earlier call of its attempt does.
+
+    Attributes:
+        call: number of that call among the attempt's events of type `MODEL_EVENT`, from 0.
+        first: how many elements of its messages, or of its prompt and reply, come first.
+        more: the elements after them.
+    """
+
+    call: int
+    first: int
+    more: list[Any]
+
+
 class CallEvent(_Message):
-    """One model call of a tagged rollout, recorded by the gateway.
+    """One model call of a tagged rollout, recorded by the gateway, as `whole_events` returns it.
+
+    The gateway keeps ``call``, the number of its call, in the place of the prompt; and the tip-free prompt only where
+    it is another one, as a `Continued`, or None if it is not known.
 
     Attributes:
         prompt_token_ids: the prompt as it was sent, tips included.
@@ -346,6 +366,59 @@ class FileRequest(_Message):
 def data_of(events: Iterable[Mapping[str, Any]], event_type: str) -> list[dict[str, Any]]:
     """Return the data of a rollout's events of one type, in their order; of rewards the last one counts."""
     return [event["data"] for event in events if event["event_type"] == event_type]
+
+
+def whole_events(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of an attempt with all messages and prompts, from those that hold what is new in each call.
+
+    Equal messages, and the token ids of equal prefixes, are the same objects.
+
+    Args:
+        events: all of the attempt, or all of its calls.
+    """
+    messages: list[Sequence[Any]] = []  # of each call
+    sent: list[tuple[list[int], list[int]]] = []  # its prompt and reply
+    tip_free: dict[int, tuple[list[int], list[int]]] = {}  # likewise
+    found = []
+    for event in events:
+        data = event["data"]
+        if event["event_type"] == MODEL_EVENT:
+            request, response = data.get("request"), data.get("response")
+            prompt, reply = prompt_and_reply(response)
+            if isinstance(prompt, dict):
+                ids = prompt
+                prompt = _joined(prompt, [*chain(*sent[prompt["call"]])])
+                chat = _joined(request["messages"], messages[request["messages"]["call"]])
+                given = {"prompt_token_ids": prompt} if request.get("prompt_token_ids") == ids else {}
+                request, response = {**request, "messages": chat, **given}, {**response, "prompt_token_ids": prompt}
+                data = {**data, "request": request, "response": response}
+            messages.append((request.get("messages") if isinstance(request, dict) else None) or ())
+            sent.append((prompt, reply))
+        elif event["event_type"] == CALL_EVENT and "call" in data:
+            number = data["call"]
+            others = {name: value for name, value in data.items() if name not in ("call", "tip_free_prompt_token_ids")}
+            prompt, reply = sent[number]
+            free = data.get("tip_free_prompt_token_ids", prompt)
+            if isinstance(free, dict):
+                free = _joined(free, [*chain(*tip_free[free["call"]])])
+            if free is not None:
+                tip_free[number] = free, reply
+            data = {"prompt_token_ids": prompt, "tip_free_prompt_token_ids": free, **others}
+            data = {name: value for name, value in data.items() if value is not None}
+        found.append({**event, "data": data})
+    return found
+
+
+def _joined(new: Mapping[str, Any], before: Sequence[Any]) -> list[Any]:
+    return [*before[: new["first"]], *new["more"]]
+
+
+def prompt_and_reply(response: Any) -> tuple[Any, list[int]]:
+    """Return the token ids in a model server's answer; none where it has none."""
+    response = response if isinstance(response, dict) else {}
+    choices = response.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    return response.get("prompt_token_ids") or choice.get("prompt_token_ids") or [], choice.get("token_ids") or []
 
 
 def scope_of(task: Mapping[str, Any], scope: str | Sequence[str]) -> str:

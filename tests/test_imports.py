@@ -33,7 +33,8 @@ FLOORS = (
 
 # The same within the gateway: what calls and episodes need stands below the stages of a request.
 GATEWAY_FLOORS = (
-    {"connections", "logs", "request", "told_apart", "trace_names", "upstream"},
+    {"connections", "continued", "garbage", "logs", "request", "server_client", "told_apart", "trace_names"},
+    {"upstream"},
     {"dialects", "gate", "memory", "metrics", "normal_form", "tips", "traces"},
     {"tokens"},
     {"otel_traces", "services"},

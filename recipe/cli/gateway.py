@@ -1,6 +1,5 @@
 """``empo2 gateway``."""
 
-import gc
 import os
 import socket
 import sys
@@ -39,6 +38,7 @@ def gateway(
     from empo2.memory import EmbedderError, MemoryFileError
     from empo2.recipe.files.models import model_of
     from empo2.recipe.files.run_directory import memory_file
+    from empo2.recipe.gateway import garbage
     from empo2.recipe.gateway.app import make_gateway
     from empo2.recipe.gateway.logs import configure_logs
     from empo2.recipe.gateway.memory import open_memory
@@ -75,8 +75,7 @@ def gateway(
             )
         except OSError as error:
             raise ConfigError(f"model.path={settings.model.path!r}: {error}") from None
-        # Objects of torch and transformers live on; scanning them again would block the event loop for 0.3 seconds.
-        gc.freeze()
+        garbage.collect_between_steps()
         sys.setswitchinterval(_SWITCH_SECONDS)
         address, port = listener.getsockname()[:2]
         print(f"gateway at http://{address}:{port}, model {model}", flush=True)
@@ -106,6 +105,7 @@ def _serve(app: object, listener: socket.socket) -> None:
         log_level="warning",
         http=protocol_with_room(raise_descriptor_limit()),
         timeout_keep_alive=120,
+        proxy_headers=False,
         timeout_graceful_shutdown=_FINISH_SECONDS,
     )
     Server(config).run(sockets=[listener])

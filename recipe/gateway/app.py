@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from empo2.memory import MemoryService
 from empo2.recipe import protocol
 from empo2.recipe.config import Settings, traces_endpoint
-from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway import garbage, server_client, upstream
 from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
@@ -31,7 +31,6 @@ from empo2.recipe.gateway.traces import NO_TRACES, Traces
 
 log = structlog.get_logger()
 
-_CALL_SECONDS = 300  # as agent-lightning's own client
 _CLOSE_SECONDS = 5
 _TRACES_SECONDS = 2  # to send what is left of the spans
 _SWEEP_SECONDS = 60
@@ -68,18 +67,21 @@ def make_gateway(
     external = settings.model.server is not None
     tokenizer = tokenizer_of(model_path, external=external)
     traces = _traces(settings, folder.resolve().name, tokenizer.special_tokens)
-    client_of: Any = partial(httpx.AsyncClient, timeout=_CALL_SECONDS, event_hooks=traces.hooks)
-    others = client_of(transport=transport or upstream.Network())
+    client_of: Any = partial(httpx.AsyncClient, timeout=server_client.CALL_SECONDS, event_hooks=traces.hooks)
+    others = client_of(transport=transport or server_client.Network())
     headers = {}  # of requests to the model servers
+    plain = transport is None and not external and not traces.hooks
     if transport is None and not external and (key := protocol.model_key(keys.admin)):
         headers["Authorization"] = f"Bearer {key}"
     if transport is None:
-        transport = upstream.OpenAITransport(os.environ.get("OPENAI_API_KEY")) if external else upstream.Network()
-    client = client_of(transport=upstream.JsonErrors(transport), headers=headers)
+        openai_key = os.environ.get("OPENAI_API_KEY")
+        transport = server_client.OpenAITransport(openai_key) if external else server_client.Network()
+    streams = client_of(transport=server_client.JsonErrors(transport), headers=headers)
+    client = server_client.ServerClient(headers) if plain else streams
     services = Services(
         settings=settings,
         memory=memory,
-        servers=upstream.ModelServers(proxy, client),
+        servers=upstream.ModelServers(proxy, client, streams),
         tokenizer=tokenizer,
         metrics=StepMetrics(),
         state=StateReader(settings.memory),
@@ -87,18 +89,22 @@ def make_gateway(
     )
     episodes, credit = Episodes(), TipCredit(services)
     reflector = Reflector(services, credit)
-    app = upstream.agent_lightning_app(proxy, keys.admin, client, trained=serving is None)
+    app = upstream.agent_lightning_app(proxy, keys.admin)
     app.include_router(model_routes(serving.name if serving else model_path))
     app.include_router(empo2_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
+    completions = upstream.Completions(app, proxy, client, trained=serving is None, counts=services.metrics.counts)
     way = stages(
         services, keys=keys, episodes=episodes, reflector=reflector, others=others, serving=serving, watch=watch
     )
-    app.add_middleware(Pipeline, stages=way)
+    app.add_middleware(Pipeline, stages=[*way, completions])
     upstream_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with upstream_lifespan(app) as state, client, others:
+        async with contextlib.AsyncExitStack() as opened:
+            state = await opened.enter_async_context(upstream_lifespan(app))
+            for each in {client, streams, others}:
+                await opened.enter_async_context(each)
             sweeping = asyncio.create_task(_sweep(services, episodes))
             try:
                 yield state
@@ -122,9 +128,10 @@ def _traces(settings: Settings, run: str, special_tokens: Sequence[str]) -> Trac
 
 
 async def _sweep(services: Services, episodes: Episodes) -> None:
-    """Drop forgotten rollouts from time to time, without end."""
+    """Drop forgotten rollouts, and garbage, from time to time, without end."""
     while True:
         await asyncio.sleep(min(_SWEEP_SECONDS, _LIFETIME_SECONDS))
+        garbage.collect_if_grown()
         if dropped := episodes.drop_unchanged(_LIFETIME_SECONDS):
             log.warning(f"{dropped} rollouts dropped: nobody has changed or deleted them for a day")
             services.metrics.counts["rollouts_expired"] += dropped

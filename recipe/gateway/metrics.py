@@ -55,6 +55,7 @@ class StepMetrics:
             "memory_late",
             "rollouts_expired",
             "tokenize_failures",
+            "answers_refused",
             "sampling_overridden",
             "constrained_calls",
             "untrained_calls",

@@ -18,6 +18,7 @@ from empo2.recipe.gateway.stages.dialect import Dialects
 from empo2.recipe.gateway.stages.direct_calls import DirectCalls
 from empo2.recipe.gateway.stages.episode_ends import EpisodeEnds
 from empo2.recipe.gateway.stages.errors import ErrorForms
+from empo2.recipe.gateway.stages.events import Events
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated
 from empo2.recipe.gateway.stages.grammars import Grammars
@@ -71,6 +72,7 @@ def stages(
         EpisodeEnds(services.settings.agent.most_calls, services.metrics),  # none goes on without end
         SideCalls(services, chosen=bool(services.settings.gateway.trained_calls) or serving is not None),  # titles
         Gated(services.gate),  # waits while the weights change
+        Events(),  # what was recorded of a rollout
         RolloutEnds(services, episodes, reflector),  # a rollout that ends is reflected on
         MemoryCalls(services, episodes, chats),  # tips go in, the call is recorded
         AsSent(services),  # the span gets what is sent and answered

@@ -117,11 +117,15 @@ class Answer(Response):
 
     Args:
         value: the JSON object in it, where that is known.
+        call: of a completion, its number among the recorded ones of its attempt.
     """
 
-    def __init__(self, content: bytes | str, status_code: int = 200, *, value: Body | None = None) -> None:
+    def __init__(
+        self, content: bytes | str, status_code: int = 200, *, value: Body | None = None, call: int = 0
+    ) -> None:
         super().__init__(content, status_code, media_type="application/json")
         self._value = value
+        self.call = call
 
     @classmethod
     def of(cls, value: Body) -> Self:

@@ -7,15 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Response
 
 from empo2.memory import EmbedderError, MemoryFileError
 from empo2.recipe import protocol
-from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway import garbage, upstream
 from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.services import Services
+from empo2.recipe.json_text import dumped
 
 _MEMORY_ERRORS = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError)
 _COMMIT_SECONDS = 10  # for the visits of a step; most of it is waiting for another process that holds the file
@@ -41,6 +42,10 @@ def empo2_routes(
             progress=services.metrics.progress(),
         )
 
+    @router.get(protocol.STATUSES)
+    async def statuses() -> Response:
+        return Response(dumped(upstream.statuses()), media_type="application/json")
+
     @router.post(protocol.SETTLE)
     @router.post(protocol.settle_route("{rollout_id}"))
     async def settle(rollout_id: str | None = None) -> protocol.Unsettled:
@@ -60,6 +65,7 @@ def empo2_routes(
                 await memory.commit_visits()
         except (*_MEMORY_ERRORS, TimeoutError) as error:
             services.memory_failed(error)
+        garbage.collect()
         return services.metrics.drain() | services.traces.metrics() | {"empo2/memory_size": memory.size}
 
     @router.post(protocol.PAUSE)

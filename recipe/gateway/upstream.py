@@ -1,27 +1,47 @@
-"""All uses of agent-lightning's server (1.0.2), including its private names, and the connections to model servers."""
+"""All uses of agent-lightning's server (1.0.2), including its private names."""
 
-import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
-from itertools import cycle
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import httpx
+import orjson
+import structlog
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID as DEFAULT_ATTEMPT_ID
-from agentlightning.schemas import TERMINAL_STATES, RolloutCreate
+from agentlightning.schemas import TERMINAL_STATES, Event, RolloutCreate
 from agentlightning.schemas import Rollout as Rollout
 from agentlightning.schemas import RolloutState as RolloutState
 from agentlightning.server import proxy as agent_lightning_proxy
 from agentlightning.server.app import create_app
 from agentlightning.server.proxy import NoServersError as NoServersError
-from agentlightning.server.proxy import ProxyRouter
-from agentlightning.server.routes.events import record_event
+from agentlightning.server.proxy import (
+    ProxyPauseState,
+    ProxyRouter,
+    _capture_event,
+    _dec_inflight,
+    _send_upstream_with_retries,
+    _status_from_http_status,
+)
+from agentlightning.server.routes.events import (
+    _dedupe_model_requests_by_prompt_token_ids,
+    _query_events,
+    _to_triplet_format,
+    record_event,
+)
 from agentlightning.server.routes.rollouts import enqueue_rollouts
 from agentlightning.server.store import _events, _rollouts, _terminal_order
 from fastapi import FastAPI, HTTPException
+from starlette.responses import Response
+from starlette.types import Receive
 
 from empo2.recipe.config import Model
-from empo2.recipe.protocol import REWARD_EVENT, RolloutTag, data_of
+from empo2.recipe.gateway.continued import Continuations
+from empo2.recipe.gateway.request import Answer, Next, Request, refusal
+from empo2.recipe.gateway.server_client import ServerClient
+from empo2.recipe.protocol import CONTINUED, REWARD_EVENT, RolloutTag, data_of, whole_events
 
 
 def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
@@ -34,28 +54,10 @@ def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
     }
 
 
-def agent_lightning_app(proxy: dict[str, Any], key: str, client: httpx.AsyncClient, *, trained: bool = True) -> FastAPI:
-    """Return agent-lightning's own app.
-
-    Args:
-        key: what every caller must present; empty for none.
-        client: sends the agents' calls; closed by the caller. agent-lightning's own has at most 100 connections.
-        trained: False for agents that nobody trains: they keep their temperature, and see no token ids.
-    """
+def agent_lightning_app(proxy: dict[str, Any], key: str) -> FastAPI:
+    """Return agent-lightning's own app; an empty key for none. Completions do not reach it (`Completions`)."""
     agent_lightning_proxy._is_retryable_status = _is_tried_again
-    app = create_app({"key": key, "default_proxy": proxy})
-    own_lifespan = app.router.lifespan_context
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with own_lifespan(app) as state:
-            app.state.http_client = client
-            if not trained:
-                app.state.proxy_router = ServingRouter(proxy)
-            yield state
-
-    app.router.lifespan_context = lifespan
-    return app
+    return create_app({"key": key, "default_proxy": proxy})
 
 
 def _is_tried_again(status: int) -> bool:
@@ -67,70 +69,107 @@ def _is_tried_again(status: int) -> bool:
     return status in (408, 409, 429, 502, 503, 504)
 
 
-_POOLS = 32
-_IDLE_SECONDS = 2  # a server closes idle connections, uvicorn after 5: a request on one that it is closing would fail
+log = structlog.get_logger()
+Client = httpx.AsyncClient | ServerClient
 
 
-class Network(httpx.AsyncBaseTransport):
-    """Many small pools of connections in the place of one, without a limit on any.
+class Completions:
+    """Sends agents' completions to the policy's servers and records them, as agent-lightning's route does.
 
-    A limit would let agents and reflections wait for each other's connections. One pool would look at all of its
-    connections for each request (httpcore 1.0, ``AsyncConnectionPool._assign_requests_to_connections``): with 128 calls
-    under way a request takes 8 ms of a core, spread over 32 pools 1.3 (docs/performance.md).
+    That is its ``llm_proxy`` and ``forward_request`` without what costs them most: dependencies, a second parse of the
+    request, the answer written to be read again. And an answer that its events could not hold is refused.
+
+    Args:
+        app: agent-lightning's, whose pause is kept.
+        client: of the policy's servers; agent-lightning's own has at most 100 connections.
+        trained: False for agents that nobody trains: they keep their temperature, and see no token ids.
+        counts: of the step; ``answers_refused`` is counted here.
     """
 
-    def __init__(self) -> None:
-        context = httpx.create_ssl_context()
-        unlimited = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS)
-        self._pools = [httpx.AsyncHTTPTransport(verify=context, limits=unlimited) for _ in range(_POOLS)]
-        self._turns = cycle(self._pools)
+    def __init__(
+        self, app: FastAPI, proxy: dict[str, Any], client: Client, *, trained: bool, counts: Counter[str]
+    ) -> None:
+        self._app, self._client, self._counts = app, client, counts
+        self._router = ProxyRouter(proxy) if trained else ServingRouter(proxy)
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await next(self._turns).handle_async_request(request)
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        """Return the model's answer, as the last stage; a client that hangs up ends the call."""
+        if not request.is_completion:
+            return await forward(request)
+        answering = asyncio.create_task(self._answer(request))
+        hung_up = asyncio.create_task(_hung_up(request.receive))
+        hung_up.add_done_callback(lambda _: answering.cancel())
+        try:
+            return await answering
+        except asyncio.CancelledError:
+            if not hung_up.done():
+                raise
+            log.info("Agent disconnected; cancelling model request", rollout_id=request.rollout_id)
+            return Answer(b"", 499)
+        finally:
+            hung_up.cancel()
 
-    async def aclose(self) -> None:
-        for pool in self._pools:
-            await pool.aclose()
+    async def _answer(self, request: Request) -> Response:
+        rollout_id, pause = request.rollout_id, self._app.state.proxy_pause_state
+        if rollout_id not in _rollouts:
+            return refusal(404, f"Rollout not found: {rollout_id}", call=False)
+        try:
+            server = self._router.select_server(self._router.model_name, rollout_id)
+        except NoServersError as error:
+            return refusal(503, str(error), call=False)
+        async with pause.lock:
+            if pause.paused:
+                return _paused(pause)
+            pause.inflight += 1
+        try:
+            url = f"{server.endpoint.rstrip('/')}/{request.api}"
+            body, started = self._router.prepare_body(request.body, request.mode), time.perf_counter()
+            client: Any = self._client
+            response = await _send_upstream_with_retries(client=client, url=url, body=body)
+            latency_ms = (time.perf_counter() - started) * 1000
+            is_json = response.headers.get("content-type", "").startswith("application/json")
+            value = _object_in(response.content) if is_json else {}
+            if value is None:
+                self._counts["answers_refused"] += 1
+                return refusal(502, "the model server's answer is no JSON object that can be used", call=False)
+            chats = continuations(rollout_id, request.attempt_id)
+            number, (asked, answered) = chats.calls, chats.code_call(body, value)
+            _capture_event(
+                rollout_id=rollout_id,
+                attempt_id=request.attempt_id,
+                request_body=asked,
+                response_body=answered,
+                server=server,
+                latency_ms=latency_ms,
+                http_status=response.status_code,
+                status=_status_from_http_status(response.status_code),
+                retry_count=response.extensions.get("agl_retry_count", 0),
+            )
+        except HTTPException as error:
+            return refusal(error.status_code, error.detail, call=False)
+        finally:
+            await _dec_inflight(pause)
+        return Answer(response.content if is_json else b"{}", response.status_code, value=value, call=number)
 
 
-_ERROR_CHARACTERS = 1000
-
-# Fields of the gateway's requests that are vLLM's own; OpenAI's servers refuse a request that has one.
-_NOT_OPENAI = ("return_token_ids", "top_k", "min_p", "repetition_penalty")
-
-
-class OpenAITransport(Network):
-    """Sends requests as any OpenAI-compatible server takes them: with its key, and without vLLM's own fields."""
-
-    def __init__(self, key: str | None) -> None:
-        super().__init__()
-        self._key = key
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        body = {name: value for name, value in json.loads(request.content).items() if name not in _NOT_OPENAI}
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        sent = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=request.extensions)
-        return await super().handle_async_request(sent)
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
-class JsonErrors(httpx.AsyncBaseTransport):
-    """Gives each error that is no JSON as one with its text: agent-lightning's `forward_request` would tell ``{}``."""
+def _object_in(content: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in an answer; None if it is none, or has NaN or half of a surrogate pair in it."""
+    try:
+        value = orjson.loads(content)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
-    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
-        self._transport = transport
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        answer = await self._transport.handle_async_request(request)
-        if answer.status_code < 400 or answer.headers.get("content-type", "").startswith("application/json"):
-            return answer
-        text = (await answer.aread()).decode(errors="replace").strip()[:_ERROR_CHARACTERS]
-        await answer.aclose()
-        status = answer.status_code
-        error = {"message": text or f"the model server answers {status}", "type": "server_error", "code": status}
-        return httpx.Response(status, json={"error": error}, extensions=answer.extensions)
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
+def _paused(pause: ProxyPauseState) -> Response:
+    answer = Answer(orjson.dumps({"error": "gateway paused", "reason": pause.reason}), 429)
+    answer.headers.update({"Retry-After": str(pause.retry_after_seconds), "X-Agl-Paused": "true"})
+    return answer
 
 
 class ServingRouter(ProxyRouter):
@@ -179,14 +218,54 @@ def open_rollouts() -> list[Rollout]:
     return [each for each in _rollouts.values() if not is_over(each)]
 
 
+def statuses() -> dict[str, dict[str, Any]]:
+    """Return the fields of each rollout's status, by its id."""
+    return {rollout_id: vars(rollout.status) for rollout_id, rollout in _rollouts.items()}
+
+
 def attempt_of(rollout_id: str) -> str:
     """Return the id of the attempt whose events count (``agentlightning.server.routes.events._query_events``)."""
     rollout = _rollouts.get(rollout_id)
     return (rollout.status.last_attempt_id if rollout else None) or DEFAULT_ATTEMPT_ID
 
 
+class _Events(list[Event]):
+    """The events of an attempt, with what is known of its chats: agent-lightning drops both together."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        super().__init__(events)
+        self.chats = Continuations()
+
+
+def continuations(rollout_id: str, attempt_id: str) -> Continuations:
+    """Return what the events of an attempt leave out, since earlier ones had it; of a rollout that is gone nothing."""
+    attempts = _events.get(rollout_id, {})
+    if not isinstance(events := attempts.get(attempt_id), _Events):
+        events = attempts[attempt_id] = _Events(events or ())
+    return events.chats
+
+
+def events_as_asked(rollout_id: str, asked: Mapping[str, str]) -> list[dict[str, Any]] | None:
+    """Return the events of the attempt that counts, as agent-lightning's route does; None if there is no rollout.
+
+    Args:
+        asked: the query. ``format=continued`` is ours: events as they are held, for `protocol.whole_events`.
+    """
+    if rollout_id not in _rollouts:
+        return None
+    events = [vars(event) for event in _query_events(rollout_id)]
+    if asked.get("format") != CONTINUED:
+        events = whole_events(events)
+    if kind := asked.get("event_type"):
+        events = [event for event in events if event["event_type"] == kind]
+    if asked.get("format") == "triplet":
+        trimmed = [_to_triplet_format(Event(**event)) for event in events]
+        events = [vars(event) for event in _dedupe_model_requests_by_prompt_token_ids(trimmed)]
+    return events
+
+
 def events_of(rollout_id: str) -> list[dict[str, Any]]:
-    """Return the events of the attempt that counts, in their order, as they were posted."""
+    """Return the events of the attempt that counts, in their order, as they are held (`continuations`)."""
     events = _events.get(rollout_id, {}).get(attempt_of(rollout_id), [])
     return [{"event_type": event.event_type, "data": event.data} for event in events]
 
@@ -225,14 +304,6 @@ def record(rollout_id: str, attempt_id: str, event_type: str, data: dict[str, An
     return True
 
 
-def replace_response(rollout_id: str, attempt_id: str, response: dict[str, Any]) -> None:
-    """Put a changed response into the event of its call, which has the same id."""
-    for event in reversed(_events.get(rollout_id, {}).get(attempt_id, [])):
-        if event.event_type == "model_request" and event.data["response"].get("id") == response.get("id"):
-            event.data["response"] = response
-            break
-
-
 class ModelServers:
     """Client of the policy's vLLM servers. It asks them directly: a call on a rollout's URL would become a trained row.
 
@@ -240,9 +311,10 @@ class ModelServers:
     holds the episode.
     """
 
-    def __init__(self, proxy: dict[str, Any], client: httpx.AsyncClient) -> None:
+    def __init__(self, proxy: dict[str, Any], client: Client, streams: httpx.AsyncClient) -> None:
         self._router = ProxyRouter(proxy)
         self._client = client
+        self._streams = streams
 
     async def post(self, rollout_id: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Response:
         """Send a request; ``path`` is relative to ``/v1``, or is ``/tokenize``, which is at the root.
@@ -263,8 +335,8 @@ class ModelServers:
         """
         base, model = self._address(rollout_id)
         headers = {name: value for name, value in headers.items() if name != "content-type"}
-        request = self._client.build_request("POST", base + path, json={**body, "model": model}, headers=headers)
-        return await self._client.send(request, stream=True)
+        request = self._streams.build_request("POST", base + path, json={**body, "model": model}, headers=headers)
+        return await self._streams.send(request, stream=True)
 
     def version(self, rollout_id: str) -> int | None:
         """Return the version of the policy on a rollout's server; None if there is no server."""

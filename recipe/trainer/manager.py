@@ -15,7 +15,15 @@ from typing import Any
 import httpx
 import numpy as np
 from agentlightning.hooks import RolloutHooks
-from agentlightning.schemas import Event, Model, Rollout, RolloutCreate
+from agentlightning.schemas import (
+    TERMINAL_STATES,
+    Event,
+    Model,
+    Rollout,
+    RolloutConfig,
+    RolloutCreate,
+    RolloutLifecycleStatus,
+)
 from agentlightning.verl.agl_rollout_manager import (
     AglAsyncRolloutManager,
     AglRolloutManager,
@@ -29,7 +37,7 @@ from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.failures import first_error
 from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.marked_lines import say_note
-from empo2.recipe.protocol import TAG, Mode, RolloutTag, StepProgress, scope_of
+from empo2.recipe.protocol import CONTINUED, TAG, Mode, RolloutTag, StepProgress, scope_of, whole_events
 from empo2.recipe.trainer.rollout_calls import rollout_times
 from empo2.recipe.trainer.step_results import StepResults
 
@@ -163,6 +171,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self.played: list[CompletedRollout] = []
         self.metrics: dict[str, float] = {}
         self._settling = 0.0
+        self._statuses: dict[str, RolloutLifecycleStatus] = {}  # of which nobody has asked since they were read
 
     def delete_model(self) -> dict[str, Any]:
         """Delete the registered model servers; calls that come until others are registered wait."""
@@ -180,11 +189,20 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         return registered
 
     def _get_rollout(self, rollout_id: str) -> Rollout:
-        if perf_counter() > self._tell_at:  # agent-lightning's loops ask this of each rollout, again and again
+        """Return a rollout; of one that has not ended its status alone, from one list for all that are asked about.
+
+        agent-lightning's loops ask about each rollout, again and again.
+        """
+        if perf_counter() > self._tell_at:
             self._tell_at = math.inf
             if said := why_none_plays(self._gateway.progress(), self._controller_log):
                 say_note(said)
-        return super()._get_rollout(rollout_id)
+        if rollout_id not in self._statuses:
+            self._statuses = self._gateway.statuses()
+        status = self._statuses.pop(rollout_id, None)
+        if status is None or status.state in TERMINAL_STATES:
+            return super()._get_rollout(rollout_id)
+        return Rollout(rollout_id=rollout_id, input=None, config=RolloutConfig(), status=status)
 
     def _run_succeeded_hook(self, rollout: Rollout) -> None:
         if self._has_user_hooks:  # agent-lightning would read all events of a rollout for it
@@ -199,7 +217,8 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
             self._gateway.settle(enqueued_rollout.rollout_id)
             self._settling += perf_counter() - begin
         try:
-            return super()._build_completed_rollout(enqueued_rollout, rollout)
+            completed = super()._build_completed_rollout(enqueued_rollout, rollout)
+            return completed.model_copy(update={"events": whole_events(completed.events)})
         except httpx.TransportError:  # the gateway is gone
             raise
         except Exception as error:  # whatever a call, an event or a reward holds
@@ -214,7 +233,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
 
     def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Event], list[Event]]:
         """Return all events, and those that agent-lightning is to read: the rewards. `StepResults` reads the calls."""
-        events = self._get_events(rollout_id)
+        events = self._get_events(rollout_id, format=CONTINUED)
         return events, [event for event in events if event.event_type == "reward"]
 
     def _tagged(self, task: dict[str, Any], request: RolloutCreate) -> RolloutCreate:

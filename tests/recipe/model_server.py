@@ -27,6 +27,7 @@ __all__ = ["serving"]
 Body = dict[str, Any]
 MODEL = str(resolve_model(SMOLLM2))
 _POLL_SECONDS = 0.05
+_JSON = {"content-type": "application/json"}
 
 
 @cache
@@ -78,7 +79,7 @@ class ModelServer:
             that it sampled, `stop_reason` vLLM's.
         fault: a status to answer with, "text" for 500 with a plain text, "hang" for no answer at all, "reset" for a
             connection that is reset, "half" for half of the answer's body.
-        answer: a whole answer, of status 200, in the place of a completion.
+        answer: a whole answer, of status 200, or its JSON, in the place of a completion.
         context: tokens of prompt and reply together; 400 beyond, as vLLM answers.
     """
 
@@ -143,7 +144,8 @@ class ModelServer:
         if len(seen.prompt_ids) + limit > self.context:
             return _error(400, f"This model's maximum context length is {self.context} tokens.")
         if self.answer is not None:
-            return JSONResponse(self.answer(body))
+            answer = self.answer(body)
+            return Response(answer, 200, _JSON) if isinstance(answer, bytes) else JSONResponse(answer)
         chat = seen.path.endswith("chat/completions")
         answer = _completion(body, seen.prompt_ids, self.reply(body), limit, chat=chat)
         seen.reply_ids = answer["choices"][0]["token_ids"]

@@ -111,6 +111,27 @@ def manager(gateway: GatewayUnderTest, *, step: int, pauses: bool = True) -> Ite
             yield made
 
 
+async def test_a_round_of_looks_at_rollouts_is_one_list(gateway: GatewayUnderTest) -> None:
+    """Their status is as each by itself; one that has ended comes whole, and one that is gone is not found."""
+    rollouts = [await gateway.create("no-memory") for _ in range(3)]
+    await gateway.patch(rollouts[2], "succeeded")
+    asked: list[int] = []
+    with manager(gateway, step=0) as looking:
+        statuses = looking._gateway.statuses
+        looking._gateway.statuses = lambda: asked.append(1) or statuses()  # pyright: ignore[reportAttributeAccessIssue]
+
+        def look() -> list[Any]:
+            return [looking._get_rollout(rollout) for rollout in rollouts]
+
+        for count in (1, 2):
+            seen = await asyncio.to_thread(look)
+            assert [each.status for each in seen] == [_rollouts[rollout].status for rollout in rollouts]
+            assert seen[2] == _rollouts[rollouts[2]] and len(asked) == count
+        await gateway.client.delete(f"/api/rollouts/{rollouts[0]}")
+        with pytest.raises(httpx.HTTPStatusError, match="404"):
+            await asyncio.to_thread(look)
+
+
 async def test_a_run_says_once_that_no_agent_plays_and_goes_on_waiting(
     gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,22 @@ ODD_REQUESTS = [
     b'{"prompt": ["once", "twice"], "max_tokens": 3}',
 ]
 _ODD_CHOICES: list[Any] = [None, ["x"], [{"message": 3}], [{"message": {"content": 3, "tool_calls": [4]}}]]
-ODD_ANSWERS = [{}, "text", *({"prompt_token_ids": [1], "choices": choices} for choices in _ODD_CHOICES)]
+ODD_ANSWERS = [{}, *({"prompt_token_ids": [1], "choices": choices} for choices in _ODD_CHOICES)]
+
+
+UNREADABLE = [b'{"x": NaN}', b'{"x": 1e400}', b'{"x": "\\ud83d"}', b'"text"', b'{"x": ']
+
+
+async def test_an_answer_that_events_cannot_hold_is_refused_and_counted(gateway: GatewayUnderTest):
+    rollout = await gateway.create("memory")
+    for answer in UNREADABLE:
+        gateway.model.answer = lambda body, answer=answer: answer
+        refused = await gateway.call(rollout, ROOMS[0])
+        assert refused.status_code == 502 and "no JSON object" in refused.json()["error"]["message"], answer
+    gateway.model.answer = None
+    await gateway.play(rollout, ROOMS[:1])
+    assert [event["http_status"] for event in await gateway.events(rollout, "model_request")] == [200]
+    assert (await gateway.drain())["empo2/answers_refused"] == len(UNREADABLE)
 
 
 async def test_odd_requests_and_answers_are_those_of_agent_lightning(

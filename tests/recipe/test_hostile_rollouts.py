@@ -144,6 +144,13 @@ def test_agents_metrics_are_few_and_short() -> None:
     assert len(told) == 100 and all(len(name) <= 300 and name.isprintable() for name in told)
 
 
+class OfItsOwnServer(GatewayClient):
+    """agent-lightning's server has no list of statuses."""
+
+    def statuses(self) -> dict[str, Any]:
+        return {}
+
+
 @pytest.fixture
 def manager() -> Iterator[Empo2RolloutManager]:
     _rollouts.clear()
@@ -156,7 +163,7 @@ def manager() -> Iterator[Empo2RolloutManager]:
             step=1,
             train_rollout_n=3,
             settings=load_settings("cpu", ["algorithm.name=grpo"]),
-            gateway=GatewayClient(url, KEY),
+            gateway=OfItsOwnServer(url, KEY),
             vocabulary=VOCABULARY,
             poll_interval_seconds=0.1,
         )

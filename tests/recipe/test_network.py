@@ -5,7 +5,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from empo2.recipe.gateway.upstream import Network
+from empo2.recipe.gateway.server_client import Network
 
 
 async def test_calls_are_spread_evenly_over_pools_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

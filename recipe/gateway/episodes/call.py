@@ -7,6 +7,7 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import zip_longest
 from typing import ClassVar
 
 import structlog
@@ -96,10 +97,13 @@ class ModelCall:
             self.tip_free.cancel()
         self.episode.context_full = status == 400 and is_too_long(answer)
 
-    def answered(self, response: Body) -> None:
+    def answered(self, response: Body, number: int) -> None:
         """Record the call in the background, since the agent already has its reply.
 
-        What the agent did not ask for is taken out of the response, in place.
+        What the agent did not ask for is taken out of the response, in place, and so out of agent-lightning's event.
+
+        Args:
+            number: of the call among the recorded ones of the attempt.
         """
         episode, body = self.episode, self.body
         episode.under_way.remove(self.asked)
@@ -108,7 +112,6 @@ class ModelCall:
             asked = body.get("top_logprobs")
             asked = asked if isinstance(asked, int) else 0
             tops = sampling.take_tops(response, asked, self.services.tokenizer.decoded)
-            upstream.replace_response(episode.rollout_id, episode.attempt_id, response)
         episode.context_full = False
         reply = reply_of(response)
         if reply is None:
@@ -123,10 +126,12 @@ class ModelCall:
             return
         chat = self.chat.get("messages") or [{"role": "user", "content": str(self.chat.get("prompt"))}]
         shared = {name: body[name] for name in _SHARED if name in body}
+        before = episode.turns[-1].chat if episode.turns else []
+        chat = [old if old == new else new for old, new in zip_longest(before, chat)][: len(chat)]  # share the texts
         turn = Turn(self.found.state, chat, reply, shared, self.found.embedding)
         episode.turns.append(turn)
         visited = bool(turn.state) and response["choices"][0].get("token_ids") != []  # an empty reply is no action
-        task = asyncio.create_task(self._record(turn, visited, prompt_ids, *tops))
+        task = asyncio.create_task(self._record(turn, visited, response, number, *tops))
         episode.pending.add(task)
         self.span.wait_for(task)
         task.add_done_callback(episode.pending.discard)
@@ -135,7 +140,8 @@ class ModelCall:
         self,
         turn: Turn,
         visited: bool,
-        prompt_ids: list[int],
+        response: Body,
+        number: int,
         top_tokens: list[list[int]],
         top_log_probs: list[list[float]],
     ) -> None:
@@ -145,10 +151,9 @@ class ModelCall:
             visits = self.asked.visits if again else await self._visit(turn) if visited else None
             if visits:
                 self.span.set({names.NOVELTY: 0.0 if again else 1 / visits, names.VISITS: visits})
-            # A `CallEvent`. As a model it would check, and copy, each token id twice.
+            # A `CallEvent`. As a model it would check, and copy, each token id.
             event = {
-                "prompt_token_ids": prompt_ids,
-                "tip_free_prompt_token_ids": await self._tip_free_ids() if self.tip_free else prompt_ids,
+                "call": number,
                 "tip_ids": _new_tips(self.found),
                 "scope": episode.tag.scope,
                 "observation": newest_observation(self.body.get("messages") or []),
@@ -157,7 +162,10 @@ class ModelCall:
                 "top_tokens": top_tokens or None,
                 "top_log_probs": top_log_probs or None,
             }
-            data = {name: value for name, value in event.items() if value is not None}
+            data: Body = {name: value for name, value in event.items() if value is not None}
+            if self.tip_free is not None:
+                free, chats = await self._tip_free_ids(), upstream.continuations(episode.rollout_id, episode.attempt_id)
+                data["tip_free_prompt_token_ids"] = free and chats.code_tip_free(number, free, response)
             if not upstream.record(episode.rollout_id, episode.attempt_id, CALL_EVENT, data):
                 log.warning("rollout deleted before its call was recorded", rollout_id=episode.rollout_id)
 
@@ -208,7 +216,7 @@ class PlainCall:
         self.sent = unlimited
         return self.sent
 
-    def answered(self, response: Body) -> None:
+    def answered(self, response: Body, number: int) -> None:
         if reply_of(response) is not None:
             self.tokens.answered(response, prompt_ids_of(response))
 

@@ -113,6 +113,8 @@ class Episodes:
 
     def of(self, rollout_id: str, attempt_id: str) -> Episode | None:
         """Return the episode of an attempt at a tagged rollout; None for any other rollout."""
+        if found := self._rollouts.get(rollout_id, {}).get(attempt_id):
+            return found
         if (tag := upstream.tag_of(rollout_id)) is None:
             return None
         attempts = self._rollouts.setdefault(rollout_id, {})

@@ -42,7 +42,7 @@ class MemoryCalls:
         response = _value(answer)
         if answer.status_code == 200 and response is not None:
             # Before the answer leaves: the agent may report its reward and be gone a moment later.
-            call.answered(response)
+            call.answered(response, answer.call if isinstance(answer, Answer) else 0)
             if call.teaches:
                 answer = Answer.of(response)
         else:

@@ -24,7 +24,7 @@ class Traced:
 
 
 class AsSent:
-    """Stand last, before agent-lightning's app: note the request as it is sent, and the model's own answer."""
+    """Stand before the last stage: note the request as it is sent, and the model's own answer."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

@@ -3,6 +3,8 @@
 from array import array
 from typing import Any
 
+import orjson
+
 from empo2.recipe.gateway.upstream import ModelServers
 
 # The fields of a chat completion that decide how vLLM renders its prompt (vLLM 0.20 TokenizeChatRequest).
@@ -35,7 +37,7 @@ async def rendered(servers: ModelServers, rollout_id: str, body: dict[str, Any])
         request["chat_template_kwargs"] = (body.get("chat_template_kwargs") or {}) | arguments
     response = await servers.post(rollout_id, "/tokenize", request, timeout=_SECONDS)
     response.raise_for_status()
-    return array("i", response.json()["tokens"])
+    return array("i", orjson.loads(response.content)["tokens"])
 
 
 def rendering_of(body: dict[str, Any]) -> dict[str, Any]:

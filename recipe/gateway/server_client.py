@@ -1,0 +1,126 @@
+"""The connections to model servers: aiohttp for the many completions, httpx for streams, spans and other servers."""
+
+import json
+from functools import lru_cache
+from itertools import cycle
+from typing import Any, Self
+
+import aiohttp
+import httpx
+
+from empo2.recipe.json_text import dumped
+
+CALL_SECONDS = 300  # as agent-lightning's own client
+_POOLS = 32
+_IDLE_SECONDS = 2  # a server closes idle connections, uvicorn after 5: a request on one that it is closing would fail
+_ERROR_CHARACTERS = 1000
+
+# Fields of the gateway's requests that are vLLM's own; OpenAI's servers refuse a request that has one.
+_NOT_OPENAI = ("return_token_ids", "top_k", "min_p", "repetition_penalty")
+
+
+class ServerClient:
+    """What the gateway needs of `httpx.AsyncClient`, at a fifth of its CPU: JSON is posted, and the answer read whole.
+
+    It knows neither streams nor hooks, and no limit on connections lets agents and reflections wait for each other's.
+    """
+
+    _session: aiohttp.ClientSession
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self._headers = {"content-type": "application/json", **headers}
+
+    async def __aenter__(self) -> Self:
+        context = httpx.create_ssl_context()
+        connections = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=context)
+        self._session = aiohttp.ClientSession(connector=connections, headers=self._headers)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def post(
+        self, url: str, *, json: Any, headers: dict[str, str] | None = None, timeout: float = CALL_SECONDS
+    ) -> httpx.Response:
+        """Send JSON and return the answer, as httpx does; an error that is no JSON is told as one (`JsonErrors`).
+
+        Raises:
+            httpx.TransportError: no answer within ``timeout`` seconds.
+        """
+        limit = aiohttp.ClientTimeout(timeout)
+        try:
+            async with self._session.post(
+                url, data=dumped(json), headers=headers, timeout=limit, allow_redirects=False
+            ) as answer:
+                content, kind = await answer.read(), answer.headers.get("content-type", "")
+        except TimeoutError:  # aiohttp's own are of this type, too
+            raise httpx.ReadTimeout(f"no answer within {timeout:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise httpx.ReadError(str(error)) from error
+        if answer.status >= 400 and not kind.startswith("application/json"):
+            return httpx.Response(answer.status, json=_error(answer.status, content), request=_request(url))
+        return httpx.Response(answer.status, headers={"content-type": kind}, content=content, request=_request(url))
+
+
+@lru_cache(64)  # reading a URL takes longer than all else here
+def _request(url: str) -> httpx.Request:
+    return httpx.Request("POST", url)
+
+
+class Network(httpx.AsyncBaseTransport):
+    """Many small pools of connections in the place of one, without a limit on any.
+
+    A limit would let agents and reflections wait for each other's connections. One pool would look at all of its
+    connections for each request (httpcore 1.0, ``AsyncConnectionPool._assign_requests_to_connections``): with 128 calls
+    under way a request takes 8 ms of a core, spread over 32 pools 1.3 (docs/performance.md).
+    """
+
+    def __init__(self) -> None:
+        context = httpx.create_ssl_context()
+        unlimited = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS)
+        self._pools = [httpx.AsyncHTTPTransport(verify=context, limits=unlimited) for _ in range(_POOLS)]
+        self._turns = cycle(self._pools)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await next(self._turns).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        for pool in self._pools:
+            await pool.aclose()
+
+
+class OpenAITransport(Network):
+    """Sends requests as any OpenAI-compatible server takes them: with its key, and without vLLM's own fields."""
+
+    def __init__(self, key: str | None) -> None:
+        super().__init__()
+        self._key = key
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = {name: value for name, value in json.loads(request.content).items() if name not in _NOT_OPENAI}
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        sent = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=request.extensions)
+        return await super().handle_async_request(sent)
+
+
+class JsonErrors(httpx.AsyncBaseTransport):
+    """Gives each error that is no JSON as one with its text, which the agent is told."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self._transport = transport
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._transport.handle_async_request(request)
+        if answer.status_code < 400 or answer.headers.get("content-type", "").startswith("application/json"):
+            return answer
+        told = _error(answer.status_code, await answer.aread())
+        await answer.aclose()
+        return httpx.Response(answer.status_code, json=told, extensions=answer.extensions)
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
+def _error(status: int, content: bytes) -> dict[str, Any]:
+    text = content.decode(errors="replace").strip()[:_ERROR_CHARACTERS]
+    return {"error": {"message": text or f"the model server answers {status}", "type": "server_error", "code": status}}
