@@ -21,6 +21,7 @@ from empo2.recipe.redaction import MASK, redacted
 DEFAULTS = Path(__file__).with_name("config.yaml")
 SCIENCEWORLD = Path(__file__).parents[1] / "agents/scienceworld/config.yaml"
 ALL_TASKS = "all-tasks"
+TASK_FILES = (".jsonl", ".json", ".csv", ".parquet")
 TRACES_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 VLLM_TRACES = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_SERVICE_NAME": "vllm"}  # it would take gRPC
 _TRACES = "/v1/traces"
@@ -53,9 +54,15 @@ def _checked_keep(value: Any) -> Any:
     return value
 
 
+def is_task_path(source: str) -> bool:
+    """Return whether ``tasks.source`` names a file, or a folder of tasks, which has a / in its name."""
+    return source.endswith(TASK_FILES) or ("/" in source and ":" not in source)
+
+
 def _checked_source(value: str) -> str:
-    if not re.fullmatch(r"hub:[\w.-]+(/[\w.-]+)?|.+\.(jsonl|parquet)|[\w.]+:\w+|[^:]*/[^:]*", value):
-        raise ValueError("must be module:function, a .jsonl or .parquet file, a folder with a / in it, or hub:NAME")
+    if not re.fullmatch(r"hub:[\w.-]+(/[\w.-]+)?|[\w.]+:\w+", value) and not is_task_path(value):
+        kinds = "a .jsonl, .json, .csv or .parquet file, a folder with a / in it, or hub:NAME"
+        raise ValueError(f"must be module:function, {kinds}")
     return value
 
 
@@ -306,7 +313,8 @@ def load_settings(
     profiles, forms = values.pop("profiles"), values.pop("forms")
     if profile is not None and profile not in profiles:
         raise ConfigError(f"profile {profile!r} is unknown; there are {', '.join(profiles)}")
-    layers = [world or {}, read_layer(file) if file is not None else {}, layer or {}, *map(_parse_override, overrides)]
+    of_file = with_task_files(read_layer(file), file.parent) if file is not None else {}
+    layers = [world or {}, of_file, layer or {}, *map(_parse_override, overrides)]
     form = forms.get(str(dict(flat(reduce(lay_over, layers))).get("algorithm.form")), {})
     layers = [form, *layers]
     if profile is not None:
@@ -373,6 +381,24 @@ def read_layer(file: Path, option: str = "--config") -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{option} {file}: must be a mapping of sections, such as 'algorithm: {{seed: 1}}'")
     return content
+
+
+def with_task_files(layer: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Return settings with the files of their tasks, where these are relative, in a folder: that of the settings."""
+    tasks = layer.get("tasks")
+    if not isinstance(tasks, Mapping) or folder == Path() or not is_task_path(str(tasks.get("source", "x.csv"))):
+        return layer
+
+    def placed(value: Any) -> Any:
+        named = isinstance(value, str) and is_task_path(value)
+        return os.path.join(folder, os.path.expanduser(value)) if named else value
+
+    args = tasks.get("args")
+    in_args = {"args": {**args, "validation": placed(args["validation"])}} if args and "validation" in args else {}
+    return {
+        **layer,
+        "tasks": {**tasks, **({"source": placed(tasks["source"])} if "source" in tasks else {}), **in_args},
+    }
 
 
 def _parse_override(argument: str) -> dict[str, Any]:

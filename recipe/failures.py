@@ -47,7 +47,7 @@ def numbers_of(metrics: Any) -> dict[str, float]:
 
 
 _OUTPUT_CHARACTERS = 4000
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|/node_modules/|^<|^node:")
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|/node_modules/|^<|^node:")
 _PYTHON_FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 _NODE_FRAME = re.compile(
     r"^ +at (?:async )?(?:(?P<name>[^\s(]+) \()?(?:file://)?(?P<file>[^\s():]+):(?P<line>\d+):\d+", re.MULTILINE
@@ -57,7 +57,12 @@ _ERROR_LINE = re.compile(
 )
 
 
-_TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK = "Traceback (most recent call last):"
+# What Python writes of an error in a finalizer, often at the interpreter's end. It ends no program.
+_IGNORED = re.compile(
+    r"^Exception ignored [^\n]*\n(?:Traceback [^\n]*\n)?(?:[ \t][^\n]*\n)*(?:[\w.]+(?:: [^\n]*)?(?:\n|\Z))?",
+    re.MULTILINE,
+)
 # What vLLM and Ray write before a line: (EngineCore pid=7) ERROR 11-23 10:00:00 [core.py:9]
 _WRITER = re.compile(r"^\([^()\n]*\) ?(?:[A-Z]+ [\d-]+ [\d:]+ \[[\w./]+:\d+\] ?)?")
 
@@ -72,7 +77,7 @@ def first_error(output: str) -> str | None:
     error: str | None = None
     end = 0  # of the last traceback
     for begin, line in enumerate(lines):
-        if begin < end or line != _TRACEBACK or (last := _last_line(lines, begin)) is None:
+        if begin < end or line != TRACEBACK or (last := _last_line(lines, begin)) is None:
             continue
         # A chain has "During handling of the above exception" or "The above exception was the direct cause" between.
         if error is not None and not any(" above exception" in between for between in lines[end:begin]):
@@ -128,7 +133,13 @@ def error_of(error: BaseException, *, own: str = "") -> AgentError:
     )
 
 
+def without_ignored(output: str) -> str:
+    """Return a program's output without the errors that Python ignored; all of it if there is nothing else."""
+    return _IGNORED.sub("", output).strip() or output
+
+
 def _error_in(output: str, kind: str) -> AgentError:
+    output = without_ignored(output)
     message, where = output.splitlines()[-1], ""
     if found := [*_ERROR_LINE.finditer(output)]:
         last = found[-1]
@@ -140,7 +151,7 @@ def _error_in(output: str, kind: str) -> AgentError:
 
 
 def _where(frames: Sequence[tuple[str, Any, str]]) -> str:
-    own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+    own = [frame for frame in frames if not LIBRARY.search(frame[0])]
     if not own:
         return ""
     file, line, name = own[-1]

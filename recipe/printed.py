@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import sys
+import textwrap
 
 # Control characters but for tabs and newlines, halves of surrogate pairs, marks that turn the direction of text, line
 # separators, and the tags that show nothing at all.
@@ -24,3 +27,12 @@ def one_line(text: str) -> str:
 def printable_json(text: str) -> str:
     """Return JSON text of the same meaning, with escapes in the place of the characters that a terminal would obey."""
     return _OBEYED.sub(lambda obeyed: json.dumps(obeyed[0])[1:-1], text)
+
+
+def say(label: str, text: str) -> None:
+    """Print a line of text behind a label; on a terminal it is wrapped, to at most 100 columns."""
+    line = f"{label:6} {text}"
+    if sys.stdout.isatty():
+        width = min(shutil.get_terminal_size().columns, 100)
+        line = textwrap.fill(line, width, subsequent_indent=" " * 7, break_on_hyphens=False, break_long_words=False)
+    print(line, flush=True)

@@ -64,11 +64,41 @@ for turn in range(3):
     if not said.get("tool_calls"):
         messages.append(user("On."))
 """
-FALLS_BACK = """
-try:
-    ask("/embeddings", input="x")
-except urllib.error.HTTPError:
-    pass
+EMBEDS = """
+found = ask("/embeddings", input=["x", "y", "x"], dimensions=4)["data"]
+assert [each["index"] for each in found] == [0, 1, 2] and {len(each["embedding"]) for each in found} == {4}
+assert found[0]["embedding"] == found[2]["embedding"] != found[1]["embedding"]
+"""
+SUPERVISOR = """
+schema = {"type": "object", "properties": {"next": {"enum": ["writer", "critic", "FINISH"]}}}
+form = {"type": "json_schema", "json_schema": {"name": "route", "schema": schema}}
+calls = 0
+while json.loads(chat(messages, response_format=form)["content"])["next"] != "FINISH":
+    messages += [{"role": "assistant", "content": "next"}, user("Done.")]
+    calls += 1
+print(calls)
+"""
+EDITS = """
+tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "edit")]
+said = chat(messages, tools=tools)
+assert [call["function"]["name"] for call in said["tool_calls"]] == ["edit"]
+assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"file": "a"}
+messages += [said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "edited"}]
+assert chat(messages, tools=tools)["content"] == "done"
+print(1.0)
+"""
+FIXED = """
+import urllib.request
+urllib.request.urlopen("http://127.0.0.1:9/v1/models")
+"""
+NOISE = """
+class Connection:
+    def __del__(self):
+        raise TypeError("the connection is gone")
+
+held = Connection()
+chat(messages)
+raise ValueError("the door is locked")
 """
 DIALECTS = """
 last = None
@@ -121,6 +151,8 @@ COMMAND = ("--command", f"{sys.executable} play.py")
     [
         (DIALECTS, 0, "4 model calls to /messages and /responses, 2 of them streamed, in 2 training rows"),
         (WHOLE, 1, "ended without a reward: write a number to the file"),
+        (WHOLE + "print(0.5)", 1, "set AGENT_REWARD=stdout; its last line is 0.5: if that is the reward, do the last"),
+        (NOISE, 1, "wrong  the agent failed: ValueError: the door is locked (play.py:"),
         ("chat(messages)\nraise KeyError('the door')", 1, "wrong  the agent failed: KeyError: 'the door' (play.py:"),
     ],
 )
@@ -128,6 +160,66 @@ def test_what_the_user_is_told(init, code, exit_code, says):
     ended, printed = init(*COMMAND, code=code)
     assert ended == exit_code and says in printed, printed
     assert not ended or "       | " in printed  # the end of what it wrote
+
+
+def test_an_address_of_its_own_is_said_before_what_came_of_it(init, tmp_path):
+    code, printed = init(*COMMAND, code=FIXED)
+    wrong = [line for line in printed.splitlines() if line.startswith("wrong")]
+    assert code == 1 and len(wrong) == 2, printed
+    assert wrong[0].startswith("wrong  no model call came, and what the agent wrote tells of a connection")
+    assert wrong[1].startswith("wrong  the agent failed: URLError")
+    log = (tmp_path / "empo2.log").read_text()
+    assert "Connection refused" in log and f"has all that the agent wrote, {len(log.splitlines())} lines" in printed
+
+
+def test_a_run_that_is_killed_while_it_imports_is_said_as_that(init, tmp_path):
+    (tmp_path / "library.py").write_text("import time\ntime.sleep(600)\n")
+    code, printed = init(*COMMAND, "--time-limit", "8", code="import library\n")
+    (wrong,) = [line for line in printed.splitlines() if line.startswith("wrong")]
+    assert code == 1 and "killed after 8 s while it was still importing: import library (play.py:" in wrong
+
+
+def test_replies_win_over_schemas_and_may_be_tool_calls(init):
+    stdout = [*COMMAND, "--env", "AGENT_REWARD=stdout", "--rewards", "0", "9", "--force"]
+    code, printed = init(*stdout, code=SUPERVISOR)  # the values take turns
+    assert code == 0 and "the reward was reported: 2" in printed, printed
+    code, printed = init(*stdout, "--reply", "critic", "--reply", "FINISH")
+    assert code == 0 and "the reward was reported: 1" in printed, printed
+    code, printed = init(*stdout, "--reply", '{"next": "FINISH"}')
+    assert code == 0 and "the reward was reported: 0" in printed, printed
+    edit = '{"name": "edit", "arguments": {"file": "a"}}'
+    code, printed = init(*stdout, "--reply", edit, "--reply", "done", "--calls", code=EDITS)
+    assert code == 0 and "\n  2  chat        x                 1  no       2        4  You count.\n" in printed, printed
+
+
+def test_tasks_of_a_small_table_are_counted_and_named_from_the_configuration(init, tmp_path):
+    (tmp_path / "questions.csv").write_text("question\n1?\n2?\n3?\n")
+    (tmp_path / "mine").mkdir()
+    code, printed = init(
+        *COMMAND, "--tasks", "questions.csv", "--output", "mine/empo2.yaml", code="chat(messages)\nreward(1)"
+    )
+    assert code == 0 and "in 6 steps of 2 of the 2 tasks" in printed, printed
+    assert load_settings(file=tmp_path / "mine/empo2.yaml").tasks.source == str(tmp_path / "mine/../questions.csv")
+    assert init("--config", "mine/empo2.yaml")[0] == 0
+
+
+def test_a_first_prompt_that_no_row_holds(init, tmp_path, capfd):
+    """Its system message has 6,000 words; "a" is one token of SmolLM2's with the space before it."""
+    (tmp_path / "tasks.csv").write_text("question\n1?\n2?\n3?\n")
+    code, printed = init(
+        *COMMAND,
+        "--tasks",
+        "tasks.csv",
+        code="messages[0]['content'] = ' a' * 6000\nchat(messages, max_tokens=9)\nreward(1)",
+    )
+    assert code == 0, printed
+    assert "prompt about 6,002 tokens (system message 6,000) in the first call that is trained" in printed
+    needs = "give model.max_prompt_tokens=7168 model.max_context_tokens=10240, and a model with so long a context"
+    assert f"max_prompt_tokens=1024 holds 1,024, of which tips may take 512: {needs} (profile cpu)" in printed
+    # 6,002 and 2,048 of tips, and five in a hundred
+    assert "--profile gpu-1 --config empo2.yaml model.max_prompt_tokens=9216 model.max_context_tokens=17516" in printed
+    main(["check", "--profile", "cpu", "--config", "empo2.yaml"])
+    assert "first prompt   the first prompt has about 6,002 tokens (system message 6,000)" in capfd.readouterr().out
 
 
 def test_training_does_not_start_if_the_model_cannot_call_the_agents_tools(init, tmp_path, capfd):
@@ -157,10 +249,10 @@ def test_calls_that_are_not_trained_are_named(init, tmp_path):
     assert "note   calls name the models judge, x, and all are trained: gateway.trained_calls can choose" in printed
     chosen = "gateway:\n  trained_calls: [{model: x}]\n  other_server: http://127.0.0.1:1/v1\n"
     (tmp_path / "empo2.yaml").write_text((tmp_path / "empo2.yaml").read_text() + chosen)
-    code, printed = init("--config", "empo2.yaml", code=JUDGE + 'ask("/embeddings", input="x")')
+    code, printed = init("--config", "empo2.yaml", code=JUDGE)
     assert code == 0, printed
     assert "ok     1 model call: the episode is one training row" in printed
-    assert "ok     2 calls pass to gateway.other_server, and are not trained: /chat/completions, /embeddings" in printed
+    assert "ok     1 call passes to gateway.other_server, and is not trained: /chat/completions" in printed
     assert "state  " in printed and "Good?" not in printed  # the judge sees no tips, its states are not counted
 
 
@@ -188,10 +280,10 @@ def test_a_class_with_its_own_tasks_and_replies(init, tmp_path):
 def test_tasks_that_are_made_up_are_not_trained_and_nothing_is_overwritten_unasked(init, tmp_path):
     tasks, settings = tmp_path / "my_tasks.py", tmp_path / "empo2.yaml"
     env = ["--env", "SECRET=input.secret", "--env", "TOP=input.top", "--env", "AGAIN=input.secret"]
-    code, printed = init(*COMMAND, *env, code=FALLS_BACK + WHOLE + "reward(37 * float(os.environ['TOP']))")
+    code, printed = init(*COMMAND, *env, code=EMBEDS + WHOLE + "reward(37 * float(os.environ['TOP']))")
     assert code == 0, printed
     assert "4 model calls, each with the whole chat" in printed
-    assert "note   1 call went to /embeddings, which the policy does not have" in printed
+    assert "note   1 call went to /embeddings, which the policy does not have: it got made-up vectors" in printed
     assert "the reward 37.0 lies outside" in printed and "--rewards WORST BEST" in printed
     assert 'on {"secret": "1", "top": "1", "made_up": true}' in printed and "note   the tasks are made up" in printed
     assert load_settings(file=settings).memory.scope == ["secret", "top"]
@@ -255,7 +347,7 @@ SECONDS = count(0, 2)
 
 
 def examined(trace: Trace) -> list[Finding]:
-    return examine(trace, tell(trace.calls), load_settings(), 60)
+    return examine(trace, tell(trace.calls, load_settings().gateway), load_settings(), 60)
 
 
 def said(text: str, role: str = "assistant") -> Body:

@@ -77,9 +77,11 @@ class CommandAgent:
         elif source == "stdout":
             rollout.report(_number(output, "standard output (AGENT_REWARD=stdout)"))
         elif not rollout.has_reward():
+            last = output.strip().rpartition("\n")[2].strip()
+            printed = "" if _finite(last) is None else f"; its last line is {last}: if that is the reward, do the last"
             raise CommandFailed(
                 f"{text} ended without a reward: write a number to the file that EMPO2_REWARD_FILE names, "
-                "post an event to AGL_EVENT_URL, or print it as the last line and set AGENT_REWARD=stdout"
+                f"post an event to AGL_EVENT_URL, or print it as the last line and set AGENT_REWARD=stdout{printed}"
             )
 
 
@@ -147,10 +149,15 @@ def _relay(source: IO[bytes], sink: IO[str], tail: bytearray) -> None:
 def _number(text: str, where: str) -> float:
     """Return the number in the last line of `text`. Raises CommandFailed unless it is a finite one."""
     line = text.strip().rpartition("\n")[2].strip()
-    try:
-        value = float(line)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
+    if (value := _finite(line)) is None:
         raise CommandFailed(f"the last line of {where} is {line!r}: must be a finite number, the reward")
     return value
+
+
+def _finite(text: str) -> float | None:
+    """Return the finite number that a text is; None if it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -30,12 +30,13 @@ def check(
 ) -> None:
     """Say whether a training fits this machine and its GPUs, and how long a step takes, before anything starts.
 
-    Looks at the same as `empo2 train`, which is refused by it: imports the agent, loads the tasks, reads nvidia-smi.
+    Looks at the same as `empo2 train`, which is refused by it: imports the agent, loads the tasks, reads nvidia-smi. An
+    agent of your own is started until its first call, for the length of its prompt.
     What it says of memory and time is estimated. Exits with 2 if a setting is wrong, with 1 if the machine cannot.
     """
     from empo2.recipe.errors import ConfigError
     from empo2.recipe.launcher.processes import ending_descendants
-    from empo2.recipe.preflight.checks import MACHINE, SETTINGS, look
+    from empo2.recipe.preflight.checks import MACHINE, PROMPT, SETTINGS, look
     from empo2.recipe.preflight.estimate import CARDS
     from empo2.recipe.preflight.start import Start
 
@@ -43,7 +44,7 @@ def check(
         raise ConfigError(f"--gpu {gpu}: is unknown; there are {', '.join(CARDS)}")
     start = Start(options.settings(), pretended=CARDS[gpu] if gpu is not None else None)
     with ending_descendants():  # such as a world that lists its tasks
-        parts = {"settings": look(start, SETTINGS), "machine": look(start, MACHINE)}
+        parts = {"settings": look(start, {**SETTINGS, **PROMPT}), "machine": look(start, MACHINE)}
     wrong: list[str] = []
     for part, found in parts.items():
         print(part)

@@ -2,21 +2,23 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from empo2.recipe.config import Settings, load_settings, parse_yaml
+from empo2.recipe.config import Settings, load_settings, parse_yaml, with_task_files
 from empo2.recipe.errors import ConfigError, Empo2Error
-from empo2.recipe.printed import printable
+from empo2.recipe.printed import printable, say
 
 EXAMPLES = """\b
 examples:
   empo2 init --agent my_agent:MyAgent --tasks questions.jsonl
   empo2 init --command 'python play.py --question {QUESTION}' --env QUESTION=input.question
   empo2 init --command './play' --tasks my_tasks:load --env AGENT_REWARD=stdout --rewards -1 1
-  empo2 init --config empo2.yaml      # check again; nothing is written
+  empo2 init --command 'claude -p {TASK} --model policy' --env TASK=input.task --tasks tasks.csv --calls
+  empo2 init --config empo2.yaml --reply '{"name": "look", "arguments": {}}' --reply done   # check again
 """
 _OUTPUT_LINES = 12
 
@@ -35,8 +37,9 @@ def init(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="The tasks: MODULE:FUNCTION, FILE.jsonl, FILE.parquet, a folder of Harbor's tasks, or hub:NAME of "
-            "a data set on the Hugging Face hub.  [default: my_tasks.py, written with made-up tasks if there is none]",
+            help="The tasks: MODULE:FUNCTION, a .jsonl, .json, .csv or .parquet file, a folder of Harbor's tasks, or "
+            "hub:NAME of a data set on the Hugging Face hub.  "
+            "[default: my_tasks.py, written with made-up tasks if there is none]",
         ),
     ] = None,
     env: Annotated[
@@ -57,8 +60,8 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="What the model says; given more than once, in this order, and the last one again and again.  "
-            "[default: 1]",
+            help="What the model says; given more than once, in this order, and the last one again and again: a text, "
+            'a tool call {"name": "look", "arguments": {}}, or JSON for a schema.  [default: each tool once, then 1]',
         ),
     ] = None,
     model: Annotated[
@@ -76,13 +79,16 @@ def init(
 ) -> None:
     """Check an agent by running it once, and write a starter configuration for it.
 
-    An agent class has a run() method; it reads the model's address from AGL_OPENAI_BASE_URL and the key from AGL_KEY.
-    A command reads them from OPENAI_BASE_URL and OPENAI_API_KEY. The reward is posted to AGL_EVENT_URL; a command can
-    write it to the file named by EMPO2_REWARD_FILE instead, or print it as its last line (AGENT_REWARD=stdout).
+    The agent needs three things of its environment: the model's address, its key, and its task; and it reports a
+    reward. A command finds address and key in OPENAI_BASE_URL and OPENAI_API_KEY (ANTHROPIC_BASE_URL and
+    ANTHROPIC_API_KEY), a class with run() in AGL_OPENAI_BASE_URL and AGL_KEY. The task is in the variables of --env.
+    The reward is posted to AGL_EVENT_URL; a command can write it to the file named by EMPO2_REWARD_FILE instead, or
+    print it as its last line (AGENT_REWARD=stdout).
 
-    The agent plays the first training task against agent-lightning's own gateway, and the findings are printed. No
-    model is loaded: replies come from a script, or from a server. Files are written if the agent can be trained. Exit
-    code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
+    The agent plays the first training task against the gateway of a training, and the findings are printed: wrong keeps
+    it from being trained, note is worth knowing. No model is loaded: replies come from a script, or from a server. All
+    that the agent writes is kept in FILE.log beside the configuration, which is written if the agent can be trained.
+    Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
     from empo2.recipe.files.models import model_of
     from empo2.recipe.files.tasks import load_tasks
@@ -95,6 +101,7 @@ def init(
     from empo2.recipe.retrofit import starter
     from empo2.recipe.retrofit.calls import call_lines
     from empo2.recipe.retrofit.findings import Finding, examine, offered_tools
+    from empo2.recipe.retrofit.first_prompt import advice, first_prompt, holds, needed
     from empo2.recipe.retrofit.recorder import record
     from empo2.recipe.retrofit.rows import tell
     from empo2.recipe.retrofit.states import describe_states
@@ -106,7 +113,7 @@ def init(
     if model is not None and server is None:
         raise ConfigError(f"--model {model}: give --server, the address of one that has it; `empo2 serve` starts one")
     drafts: dict[Path, str] = {}
-    layer: dict[str, Any] = {}
+    layer: Mapping[str, Any] = {}
     about_scope = ""
     if config is not None:
         settings = load_settings(file=config)
@@ -114,23 +121,23 @@ def init(
     else:
         variables = starter.parse_variables(env or [])
         source = tasks or "my_tasks:load"
+        trial = load_settings("cpu", layer={"tasks": {"source": source}})  # the run that is proposed below
         if tasks is None and not starter.MY_TASKS.exists():
             rows = starter.make_up_tasks(variables)
             drafts[starter.MY_TASKS] = starter.tasks_module(rows)
         else:
-            rows = load_tasks(load_settings(layer={"tasks": {"source": source}}), made_up=True).train
-        trial = load_settings("cpu", layer={"tasks": {"source": source}})  # the run that is proposed below
+            rows = load_tasks(trial, made_up=True).train
         chosen, *others = starter.scope_choices(rows, trial.algorithm.tasks_per_step, trial.run.steps)
         drafts[output] = starter.config_text(
             output,
             agent=agent or starter.COMMAND_AGENT,
-            source=source,
+            source=starter.source_beside(source, output),
             variables=starter.all_variables(variables, command, rows[0]),
             scope=chosen.fields,
             rewards=rewards,
         )
-        layer = parse_yaml(drafts[output])
-        about_scope = _scope_line(chosen, others, trial, len(rows))
+        layer = with_task_files(parse_yaml(drafts[output]), output.parent)
+        about_scope = _scope_line(chosen, others, trial, len({json.dumps(row, sort_keys=True) for row in rows}))
         settings = load_settings(layer=layer)
         if not force and output.exists() and output.read_text() != drafts[output]:
             raise ConfigError(f"{output} exists and differs: --force overwrites it, --config {output} checks it")
@@ -139,47 +146,74 @@ def init(
     require(Start(settings), AGENT)
     reader = StateReader(settings.memory)
     name = _name_of(settings, rows[0])
-    print(f"run    {name} on {json.dumps(rows[0], ensure_ascii=False)[:200]}", flush=True)
+    say("run", f"{name} on {json.dumps(rows[0], ensure_ascii=False)[:200]}")
     chosen_server = (server, model) if server and model else None
     if chosen_server:
         check_server(*chosen_server)
     with ending_descendants():
-        trace = record(settings, rows[0], reply or ["1"], time_limit, chosen_server)
-    told = tell(trace.calls, main_chat_only=not settings.gateway.trained_calls)
+        trace = record(settings, rows[0], reply or (), time_limit, chosen_server)
+    told = tell(trace.calls, settings.gateway)
     findings = examine(trace, told, settings, time_limit)
+    profile, trained = "cpu", load_settings("cpu", file=config, layer=layer)
     if offered_tools(trace.calls):
-        trained = load_settings("cpu", file=config, layer=layer)
         support = tool_support(trained.model, model_of(trained))
         can = f"model.path={trained.model.path} (profile cpu) can call tools: vLLM reads its calls with the parser"
         read = Finding("ok", f"{can} {support.parser}")
         findings.append(Finding("wrong", support.problem) if support.problem else read)
-    for finding in findings:
-        print(f"{finding.level:6} {finding.text}")
-    if calls:
-        print("\n".join(["", *call_lines(trace.calls, told), ""]))
-    if trace.exit_code != 0:
-        for line in trace.output.strip().splitlines()[-_OUTPUT_LINES:]:
-            print(f"       | {printable(line)}")
-    if wrong := sum(finding.level == "wrong" for finding in findings):
-        again = f"empo2 init --config {config}" if config else "the same command; no file was written"
-        raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: {again}")
     turns = [call for call, each in zip(trace.calls, told, strict=True) if each.row]
+    prompt, changes = (first_prompt(turns[0].body, trained) if turns else None), list[str]()
+    if prompt is not None and (problem := advice(prompt, trained)):
+        findings.append(Finding("note", f"{problem} (profile cpu)"))
+        if not holds(trained, needed(prompt, trained)):
+            profile, trained = "gpu-1", load_settings("gpu-1", file=config, layer=layer)
+        changes = needed(prompt, trained)
+    for finding in findings:
+        say(finding.level, finding.text)
+    if prompt is not None:
+        say("prompt", f"{prompt} in the first call that is trained")
+    if calls:
+        print("\n".join(["", *call_lines(trace.calls, told, settings.memory.searched), ""]))
+    if trace.exit_code != 0:
+        for line in _own_words(trace.output).strip().splitlines()[-_OUTPUT_LINES:]:
+            print(f"       | {printable(line)}")
+    if trace.output.strip():
+        log = (config or output).with_suffix(".log")
+        _write(log, trace.output)
+        lines = len(trace.output.splitlines())
+        say("output", f"{log} has all that the agent wrote, {lines} line{'s' * (lines > 1)}")
+    if wrong := sum(finding.level == "wrong" for finding in findings):
+        again = f"empo2 init --config {config}" if config else "the same command; no configuration was written"
+        raise Empo2Error(f"{name} cannot be trained yet: {wrong} wrong; then: {again}")
     for label, text in describe_states(turns, reader):
         first, *more = text.splitlines()
-        print(f"{label:6} {first}")
+        say(label, first)
         for line in more:
             print(f"       | {line}".rstrip())
     if about_scope:
-        print(about_scope)
+        say("scope", about_scope)
     for file, text in drafts.items():
-        try:
-            file.write_text(text)
-        except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror}") from None
-        print(f"wrote  {file}")
+        _write(file, text)
+        say("wrote", str(file))
     if any(row.get(starter.MADE_UP) for row in rows):
-        print("note   the tasks are made up: put yours into my_tasks.py, or give tasks.source=FILE.jsonl, then train")
-    print(f"done   it can be trained: empo2 train --profile cpu --config {config or output}")
+        say("note", "the tasks are made up: put yours into my_tasks.py, or give tasks.source=FILE.jsonl, then train")
+    command = " ".join(["empo2 train --profile", profile, "--config", str(config or output), *changes])
+    say("done", f"it can be trained: {command}")
+
+
+def _own_words(output: str) -> str:
+    """Return what a command wrote, without the traceback of the process that runs it."""
+    from empo2.recipe.failures import TRACEBACK
+
+    begin = max(0, output.rfind(TRACEBACK))
+    own = output[:begin].strip() and "CommandFailed: " in output[begin:]
+    return output[:begin] if own else output
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
 
 
 def _name_of(settings: Settings, task: dict[str, Any]) -> str:
@@ -206,7 +240,9 @@ def _scope_line(chosen: Any, others: Any, trial: Settings, tasks: int) -> str:
         fields = choice.fields if isinstance(choice.fields, str) else f"[{', '.join(choice.fields)}]"
         return f"{fields}: {choice.share:.0%}"
 
+    each = trial.algorithm.tasks_per_step
+    of = f"{each} of the {tasks} tasks" if tasks >= each else f"the one task, {each} times each"
     return (
-        f"scope  {said(chosen)} of the memory rollouts can find tips of earlier steps, in {trial.run.steps} steps of "
-        f"{trial.algorithm.tasks_per_step} of the {tasks} tasks. {', '.join(map(said, others))}"
+        f"{said(chosen)} of the memory rollouts can find tips of earlier steps, in {trial.run.steps} steps of {of}. "
+        f"{', '.join(map(said, others))}"
     )

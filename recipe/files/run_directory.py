@@ -12,7 +12,7 @@ import yaml
 from empo2.memory import MemoryFileError, copy_memory, embedder_name
 from empo2.memory.browse import embedder_of
 from empo2.memory.file import reading
-from empo2.recipe.config import Settings
+from empo2.recipe.config import Settings, with_task_files
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.redaction import redacted
 from empo2.recipe.rollout_log import rollout_files, step_of_file
@@ -240,7 +240,7 @@ def put_memory(file: Path | None, folder: Path) -> None:
 
 def write_settings(settings: Settings, directory: Path) -> None:
     """Write the settings without secrets to the folder's config.yaml."""
-    values = redacted(settings.to_dict())  # the run folder may be shared with others
+    values = redacted(with_task_files(settings.to_dict(), Path.cwd()))  # the run folder may be shared with others
     _replace(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))
 
 

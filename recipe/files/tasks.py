@@ -1,17 +1,17 @@
 """Load the tasks, of a function, a file or a data set of the Hugging Face hub."""
 
 import codecs
+import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from empo2.recipe.config import Settings, imported
+from empo2.recipe.config import TASK_FILES, Settings, imported, is_task_path
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import MADE_UP, PANEL, TRAIN_PANEL, UNSEEN_PANEL, scope_of
 
 _HUB = "hub:"
-_FILES = (".jsonl", ".parquet")
 _EVERY = 10  # of a file without validation tasks, each tenth row is one
 
 Rows = list[dict[str, Any]]
@@ -41,7 +41,7 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
     if tasks.source is None:
         raise ConfigError("tasks.source=None: give the tasks, module:function, or --profile for ScienceWorld's")
     try:
-        if tasks.source.startswith(_HUB) or tasks.source.endswith(_FILES) or _is_folder(tasks.source):
+        if tasks.source.startswith(_HUB) or is_task_path(tasks.source):
             train, val = read_tasks(tasks.source, **tasks.args)
         else:
             train, val = imported(tasks.source, "tasks.source")(**tasks.args)
@@ -101,12 +101,16 @@ def _of_file(name: str) -> Rows:
     from pyarrow.parquet import read_table  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
     file, source = Path(name).expanduser(), f"tasks.source={name!r}"
-    if _is_folder(name):
+    if not is_task_path(name):
+        raise ConfigError(f"tasks.args.validation={name!r}: give a {', '.join(TASK_FILES)} file")
+    if not name.endswith(TASK_FILES):
         return _of_folder(file, source)
-    if file.suffix not in _FILES:
-        raise ConfigError(f"tasks.args.validation={name!r}: give a {' or '.join(_FILES)} file")
     try:
-        rows = _json_lines(file, source) if file.suffix == ".jsonl" else read_table(file).to_pylist()
+        if file.suffix == ".parquet":
+            rows = read_table(file).to_pylist()
+        else:
+            read = {".jsonl": _json_lines, ".json": _json_list, ".csv": _csv}[file.suffix]
+            rows = read(file, source)
     except OSError as error:
         raise ConfigError(f"{source}: {error.strerror or error}") from None
     except ArrowInvalid as error:
@@ -117,10 +121,6 @@ def _of_file(name: str) -> Rows:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{source}: row {number} is not JSON-like: {error}") from None
     return rows
-
-
-def _is_folder(source: str) -> bool:
-    return "/" in source and ":" not in source and not source.endswith(_FILES)
 
 
 def _of_folder(folder: Path, source: str) -> Rows:
@@ -150,6 +150,31 @@ def _json_lines(file: Path, source: str) -> Rows:
         if not isinstance(row, dict):
             raise ConfigError(f"{source}: line {number} is not an object with the task's fields")
         rows.append(row)
+    return rows
+
+
+def _json_list(file: Path, source: str) -> Rows:
+    try:
+        rows = json.loads(file.read_bytes().removeprefix(codecs.BOM_UTF8))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: not JSON: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{source}: must be a list of objects, the tasks; an object a line is a .jsonl file")
+    return rows
+
+
+def _csv(file: Path, source: str) -> Rows:
+    """Return the rows under a line of field names; all values are texts."""
+    csv.field_size_limit(2**31 - 1)
+    with file.open(encoding="utf-8-sig", newline="") as text:
+        reader = csv.DictReader(text, strict=True)
+        try:
+            rows = [*reader]
+        except (csv.Error, UnicodeError) as error:
+            raise ConfigError(f"{source}: line {reader.reader.line_num} is not CSV in UTF-8: {error}") from None
+    for number, row in enumerate(rows, 1):
+        if None in row or None in row.values():
+            raise ConfigError(f"{source}: row {number} has not as many values as the first line has names")
     return rows
 
 

@@ -62,6 +62,24 @@ def check_tools(settings: Settings, task: Mapping[str, Any], model: str) -> None
     from empo2.recipe.retrofit.findings import offered_tools
     from empo2.recipe.retrofit.recorder import record
 
-    trace = record(settings, dict(task), ["1"], _CALL_SECONDS, first_call_only=True)
-    if tools := offered_tools(trace.calls[:1]):
+    trace = record(settings, dict(task), (), _CALL_SECONDS, first_call_only=True)
+    if tools := offered_tools(trace.calls):
         raise ConfigError(f"model.path={settings.model.path!r}: the agent offers {', '.join(tools)}; {problem}")
+
+
+def first_call_problem(settings: Settings, task: Mapping[str, Any]) -> tuple[str, str]:
+    """Return how long the first prompt of a user's agent is, and what to do if it does not fit; "" and "" otherwise.
+
+    The agent is started, with a task and a scripted model, until its first call is answered.
+    """
+    from empo2.recipe.retrofit.first_prompt import advice, first_prompt
+    from empo2.recipe.retrofit.recorder import record
+    from empo2.recipe.retrofit.rows import tell
+
+    trace = record(settings, dict(task), (), _CALL_SECONDS, first_call_only=True)
+    told = tell(trace.calls, settings.gateway)
+    turns = [call for call, each in zip(trace.calls, told, strict=True) if each.row]
+    if not turns:
+        return "", "the agent was not seen to call the model; empo2 init says why"
+    prompt = first_prompt(turns[0].body, settings)
+    return str(prompt), advice(prompt, settings)

@@ -36,6 +36,7 @@ HOST: Checks = {
 }
 MACHINE: Checks = {**HOST, "port": machine.port}
 FETCHED: Checks = {"model": settings.hub_model}  # last, and not for `empo2 check`: files of the hub are fetched
+PROMPT: Checks = {"first prompt": settings.first_prompt}  # for `empo2 check` alone: it starts the agent
 SERVED: Checks = {
     "environment": settings.environment,
     "traces": settings.traces,

@@ -17,7 +17,7 @@ from empo2.recipe.files.models import files_of, read_file
 from empo2.recipe.files.run_directory import check_run_directory
 from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
-from empo2.recipe.preflight.agent import check_fields, check_tools
+from empo2.recipe.preflight.agent import check_fields, check_tools, first_call_problem
 from empo2.recipe.preflight.finding import Finding
 from empo2.recipe.preflight.keys import KEY, given_keys
 from empo2.recipe.preflight.server import check_server
@@ -106,6 +106,14 @@ def tools(start: Start) -> None:
     _ = start.shape  # or there is no such model
     if folder := files_of(start.settings.model.path):
         check_tools(start.settings, start.tasks.train[0], str(folder))
+
+
+def first_prompt(start: Start) -> Iterator[Finding]:
+    """Start a user's agent, for the length of its first prompt; those of this package fit."""
+    settings = start.settings
+    if "AGENT_COMMAND" in settings.agent.env or not settings.agent.name.startswith("empo2."):
+        said, problem = first_call_problem(settings, start.tasks.train[0])
+        yield Finding("first prompt", "" if problem else said, problem, "advice")
 
 
 def state(start: Start) -> None:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from empo2.recipe.messages import newest_turn, spoken
+from empo2.recipe.messages import is_compaction, newest_turn, spoken
 from empo2.recipe.printed import one_line
 from empo2.recipe.retrofit.recorder import Call
 from empo2.recipe.retrofit.rows import Told
@@ -14,17 +14,22 @@ _HEADINGS = ("#", "API", "model", "row", "tips", "tools", "messages")
 _NAMES = {"chat/completions": "chat", "completions": "completion"}
 
 
-def call_lines(calls: Sequence[Call], told: Sequence[Told]) -> Iterator[str]:
+def call_lines(calls: Sequence[Call], told: Sequence[Told], searched: str) -> Iterator[str]:
     """Yield a table of at most 100 columns: of each call the API, the model that it names, its training row or why it
     has none, whether tips can be shown, how many tools and messages it has, and the system message's beginning.
 
     Under a call that opens a row, or that is not trained, a line says why.
+
+    Args:
+        searched: ``memory.searched``.
     """
     yield f"{_LAYOUT.format(*_HEADINGS)}system message, or the first"
-    with_tools = False
+    with_tools, done = False, False
     for number, (call, of_call) in enumerate(zip(calls, told, strict=True), 1):
         # What stands beside the main chat is known from the first call with tools on.
-        takes_tips = (bool(of_call.row) or (of_call.beside and not with_tools)) and _has_turn(call)
+        passes = bool(of_call.row) or (of_call.beside and not with_tools)
+        takes_tips = passes and not done and _takes_tips(call, searched, with_tools=with_tools)
+        done = searched == "first-turn" and (done or takes_tips)
         with_tools = with_tools or bool(call.body.get("tools"))
         yield _line(number, call, of_call, takes_tips=takes_tips).rstrip()
         if of_call.why:
@@ -34,8 +39,13 @@ def call_lines(calls: Sequence[Call], told: Sequence[Told]) -> Iterator[str]:
         yield "     * streamed"
 
 
-def _has_turn(call: Call) -> bool:
-    return "prompt" in call.body or newest_turn(call.body["messages"]) is not None
+def _takes_tips(call: Call, searched: str, *, with_tools: bool) -> bool:
+    if (messages := call.body.get("messages")) is None:
+        return True
+    turn = newest_turn(messages)
+    if turn is None or is_compaction(call.body, with_tools=with_tools):
+        return False
+    return searched != "user-turns" or messages[turn]["role"] != "tool"
 
 
 def _line(number: int, call: Call, told: Told, *, takes_tips: bool) -> str:

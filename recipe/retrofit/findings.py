@@ -6,10 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from empo2.recipe.config import Settings
-from empo2.recipe.failures import reported_error
+from empo2.recipe.failures import LIBRARY, TRACEBACK, reported_error, without_ignored
 from empo2.recipe.gateway.tokens.sampling import overridden
 from empo2.recipe.messages import has_images, newest_turn
 from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, data_of
@@ -47,6 +48,7 @@ def examine(trace: Trace, told: Sequence[Told], settings: Settings, time_limit: 
     algorithm = settings.algorithm
     found = [
         *_refused(trace.calls, "note" if did_without else "wrong"),
+        *_elsewhere(trace),
         *_ending(trace, time_limit),
         *_calls(trace, main, [told for _, told in played], settings),
         *_reward(trace, rewards, (algorithm.failure_return, algorithm.success_return)),
@@ -56,10 +58,9 @@ def examine(trace: Trace, told: Sequence[Told], settings: Settings, time_limit: 
 
 
 def _calls(trace: Trace, main: list[Call], told: list[Told], settings: Settings) -> Iterator[Finding]:
-    if not trace.calls and not trace.exit_code:  # an agent that failed has a cause of its own
-        address = "AGL_OPENAI_BASE_URL (a command also from OPENAI_BASE_URL)"
+    if not trace.calls and trace.exit_code == 0:
         cache = "a cache of replies must be empty, for DSPy by DSPY_CACHEDIR={EMPO2_REWARD_FILE}.cache before the line"
-        yield Finding("wrong", f"no model call came: the agent must take the model's address from {address}; {cache}")
+        yield Finding("wrong", f"no model call came: {_ADDRESS}; {cache}")
     elif trace.exit_code == 0 and not any(call.status for call in trace.calls):
         yield Finding("wrong", "the agent gave up on every model call before it was answered: give it more time")
     elif not main and any(not call.trained for call in trace.calls):
@@ -71,11 +72,18 @@ def _calls(trace: Trace, main: list[Call], told: list[Told], settings: Settings)
         stand = "stands" if beside == 1 else "stand"
         why = "one turn without tools, of an agent that offers some, such as for a title"
         yield Finding("ok", f"{_count(beside, 'call')} {stand} beside the main chat, and not trained: {why}")
-    if others := [call for call in trace.calls if not call.trained]:
+    others = [call for call in trace.calls if not call.trained]
+    if made_up := sum(call.asked == "embeddings" and settings.gateway.other_server is None for call in others):
+        why = "went to /embeddings, which the policy does not have: it got made-up vectors here, in training status 400"
+        yield Finding("note", f"{_count(made_up, 'call')} {why}; name a server that embeds with gateway.other_server")
+        others = [call for call in others if call.asked != "embeddings"]
+    if others:
         paths = ", ".join(sorted({f"/{call.asked}" for call in others}))
-        other_server = settings.gateway.other_server is not None
-        where = "pass to gateway.other_server, and are" if other_server else "are answered by the policy, but"
-        yield Finding("ok", f"{_count(len(others), 'call')} {where} not trained: {paths}")
+        passes, is_ = ("passes", "is") if len(others) == 1 else ("pass", "are")
+        answered = f"{is_} answered by the policy, but {is_} not trained"
+        passed = f"{passes} to gateway.other_server, and {is_} not trained"
+        where = answered if settings.gateway.other_server is None else passed
+        yield Finding("ok", f"{_count(len(others), 'call')} {where}: {paths}")
 
 
 def _rows(calls: list[Call], told: list[Told]) -> Iterator[Finding]:
@@ -162,10 +170,62 @@ _HOW_TO = (
 )
 
 
+_ADDRESS = (
+    "the agent must take the model's address from AGL_OPENAI_BASE_URL and its key from AGL_KEY (a command also from "
+    "OPENAI_BASE_URL and OPENAI_API_KEY)"
+)
+# What clients write that reached no server, or one that refused their key; and their frames in a traceback.
+_UNREACHED = re.compile(
+    r"API_?Connection_?Error|Connect(ion)?Error|connection (refused|error)|ECONNREFUSED|ENOTFOUND|EAI_AGAIN|"
+    r"getaddrinfo|name resolution|Name or service|fetch failed|Max retries exceeded|AuthenticationError|"
+    r"(OPENAI|ANTHROPIC)_API_KEY|(incorrect|invalid)[ _]api[ _]key|"
+    r"-packages/(openai|anthropic|litellm|httpx|requests|urllib3)/",
+    re.IGNORECASE,
+)
+_PLACE = re.compile(r"\b(?:api\.[\w-]+\.[\w.-]*\w|localhost|127\.0\.0\.1)(?::\d+)?")
+_FRAME = re.compile(r'^ *File "([^"\n]+)", line (\d+), in .*\n +(.+)$', re.MULTILINE)
+_IMPORT = re.compile(r"(?:import|from) \w")
+
+
+def _elsewhere(trace: Trace) -> Iterator[Finding]:
+    """Find an agent that calls another address, or with no key, by what it wrote: before what it made of that."""
+    if trace.calls or trace.exit_code == 0 or ((at := _stood(trace.output)) and _IMPORT.match(at[1])):
+        return
+    error = reported_error(trace.events)
+    output = f"{trace.output}\n{error or ''}"
+    if not _UNREACHED.search(output):
+        return
+    places = [place for place in _PLACE.findall(output) if place not in trace.address]
+    where = f" to {places[0]}" if places else ""
+    told = f"what the agent wrote tells of a connection{where} or a key that failed"
+    yield Finding("wrong", f"no model call came, and {told}: {_ADDRESS}")
+
+
+def _stood(output: str) -> tuple[str, str] | None:
+    """Return where the agent's own code was when it was interrupted, and the line there; the first import under way.
+
+    None if it did not write it.
+    """
+    begin, interrupted, _ = output.rpartition("\nKeyboardInterrupt")
+    frames = [*_FRAME.finditer(begin, max(0, begin.rfind(TRACEBACK)))] if interrupted else []
+    own = [frame for frame in frames if not LIBRARY.search(frame[1])] or frames
+    if not own:
+        return None
+    at = next((frame for frame in own if _IMPORT.match(frame[3])), own[-1])
+    return f"{Path(at[1]).name}:{at[2]}", at[3]
+
+
 def _ending(trace: Trace, time_limit: float) -> Iterator[Finding]:
     if trace.exit_code is None:
-        killed = f"did not end within {time_limit:g} s, and was killed after {_count(len(trace.calls), 'model call')}"
-        yield Finding("wrong", f"the agent {killed}: --reply gives a reply that it waits for, --time-limit more time")
+        at, more = _stood(trace.output), "--time-limit gives more time"
+        calls = f"after {_count(len(trace.calls), 'model call')}" if trace.calls else "before any model call"
+        if at and not trace.calls and _IMPORT.match(at[1]):
+            killed = f"was killed after {time_limit:g} s while it was still importing: {at[1]} ({at[0]})"
+            yield Finding("wrong", f"the agent {killed}; {more}")
+            return
+        where = f", at {at[0]}: {at[1]}" if at else ""
+        fix = f"--reply gives a reply that it waits for, {more}" if trace.calls else more
+        yield Finding("wrong", f"the agent did not end within {time_limit:g} s, and was killed {calls}{where}; {fix}")
     elif trace.exit_code:
         yield Finding("wrong", f"the agent failed: {_cause(trace)}")
 
@@ -174,7 +234,7 @@ def _cause(trace: Trace) -> str:
     """Return the exception that the agent's process reported, with a hint if there is one; else its last line."""
     error = reported_error(trace.events)
     if error is None:
-        lines = trace.output.strip().splitlines()
+        lines = without_ignored(trace.output).strip().splitlines()
         return lines[-1] if lines else f"exit code {trace.exit_code}"
     if error.type == "KeyError" and (variable := re.fullmatch(r"'([A-Z_][A-Z0-9_]*)'", error.message)):
         return f"{error}; if it is a variable of the environment: --env {variable[1]}=input.FIELD, or a literal"
@@ -191,10 +251,10 @@ def _refused(calls: list[Call], level: Literal["note", "wrong"]) -> Iterator[Fin
 
 def _why(call: Call) -> str:
     if call.status == 401:
-        return "came without the key: send AGL_KEY (OPENAI_API_KEY for a command) as the API key"
-    if call.path == "embeddings":
+        return "came without the key, or with another one: send AGL_KEY (OPENAI_API_KEY for a command) as the API key"
+    if call.path == "embeddings" and call.status == 400:
         return "went to /embeddings, which the policy does not have: name a server that does with gateway.other_server"
-    if call.path not in _PROXIED and call.asked not in _DIALECTS:
+    if call.path not in (*_PROXIED, "embeddings") and call.asked not in _DIALECTS:
         served = ", ".join(f"/{path}" for path in (*_PROXIED, *_DIALECTS))
         return f"went to /{call.path}, answered {call.status}: the gateway has {served}"
     return f"to {call.path} was answered {call.status}: {json.dumps(call.answer)[:200]}"

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -13,11 +14,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import structlog
 import uvicorn
 from agentlightning.controller.local_reconciler import _build_env_from_map
@@ -25,6 +26,7 @@ from agentlightning.schemas import DEFAULT_ATTEMPT_ID
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from empo2.agents import process_guard
 from empo2.agents.process_guard import guarded
 from empo2.recipe.config import Settings
 from empo2.recipe.controller.agent_process import ALONE
@@ -33,17 +35,20 @@ from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.pipeline import Pipeline
 from empo2.recipe.gateway.request import Answer, Next, Request
+from empo2.recipe.gateway.upstream import Network, OpenAITransport
+from empo2.recipe.messages import is_beside
 from empo2.recipe.network import direct
 from empo2.recipe.protocol import Keys
-from empo2.recipe.retrofit.scripted_model import Body, answer_choice
+from empo2.recipe.retrofit.scripted_model import Body, Script, embeddings
 
 _MODEL = "policy"
 _RECORD = "empo2.call"  # in the ASGI scope: the `Call` of a request
 _HUNG_UP = 499  # what agent-lightning answers to a client that is gone
 # Long enough for parallel calls to overlap.
 _REPLY_SECONDS = 0.2
-_OUTPUT_CHARACTERS = 20_000
 _POLL_SECONDS = 0.2
+_TRACEBACK_SECONDS = 2  # to write where it is
+_EMBEDS = "http://embeddings/v1"  # stands for gateway.other_server where there is none
 
 
 @dataclass
@@ -81,7 +86,8 @@ class Trace:
         events: as agent-lightning returns them, in order.
         refused_events: status and answer of each.
         exit_code: None after the time limit.
-        output: what the agent wrote to stdout and stderr, its end.
+        output: what the agent wrote to stdout and stderr.
+        address: that it was given.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -89,6 +95,7 @@ class Trace:
     refused_events: list[tuple[int, str]] = field(default_factory=list)
     exit_code: int | None = None
     output: str = ""
+    address: str = ""
 
 
 def record(
@@ -103,11 +110,11 @@ def record(
     """Run the agent of ``settings`` once on ``task``, as the controller does.
 
     Args:
-        replies: the model's replies, in order; the last one is repeated. If tools are offered, each is first called
-            once, with arguments made from its schema.
+        replies: the model's, as `Script` takes them.
         time_limit: seconds; then the agent and its descendants are killed.
         server: address of an OpenAI-compatible server, and its name of the model, which then replies instead.
-        first_call_only: kill the agent once a call has been answered.
+            Embeddings are made up, unless ``gateway.other_server`` is there for them.
+        first_call_only: kill the agent once a call has been answered that cannot stand beside its main chat.
 
     Raises:
         ConfigError: ``agent.env`` names a field that the task does not have.
@@ -116,7 +123,8 @@ def record(
     variables = agent_variables(task, settings.agent.env)
     trace, keys = Trace(), Keys(agent=secrets.token_urlsafe(16), admin=secrets.token_urlsafe(16))
     endpoint, model = server or ("http://model/v1", _MODEL)
-    transport = None if server else _ScriptedModel(replies)
+    model_server = OpenAITransport(os.environ.get("OPENAI_API_KEY")) if server else _ScriptedModel(Script(replies))
+    transport = _Servers(model_server)
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(_gateway(trace, settings, keys, model, transport, Path(folder))) as url,
@@ -131,6 +139,7 @@ def record(
                 "AGL_OPENAI_BASE_URL": f"{url}/proxy/{attempt}/mode/train/openai/v1",
                 "AGL_EVENT_URL": f"{url}/api/{attempt.replace('rollout/', 'rollouts/', 1)}/events",
             }
+            trace.address = addresses["AGL_OPENAI_BASE_URL"]
             environment = {**os.environ, **direct(url), **addresses, **variables}
             _run(settings.agent.name, environment, time_limit, trace, first_call_only=first_call_only)
             trace.events = client.get(f"/api/rollouts/{rollout}/events").raise_for_status().json()
@@ -167,31 +176,57 @@ def _run(
         )
         with process:  # ends when its pipe is closed
             while trace.exit_code is None and time.monotonic() < end:
-                if first_call_only and any(call.status for call in trace.calls):
+                if first_call_only and any(call.status and not is_beside(call.body) for call in trace.calls):
                     break
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     trace.exit_code = process.wait(_POLL_SECONDS)
+            if trace.exit_code is None and not first_call_only:
+                _interrupt(process.pid)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_TRACEBACK_SECONDS)
         output.seek(0)
-        trace.output = output.read().decode(errors="replace")[-_OUTPUT_CHARACTERS:]
+        trace.output = output.read().decode(errors="replace")
+
+
+def _interrupt(pid: int) -> None:
+    """Interrupt the programs that a process has started: Python writes then where it was."""
+    with contextlib.suppress(psutil.Error):
+        for each in psutil.Process(pid).children(recursive=True):
+            if not each.children() and process_guard.__file__ not in each.cmdline():
+                each.send_signal(signal.SIGINT)
+
+
+class _Servers(httpx.AsyncBaseTransport):
+    """Reaches the model and ``gateway.other_server``; makes embeddings up where there is none."""
+
+    def __init__(self, model: httpx.AsyncBaseTransport) -> None:
+        self._model, self._network = model, Network()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/embeddings"):
+            return await self._model.handle_async_request(request)
+        if str(request.url).startswith(_EMBEDS):
+            return _json(embeddings(json.loads(request.content)))
+        return await self._network.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await self._model.aclose()
+        await self._network.aclose()
 
 
 class _ScriptedModel(httpx.AsyncBaseTransport):
     """Answers as a model server whose replies are given."""
 
-    def __init__(self, replies: Sequence[str]) -> None:
-        self._script = chain(replies, repeat(replies[-1]))
+    def __init__(self, script: Script) -> None:
+        self._script = script
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path, body = request.url.path, json.loads(request.content)
         if path.endswith("/tokenize"):
             return _json({"tokens": [1]})
-        if path.endswith("/embeddings"):
-            data = [{"object": "embedding", "index": 0, "embedding": [0.0] * 8}]
-            usage = {"prompt_tokens": 1, "total_tokens": 1}
-            return _json({"object": "list", "data": data, "model": _MODEL, "usage": usage})
         await asyncio.sleep(_REPLY_SECONDS)
         choices = [
-            {"index": index, "finish_reason": "stop", "token_ids": [1], **answer_choice(body, self._script)}
+            {"index": index, "finish_reason": "stop", "token_ids": [1], **self._script.choice(body)}
             for index in range(body.get("n") or 1)
         ]
         kind = "chat.completion" if path.endswith("/chat/completions") else "text_completion"
@@ -206,15 +241,14 @@ def _json(value: Body) -> httpx.Response:
 
 
 def _gateway(
-    trace: Trace, settings: Settings, keys: Keys, model: str, transport: httpx.AsyncBaseTransport | None, folder: Path
+    trace: Trace, settings: Settings, keys: Keys, model: str, transport: httpx.AsyncBaseTransport, folder: Path
 ) -> ASGIApp:
-    """Return the gateway of a training run, with a memory that is off, and with what fills the trace around it.
-
-    Args:
-        transport: reaches the model; None for that to any OpenAI-compatible server.
-    """
+    """Return the gateway of a training run, with a memory that is off, and with what fills the trace around it."""
     algorithm = settings.algorithm.model_copy(update={"name": "grpo"})
-    gateway = settings.gateway.model_copy(update={"cumulative_tokens": False})  # a script's replies have no tokens
+    own = settings.gateway
+    other = own.other_server or (None if own.trained_calls else _EMBEDS)  # which else gets all that is not trained
+    # A script's replies have no tokens.
+    gateway = own.model_copy(update={"cumulative_tokens": False, "other_server": other})
     # As an external server's: no tokenizer of the model is looked for.
     served = settings.model.model_copy(update={"server": "http://model/v1", "temperature": 1.0})
     trial = settings.model_copy(update={"algorithm": algorithm, "gateway": gateway, "model": served})

@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from empo2.recipe.config import Gateway
 from empo2.recipe.gateway.normal_form import normal, normal_message
 from empo2.recipe.gateway.tokens.sampled_messages import SampledMessages
-from empo2.recipe.messages import Message, arguments_of, text_of
+from empo2.recipe.messages import Message, arguments_of, is_compaction, text_of
 from empo2.recipe.retrofit.recorder import Call
 from empo2.recipe.trainer.rollout_calls import PlayedCall, main_calls, rows_of, turns_of
 
 AGAIN = "repeats a request whose reply was not there yet, or was not used: only one reply is trained"
 _BESIDE = "not trained: it stands beside the main chat, in one turn and without tools"
+_COMPACTION = "not trained: it has the chat summarized, and gateway.compaction=untrained"
 _OTHERS = "not trained: by gateway.trained_calls, or for embeddings"
 _IMAGES = "has images, which are not trained"
 
@@ -36,17 +38,20 @@ class Told:
     why: str = ""
 
 
-def tell(calls: Sequence[Call], *, main_chat_only: bool = True) -> list[Told]:
-    """Return what training makes of each call.
-
-    Args:
-        main_chat_only: False if the user's rules choose the calls that are trained.
-    """
+def tell(calls: Sequence[Call], settings: Gateway) -> list[Told]:
+    """Return what training makes of each call."""
     told = [Told(why=f"answered {call.status}" if call.trained else _OTHERS) for call in calls]
-    places = [place for place, call in enumerate(calls) if call.status == 200 and call.trained]
-    chats = _Chats()
-    played = [chats.played(place, calls[place]) for place in sorted(places, key=lambda place: calls[place].ended)]
-    main = main_calls(played) if main_chat_only else played
+    chats, played, with_tools = _Chats(), list[PlayedCall](), False
+    for place in sorted(range(len(calls)), key=lambda place: calls[place].ended):
+        if (call := calls[place]).status != 200 or not call.trained:
+            continue
+        with_tools = with_tools or bool(call.body.get("tools"))
+        leaves_out = settings.compaction == "untrained" and not settings.trained_calls
+        if leaves_out and is_compaction(call.body, with_tools=with_tools):
+            told[place] = Told(beside=True, why=_COMPACTION)
+        else:
+            played.append(chats.played(place, call))
+    main = played if settings.trained_calls else main_calls(played)
     turns = turns_of(main)
     texts = [turn for turn in turns if not turn.has_images]
     for some, what in ((played, Told(beside=True, why=_BESIDE)), (main, Told(why=AGAIN)), (turns, Told(why=_IMAGES))):

@@ -1,56 +1,120 @@
-"""The scripted model of ``empo2 init``: it answers with given texts, in the requested form."""
+"""The scripted model of ``empo2 init``: it answers with given texts and tool calls, in the requested form."""
 
+import base64
 import json
-from collections.abc import Iterator
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Any
 
+import numpy as np
+
 Body = dict[str, Any]
+_DIMENSIONS = 1536  # of OpenAI's text-embedding-3-small
 
 
-def answer_choice(body: Body, script: Iterator[str]) -> Body:
-    """Return one choice of the answer to a chat completion or completion request.
+class Script:
+    """What the model says, call by call.
 
-    If tools are offered, each is called once before a text is given. If a JSON schema is requested, the answer is a
-    value that fits it.
+    Args:
+        replies: in their order, the last one again and again; "1" where there are none. Each is a text, a tool call
+            ``{"name": ..., "arguments": {...}}``, or JSON that fits a requested schema. Where a schema is requested, or
+            a tool is forced, a text is the value of the enum that has it, and of free texts. If none is a tool call,
+            each tool that is offered is called once in a chat before the next reply is given.
     """
-    if "messages" not in body:
-        return {"text": next(script), "logprobs": None}
-    messages, tools = body["messages"], body.get("tools") or []
-    called = sum(bool(message.get("tool_calls")) for message in messages)
-    if tools and (called < len(tools) or body.get("tool_choice") == "required"):
-        function = tools[called % len(tools)]["function"]
-        arguments = json.dumps(sample(function.get("parameters") or {}))
-        call = {"name": function["name"], "arguments": arguments}
-        calls = [{"id": f"call-{called}", "type": "function", "function": call}]
-        message = {"role": "assistant", "content": None, "tool_calls": calls}
-        return {"message": message, "finish_reason": "tool_calls"}
-    schema = ((body.get("response_format") or {}).get("json_schema") or {}).get("schema")
-    return {"message": {"role": "assistant", "content": json.dumps(sample(schema)) if schema else next(script)}}
+
+    def __init__(self, replies: Sequence[str] = ()) -> None:
+        self._replies = chain(replies, repeat(replies[-1] if replies else "1"))
+        self._calls_tools = not any(isinstance(given := _parsed(reply), dict) and "name" in given for reply in replies)
+        self._chosen = Counter[str]()  # values of each enum
+
+    def choice(self, body: Body) -> Body:
+        """Return one choice of the answer to a chat completion or completion request."""
+        if "messages" not in body:
+            return {"text": next(self._replies), "logprobs": None}
+        called = sum(bool(message.get("tool_calls")) for message in body["messages"])
+        wanted = body.get("tool_choice")
+        tools = [] if wanted == "none" else [tool["function"] for tool in body.get("tools") or []]
+        named = wanted["function"]["name"] if isinstance(wanted, dict) else None
+        forced = [each for each in tools if each["name"] == named or wanted == "required"]
+        if tools and not forced and self._calls_tools and called < len(tools):
+            return _called(tools[called], self.sample(tools[called].get("parameters") or {}, "1"), called)
+        text = next(self._replies)
+        given = _parsed(text)
+        if isinstance(given, dict) and (own := [each for each in tools if each["name"] == given.get("name")]):
+            return _called(own[0], given.get("arguments") or {}, called)
+        if forced:
+            function = forced[called % len(forced)]
+            fitting = given if isinstance(given, dict) else self.sample(function.get("parameters") or {}, text)
+            return _called(function, fitting, called)
+        schema = ((body.get("response_format") or {}).get("json_schema") or {}).get("schema")
+        if schema and not isinstance(given, dict | list):
+            text = json.dumps(self.sample(schema, text))
+        return {"message": {"role": "assistant", "content": text}}
+
+    def sample(self, schema: Body, text: str, root: Body | None = None) -> Any:
+        """Return a value that fits a JSON schema of the usual kind, with the text in it where it can be.
+
+        Of an enum without it the values take turns, so that a supervisor that chooses a worker comes to an end.
+        """
+        root = schema if root is None else root
+        if reference := schema.get("$ref"):
+            return self.sample(root["$defs"][reference.rpartition("/")[2]], text, root)
+        if values := schema.get("enum"):
+            return text if text in values else self._next(values)
+        if "const" in schema:
+            return schema["const"]
+        for key in ("anyOf", "oneOf", "allOf"):
+            if key in schema:
+                return self.sample(schema[key][0], text, root)
+        if "examples" in schema or "default" in schema:
+            return [*schema.get("examples", ()), schema.get("default")][0]
+        match schema.get("type"):
+            case "object":
+                properties = schema.get("properties", {})
+                return {name: self.sample(properties[name], text, root) for name in schema.get("required", properties)}
+            case "array":
+                return [self.sample(schema.get("items", {}), text, root) for _ in range(schema.get("minItems", 0))]
+            case "integer" | "number":
+                number = _parsed(text)
+                return number if type(number) in (int, float) else schema.get("minimum", 1)
+            case "boolean":
+                return True
+            case _:
+                return text
+
+    def _next(self, values: Sequence[Any]) -> Any:
+        key = json.dumps(values)
+        self._chosen[key] += 1
+        return values[(self._chosen[key] - 1) % len(values)]
 
 
-def sample(schema: Body, root: Body | None = None) -> Any:
-    """Return a value that fits a JSON schema of the usual kind."""
-    root = schema if root is None else root
-    if reference := schema.get("$ref"):
-        return sample(root["$defs"][reference.rpartition("/")[2]], root)
-    for key in ("enum", "examples"):
-        if key in schema:
-            return schema[key][0]
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if key in schema:
-            return sample(schema[key][0], root)
-    match schema.get("type"):
-        case "object":
-            properties = schema.get("properties", {})
-            return {name: sample(properties[name], root) for name in schema.get("required", properties)}
-        case "array":
-            return [sample(schema.get("items", {}), root)] * schema.get("minItems", 0)
-        case "integer" | "number":
-            return schema.get("minimum", 1)
-        case "boolean":
-            return True
-        case _:
-            return "1"
+def _called(function: Body, arguments: Any, called: int) -> Body:
+    """Return the choice of a tool; `called`: calls so far, which names it."""
+    call = {"name": function["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+    message = {"role": "assistant", "content": None}
+    calls = [{"id": f"call-{called}", "type": "function", "function": call}]
+    return {"message": {**message, "tool_calls": calls}, "finish_reason": "tool_calls"}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def embeddings(body: Body) -> Body:
+    """Return made-up embeddings: a unit vector for each input, of the size that is asked for; equal for equal texts."""
+    inputs = body.get("input")
+    texts = inputs if isinstance(inputs, list) and not all(isinstance(each, int) for each in inputs) else [inputs]
+    size, data = body.get("dimensions") or _DIMENSIONS, []
+    for index, text in enumerate(texts):
+        vector = np.zeros(size, np.float32)
+        vector[zlib.crc32(json.dumps(text).encode()) % size] = 1
+        as_text = body.get("encoding_format") == "base64"
+        value = base64.b64encode(vector.tobytes()).decode() if as_text else vector.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": value})
+    usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
+    return {"object": "list", "data": data, "model": str(body.get("model")), "usage": usage}

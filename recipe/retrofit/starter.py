@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from empo2.recipe.config import ALL_TASKS
+from empo2.recipe.config import ALL_TASKS, is_task_path
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import MADE_UP, PANEL, scope_of
 from empo2.recipe.scopes import share_with_tips
@@ -110,6 +111,15 @@ def scope_choices(tasks: Sequence[Mapping[str, Any]], tasks_per_step: int, steps
     shared, whole = choice(ALL_TASKS), choice(fields)
     others = [choice([name]) for name in fields] if len(fields) > 1 else []
     return [whole, shared, *others] if fields and whole.share >= 0.5 else [shared, whole, *others]
+
+
+def source_beside(source: str, file: Path) -> str:
+    """Return ``tasks.source`` as a configuration names it: a relative file or folder from the configuration's own."""
+    path = os.path.expanduser(source)
+    if not is_task_path(source) or os.path.isabs(path) or file.parent == Path():
+        return source
+    relative = os.path.relpath(path, file.parent)
+    return relative if is_task_path(relative) else f"./{relative}"
 
 
 def config_text(

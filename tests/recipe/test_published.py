@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
 from empo2.recipe.files.tasks import load_tasks
 from empo2.recipe.retrofit.recorder import agent_variables
-from empo2.recipe.retrofit.scripted_model import answer_choice
+from empo2.recipe.retrofit.scripted_model import Script
 
 from ..needs import need
 from .harness import (
@@ -38,12 +37,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quiet", "empty_stores")
 
 def script(agent: Published) -> Callable[[Body], str | Body]:
     """What the scripted model of `empo2 init` says; its tool calls are written as SmolLM2's chat template has them."""
-    texts = chain(agent.replies, repeat(agent.replies[-1]))
+    script = Script(agent.replies)
 
     def reply(body: Body) -> str | Body:
         if is_reflection(body):
             return "Take the lamp first."
-        message = answer_choice(body, texts)["message"]
+        message = script.choice(body)["message"]
         if "tool_calls" not in message:
             return message["content"]
         (function,) = (call["function"] for call in message["tool_calls"])

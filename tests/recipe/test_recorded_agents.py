@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from empo2.recipe.config import load_settings
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.normal_form import normal
@@ -25,6 +26,7 @@ from .model_server import ModelServer
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
+GATEWAY = load_settings().gateway
 RECORDED = Path(__file__).parent / "recorded"
 AS_BEFORE = "{as in the request before: "
 _CUT = re.compile(r"(<(system-reminder)>(?:(?!</).)*\{\+\d+ chars\})\Z", re.DOTALL)  # a block whose end was cut off
@@ -202,9 +204,9 @@ def calls_of(agent: str) -> Iterator[Call]:
 @pytest.mark.parametrize("agent", AGENTS)
 def test_init_tells_the_rows_that_are_trained(agent: str) -> None:
     calls = [*calls_of(agent)]
-    told = tell(calls)
+    told = tell(calls, GATEWAY)
     assert (max(each.row or 0 for each in told), sum(each.beside for each in told)) == AGENTS[agent]
-    lines = [*call_lines(calls, told)]
+    lines = [*call_lines(calls, told, "user-turns")]
     assert max(map(len, lines)) <= 100
     assert sum(line[:3].strip().isdigit() for line in lines) == len(calls)
 
@@ -223,7 +225,7 @@ def reasons(told: Sequence[Told]) -> dict[int, str]:
     ],
 )
 def test_init_says_why_a_row_is_opened(agent: str, why: dict[int, str]) -> None:
-    found = reasons(tell([*calls_of(agent)]))
+    found = reasons(tell([*calls_of(agent)], GATEWAY))
     assert found.keys() == why.keys() and all(found[number].startswith(text) for number, text in why.items()), found
 
 
@@ -233,7 +235,7 @@ def test_tools_are_said_to_change_only_if_they_do() -> None:
     fewer = calls[4].body["tools"][1:]
     gone = calls[4].body["tools"][0]["function"]["name"]
     calls[4].body["tools"] = fewer
-    found = reasons(tell(calls))
+    found = reasons(tell(calls, GATEWAY))
     assert found[2].startswith("another chat begins")
     assert found[5] == f"the tools that are offered change, and a prompt begins with them: {gone} gone"
     assert found.keys() == {2, 5}, "the calls after it go back to the row before it"

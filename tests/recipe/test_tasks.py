@@ -13,16 +13,19 @@ from pyarrow import parquet
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.files.run_directory import write_settings
 from empo2.recipe.files.tasks import Tasks, load_tasks, read_tasks
 
 ROWS: list[dict[str, Any]] = [{"question": f"{n}²?", "answer": n * n, "hints": ["no"]} for n in range(25)]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
 def test_every_tenth_row_validates_unless_there_is_a_file_for_it(tmp_path: Path, kind: str) -> None:
     file = tmp_path / f"rows.{kind}"
     if kind == "jsonl":
         file.write_text("\n".join([json.dumps(row, ensure_ascii=False) for row in ROWS] + ["", ""]))
+    elif kind == "json":
+        file.write_text(json.dumps(ROWS))
     else:
         parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
     settings = ["memory.scope=[question]", "algorithm.tasks_per_step=1", "algorithm.updates_per_step=1"]
@@ -39,6 +42,10 @@ def test_files_without_tasks_are_refused(tmp_path: Path) -> None:
         ("x.jsonl", '{"a": 1}\n\n[1]', r"x\.jsonl': line 3 is not an object"),
         ("x.jsonl", '{"a": 1}', r"x\.jsonl': has 1 rows; give two or more"),
         ("x.jsonl", '{"a": 1}\n' + "[" * 100_000, r"x\.jsonl': line 2 is not JSON"),
+        ("x.json", '{"a": 1}', r"x\.json': must be a list of objects"),
+        ("x.json", "[", r"x\.json': not JSON"),
+        ("x.csv", "a,b\n1,2\n3\n", r"x\.csv': row 2 has not as many values as the first line has names"),
+        ("x.csv", 'a\n"1\n', r"x\.csv': line 2 is not CSV"),
         ("x.parquet", "no parquet", r"x\.parquet': .*[Pp]arquet"),
     ):
         (tmp_path / name).write_text(text)
@@ -48,8 +55,8 @@ def test_files_without_tasks_are_refused(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(ConfigError, match=r"row 0 is not JSON-like: Object of type date"):
         read_tasks(str(tmp_path / "x.parquet"))
-    with pytest.raises(ConfigError, match=r"tasks\.args\.validation='x\.csv': give a \.jsonl or \.parquet file"):
-        read_tasks(str(Path(__file__).parents[2] / "examples/quiz/questions.jsonl"), validation="x.csv")
+    with pytest.raises(ConfigError, match=r"tasks\.args\.validation='x\.txt': give a \.jsonl, \.json, \.csv, \.p"):
+        read_tasks(str(Path(__file__).parents[2] / "examples/quiz/questions.jsonl"), validation="x.txt")
     with pytest.raises(ConfigError, match=r"tasks\.args=\{'valdation': 'x'\}: .*unexpected keyword"):
         load_tasks(load_settings("cpu", ["tasks.source=x.jsonl", "tasks.args.valdation=x"]))
 
@@ -107,3 +114,32 @@ def test_lines_of_json_end_with_a_newline_and_nothing_else(tmp_path: Path, end: 
     (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf" + end.join([*lines, ""]).encode())
     train, val = read_tasks(str(tmp_path / "x.jsonl"))
     assert [row["text"] for row in [*val, *train]] == texts
+
+
+def test_values_of_csv_are_texts(tmp_path: Path) -> None:
+    """As a spreadsheet writes them: a byte-order mark, quotes, a line within a value."""
+    (tmp_path / "x.csv").write_bytes(b'\xef\xbb\xbfquestion,answer\r\n"1, or\n2?",07\r\n3?,\r\n')
+    train, val = read_tasks(str(tmp_path / "x.csv"))
+    assert [*val, *train] == [{"question": "1, or\n2?", "answer": "07"}, {"question": "3?", "answer": ""}]
+
+
+def test_a_file_of_settings_names_tasks_from_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the current folder is; an argument names them from there. So does a run's copy of the settings."""
+    (tmp_path / "mine").mkdir()
+    for name in ("here.csv", "val.csv"):
+        (tmp_path / "mine" / name).write_text("question\n1\n2\n")
+    settings = tmp_path / "mine/empo2.yaml"
+    settings.write_text("tasks: {source: here.csv, args: {validation: val.csv}}\nmemory: {scope: [question]}\n")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_settings("cpu", file=Path("mine/empo2.yaml"))
+    assert load_tasks(loaded).val == [{"question": "1"}, {"question": "2"}]
+    run = tmp_path / "runs/one"
+    run.mkdir(parents=True)
+    write_settings(loaded, run)
+    monkeypatch.chdir(run)
+    assert (
+        load_tasks(load_settings(file=run / "config.yaml")).train
+        == load_tasks(load_settings("cpu", file=settings)).train
+    )
+    with pytest.raises(ConfigError, match=r"tasks\.source='here\.csv': No such file"):
+        load_tasks(load_settings("cpu", ["tasks.source=here.csv"], file=settings))
