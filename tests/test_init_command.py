@@ -1,5 +1,6 @@
 """empo2 init: real agents, run once before agent-lightning's real gateway, and what the user is told of them."""
 
+import re
 import sys
 from collections.abc import Callable
 from itertools import count
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 
 from empo2.recipe.cli import main
-from empo2.recipe.config import load_settings
+from empo2.recipe.config import load_settings, parse_yaml
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.files.tasks import load_tasks
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.retrofit.findings import Finding, examine
+from empo2.recipe.retrofit.first_prompt import SWITCHES, FirstPrompt, advice
 from empo2.recipe.retrofit.recorder import Body, Call, Trace
 from empo2.recipe.retrofit.rows import tell
 from empo2.recipe.retrofit.starter import scope_choices
@@ -21,6 +23,7 @@ from empo2.recipe.retrofit.states import describe_states
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[1]
 PRELUDE = """\
 import json, os, sys, time, urllib.error, urllib.request
 
@@ -220,6 +223,18 @@ def test_a_first_prompt_that_no_row_holds(init, tmp_path, capfd):
     assert "--profile gpu-1 --config empo2.yaml model.max_prompt_tokens=9216 model.max_context_tokens=17516" in printed
     main(["check", "--profile", "cpu", "--config", "empo2.yaml"])
     assert "first prompt   the first prompt has about 6,002 tokens (system message 6,000)" in capfd.readouterr().out
+
+
+def test_switches_of_known_agents_are_those_of_the_page(tmp_path):
+    page = (ROOT / "docs" / "agents.md").read_text()
+    for name, known in parse_yaml(SWITCHES.read_text()).items():
+        (row,) = re.findall(rf"^\| `{name}`, .*", page, re.MULTILINE)
+        assert f": {known['tokens']:,} |" in row and f"`{known['add'].partition(', with')[0]}`" in row
+    line = "python -m empo2.agents.coding --path /opt/bin qwen --max-session-turns 10"
+    settings = load_settings("cpu", layer={"agent": {"class": "a:A", "env": {"AGENT_COMMAND": line}}})
+    assert advice(FirstPrompt(9570, 6726, 2586), settings).endswith("what leaves 8,341: --bare")
+    assert "what leaves" not in advice(FirstPrompt(0, 0, 8000), settings)
+    assert advice(FirstPrompt(0, 0, 512), settings) == ""  # with 512 tokens of tips
 
 
 def test_training_does_not_start_if_the_model_cannot_call_the_agents_tools(init, tmp_path, capfd):

@@ -13,7 +13,7 @@ from empo2.recipe.gateway.tokens.tokenizer import tokenizer_of
 from empo2.recipe.messages import text_of
 from empo2.recipe.retrofit.scripted_model import Body
 
-_SWITCHES = Path(__file__).with_name("small_prompts.yaml")
+SWITCHES = Path(__file__).with_name("small_prompts.yaml")
 _STEP = 1024  # to which proposed sizes are rounded up
 
 
@@ -86,10 +86,10 @@ def advice(prompt: FirstPrompt, settings: Settings) -> str:
 
 def _switches(line: str, prompt: FirstPrompt) -> str:
     """Return the switches of a known agent in a command line that has a shorter prompt than this one."""
-    known = parse_yaml(_SWITCHES.read_text())
+    known = parse_yaml(SWITCHES.read_text())
     try:
         programs = [word.rpartition("/")[2] for part in shlex.split(line) for word in part.split()]
     except ValueError:
         return ""
     found = [known[name] for name in programs if name in known and known[name]["tokens"] < prompt.tokens]
-    return f"; or shorten it to {found[0]['tokens']:,} by {found[0]['add']}" if found else ""
+    return f"; or add to the agent's command what leaves {found[0]['tokens']:,}: {found[0]['add']}" if found else ""
