@@ -35,7 +35,7 @@ from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.pipeline import Pipeline
 from empo2.recipe.gateway.request import Answer, Next, Request
-from empo2.recipe.gateway.upstream import Network, OpenAITransport
+from empo2.recipe.gateway.server_client import Network, OpenAITransport
 from empo2.recipe.messages import is_beside
 from empo2.recipe.network import direct
 from empo2.recipe.protocol import Keys
