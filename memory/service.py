@@ -71,9 +71,20 @@ class MemoryService:
         """Return the state's embedding, float32 [dimension]; ``urgent`` is True if an agent waits for it."""
         return await self._embedder.embed(state, urgent=urgent)
 
-    async def search(self, scope: str, embedding: np.ndarray, *, exclude: Collection[str] = ()) -> list[Tip]:
+    async def search(
+        self, scope: str, embedding: np.ndarray, *, exclude: Collection[str] = (), policy: Policy | None = None
+    ) -> list[Tip]:
         """Return the scope's best tips for a state by the policy, without those whose text is in ``exclude``."""
-        return await self._in_thread(lambda store: store.search(scope, embedding, self._policy, exclude=exclude))
+        policy = policy or self._policy
+        return await self._in_thread(lambda store: store.search(scope, embedding, policy, exclude=exclude))
+
+    async def texts(self, ids: Collection[int]) -> dict[int, str]:
+        """Return the texts of tips by id, without those that are not stored."""
+        return await self._in_thread(lambda store: store.texts(ids))
+
+    async def revise(self, tip: int, text: str, score: float | None = None) -> None:
+        """Give a tip another text, and another score if one is given; see `MemoryStore`."""
+        await self._in_thread(lambda store: store.revise(tip, text, score))
 
     async def visit(self, scope: str, episode: str, state: str, embedding: np.ndarray) -> int:
         """Count an episode's visit to a state and return n >= 1, for the intrinsic reward 1/n.
@@ -91,6 +102,10 @@ class MemoryService:
         if not self._looks_up:
             self._look_up()
         return before + 1 + await stored
+
+    def novelty(self, embedding: np.ndarray, visits: int) -> float:
+        """Return what a visit earns, 0 to 1: 1/n. A subclass may judge by the state's embedding, [dimension]."""
+        return 1 / visits
 
     def take_back(self, episode: str, visits: int) -> None:
         """Forget an episode's newest visits, of those that are not committed: they were none."""

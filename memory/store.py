@@ -117,10 +117,7 @@ class MemoryStore:
             ValueError: an empty or too long tip, a score or value that is not finite, or an unusable key. Nothing is
                 stored then.
         """
-        if not tip.strip():
-            raise ValueError(f"tip of episode {episode!r} is empty: {tip!r}")
-        if len(tip) > MAX_TIP_CHARACTERS:
-            raise ValueError(f"tip of episode {episode!r} has {len(tip)} characters; at most {MAX_TIP_CHARACTERS}")
+        _check_text(f"tip of episode {episode!r}", tip)
         score, value = _finite(episode, "score", score), _finite(episode, "value", value)
         keys = [unit(step.key, self._dimension) for step in steps]
         if self._db.execute("SELECT 1 FROM tips WHERE episode = ?", (episode,)).fetchone():
@@ -206,6 +203,28 @@ class MemoryStore:
                 first, end = np.searchsorted(index["tip"], [tip, tip + 1])
                 index["value"][first:end] = value
 
+    def texts(self, ids: Collection[int]) -> dict[int, str]:
+        """Return the texts of tips by id, without those that are not stored."""
+        query = "SELECT id, text FROM tips WHERE id = ?"
+        return dict(row for tip in ids for row in self._db.execute(query, (tip,)))
+
+    def revise(self, tip: int, text: str, score: float | None = None) -> None:
+        """Give a tip another text, and another score if one is given; a tip that is not stored is not changed.
+
+        Raises:
+            ValueError: a text or score that `add_episode` would not take.
+        """
+        _check_text(f"revised tip {tip}", text)
+        new = None if score is None else _finite(f"tip {tip}", "score", score)
+        with self._db:
+            query = "UPDATE tips SET text = ?, score = coalesce(?, score) WHERE id = ? RETURNING scope"
+            scopes = self._db.execute(query, (text, new, tip)).fetchall()
+        for index in (self._entries[scope] for (scope,) in scopes if scope in self._entries):
+            rows = slice(*np.searchsorted(index["tip"], [tip, tip + 1]))
+            index["text"][rows] = hash(text)
+            if new is not None:
+                index["score"][rows] = new
+
     def remove_tips(self, ids: Collection[int]) -> int:
         """Remove tips and their entries; return the number of tips removed. Their credits stay."""
         with self._db:
@@ -272,6 +291,13 @@ class MemoryStore:
         if scope not in self._entries:
             self._entries[scope] = load(self._db, ENTRIES, scope, self._dimension)
         return self._entries[scope]
+
+
+def _check_text(what: str, text: str) -> None:
+    if not text.strip():
+        raise ValueError(f"{what} is empty: {text!r}")
+    if len(text) > MAX_TIP_CHARACTERS:
+        raise ValueError(f"{what} has {len(text)} characters; at most {MAX_TIP_CHARACTERS}")
 
 
 def _finite(episode: str, name: str, value: float) -> float:

@@ -112,7 +112,7 @@ class Algorithm(_Section):
     off_policy_probability: Probability
     mode_per: Literal["step", "group"]
     baseline: Literal["group", "paired"]
-    advantage: Literal["grpo", "gigpo"]
+    advantage: Literal["grpo", "gigpo", "rlvmr"]
     gigpo_discount: Probability
     normalize_by_std: bool
     mask_threshold: Probability
@@ -124,6 +124,7 @@ class Algorithm(_Section):
     failure_return: float
     return_scale: Annotated[float, Field(gt=0)] | None
     intrinsic_coefficient: Annotated[float, Field(ge=0, le=0.5)]  # above: meant in the units of the return
+    novelty: Literal["visits", "rnd"]
     intrinsic_advantage: Literal["normalized", "plain"]
     novelty_similarity: Annotated[float, Field(ge=-1, lt=1)]
     failed_rollout_return: float | None
@@ -193,6 +194,7 @@ class Agent(_Section):
 class Tasks(_Section):
     source: Annotated[str, AfterValidator(_checked_source)] | None
     args: dict[str, Any]
+    starts: Literal["first", "by-count", "by-policy"]
 
 
 class Memory(_Section):
@@ -200,7 +202,7 @@ class Memory(_Section):
     scope: Scope
     state: Annotated[str, AfterValidator(_checked_state)]
     state_characters: Positive
-    retrieval: Literal["score", "similarity", "value", "newest", "random"]
+    retrieval: Literal["score", "similarity", "value", "newest", "actions", "random"]
     searched: Literal["user-turns", "every-turn", "first-turn"]
     judged: bool
     top_k: Positive
@@ -226,11 +228,18 @@ class Memory(_Section):
 class Reflection(_Section):
     prompt: str
     of: Literal["all", "failures"]
-    form: Literal["sentence", "transcript"]
+    form: Literal["sentence", "transcript", "procedure", "actions"]
     max_words: Annotated[int, Field(gt=0, le=1000)]
     max_tokens: Positive
     temperature: Annotated[float, Field(ge=0)]
     timeout: Annotated[float, Field(gt=0)]
+
+
+class CriticSettings(_Section):
+    path: str | None
+    samples: Annotated[int, Field(ge=2)]
+    decay: Probability
+    least_weight: Probability
 
 
 class CallRule(_Section):
@@ -284,6 +293,7 @@ class Settings(_Section):
     tasks: Tasks
     memory: Memory
     reflection: Reflection
+    critic: CriticSettings
     gateway: Gateway
     hardware: Hardware
     verl: dict[str, Any]

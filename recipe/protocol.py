@@ -196,7 +196,7 @@ class CallEvent(_Message):
         observation: the newest one, as the agent wrote it; "" for a call without messages.
         visits: visits to similar states: those before the step, the rollout's own so far, and this one; None if the
             memory failed. A request that is sent again before its answer came makes no other visit.
-        intrinsic_reward: 1 / visits; 0 if the memory failed, or if the visit was counted for an equal call.
+        intrinsic_reward: the visit's novelty, 1 / visits; 0 if the memory failed, or if an equal call's visit counts.
         top_tokens, top_log_probs: of each token of the reply the at most `TOP_TOKENS` likeliest ones, the sampled one
             among them, as ids, and their log-probs as vLLM sampled; None unless the tag asks for them.
     """

@@ -18,6 +18,11 @@ def tip_line(text: str) -> str:
     return f"- {text}"
 
 
+def without_blocks(text: str) -> str:
+    """Return a text without its blocks."""
+    return _BLOCK.sub("", text).strip() if TIPS_HEADING in text else text
+
+
 def blocks_in(text: str) -> list[str]:
     """Return the blocks in a text, in their order."""
     return _BLOCK.findall(text)

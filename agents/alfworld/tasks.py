@@ -24,7 +24,7 @@ class Episode(TextEpisode):
     """
 
     variables = "ALFWORLD"
-    forms = ("free-text", "choice", "tags")
+    forms = ("free-text", "choice", "tags", "meta")
 
     games: str  # the file that `python -m empo2.agents.alfworld import` has made, or "own"
     split: str  # one of SPLITS

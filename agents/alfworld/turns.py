@@ -5,6 +5,9 @@
   observations and actions, and the admissible actions; the turn is the observation alone, which is GiGPO's anchor.
 """
 
+from collections.abc import Sequence
+
+from ..text_game.actions import META
 from ..text_game.game import TextGame
 from .environment import Environment
 from .tasks import Episode
@@ -22,6 +25,7 @@ REPLY = {
     "free-text": f"{TOLD} Reply with your next command: one line, nothing else.",
     "choice": f"{TOLD[:-1]} and a numbered list of commands. Reply with one number from the list, nothing else.",
     "tags": f"{TOLD} First think between <think> and </think>, then give your command between <action> and </action>.",
+    "meta": f"{TOLD} {META}",
 }
 
 ADMISSIBLE = "Possible commands:"
@@ -38,6 +42,11 @@ class Game(TextGame):
         self._task = environment.task_description
         self._past: list[str] = []  # observations, each followed by the action
         super().__init__(environment, episode, self._rules, environment.state)
+
+    def replay(self, actions: Sequence[str]) -> None:
+        if actions:
+            self._past.clear()
+        super().replay(actions)
 
     def _action(self, reply: str) -> str | None:
         action = super()._action(reply)

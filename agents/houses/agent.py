@@ -5,9 +5,10 @@ To train one (settings in coin.yaml and mapreader.yaml):
     empo2 train --profile cpu --config agents/houses/coin.yaml
 """
 
+import os
 from typing import ClassVar
 
-from ..text_game.agent import Server, TextAgent, connect, play_chat
+from ..text_game.agent import Server, TextAgent, connect, play_chat, prefix_of
 from ..text_game.game import Outcome, TextGame
 from .environment import HouseEnvironment
 from .tasks import CoinCollectorEpisode, HouseEpisode, MapReaderEpisode
@@ -28,7 +29,9 @@ class HouseAgent(TextAgent[HouseEpisode]):
     def play(self, episode: HouseEpisode, server: Server) -> Outcome:
         house = episode.game.house(episode.level, episode.seed, episode.disguise)
         environment = self.environment(episode.game, house, episode.max_steps)
-        return play_chat(TextGame(environment, episode, SYSTEM, environment.state), connect(server))
+        game = TextGame(environment, episode, SYSTEM, environment.state)
+        game.replay(prefix_of(os.environ))
+        return play_chat(game, connect(server))
 
 
 class CoinCollectorAgent(HouseAgent):

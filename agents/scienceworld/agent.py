@@ -1,8 +1,9 @@
 """The agent that plays ScienceWorld."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 
-from ..text_game.agent import Model, Server, TextAgent, connect, play_chat
+from ..text_game.agent import Model, Server, TextAgent, connect, play_chat, prefix_of
 from ..text_game.game import Outcome
 from ..text_game.java import java_executable
 from .environment import Environment
@@ -21,10 +22,14 @@ class ScienceWorldAgent(TextAgent[Episode]):
         return f"ScienceWorld with Java at {java_executable()}"
 
     def play(self, episode: Episode, server: Server) -> Outcome:
-        return play(episode, connect(server))
+        return play(episode, connect(server), prefix=prefix_of(os.environ))
 
 
-def play(episode: Episode, model: Model, show: Callable[[str], object] = lambda text: None) -> Outcome:
+def play(
+    episode: Episode, model: Model, show: Callable[[str], object] = lambda text: None, prefix: Sequence[str] = ()
+) -> Outcome:
     """Play one episode in a Java process of its own, as `play_chat` does."""
     with Environment() as environment:
-        return play_chat(Game(environment, episode), model, show)
+        game = Game(environment, episode)
+        game.replay(prefix)
+        return play_chat(game, model, show)

@@ -1,10 +1,11 @@
-"""An episode of ScienceWorld as turns, in three action forms: free text, choice, and the EMPO2 authors' protocol.
+"""An episode of ScienceWorld as turns, in four action forms: free text, choice, the EMPO2 authors' protocol, RLVMR's.
 
-docs/scienceworld.md compares the last one, `paper`, with the authors' code.
+docs/scienceworld.md compares the third one, `paper`, with the authors' code.
 """
 
 import re
 
+from ..text_game.actions import META
 from ..text_game.game import TextGame
 from .environment import Environment
 from .examples import examples
@@ -13,7 +14,7 @@ from .tasks import Episode
 ROLE = "You act in a small text world of rooms, things and living things, to carry out a task."
 
 FREE_TEXT = """\
-Each turn you are shown what happened. Reply with your next action: one line, nothing else.
+Each turn you are shown what happened. {reply}
 Actions, with OBJ the name of a thing or place: {templates}.
 `focus on OBJ` names OBJ as your answer; focusing on a wrong thing fails the task."""
 
@@ -75,8 +76,9 @@ def _rules(environment: Environment, episode: Episode) -> str:
     match episode.actions:
         case "choice":
             return CHOICE
-        case "free-text":
-            return FREE_TEXT.format(templates=", ".join(environment.action_templates()))
+        case "free-text" | "meta" as form:
+            reply = META if form == "meta" else "Reply with your next action: one line, nothing else."
+            return FREE_TEXT.format(reply=reply, templates=", ".join(environment.action_templates()))
         case _:  # paper
             shown = enumerate(examples(episode.task, episode.variation), start=1)
             return PAPER.format(examples="\n\n".join(f"Example {number}. {example}" for number, example in shown))

@@ -58,7 +58,7 @@ class Episode(TextEpisode):
     """
 
     variables = "SCIENCEWORLD"
-    forms = ("free-text", "choice", "paper")
+    forms = ("free-text", "choice", "paper", "meta")
 
     task: str  # one of TASKS
     variation: int

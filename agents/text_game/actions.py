@@ -7,6 +7,16 @@ from collections.abc import Sequence
 
 from .episode import TextEpisode
 
+# As in RLVMR (arXiv 2507.22844).
+META_THOUGHTS = ("planning", "explore", "reflection", "monitor")
+META = """\
+First think in one sentence, between one pair of these tags:
+<planning> to list the steps of the whole task, at its beginning or where the plan was wrong
+<explore> to look for other places, things or actions, where something is missing
+<reflection> to say what went wrong and what to do instead, after actions that changed nothing
+<monitor> to name the step of the plan that is due, where all goes well
+Then give your action between <action> and </action>."""
+
 
 def listed(observation: str, choices: Sequence[str]) -> str:
     """Return a turn in the choice form: the observation and the numbered actions."""
@@ -34,17 +44,18 @@ def typed(reply: str) -> str:
     return reply.strip().partition("\n")[0].strip()
 
 
-def tagged(reply: str) -> tuple[str, bool]:
+def tagged(reply: str, thoughts: Sequence[str] = ("think",)) -> tuple[str, bool]:
     """Return the action between `<action>` and `</action>`, in lower case, and whether the reply is valid.
 
-    As in verl-agent, a reply is valid if it has these two tags, those of `<think>`, and no Chinese character. Without
-    the tags of the action, its last 30 characters are the action.
+    As in verl-agent, a reply is valid if it has these two tags, those of one of the `thoughts`, and no Chinese
+    character. Without the tags of the action, its last 30 characters are the action.
     """
     text = reply.lower()
     start, end = text.find("<action>"), text.find("</action>")
     if -1 in (start, end):
         return text[-30:], False
-    valid = "<think>" in reply and "</think>" in reply and not re.search("[\u4e00-\u9fff]", reply)
+    thinks = any(f"<{name}>" in reply and f"</{name}>" in reply for name in thoughts)
+    valid = thinks and not re.search("[\u4e00-\u9fff]", reply)
     return text[start + len("<action>") : end].strip(), valid
 
 

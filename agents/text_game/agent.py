@@ -47,9 +47,9 @@ class TextAgent[Episode: ChatEpisode]:
     """Play one episode and post one reward event; agent-lightning's controller runs this class.
 
     The task comes in the variables of the episode's `env_map`, the model's address in agent-lightning's `AGL_*`
-    variables; ..._MODEL and ..._MAX_TOKENS, which begin as the episode's variables do, may set the model's name and
-    the tokens per reply. Every error is raised and fails the rollout: a reward is posted only for an episode that was
-    played.
+    variables; EPISODE_PREFIX may have actions that come before (`prefix_of`); ..._MODEL and ..._MAX_TOKENS, which begin
+    as the episode's variables do, may set the model's name and the tokens per reply. Every error is raised and fails
+    the rollout: a reward is posted only for an episode that was played.
     """
 
     episode: type[Episode]
@@ -58,10 +58,19 @@ class TextAgent[Episode: ChatEpisode]:
         episode = self.episode.from_env(os.environ)
         rollout = Rollout.from_env(os.environ)
         outcome = self.play(episode, Server.of(rollout, os.environ, self.episode.variables))
-        rollout.report(outcome.score, message=outcome.message, success=outcome.success, metrics=outcome.metrics)
+        rollout.report(outcome.score, message=outcome.message, success=outcome.success, **outcome.data)
 
     def play(self, episode: Episode, server: Server) -> Outcome:
         raise NotImplementedError
+
+
+def prefix_of(environ: Mapping[str, str]) -> list[str]:
+    """Return the actions in EPISODE_PREFIX, a line each, after which an episode starts; a blank line is a lost step.
+
+    Worlds are deterministic, so these actions lead where they once led; see `TextGame.replay`.
+    """
+    prefix = environ.get("EPISODE_PREFIX")
+    return prefix.split("\n") if prefix else []
 
 
 class Chat(Protocol):

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal, Self
 FULL_SCORE = 100
 
 # How a policy acts: it writes any line; it writes the number of a listed action; it writes a line, and the nearest
-# valid action is executed, as in the EMPO2 paper; it thinks and names an action between tags, as in verl-agent.
-ActionForm = Literal["free-text", "choice", "paper", "tags"]
+# valid action is executed, as in the EMPO2 paper; it thinks and names an action between tags, as in verl-agent; or it
+# plans, explores, reflects or monitors between tags, as in RLVMR.
+ActionForm = Literal["free-text", "choice", "paper", "tags", "meta"]
 
 
 @dataclass(frozen=True, kw_only=True)

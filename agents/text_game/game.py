@@ -3,11 +3,11 @@
 The whole chat is sent in every turn and never rewritten, so each turn is kept short.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from .actions import chosen, draw, listed, nearest, tagged, typed
+from .actions import META_THOUGHTS, chosen, draw, listed, nearest, tagged, typed
 from .episode import FULL_SCORE, TextEpisode
 
 NOT_LISTED = "Nothing was done: your reply named no listed number."
@@ -40,12 +40,19 @@ class TextEnvironment(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of an episode: its score, a line that explains it, numbers to average, and the score of a success."""
+    """The result of an episode: its score, a line that explains it, numbers to average, the score of a success, and the
+    actions that led there, "" for a step without one."""
 
     score: float
     message: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     full_score: float = FULL_SCORE
+    actions: Sequence[str] = ()
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Return what the reward event has beside score, message and success."""
+        return {"metrics": self.metrics, "actions": self.actions}
 
     @property
     def success(self) -> bool:
@@ -61,7 +68,8 @@ class TextGame:
 
     def __init__(self, environment: TextEnvironment, episode: TextEpisode, system: str, state: State) -> None:
         self._environment, self.episode, self._state = environment, episode, state
-        self._steps = self._corrected = self._invalid = 0
+        self._actions: list[str] = []
+        self._corrected = self._invalid = 0
         self.system = system
         self._show(f"{environment.task_description}\n\n{state.observation}")
 
@@ -74,28 +82,42 @@ class TextGame:
         if self.done:
             return
         action = self._action(reply)
-        self._steps += 1
         self._invalid += action is None
-        if action is not None:
-            self._state = self._environment.step(action)
+        self._take(action)
         self._show(NOT_LISTED if action is None else self._state.observation)
 
+    def replay(self, actions: Sequence[str]) -> None:
+        """Take actions before the first turn, which then shows the task and what the last one came to."""
+        for action in actions:
+            self._take(action or None)
+        if actions:
+            self._show(f"{self._environment.task_description}\n\n{self._state.observation}")
+
+    def _take(self, action: str | None) -> None:
+        self._actions.append(action or "")
+        if action is not None:
+            self._state = self._environment.step(action)
+
+    @property
+    def _steps(self) -> int:
+        return len(self._actions)
+
     def outcome(self, remark: str = "") -> Outcome:
-        """Return the score so far and the share of corrected actions (paper) or of invalid ones (choice, tags)."""
+        """Return the score so far and the share of corrected actions (paper) or of invalid ones (the other forms)."""
         steps = f"{self._steps} of {self.episode.max_steps} steps"
         message = f"{self.episode.title}: score {self._state.score:g} after {steps}{remark}"
         invalid = "invalid_actions", self._invalid
-        counts = {"paper": ("corrected_actions", self._corrected), "choice": invalid, "tags": invalid}
+        counts = {"paper": ("corrected_actions", self._corrected), "choice": invalid, "tags": invalid, "meta": invalid}
         name, count = counts.get(self.episode.actions, ("", 0))
         metrics = {name: count / self._steps} if name and self._steps else {}
-        return Outcome(self._state.score, message, metrics, self.episode.full_score)
+        return Outcome(self._state.score, message, metrics, self.episode.full_score, self._actions)
 
     def _action(self, reply: str) -> str | None:
         """Return the action to execute; None if the reply names none."""
         if self._choices:
             return chosen(reply, self._choices)
-        if self.episode.actions == "tags":
-            action, valid = tagged(reply)
+        if self.episode.actions in ("tags", "meta"):
+            action, valid = tagged(reply, META_THOUGHTS if self.episode.actions == "meta" else ("think",))
             self._invalid += not valid
             return action
         text = typed(reply)

@@ -13,10 +13,29 @@ from pydantic import BaseModel
 
 from empo2.recipe.errors import ConfigError
 
+_ANY = object()  # every value but None
+
 # Values that ask for a paper, its module, and the names in it that are used where.
 _HOOKS = {
-    "algorithm.advantage": {"gigpo": "gigpo.advantage"},  # add_turn_advantages and warning, in trainer/step.py
-    "memory.retrieval": {"value": "memrl.retrieval", "newest": "reflexion.retrieval"},  # policy, in gateway/memory.py
+    "algorithm.advantage": {  # add_turn_advantages and warning, in trainer/step.py
+        "gigpo": "gigpo.advantage",
+        "rlvmr": "rlvmr.advantage",
+    },
+    "algorithm.novelty": {"rnd": "rnd.novelty"},  # DistilledMemory, in gateway/memory.py
+    "memory.retrieval": {  # policy, in gateway/memory.py
+        "value": "memrl.retrieval",
+        "newest": "reflexion.retrieval",
+        "actions": "rememberer.records",
+    },
+    "reflection.form": {  # tip, in gateway/episodes/reflector.py
+        "procedure": "memp.procedures",
+        "actions": "rememberer.records",
+    },
+    "critic.path": {_ANY: "retrospex.reranking"},  # Reranking, in gateway/pipeline.py
+    "tasks.starts": {
+        "by-count": "go_explore.starts",
+        "by-policy": "go_explore.starts",
+    },  # Starts, in gateway/pipeline.py
     "memory.judged": {True: "self_rag.relevance"},  # relevant_tips, in gateway/episodes/tip_search.py
 }
 
@@ -40,7 +59,7 @@ def check(settings: BaseModel) -> None:
 def _module(settings: BaseModel, key: str) -> str | None:
     section, name = key.split(".")
     value: Any = getattr(getattr(settings, section), name)
-    module = _HOOKS[key].get(value)
+    module = _HOOKS[key].get(value) or (value is not None and _HOOKS[key].get(_ANY)) or None
     if module and not (Path(__file__).parent / module.split(".")[0]).is_dir():
         raise ConfigError(
             f"{key}={value!r}: needs the folder recipe/baselines/{module.split('.')[0]}, which was removed; put it "

@@ -42,6 +42,7 @@ class Evaluated:
             "algorithm": {"success_return": values["algorithm"]["success_return"]},
             "sampling": {name: values["model"][name] for name in ("server", "val_temperature", "max_context_tokens")},
             "memory": values["memory"],
+            **({} if self.settings.critic.path is None else {"critic": values["critic"]}),
         }
 
     def announce(self, missing: int, total: int) -> None:

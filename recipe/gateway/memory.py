@@ -1,6 +1,7 @@
 """Build the memory and its retrieval policy from the settings."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,11 @@ def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None
     """
     memory = settings.memory
     if settings.algorithm.name == "grpo":
-        file, embedder = Path(":memory:"), _NoEmbedder()
-    return MemoryService(
+        file = Path(":memory:")
+        embedder = _NoEmbedder() if settings.critic.path is None else embedder
+    paper = baselines.asked_for(settings, "algorithm.novelty")
+    service = partial(paper.DistilledMemory, seed=settings.algorithm.seed) if paper else MemoryService
+    return service(
         file,
         Watched(embedder or SentenceEmbedder(memory.embedder, device=memory.embedder_device)),
         retrieval_policy(settings),

@@ -7,6 +7,7 @@ import httpx
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from empo2.recipe import baselines
 from empo2.recipe.gateway.episodes.direct_chats import DirectChats
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
@@ -53,6 +54,8 @@ def stages(
     settings = services.settings.gateway
     max_bytes = int(settings.max_request * 2**20)
     limits = CallLimits(settings, services.metrics)
+    critic = baselines.asked_for(services.settings, "critic.path")
+    starts = baselines.asked_for(services.settings, "tasks.starts")
     chats = DirectChats(serving.tag) if serving and serving.tag else None
     return [
         *([DirectCalls()] if serving else []),  # /v1/... belongs to the one rollout of agents that have none
@@ -73,9 +76,11 @@ def stages(
         SideCalls(services, chosen=bool(services.settings.gateway.trained_calls) or serving is not None),  # titles
         Gated(services.gate),  # waits while the weights change
         Events(),  # what was recorded of a rollout
+        *([starts.Starts(services)] if starts else []),  # an episode starts where an earlier one has been
         RolloutEnds(services, episodes, reflector),  # a rollout that ends is reflected on
         MemoryCalls(services, episodes, chats),  # tips go in, the call is recorded
         AsSent(services),  # the span gets what is sent and answered
+        *([critic.Reranking(services)] if critic else []),  # the best of several samples is the answer
     ]
 
 

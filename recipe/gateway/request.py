@@ -85,7 +85,7 @@ class Request:
         """Return True for a call that is played: of ``chat/completions`` or ``completions``."""
         return self.is_call and self.api in ("chat/completions", "completions")
 
-    def with_body(self, body: Body, api: str | None = None) -> Self:
+    def with_body(self, body: Any, api: str | None = None) -> Self:
         """Return the request with another body, and with another API if one is given."""
         return replace(self, body=body, content=dumped(body), api=api or self.api)
 

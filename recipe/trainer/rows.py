@@ -11,6 +11,9 @@ from empo2.recipe.protocol import TOP_TOKENS, UpdateResult
 from empo2.recipe.rollout_log import CallRow
 from empo2.recipe.trainer.step_results import Results, StepResults
 
+type Turn = tuple[str, int]
+"""Rollout id, and number among its calls."""
+
 
 def set_advantages(batch: DataProto, results: Results, advantages: Mapping[str, float]) -> None:
     """Put each rollout's advantage on the trained tokens of its rows, and flag the rows' modes; in place."""
@@ -65,6 +68,21 @@ def turns_of_rows(batch: DataProto, results: Results) -> Iterator[tuple[int, str
     for row, rollout in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):
         if rollout in ahead:
             yield row, rollout, next(ahead[rollout])
+
+
+def add_by_turn(batch: DataProto, results: StepResults, advantages: Mapping[Turn, float]) -> None:
+    """Add the advantage of its turn to that of each trained token, in place.
+
+    Args:
+        batch: all rows of the adapter.
+        advantages: of each trained turn.
+    """
+    mask = batch.batch["response_mask"].bool()
+    replies = {rollout: [len(call.reply) for call in results.answered(rollout)] for rollout in results.kept}
+    for row, rollout, turns in turns_of_rows(batch, results.kept):
+        added = [advantages[rollout, turn] for turn in turns for _ in range(replies[rollout][turn])]
+        tokens = int(mask[row].sum())  # what there are more lies beyond the row's end
+        batch.batch["advantages"][row, mask[row]] += torch.tensor(added[:tokens])
 
 
 def groups_without_gradient(batch: DataProto) -> float:

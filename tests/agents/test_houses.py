@@ -416,3 +416,18 @@ def test_a_coin_is_worth_50_and_100_once_it_is_back(play_agent, server, short: i
     row["max_steps"] = steps = len(replies) - short
     reward = play_agent(MapReaderAgent, MapReaderEpisode(**row), replies)
     assert (reward["value"], reward["success"], len(server.chats)) == (value, success, steps)
+
+
+def test_an_episode_starts_after_its_prefix(play_agent, server):
+    """The walk of one episode in two: the second starts where half of the first has led, and is shown the same."""
+    row: dict[str, Any] = coin_collector("easy", train_houses=1)[0][0]
+    house, episode = COIN_COLLECTOR.house("easy", row["seed"], 0), AGENTS[COIN_COLLECTOR].episode(**row)
+    walk = ["look around", "fly", *(f"move {way}" for way in moves_to_the_coin(house)), "take coin"]
+    whole = play_agent(AGENTS[COIN_COLLECTOR], episode, walk)
+    shown = [chat["messages"][-1]["content"] for chat in server.chats]
+    server.chats.clear()
+    rest = play_agent(AGENTS[COIN_COLLECTOR], episode, walk[2:], EPISODE_PREFIX="look around\nfly")
+    again = [chat["messages"][-1]["content"] for chat in server.chats]
+    assert again[0].endswith(f"\n\n{shown[2]}") and again[1:] == shown[3:]
+    assert whole["actions"] == rest["actions"] == walk and whole["value"] == rest["value"] == 100
+    assert whole["message"] == rest["message"]  # the prefix counts as steps

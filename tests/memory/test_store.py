@@ -98,6 +98,25 @@ def test_a_bad_episode_is_named_and_leaves_nothing(store, path, changes, complai
 # Plays
 
 
+def test_a_revised_tip_has_its_new_text_and_score_now_and_later(store, path):
+    first, second = add(store, "e", EAST, NORTH, score=1.0), add(store, "f", EAST, score=2.0)
+    store.revise(first, "another text", 3.0)
+    store.revise(second, "a third")
+    store.revise(99, "of nobody")
+    assert store.texts([first, 99, second]) == {first: "another text", second: "a third"}
+    with closing(open_store(path.with_name("copy.db"))) as other:
+        store.snapshot(path.with_name("snapshot.db"))
+        other.restore(path.with_name("snapshot.db"))
+        for each in (store, other):
+            assert [(tip.text, tip.score) for tip in search(each, EAST)] == [("another text", 3.0), ("a third", 2.0)]
+            hidden = each.search("task", NORTH, ByScore(10, 0.5), exclude=["another text"])
+            assert not hidden and each.search("task", NORTH, ByScore(10, 0.5), exclude=["tip of e"])
+    for text, score in (("", 1.0), ("x", math.nan)):
+        with pytest.raises(ValueError, match=r"revised tip 1 is empty|score of episode 'tip 1' is nan"):
+            store.revise(first, text, score)
+    assert store.texts([first]) == {first: "another text"}
+
+
 def test_values_move_towards_the_reward(store, path):
     for episode in "abc":
         add(store, episode, EAST, NORTH)

@@ -16,9 +16,17 @@ from .harness import BLOCK, ROOMS, running_gateway, turns
 ROOT = Path(__file__).parents[2]
 PAPERS = {
     "algorithm.advantage=gigpo": "gigpo",
+    "algorithm.advantage=rlvmr": "rlvmr",
+    "algorithm.novelty=rnd": "rnd",
     "memory.retrieval=value": "memrl",
     "memory.retrieval=newest": "reflexion",
+    "memory.retrieval=actions": "rememberer",
+    "reflection.form=actions": "rememberer",
+    "reflection.form=procedure": "memp",
+    "tasks.starts=by-count": "go_explore",
+    "tasks.starts=by-policy": "go_explore",
     "memory.judged=true": "self_rag",
+    "critic.path=critic.pt": "retrospex",
 }
 # Makes a gateway's parts and the command line without any paper; prints why their settings are refused.
 LOOK = """
@@ -43,7 +51,7 @@ def test_who_removes_a_folder_removes_the_paper(tmp_path: Path) -> None:
     for name in ("recipe", "memory", "agents", "small_model"):
         ignored = shutil.ignore_patterns("__pycache__", "adapter")
         shutil.copytree(ROOT / name, tmp_path / "empo2" / name, ignore=ignored)
-    for folder in PAPERS.values():
+    for folder in {*PAPERS.values()}:
         shutil.rmtree(tmp_path / "empo2/recipe/baselines" / folder)
     command = [sys.executable, "-c", LOOK, str(tmp_path), *PAPERS]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

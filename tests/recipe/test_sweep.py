@@ -89,6 +89,7 @@ def test_an_ablation_changes_its_part_alone_and_arms_differ():
         "empo2": [],
         "no-mask": ["algorithm.mask_threshold"],
         "no-intrinsic": ["algorithm.intrinsic_coefficient"],
+        "rnd": ["algorithm.novelty"],
         "on-policy": ["algorithm.off_policy_probability"],
         "off-policy-only": ["algorithm.off_policy_probability"],
         "no-memory": ["algorithm.name"],

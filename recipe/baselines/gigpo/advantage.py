@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import torch
 from verl import DataProto
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.trainer.advantages import all_solved, compare_halves, equal_within_tolerance
-from empo2.recipe.trainer.rows import turns_of_rows
+from empo2.recipe.trainer.rows import Turn, add_by_turn
 from empo2.recipe.trainer.step_results import StepResults, groups_of
 
 _FEW_SHARED = 0.2
@@ -26,12 +25,7 @@ def add_turn_advantages(batch: DataProto, results: StepResults, algorithm: Algor
         The mean size of clusters, and the fraction of turns that share theirs with another turn.
     """
     advantages, sizes = turn_advantages(results, algorithm)
-    mask = batch.batch["response_mask"].bool()
-    replies = {rollout: [len(call.reply) for call in results.answered(rollout)] for rollout in results.kept}
-    for row, rollout, turns in turns_of_rows(batch, results.kept):
-        added = [advantages[rollout, turn] for turn in turns for _ in range(replies[rollout][turn])]
-        tokens = int(mask[row].sum())  # what there are more lies beyond the row's end
-        batch.batch["advantages"][row, mask[row]] += torch.tensor(added[:tokens])
+    add_by_turn(batch, results, advantages)
     shared = sum(size for size in sizes if size > 1)
     return {"gigpo/cluster_size_mean": sum(sizes) / len(sizes), "gigpo/shared_turns": shared / sum(sizes)}
 
@@ -44,10 +38,6 @@ def warning(metrics: Mapping[str, float]) -> str:
         f"WARNING: algorithm.advantage='gigpo': only {shared:.0%} of the turns began in a state that another turn "
         "of their group began in; does the newest message hold a step counter or the history?"
     )
-
-
-type Turn = tuple[str, int]
-"""Rollout id, and number among its calls."""
 
 
 def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Turn, float], list[int]]:

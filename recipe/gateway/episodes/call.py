@@ -149,8 +149,11 @@ class ModelCall:
         async with episode.recording:
             again = self.asked.visits is not None
             visits = self.asked.visits if again else await self._visit(turn) if visited else None
+            reward = 0.0
             if visits:
-                self.span.set({names.NOVELTY: 0.0 if again else 1 / visits, names.VISITS: visits})
+                if not again and turn.embedding is not None:
+                    reward = self.services.memory.novelty(turn.embedding, visits)
+                self.span.set({names.NOVELTY: reward, names.VISITS: visits})
             # A `CallEvent`. As a model it would check, and copy, each token id.
             event = {
                 "call": number,
@@ -158,7 +161,7 @@ class ModelCall:
                 "scope": episode.tag.scope,
                 "observation": newest_observation(self.body.get("messages") or []),
                 "visits": visits,
-                "intrinsic_reward": 1 / visits if visits and not again else 0.0,
+                "intrinsic_reward": reward,
                 "top_tokens": top_tokens or None,
                 "top_log_probs": top_log_probs or None,
             }

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from empo2.memory import Step
+from empo2.recipe import baselines
 from empo2.recipe.config import Reflection
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway.episodes.credit import TipCredit
@@ -27,11 +28,16 @@ _TRANSCRIPT_CHARACTERS = (12_000, 3_000)  # the second one if the model refuses 
 _RESULT_CHARACTERS = 300  # of an action, and of what came of it
 
 
+class RefusedTip(Exception):
+    """An answer that is no tip, with the reason (`refusal`)."""
+
+
 class Reflector:
     """Background worker that credits the tips a finished episode saw and asks the policy for a new one."""
 
     def __init__(self, services: Services, credit: TipCredit) -> None:
-        self._services = services
+        self.services = services
+        self.writing = asyncio.Lock()  # for papers that read what they change
         self._credit = credit
         self._running: set[asyncio.Task[None]] = set()
 
@@ -70,7 +76,7 @@ class Reflector:
                 await asyncio.wait(late)
 
     def _count(self, episode: Episode) -> None:
-        counts = self._services.metrics.counts
+        counts = self.services.metrics.counts
         counts["episodes"] += 1
         counts["context_ended"] += episode.context_full
         if episode.tag.memory:
@@ -79,29 +85,26 @@ class Reflector:
             counts["tip_tokens"] += episode.tip_tokens
 
     async def _conclude(self, episode: Episode, score: float) -> None:
-        async with self._services.gate:  # the memory does not change either while the weights do
+        async with self.services.gate:  # the memory does not change either while the weights do
             await self._credit.finished(episode, score)
-            success = is_success(score, self._services.settings.algorithm.success_return)
-            if not success or self._services.settings.reflection.of == "all":
-                with self._services.traces.memory(names.CREATE, episode.rollout_id, episode.tag) as span:
+            success = is_success(score, self.services.settings.algorithm.success_return)
+            if not success or self.services.settings.reflection.of == "all":
+                with self.services.traces.memory(names.CREATE, episode.rollout_id, episode.tag) as span:
                     await self._reflect(episode, score, success, span)
 
     async def _reflect(self, episode: Episode, score: float, success: bool, span: Span) -> None:
-        counts, settings = self._services.metrics.counts, self._services.settings.reflection
+        counts, settings = self.services.metrics.counts, self.services.settings.reflection
         try:
             if episode.pending:
                 await asyncio.wait(set(episode.pending))  # which takes as long as the embedder
             async with asyncio.timeout(settings.timeout):
-                ask = question(settings, score, success)
-                if settings.form == "transcript":
-                    tip, reason = self._transcript(episode, score, success), None
+                if paper := baselines.asked_for(self.services.settings, "reflection.form"):
+                    tip = await paper.tip(self, episode, score, success)
+                elif settings.form == "transcript":
+                    tip = self.transcript(episode, score, success)
                 else:
-                    tip = await self._ask_for_tip(episode, ask)
-                    reason = refusal(tip, [text_of(ask["content"])])
-            if reason:
-                counts["tips_refused"] += 1
-                counts[f"tips_refused/{reason}"] += 1
-                span.set({names.REFUSED: reason})
+                    tip = await self.ask_for_tip(episode, question(settings, score, success))
+            if tip is None:
                 return
             steps = [
                 Step(turn.state, turn.embedding, spoken(turn.reply))
@@ -109,7 +112,7 @@ class Reflector:
                 if turn.embedding is not None
             ]
             span.tell({names.RECORDS: [tip]})
-            tip_id = await self._services.memory.add_episode(
+            tip_id = await self.services.memory.add_episode(
                 episode.tag.scope, episode.rollout_id, tip, score, success, steps
             )
             if tip_id is None:
@@ -117,19 +120,29 @@ class Reflector:
             else:
                 counts["tips_written"] += 1
                 span.set({names.RECORD_COUNT: 1, names.RECORD_ID: str(tip_id)})
+        except RefusedTip as refused:
+            counts["tips_refused"] += 1
+            counts[f"tips_refused/{refused}"] += 1
+            span.set({names.REFUSED: str(refused)})
         except (Exception, asyncio.CancelledError) as error:
             log.error("no tip", rollout_id=episode.rollout_id, error=described(error))
             span.fail(type(error).__name__)
             counts["reflections_failed"] += 1
 
-    def _transcript(self, episode: Episode, score: float, success: bool) -> str:
+    def transcript(self, episode: Episode, score: float, success: bool) -> str:
         """Return the episode as one line, without the tips that it was shown."""
         turns = " ".join(f"Observation: {turn.state} Action: {spoken(turn.reply)}" for turn in episode.turns)
         text = f"{_outcome(success).capitalize()}, score {score:g}. {turns}"
-        return shown_tip(text, self._services.tokenizer.special_tokens, self._services.settings.reflection.max_words)
+        return shown_tip(text, self.services.tokenizer.special_tokens, self.services.settings.reflection.max_words)
 
-    async def _ask_for_tip(self, episode: Episode, ask: Message) -> str:
-        settings, turns = self._services.settings.reflection, of_main_agent(episode.turns)
+    async def ask_for_tip(self, episode: Episode, ask: Message) -> str:
+        """Return the policy's answer to a question about an episode, as one line.
+
+        Raises:
+            RefusedTip: it is no tip.
+            ValueError, httpx.HTTPError: there is none.
+        """
+        settings, turns = self.services.settings.reflection, of_main_agent(episode.turns)
         last, chats, replies = turns[-1], [turn.chat for turn in turns], [turn.reply for turn in turns]
         for chat in reflection_chats(chats, replies, ask):
             request = {
@@ -139,7 +152,7 @@ class Reflector:
                 "max_tokens": settings.max_tokens,
                 "temperature": settings.temperature,
             }
-            response = await self._services.servers.post(
+            response = await self.services.servers.post(
                 episode.rollout_id, "/chat/completions", request, timeout=settings.timeout
             )
             if response.status_code != 400:  # 400: longer than the model's context, or a role that it does not know
@@ -147,8 +160,11 @@ class Reflector:
                 answer = response.json()
                 reply = reply_of(answer)
                 truncated = reply is not None and answer["choices"][0].get("finish_reason") == "length"
-                special_tokens = self._services.tokenizer.special_tokens
-                return tip_of(spoken(reply or {}), special_tokens, settings.max_words, truncated)
+                special_tokens = self.services.tokenizer.special_tokens
+                tip = tip_of(spoken(reply or {}), special_tokens, settings.max_words, truncated)
+                if reason := refusal(tip, [text_of(ask["content"])]):
+                    raise RefusedTip(reason)
+                return tip
         raise ValueError("the model server refuses every form of the transcript")
 
 

@@ -1,0 +1,126 @@
+"""Answer evaluation calls with the best of several samples, by the policy's probability and the critic's value."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import structlog
+from starlette.responses import Response
+
+from empo2.recipe.config import CriticSettings
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.logs import described
+from empo2.recipe.gateway.request import Answer, Body, Next, Request
+from empo2.recipe.gateway.services import Services
+from empo2.recipe.messages import reply_of, spoken, text_of
+from empo2.recipe.tip_block import without_blocks
+
+log = structlog.get_logger()
+
+READS = ("embedder", "state", "state_characters")  # settings of ``memory`` that a critic is trained and asked with
+
+
+def network(inputs: int) -> Any:
+    """Return a torch network of one hidden layer; the published one reads encodings that it trains itself.
+
+    Args:
+        inputs: the numbers of embeddings side by side.
+    """
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 1))
+
+
+def smaller(twins: Any, inputs: Any) -> Any:
+    """Return the smaller value of twin Q networks, [n], of embeddings of task, state and action, [n, 3 * dimension]."""
+    return twins[0](inputs).minimum(twins[1](inputs))[:, 0]
+
+
+def scores(settings: CriticSettings, step: int, probabilities: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return λ p̂ + (1 - λ) Q̂ of each sample, with λ = max(``least_weight``, ``decay``^step) and steps from 0.
+
+    p̂ and Q̂ are scaled to 0...1 over the samples; all are 0.5 where they are equal, as in the published WebShop code.
+    Its ScienceWorld code takes Q - V for Q, which is the same here: V does not depend on the action.
+    """
+    weight = max(settings.least_weight, settings.decay**step)
+    return weight * _scaled(probabilities) + (1 - weight) * _scaled(values)
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    width = np.ptp(values)
+    return (values - values.min()) / width if width > 0 else np.full(len(values), 0.5)
+
+
+def probability(choice: Body) -> float:
+    """Return exp of the mean log-prob of a sample's tokens; a LookupError or TypeError if the server gave none."""
+    return float(np.exp(np.mean([token["logprob"] for token in choice["logprobs"]["content"]])))
+
+
+class Reranking:
+    """Ask for several samples and pass on the best one; the last stage before the app.
+
+    Training calls pass unchanged, since the policy would not have sampled what is chosen; so do those of an agent that
+    asks for several itself. ``usage`` stays that of all samples. Counted are ``critic/calls``, ``critic/changed`` (the
+    answer is not the most probable sample) and ``critic/failures`` (it is the first one).
+
+    Raises:
+        ConfigError: ``critic.path`` has no critic, or one that was trained with other settings.
+    """
+
+    def __init__(self, services: Services) -> None:
+        import torch
+
+        self._services, self._settings = services, services.settings.critic
+        try:
+            stored = torch.load(self._settings.path or "", weights_only=True)
+            self._twins = torch.nn.ModuleList([network(len(stored["q"]["0.0.weight"][0])) for _ in range(2)])
+            self._twins.load_state_dict(stored["q"])
+        except Exception as error:  # what is no critic fails in many ways
+            said = f"{self._settings.path!r}: is no critic of recipe/baselines/retrospex/train.py"
+            raise ConfigError(f"critic.path={said} ({str(error).splitlines()[0]})") from None
+        for name, value in stored["reads"].items():
+            if value != (wanted := getattr(services.settings.memory, name)):
+                said = f"{self._settings.path!r}: was trained with memory.{name}={value!r}; this is {wanted!r}"
+                raise ConfigError(f"critic.path={said}")
+
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        body = request.body
+        if not request.is_completion or request.mode != "val" or "messages" not in body or body.get("n", 1) != 1:
+            return await forward(request)
+        calls = [event for event in upstream.events_of(request.rollout_id) if event["event_type"] == "model_request"]
+        step = sum(call["data"].get("status") == "ok" for call in calls)
+        answer = await forward(request.with_body({**body, "n": self._settings.samples, "logprobs": True}))
+        response = answer.value if isinstance(answer, Answer) else None
+        if answer.status_code != 200 or response is None:
+            return answer
+        chosen = response["choices"][await self._best(step, body, response["choices"])]
+        response = {**response, "choices": [{**chosen, "index": 0}]}
+        upstream.replace_response(request.rollout_id, request.attempt_id, response)
+        return Answer.of(response)
+
+    async def _best(self, step: int, body: Body, choices: Sequence[Body]) -> int:
+        counts, texts = self._services.metrics.counts, [spoken(reply_of({"choices": [each]}) or {}) for each in choices]
+        counts["critic/calls"] += 1
+        try:
+            found = np.array([probability(choice) for choice in choices])
+            best = int(scores(self._settings, step, found, await self._values(body, texts)).argmax())
+        except Exception as error:  # the agent's call goes on
+            log.error("the critic failed", error=described(error))
+            counts["critic/failures"] += 1
+            return 0
+        counts["critic/changed"] += texts[best] != texts[int(found.argmax())]
+        return best
+
+    async def _values(self, body: Body, actions: Sequence[str]) -> np.ndarray:
+        import torch
+
+        memory, limit = self._services.memory, self._services.settings.memory.state_characters
+        messages = [{**each, "content": without_blocks(text_of(each.get("content")))} for each in body["messages"]]
+        task = next((each["content"] for each in messages if each.get("role") == "user"), "")
+        texts = [task[:limit], self._services.state.of_chat(messages), *(action[:limit] for action in actions)]
+        keys = await asyncio.gather(*(memory.embed(text, urgent=True) for text in texts))
+        with torch.no_grad():
+            inputs = torch.tensor(np.stack([np.concatenate([*keys[:2], action]) for action in keys[2:]]))
+            return smaller(self._twins, inputs.float()).numpy()
