@@ -31,7 +31,7 @@ _HOOKS = {
         "procedure": "memp.procedures",
         "actions": "rememberer.records",
     },
-    "critic.path": {_ANY: "retrospex.reranking"},  # Reranking, in gateway/pipeline.py
+    "critic.path": {_ANY: "retrospex.reranking"},  # Reranking, in gateway/app.py
     "tasks.starts": {
         "by-count": "go_explore.starts",
         "by-policy": "go_explore.starts",

@@ -14,7 +14,7 @@ import structlog
 from fastapi import FastAPI
 
 from empo2.memory import MemoryService
-from empo2.recipe import protocol
+from empo2.recipe import baselines, protocol
 from empo2.recipe.config import Settings, traces_endpoint
 from empo2.recipe.gateway import garbage, server_client, upstream
 from empo2.recipe.gateway.episodes.credit import TipCredit
@@ -92,7 +92,11 @@ def make_gateway(
     app = upstream.agent_lightning_app(proxy, keys.admin)
     app.include_router(model_routes(serving.name if serving else model_path))
     app.include_router(empo2_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
-    completions = upstream.Completions(app, proxy, client, trained=serving is None, counts=services.metrics.counts)
+    critic = baselines.asked_for(settings, "critic.path")
+    picks = critic.Reranking(services) if critic else None
+    completions = upstream.Completions(
+        app, proxy, client, trained=serving is None, counts=services.metrics.counts, paper=picks
+    )
     way = stages(
         services, keys=keys, episodes=episodes, reflector=reflector, others=others, serving=serving, watch=watch
     )

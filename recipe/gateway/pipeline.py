@@ -54,7 +54,6 @@ def stages(
     settings = services.settings.gateway
     max_bytes = int(settings.max_request * 2**20)
     limits = CallLimits(settings, services.metrics)
-    critic = baselines.asked_for(services.settings, "critic.path")
     starts = baselines.asked_for(services.settings, "tasks.starts")
     chats = DirectChats(serving.tag) if serving and serving.tag else None
     return [
@@ -80,7 +79,6 @@ def stages(
         RolloutEnds(services, episodes, reflector),  # a rollout that ends is reflected on
         MemoryCalls(services, episodes, chats),  # tips go in, the call is recorded
         AsSent(services),  # the span gets what is sent and answered
-        *([critic.Reranking(services)] if critic else []),  # the best of several samples is the answer
     ]
 
 

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -84,12 +85,20 @@ class Completions:
         client: of the policy's servers; agent-lightning's own has at most 100 connections.
         trained: False for agents that nobody trains: they keep their temperature, and see no token ids.
         counts: of the step; ``answers_refused`` is counted here.
+        paper: changes a request's body (``asked``) and picks the answer (``picked``) before it is recorded.
     """
 
     def __init__(
-        self, app: FastAPI, proxy: dict[str, Any], client: Client, *, trained: bool, counts: Counter[str]
+        self,
+        app: FastAPI,
+        proxy: dict[str, Any],
+        client: Client,
+        *,
+        trained: bool,
+        counts: Counter[str],
+        paper: Any = None,
     ) -> None:
-        self._app, self._client, self._counts = app, client, counts
+        self._app, self._client, self._counts, self._paper = app, client, counts, paper
         self._router = ProxyRouter(proxy) if trained else ServingRouter(proxy)
 
     async def __call__(self, request: Request, forward: Next) -> Response:
@@ -123,7 +132,7 @@ class Completions:
             pause.inflight += 1
         try:
             url = f"{server.endpoint.rstrip('/')}/{request.api}"
-            body, started = self._router.prepare_body(request.body, request.mode), time.perf_counter()
+            body, started = self._router.prepare_body(self._asked(request), request.mode), time.perf_counter()
             client: Any = self._client
             response = await _send_upstream_with_retries(client=client, url=url, body=body)
             latency_ms = (time.perf_counter() - started) * 1000
@@ -132,7 +141,10 @@ class Completions:
             if value is None:
                 self._counts["answers_refused"] += 1
                 return refusal(502, "the model server's answer is no JSON object that can be used", call=False)
-            chats = continuations(rollout_id, request.attempt_id)
+            chats, content = continuations(rollout_id, request.attempt_id), response.content
+            if self._paper is not None and value and response.status_code == HTTPStatus.OK:
+                value = await self._paper.picked(request, value, chats.calls)
+                content = orjson.dumps(value)
             number, (asked, answered) = chats.calls, chats.code_call(body, value)
             _capture_event(
                 rollout_id=rollout_id,
@@ -149,7 +161,10 @@ class Completions:
             return refusal(error.status_code, error.detail, call=False)
         finally:
             await _dec_inflight(pause)
-        return Answer(response.content if is_json else b"{}", response.status_code, value=value, call=number)
+        return Answer(content if is_json else b"{}", response.status_code, value=value, call=number)
+
+    def _asked(self, request: Request) -> dict[str, Any]:
+        return request.body if self._paper is None else self._paper.asked(request)
 
 
 async def _hung_up(receive: Receive) -> None:

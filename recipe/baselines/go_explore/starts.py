@@ -21,7 +21,7 @@ from empo2.recipe.gateway.request import Body, Next, Request
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.upstream import NoServersError
 from empo2.recipe.messages import reply_of, spoken, text_of
-from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, data_of
+from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, data_of, whole_events
 from empo2.recipe.tip_block import without_blocks
 
 log = structlog.get_logger()
@@ -97,7 +97,7 @@ class Starts:
         answer = await forward(request)
         after = upstream.rollout_of(request.rollout_id) if before and not upstream.is_over(before) else None
         if after and upstream.is_over(after) and after.is_train:
-            self._note(after.input, upstream.events_of(request.rollout_id))
+            self._note(after.input, whole_events(upstream.events_of(request.rollout_id)))
         return answer
 
     async def _start(self, rollouts: Sequence[Body]) -> None:

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import structlog
-from starlette.responses import Response
 
 from empo2.recipe.config import CriticSettings
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.logs import described
-from empo2.recipe.gateway.request import Answer, Body, Next, Request
+from empo2.recipe.gateway.request import Body, Request
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.messages import reply_of, spoken, text_of
 from empo2.recipe.tip_block import without_blocks
@@ -59,7 +57,7 @@ def probability(choice: Body) -> float:
 
 
 class Reranking:
-    """Ask for several samples and pass on the best one; the last stage before the app.
+    """Ask for several samples and pass on the best one, before it is recorded.
 
     Training calls pass unchanged, since the policy would not have sampled what is chosen; so do those of an agent that
     asks for several itself. ``usage`` stays that of all samples. Counted are ``critic/calls``, ``critic/changed`` (the
@@ -85,20 +83,16 @@ class Reranking:
                 said = f"{self._settings.path!r}: was trained with memory.{name}={value!r}; this is {wanted!r}"
                 raise ConfigError(f"critic.path={said}")
 
-    async def __call__(self, request: Request, forward: Next) -> Response:
-        body = request.body
-        if not request.is_completion or request.mode != "val" or "messages" not in body or body.get("n", 1) != 1:
-            return await forward(request)
-        calls = [event for event in upstream.events_of(request.rollout_id) if event["event_type"] == "model_request"]
-        step = sum(call["data"].get("status") == "ok" for call in calls)
-        answer = await forward(request.with_body({**body, "n": self._settings.samples, "logprobs": True}))
-        response = answer.value if isinstance(answer, Answer) else None
-        if answer.status_code != 200 or response is None:
-            return answer
-        chosen = response["choices"][await self._best(step, body, response["choices"])]
-        response = {**response, "choices": [{**chosen, "index": 0}]}
-        upstream.replace_response(request.rollout_id, request.attempt_id, response)
-        return Answer.of(response)
+    def asked(self, request: Request) -> Body:
+        """Return the body that asks for several samples, or that of a call that is not ranked."""
+        return {**request.body, "n": self._settings.samples, "logprobs": True} if _ranked(request) else request.body
+
+    async def picked(self, request: Request, response: Body, step: int) -> Body:
+        """Return a response with the best of its samples alone; ``step`` is the number of calls before it."""
+        if not _ranked(request):
+            return response
+        chosen = response["choices"][await self._best(step, request.body, response["choices"])]
+        return {**response, "choices": [{**chosen, "index": 0}]}
 
     async def _best(self, step: int, body: Body, choices: Sequence[Body]) -> int:
         counts, texts = self._services.metrics.counts, [spoken(reply_of({"choices": [each]}) or {}) for each in choices]
@@ -124,3 +118,7 @@ class Reranking:
         with torch.no_grad():
             inputs = torch.tensor(np.stack([np.concatenate([*keys[:2], action]) for action in keys[2:]]))
             return smaller(self._twins, inputs.float()).numpy()
+
+
+def _ranked(request: Request) -> bool:
+    return request.mode == "val" and "messages" in request.body and request.body.get("n", 1) == 1
