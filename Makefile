@@ -7,7 +7,7 @@ only ?= *
 tier ?= parts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser trace-tools alfworld-engine demo small-model test test-trainings test-all test-fast check recordings soak gpu-proof lock audit clean
+.PHONY: help setup frameworks browser trace-tools alfworld-engine bigcodebench demo small-model test test-trainings test-all test-fast check recordings soak gpu-proof lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ trace-tools: setup ## add Phoenix, MLflow and a collector (900 MB, apart), in wh
 alfworld-engine: setup ## add ALFWorld's own engine (330 MB, apart; cmake and g++), which the tests compare ours with
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/alfworld-engine
 	@VIRTUAL_ENV=build/alfworld-engine $(BIN)/uv pip install --quiet --no-deps --requirements requirements/alfworld-engine.txt
+
+bigcodebench: setup ## add what BigCodeBench's programs import (740 MB, apart), in versions of their time
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/bigcodebench
+	@VIRTUAL_ENV=build/bigcodebench $(BIN)/uv pip install --quiet --no-deps --require-hashes --requirements requirements/bigcodebench.txt
 
 demo: setup ## see the small model explore, write notes and learn, on a CPU
 	$(BIN)/empo2 demo
@@ -87,6 +91,7 @@ lock: setup ## resolve requirements/*.in anew into the pinned lists
 	$(LOCK) browser.in --output-file browser.txt
 	$(LOCK) trace-tools.in --output-file trace-tools.txt
 	$(LOCK) alfworld-engine.in --output-file alfworld-engine.txt
+	$(subst --overrides overrides.txt,,$(LOCK)) bigcodebench.in --output-file bigcodebench.txt
 	for name in $(basename $(notdir $(wildcard requirements/frameworks/*.in))); do \
 		($(LOCK) --overrides overrides-frameworks.txt --constraints cpu.txt frameworks/$$name.in | \
 			grep -vxFf cpu.txt > frameworks/$$name.txt) || exit; \

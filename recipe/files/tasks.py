@@ -12,6 +12,7 @@ from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import MADE_UP, PANEL, TRAIN_PANEL, UNSEEN_PANEL, scope_of
 
 _HUB = "hub:"
+_CANARY = "canary"  # the field by which a data set, such as HLE, asks that nobody trains on it
 _EVERY = 10  # of a file without validation tasks, each tenth row is one
 
 Rows = list[dict[str, Any]]
@@ -35,7 +36,7 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
         made_up: accept the tasks that ``empo2 init`` has made up.
 
     Raises:
-        ConfigError: there are no such tasks, they have no scope, or they are made up.
+        ConfigError: there are no such tasks, they have no scope, they are made up, or not to be trained on.
     """
     tasks = settings.tasks
     if tasks.source is None:
@@ -50,6 +51,9 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
     if not train or not val:
         raise ConfigError(f"tasks.source={tasks.source!r}: gave {len(train)} training and {len(val)} validation tasks")
     train, val = [dict(row) for row in train], [dict(row) for row in val]
+    if any(row.get(_CANARY) for row in [*train, *val]):
+        asked = f"tasks.source={tasks.source!r}: its tasks have a canary, which asks that nobody trains on them"
+        raise ConfigError(f"{asked}; evaluate on them (docs/memrl-worlds.md)")
     if not made_up and any(row.get(MADE_UP) for row in [*train, *val]):
         made = f"tasks.source={tasks.source!r}: its tasks are made up by `empo2 init`"
         raise ConfigError(f"{made}; put your own there, or give tasks.source=FILE.jsonl")

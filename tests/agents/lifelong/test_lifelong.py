@@ -21,6 +21,7 @@ from tests.agents.shared_worlds import need_world
 from tests.needs import need
 
 UNLIKE_MYSQL = {"6", "81", "213", "270", "295", "302", "392", "400", "449"}
+UNLIKE_MARIADB = {"6", "68", "165", "188", "192", "213", "274", "295", "302", "334", "388", "400"}  # 10.11
 AGENTS: dict[str, type[LifelongAgent]] = {"db": LifelongAgent, "os": MachineAgent}
 OWN = read("lifelong", "own")
 
@@ -246,7 +247,7 @@ def test_a_real_server_in_place_of_sqlite(mariadb: Path, play_agent: Callable[..
     )
     table.close()
     wrong = {number for number, task in official("db").items() if of_table(task, str(mariadb)) is None}
-    assert wrong == set()
+    assert wrong == UNLIKE_MARIADB
 
 
 @pytest.mark.parametrize("kind", ["db", "os"])
