@@ -23,6 +23,7 @@ CONFIG_FILE = "config.yaml"
 SETTINGS_FILE = "empo2.yaml"  # the same in the folder of an exported model, whose config.json is the model's
 TASKS_FILE = "tasks.json"
 CHECKPOINTS = "checkpoints"
+NODES = "nodes"  # logs of a cluster's nodes, which examples/cluster/train.sbatch begins before the run
 
 _COMPLETE = "complete"  # a list of the files with their sizes, written last, so that an incomplete checkpoint lacks it
 _STEP = "global_step_"  # verl's

@@ -82,12 +82,12 @@ def _at(line: str, column: int = 3) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def hosts(folder: Path, count: int) -> Iterator[list[Host]]:
+def hosts[H: Host](folder: Path, count: int, kind: type[H] = Host) -> Iterator[list[H]]:
     """Yield hosts that reach each other at 10.77.0.1, .2, …; skip the test where there can be none."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "ss", "mount"))):
         pytest.skip("needs root and iproute2 for network namespaces")
     tag = uuid.uuid4().hex[:6]
-    made = [Host(f"e{tag}{number}", f"10.77.0.{number + 1}", folder / f"host{number}") for number in range(count)]
+    made = [kind(f"e{tag}{number}", f"10.77.0.{number + 1}", folder / f"host{number}") for number in range(count)]
     bridge = f"e{tag}"
     Path("/tmp/ray").mkdir(exist_ok=True)
     try:

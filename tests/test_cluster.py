@@ -1,8 +1,6 @@
-"""The files of examples/cluster: the Slurm script among stand-ins of Slurm, Ray and empo2; what manifests refer to."""
+"""The files of examples/cluster, without a cluster: what the Slurm script and the manifests refer to is there."""
 
-import os
-import shlex
-import signal
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,81 +8,28 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.scripts.scripts import start as ray_start
 
 from empo2.recipe.config import load_settings
 
-from .processes import mark, marked, until
-
 pytestmark = pytest.mark.slow
 
-__all__ = ["mark"]
-
 CLUSTER = Path(__file__).parents[1] / "examples" / "cluster"
-# Each writes down how it was called. `srun` starts two tasks; if one ends, it ends the other and itself.
-STAND_INS = {
-    "scontrol": '[[ $1 == show ]] && printf "node1\\nnode2\\n"; true',
-    "getent": 'printf "127.0.1.1 STREAM node1\\n10.0.0.7 STREAM node1\\n"',  # as on Debian
-    "srun": 'while [[ $1 == --* ]]; do shift; done\ntrap "kill \\$(jobs -p); exit 1" TERM\n'
-    'for rank in 0 1; do SLURM_PROCID=$rank "$@" & done; wait -n; kill $(jobs -p); exit 1',
-    "ray": "exec sleep 1000",
-    "empo2": 'trap "exit 143" USR1\ntrap "echo told >> $CALLS; exit 143" TERM\nwhile true; do sleep 0.1; done',
-}
 
 
-class Job:
-    """The script under way, as Slurm starts it."""
-
-    def __init__(self, folder: Path, mark: str) -> None:
-        self.calls, self.errors, tools = folder / "calls", folder / "errors", folder / "bin"
-        tools.mkdir()
-        for name, body in STAND_INS.items():
-            (tools / name).write_text(f'#!/bin/bash\necho "{name} $*" >> "$CALLS"\n{body}\n')
-            (tools / name).chmod(0o755)
-        slurm = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2"}
-        slurm |= {"SLURM_CPUS_PER_TASK": "64", "CALLS": str(self.calls), "EMPO2_TEST_MARK": mark}
-        environment = {**os.environ, **slurm, "PATH": f"{tools}:{os.environ['PATH']}"}
-        command = ["bash", str(CLUSTER / "train.sbatch"), "my.yaml", "mine", "run.steps=3"]
-        with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(command, cwd=folder, env=environment, stderr=errors)
-        until(lambda: self.process.poll() is not None or (len(self.of("ray")), len(self.of("empo2"))) == (2, 1))
-        assert self.process.returncode is None, self.errors.read_text()
-
-    def of(self, tool: str) -> list[list[str]]:
-        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
-        return [shlex.split(line)[1:] for line in lines if line.split()[0] == tool]
-
-
-def test_a_slurm_job_that_is_warned_saves_and_is_requeued(tmp_path: Path, mark: str) -> None:
-    job = Job(tmp_path, mark)
-    first = 20_000 + 6 * (4242 % 2000)
-    assert job.of("srun")[0][0] == "--cpus-per-task=64"  # which srun does not take from the job
-    head, worker = sorted(job.of("ray"), key=lambda given: "--head" not in given)
-    assert {f"--port={first}", "--node-ip-address=10.0.0.7", "--head", "--block"} <= {*head}
-    assert f"--address=10.0.0.7:{first}" in worker and "--head" not in worker
-    ports = {word.partition("=")[2] for word in head if "port=" in word} - {"0"}
-    (given,) = job.of("empo2")
-    assert given[:3] == ["train", "--config", "my.yaml"] and "run.resume=auto" in given and given[-1] == "run.steps=3"
-    assert f"hardware.ray_address=10.0.0.7:{first}" in given and f"gateway.port={first + 3}" in given
-    assert {*map(int, ports)} == {first, first + 1, first + 2}  # with the gateway's and two of the environment below
-    assert load_settings("gpu", [word for word in given if "=" in word]).hardware.nodes == 2
-    environments = [process.environ() for process in marked(mark) if process.name() == "sleep"]
-    tokens = {each.get("RAY_AUTH_TOKEN", "") for each in environments if each.get("SLURM_PROCID")}
-    assert len(tokens) == 1 and len(tokens.pop()) == 64
-    assert {each["AUTOSCALER_METRIC_PORT"] for each in environments if each.get("SLURM_PROCID")} == {str(first + 4)}
-    job.process.send_signal(signal.SIGUSR1)
-    assert job.process.wait(60) == 143
-    assert job.of("scontrol")[-1] == ["requeue", "4242"]
-    until(lambda: not marked(mark), 10)
-
-
-def test_a_slurm_job_whose_ray_node_ends_releases_its_allocation(tmp_path: Path, mark: str) -> None:
-    job = Job(tmp_path, mark)
-    node = next(each for each in marked(mark) if each.name() == "sleep" and each.environ().get("SLURM_PROCID") == "1")
-    node.kill()
-    assert job.process.wait(60) == 1
-    assert "Ray has ended on a node" in job.errors.read_text()
-    assert job.of("told") and job.of("scontrol")[-1][0] != "requeue"
-    until(lambda: not marked(mark), 10)
+def test_what_the_slurm_script_says_to_ray_and_empo2_exists() -> None:
+    """Without Slurm; tests/test_slurm.py runs it."""
+    script = CLUSTER / "train.sbatch"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = script.read_text()
+    tasks = text[text.index("common=(") : text.index("ray=$!")].replace(text[text.index("scancel --") :], "")
+    known = {option for each in ray_start.params for option in each.opts}
+    assert {*re.findall(r"--[a-z-]+", tasks)} <= known
+    given = re.findall(r'([a-z]+\.[a-z_]+)="?[$a]', text[text.index("empo2 train") :])
+    assert len(given) == 6
+    example = {"hardware.nodes": "2", "gateway.port": "20003"}
+    settings = load_settings("gpu", [f"{key}={example.get(key, 'auto')}" for key in given])
+    assert settings.hardware.nodes == 2 and settings.run.resume == "auto"
 
 
 def found(value: Any, key: str) -> Iterator[Any]:

@@ -1,6 +1,7 @@
 """``empo2 check``."""
 
 import contextlib
+import shutil
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,6 +55,8 @@ def check(
             wrong += [part] if verdict == "WRONG" else []
     with contextlib.suppress(ConfigError):  # a line above
         _show_estimate(start)
+        if shutil.which("sbatch"):
+            _show_slurm(start)
     raise typer.Exit(2 if "settings" in wrong else 1 if wrong else 0)
 
 
@@ -72,6 +75,21 @@ def _show_estimate(start: "Start") -> None:
         _show_processes(settings, start.shape)
     elif start.gpus.cards:
         _show_gpus(settings, start.shape, min(start.gpus.cards, key=lambda card: card.memory))
+
+
+def _show_slurm(start: "Start") -> None:
+    """Say what a job needs by the estimate: memory with a fifth in reserve; the time is the least."""
+    from empo2.recipe.preflight import estimate
+    from empo2.recipe.preflight.machine_checks import memory_parts
+
+    settings, cards = start.settings, start.gpus.cards
+    wanted = sum(memory_parts(settings, start.shape).values())
+    hardware, memory = settings.hardware, f"{1.2 * wanted / estimate.GIB:.0f}G"
+    asked = [f"--nodes={hardware.nodes} --gpus-per-node={hardware.gpus_per_node} --mem={memory}"]
+    if cards and start.shape is not None and (step := estimate.step_time(settings, start.shape, cards[0])) is not None:
+        minutes = settings.run.steps * (step.generation + step.update) / 60
+        asked.append(f"--time={minutes:.0f}  # minutes, at the least")
+    print(f"\nSlurm, estimated: sbatch {' '.join(asked)}")
 
 
 def _gib(size: float) -> str:

@@ -38,13 +38,14 @@ def train(
     from empo2.recipe.preflight.start import Start
 
     os.umask(0o077)  # chats, tips and weights are for their owner only
+    for number in preemption.WARNINGS:  # until there is something to save
+        signal.signal(number, signal.default_int_handler)
     settings = options.settings(plan.ablation(ablation) if ablation is not None else {})
     if gateway is None:
         console = Console()
         run = launch(settings, options.profile, console)
         show_runs([run], run, console)
     else:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         preemption.expect(*([preemption.WARNING] if run_directory else preemption.WARNINGS))
         if run_directory is None:  # else the launcher has looked
             say = partial(print, flush=True)

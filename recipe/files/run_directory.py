@@ -21,6 +21,7 @@ from empo2.recipe.run_folder import (
     CONFIG_FILE,
     MEMORY_FILE,
     METRICS_FILE,
+    NODES,
     ROLLOUTS,
     complete_checkpoints,
     damage_of,
@@ -64,7 +65,7 @@ def check_run_directory(settings: Settings) -> str:
         raise _unwritable(settings, str(existing), "Not a directory")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise _unwritable(settings, str(existing), "Permission denied")
-    if run.name is None or existing != directory:
+    if run.name is None or _is_new(directory):
         return f"{directory} is new" if run.name else f"a new folder in {directory}"
     if run.resume == "auto":
         said = f"{directory} is continued after step {_step_to_continue(settings, directory)[1]}"
@@ -115,28 +116,31 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
     name = run.name or f"{profile or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = Path(run.directory, name).absolute()
     source, checkpoint = _begins_with(settings), None
-    try:
-        directory.mkdir(parents=True, mode=0o700)
+    if _is_new(directory):
+        directory.mkdir(parents=True, exist_ok=True)
         _lock(directory)
-    except FileExistsError:
-        if run.resume == "auto":
-            checkpoint = _continue(settings, directory)
-        elif _is_failed_start(directory):
-            _lock(directory)
-            _set_aside(directory, 0, run.validate_first)
-        else:
-            raise _exists(settings, directory) from None
-        directory.chmod(0o700)
+    elif run.resume == "auto":
+        checkpoint = _continue(settings, directory)
+    elif _is_failed_start(directory):
+        _lock(directory)
+        _set_aside(directory, 0, run.validate_first)
+    else:
+        raise _exists(settings, directory)
+    directory.chmod(0o700)
     if checkpoint is None and source is not None:
         copy_memory(source, directory / MEMORY_FILE)
     write_settings(settings, directory)
     return directory, checkpoint
 
 
+def _is_new(directory: Path) -> bool:
+    return not directory.exists() or all(file.name == NODES for file in directory.iterdir())
+
+
 def _is_failed_start(directory: Path) -> bool:
     """Return True for the folder of a run that has done no step, not even the validation before the first one."""
     if not (directory / CONFIG_FILE).is_file():
-        return not any(directory.iterdir())
+        return False
     return not read_lines(directory / METRICS_FILE) and last_checkpoint(directory / CHECKPOINTS) is None
 
 

@@ -31,10 +31,9 @@ HOST: Checks = {
     "cores": machine.cores,
     "disk": machine.disk,
     "model files": machine.model_files,
-    "memory file": machine.memory_file_system,
     "shared memory": machine.shared_memory,
 }
-MACHINE: Checks = {**HOST, "port": machine.port}
+MACHINE: Checks = {**HOST, "memory file": machine.memory_file_system, "port": machine.port}
 FETCHED: Checks = {"model": settings.hub_model}  # last, and not for `empo2 check`: files of the hub are fetched
 PROMPT: Checks = {"first prompt": settings.first_prompt}  # for `empo2 check` alone: it starts the agent
 SERVED: Checks = {

@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -41,15 +42,16 @@ def look_at_cluster(
 
     Args:
         model: resolved ``model.path``.
-        say: is told which nodes are waited for.
-        seconds: that it waits for them.
+        say: is told what is waited for.
+        seconds: that it waits for a cluster at the address, and for its nodes.
 
     Raises:
         ConfigError: no cluster answers at the address, it refuses the token, or this host is none of its nodes.
     """
-    hardware, cards = settings.hardware, []
+    hardware, cards, deadline = settings.hardware, [], time.monotonic() + seconds
+    _wait_for_cluster(hardware.cluster or "", _named(settings), say, deadline)
     with _joined(hardware.cluster or "", _named(settings)), _new_file(Path(settings.run.directory).absolute()) as file:
-        found = [_wait(hardware.nodes, hardware.gpus_per_node, say, time.monotonic() + seconds)]
+        found = [_wait(hardware.nodes, hardware.gpus_per_node, say, deadline)]
         here, _ = facts_of(model, file, hardware.network)
         for address, answer in _ask_nodes(hardware.gpus_per_node, model, file, hardware.network).items():
             there, gpus = answer if isinstance(answer, tuple) else ({}, Gpus([]))
@@ -73,24 +75,46 @@ def _named(settings: Settings) -> str:
     return f"{'hardware.ray_address' if given else 'the variable RAY_ADDRESS'}={settings.hardware.cluster!r}"
 
 
+def _wait_for_cluster(address: str, name: str, say: Callable[[str], object], deadline: float) -> None:
+    """Wait until the cluster answers and this host is a node of it; a ConfigError at the deadline."""
+    last = ""
+    while missing := _missing(address):
+        if time.monotonic() > deadline:
+            raise ConfigError(f"{name}: {missing}")
+        if missing != last:
+            say(f"waiting for {name}: {missing.partition(';')[0]}")
+        last = missing
+        time.sleep(_POLL_SECONDS)
+
+
+def _missing(address: str) -> str:
+    """Return what a driver lacks for the cluster at the address; "" if nothing. Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if address != "auto":
+        try:
+            socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+        except (OSError, ValueError) as error:
+            return f"no Ray cluster answers ({error}); start one: docs/cluster.md"
+    raylets = [each.info for each in psutil.process_iter(["name", "cmdline"]) if each.info["name"] == "raylet"]
+    servers = [word for each in raylets for word in each["cmdline"] or () if word.startswith("--gcs-address=")]
+    if (address == "auto" and servers) or any(word.endswith(f":{port}") for word in servers):  # not another job's
+        return ""
+    return f"this host is no node of it; run this on one, or ray start --address={address} here"  # Ray would abort
+
+
 @contextlib.contextmanager
 def _joined(address: str, name: str) -> Iterator[None]:
     """Be a driver of the cluster meanwhile."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # read when Ray is imported, as the trainer sets it
-    if address != "auto":  # Ray itself tries for minutes
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{name}: no Ray cluster answers ({error}); start one: docs/cluster.md") from None
-    if not any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"])):  # Ray would abort
-        raise ConfigError(f"{name}: this host is no node of it; run this on one, or ray start --address={address} here")
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     import ray
     from ray.exceptions import AuthenticationError
 
+    at_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+        signal.signal(signal.SIGTERM, at_sigterm)  # else Ray's own code dumps the stack, also after its shutdown
     except AuthenticationError:
         fix = "give the cluster's as RAY_AUTH_TOKEN or in ~/.ray/auth_token"
         raise ConfigError(f"{name}: asks for its token, and this host has none or another; {fix}") from None
@@ -191,8 +215,11 @@ def facts_of(model: str, file: Path, network: str | None, address: str | None = 
             address_in(where)
     except ConfigError as error:
         facts["network"] = str(error)
-    if address is not None:
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from a task that requests none
+    if address is not None:  # Ray hides the GPUs from a task that requests none; its raylet has those that it was given
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        raylet = psutil.Process().parent()
+        given = raylet.environ().get("CUDA_VISIBLE_DEVICES") if raylet is not None else None
+        os.environ |= {"CUDA_VISIBLE_DEVICES": given} if given is not None else {}
     return facts, machine.read_gpus()
 
 

@@ -9,18 +9,24 @@ from pathlib import Path
 
 import psutil
 
+from empo2.recipe.config import Settings
 from empo2.recipe.files.models import files_of, hub_cache, is_built_in
 from empo2.recipe.files.run_directory import existing_folder
 from empo2.recipe.network import bind, gateway_host
 from empo2.recipe.preflight import estimate
-from empo2.recipe.preflight.estimate import GIB, SHAPES
+from empo2.recipe.preflight.estimate import GIB, SHAPES, Shape
 from empo2.recipe.preflight.finding import Finding
 from empo2.recipe.preflight.machine import cpu_memory, driver_of
 from empo2.recipe.preflight.start import Start
 
 SHARED = Path("/dev/shm")
 HEADER = Path(sysconfig.get_path("include"), "Python.h")
-LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+CGROUPS, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Of version 2 of control groups, and of 1: a group's limit, what it has taken, and what of that is mere cache.
+_GROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 _JAVA_SECONDS = 60  # of a step, in which cores that are too few do nothing else
 _SHARED_BYTES = 2e9  # Ray's object store
 _TOO_LARGE = 1.1  # a run is refused whose estimate exceeds a card by more than 10 %
@@ -79,19 +85,23 @@ def gpu_memory(start: Start) -> Iterator[Finding]:
 
 
 def host_memory(start: Start) -> Iterator[Finding]:
-    settings, shape = start.settings, start.shape
-    if shape is not None and settings.hardware.device == "cpu":
-        parts = {"the stack": sum(cpu_memory(settings, shape).values())}
-    else:
-        parts = {f"{settings.agent.concurrency} agents": estimate.agents_memory(settings)}
-        if shape is not None:
-            parts["the stack"] = estimate.stack_memory(settings, shape)
-        if shape is not None and (moved := estimate.offloaded(settings, shape)):
-            parts["offloaded weights and optimizer"] = moved
+    parts = memory_parts(start.settings, start.shape)
     free, wanted = _free_memory(), sum(parts.values())
     told = ", ".join(f"{name} {size / GIB:.0f}" for name, size in parts.items())
     said = f"{wanted / GIB:.0f} GiB needed, {free / GIB:.0f} free: {told}"
     yield Finding("host memory", said, "lower agent.concurrency, or free memory" if wanted > free else "", "estimate")
+
+
+def memory_parts(settings: Settings, shape: Shape | None) -> estimate.Terms:
+    """Return the bytes of main memory that a node needs, estimated."""
+    if shape is not None and settings.hardware.device == "cpu":
+        return {"the stack": sum(cpu_memory(settings, shape).values())}
+    parts = {f"{settings.agent.concurrency} agents": estimate.agents_memory(settings)}
+    if shape is not None:
+        parts["the stack"] = estimate.stack_memory(settings, shape)
+    if shape is not None and (moved := estimate.offloaded(settings, shape)):
+        parts["offloaded weights and optimizer"] = moved
+    return parts
 
 
 def cores(start: Start) -> Iterator[Finding]:
@@ -105,11 +115,23 @@ def cores(start: Start) -> Iterator[Finding]:
 
 
 def _free_memory() -> float:
-    """Return the bytes that may still be taken: of the machine, and of this process's container."""
+    """Return the bytes that may still be taken: of the machine, and of the container or the job of this process."""
     free = psutil.virtual_memory().available
-    if LIMIT.is_file() and (limit := LIMIT.read_text().strip()) != "max":
-        free = min(free, int(limit) - int(USED.read_text()))
+    for group, limit, used, cached in _groups():
+        if (text := (group / limit).read_text().strip()) != "max":
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            free = min(free, int(text) - int((group / used).read_text()) + int(stat.get(cached, 0)))
     return free
+
+
+def _groups() -> Iterator[tuple[Path, str, str, str]]:
+    """Yield the control groups of this process that may limit its memory, with the names of their files."""
+    for line in MINE.read_text().splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds in _GROUP_FILES:
+            names, mine = _GROUP_FILES[kinds], CGROUPS / kinds / path.lstrip("/")  # a container may see its root alone
+            above = (each for each in mine.parents if each.is_relative_to(CGROUPS))
+            yield from ((each, *names) for each in (mine, *above) if (each / names[0]).is_file())
 
 
 def disk(start: Start) -> Iterator[Finding]:
@@ -163,7 +185,7 @@ def memory_file_system(start: Start) -> Iterator[Finding]:
     over = [each for each in psutil.disk_partitions(all=True) if existing.is_relative_to(each.mountpoint)]
     kind = max(over, key=lambda each: len(Path(each.mountpoint).parts)).fstype if over else "unknown"
     remote = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
-    if remote and settings.hardware.nodes > 1:  # whose checkpoints need a shared disk
+    if remote and (settings.hardware.nodes > 1 or settings.hardware.cluster):  # whose checkpoints need a shared disk
         yield Finding("memory file", f"{folder} on {kind}; only processes of this host may open it")
         return
     fix = "SQLite's write-ahead log needs a local disk: give another run.directory" if remote else ""

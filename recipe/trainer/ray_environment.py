@@ -63,8 +63,10 @@ def _variables() -> dict[str, str]:
 
 
 VARIABLES = {name: os.environ.setdefault(name, value) for name, value in (_VERL_VARIABLES | _variables()).items()}
+os.environ.pop("ROCR_VISIBLE_DEVICES", None)  # Slurm may set it beside CUDA_VISIBLE_DEVICES, and verl refuses both
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # its lines go into a log
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # three workers that nobody needs
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15, upstream's, starves the model beside its own agents
 

@@ -177,13 +177,19 @@ def test_main_memory_and_disk() -> None:
         ("gpu-24", "rtx4090-24", True),
     ],
 )
-def test_profiles_on_cards(profile: str, card: str, fits: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profiles_on_cards(
+    profile: str, card: str, fits: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/sbatch")
     assert main(["check", "--profile", profile, "--gpu", card]) == (0 if fits else 1)
     printed = capsys.readouterr().out
     assert ("TOO LARGE" in printed, "change one of:" in printed) == (not fits, not fits)
     assert "estimated by roofline" in printed and "(pretended; driver not checked)" in printed
     if fits:
-        _, memory, step = printed.split("\n\n")
+        machine, memory, step, slurm = printed.split("\n\n")
+        (needed,) = re.findall(r"host memory +(\d+) GiB needed", machine)
+        gpus, size, minutes = re.findall(r"--nodes=1 --gpus-per-node=(\d) --mem=(\d+)G --time=(\d+)  # min", slurm)[0]
+        assert int(size) == pytest.approx(1.2 * int(needed), abs=1) and gpus == ("8" if profile == "gpu" else "1")
         page = (Path(__file__).parents[2] / "docs/gpus.md").read_text()
         if (profile, card) == ("gpu", "h100-80"):
             assert memory in page and step in page, "paste the output of empo2 check into docs/gpus.md anew"
@@ -193,6 +199,7 @@ def test_profiles_on_cards(profile: str, card: str, fits: bool, capsys: pytest.C
         (sequences,) = re.findall(r"holds (\d+) sequences", memory)
         times = [re.findall(rf"^  {what} +([\d.]+) ", step, re.MULTILINE)[0] for what in ("generation", "update")]
         (hours,) = re.findall(r"^  training +([\d.]+ hours)", step, re.MULTILINE)
+        assert int(minutes) == pytest.approx(60 * float(hours.split()[0]), abs=3.5)  # which are rounded to 0.1
         assert row.split(" | ") == [*sums.split(), limit, sequences, *times, hours], "docs/gpus.md"
 
 
@@ -291,9 +298,16 @@ def test_what_the_machine_lacks_is_named(
         disks[1].fstype = kind
         found = lines_of(*fits, *mine, capsys=capsys)[1]["memory file"]
         assert found[0] == said and f"on {kind}" in found[1]
-    for name, size in (("LIMIT", 9 * GIB), ("USED", 8 * GIB)):
-        (tmp_path / name).write_text(f"{size}\n")
-        monkeypatch.setattr(machine_checks, name, tmp_path / name)
+    disks[1].fstype = "nfs4"  # a job of Slurm may go on on another node
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert lines_of("gpu", "--gpu", "h100-80", *mine, capsys=capsys)[1]["memory file"][0] == "ok"
+    monkeypatch.delenv("RAY_ADDRESS")
+    (tmp_path / "mine").write_text("4:memory:/elsewhere\n0::/job/step/task\n")  # as in a job of Slurm
+    (job := tmp_path / "groups" / "job").mkdir(parents=True)
+    for name, said in (("max", 9 * GIB), ("current", 17 * GIB // 2), ("stat", f"inactive_file {GIB // 2}")):
+        (job / f"memory.{name}").write_text(f"{said}\n")
+    monkeypatch.setattr(machine_checks, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(machine_checks, "MINE", tmp_path / "mine")
     monkeypatch.setattr(machine_checks, "SHARED", tmp_path / "none")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,15 +131,30 @@ def test_no_cluster_no_node_and_an_old_driver_on_a_node_are_refused_at_once(
         settings = load_settings("cpu", [f"hardware.ray_address={address}"])
         with pytest.raises(ConfigError, match=rf"ray_address='{address}': no Ray cluster answers .*cluster.md"):
             cluster.look_at_cluster(settings, "m")
-    monkeypatch.setattr(psutil, "process_iter", lambda names: [SimpleNamespace(info={"name": "python"})])
+    processes: list[dict[str, Any]] = [{"name": "python", "cmdline": ["--gcs-address=127.0.0.1:1"]}]
+    monkeypatch.setattr(psutil, "process_iter", lambda _: [SimpleNamespace(info=each) for each in processes])
     with pytest.raises(ConfigError, match=r"hardware.ray_address='auto': this host is no node of it"):
         cluster.look_at_cluster(load_settings("cpu", ["hardware.ray_address=auto"]), "m")
+    processes.append({"name": "raylet", "cmdline": ["raylet", "--gcs-address=10.0.0.1:6379"]})
+    assert cluster._missing("auto") == ""
+    with socket.create_server(("127.0.0.1", 0)) as server:  # of which the raylet here is no node
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert "this host is no node of it" in cluster._missing(address)
+        said: list[str] = []
+
+        def start(text: str) -> None:
+            said.append(text)
+            processes.append({"name": "raylet", "cmdline": [f"--gcs-address={address}"]})
+
+        cluster._wait_for_cluster(address, "it", start, time.monotonic() + 60)
+    assert said == ["waiting for it: this host is no node of it"]
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"the variable RAY_ADDRESS='http://127.0.0.1:1': no Ray cluster answers"):
         cluster.look_at_cluster(load_settings("cpu"), "m")
     settings = load_settings("gpu", ["hardware.ray_address=auto", "hardware.nodes=2", f"run.directory={tmp_path}"])
     drivers = {"10.0.0.1": "580.65.06", "10.0.0.2": "550.54.15"}
     answers = {address: ({}, Gpus([CARDS["h100-80"]] * 8, driver)) for address, driver in drivers.items()}
+    monkeypatch.setattr(cluster, "_wait_for_cluster", lambda *_: None)
     monkeypatch.setattr(cluster, "_joined", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(cluster, "_wait", lambda *_: Finding("nodes", "2 of 2"))
     monkeypatch.setattr(cluster, "_ask_nodes", lambda *_: answers)
