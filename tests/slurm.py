@@ -60,6 +60,14 @@ class Node(Host):
                     found.append(process)
         return found
 
+    def titles(self) -> dict[str, psutil.Process]:
+        """Return the command lines of its processes."""
+        found = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                found[" ".join(process.cmdline())] = process
+        return found
+
     @property
     def tmp(self) -> Path:
         return self.folder / "tmp"

@@ -1,5 +1,6 @@
 """The entry point behind ``run_empo2``: runs the trainer's process from its configuration to its last step."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,8 @@ def train(
     say_loading("policy")
     trainer.init_workers()
     say_loading("")
-    watching = NodeWatch().end_process_with_them() if settings.hardware.cluster is not None else None
+    done = threading.Event()
+    watching = NodeWatch().end_process_with_them(done) if settings.hardware.cluster is not None else None
     steps = trainer.total_training_steps
     try:
         trainer.fit()
@@ -57,6 +59,8 @@ def train(
         if watching is not None:  # which host it was is known in seconds
             watching.join(_NAMED_SECONDS)
         raise
+    finally:
+        done.set()
     if trainer.total_training_steps < steps:
         raise Preempted(f"{preemption.came()} ended the training after step {trainer.total_training_steps}, saved")
 

@@ -55,15 +55,20 @@ class NodeWatch:
             f"host {_name(node)} has left the Ray cluster; start it again, or train on fewer with hardware.nodes"
         )
 
-    def end_process_with_them(self) -> threading.Thread:
-        """End this process, in a thread, once one of them has ended; its main thread may hang in a call to them."""
+    def end_process_with_them(self, done: threading.Event) -> threading.Thread:
+        """End this process, in a thread, once one of them has ended; its main thread may hang in a call to them.
+
+        Args:
+            done: the process needs them no more, and may leave the cluster.
+        """
 
         def watch() -> None:
-            while True:
-                time.sleep(_POLL_SECONDS)
+            while not done.wait(_POLL_SECONDS):
                 try:
                     self.check()
                 except Exception as error:
+                    if done.is_set():
+                        return
                     print(f"empo2: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
                     os._exit(1)
 
