@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,6 +185,17 @@ def test_a_host_or_worker_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(node_watch, "_SILENT_SECONDS", 0)  # the port is closed, and Ray has not noticed
     with pytest.raises(Empo2Error, match=r"host 127.0.0.1 \(b\) has left the Ray cluster"):
         watch.check()
+    done, ended = threading.Event(), list[int]()
+
+    def leave() -> None:  # the trainer is done, and leaves the cluster while the watch looks at it
+        done.set()
+        raise ConnectionError
+
+    monkeypatch.setattr(watch, "check", leave)
+    monkeypatch.setattr(node_watch, "_POLL_SECONDS", 0)
+    monkeypatch.setattr("os._exit", ended.append)
+    watch.end_process_with_them(done).join(60)
+    assert not ended
 
 
 def test_vllms_key_opens_every_route(monkeypatch: pytest.MonkeyPatch) -> None:
