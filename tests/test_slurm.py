@@ -131,7 +131,7 @@ def test_a_job_whose_start_fails_or_whose_node_dies_releases_its_allocation(node
     assert shown["ExitCode"] == "1:0" and "Ray has ended on a node" in waiting.said()
     until(lambda: not waiting.left())
     assert nodes[0].run("squeue", "-h") == "" and clean(refused.said() + waiting.said())
-    logs = {path.name for path in (waiting.run / "nodes" / f"{waiting.id}-n2").iterdir()}
+    logs = {path.name for path in (waiting.run / "nodes" / f"{waiting.id}-n2-2").iterdir()}
     assert {"raylet.out", "raylet.err"} <= logs
 
 
