@@ -143,11 +143,11 @@ def test_no_cluster_no_node_and_an_old_driver_on_a_node_are_refused_at_once(
         assert "this host is no node of it" in cluster._missing(address)
         said: list[str] = []
 
-        def start(text: str) -> None:
+        def join(text: str) -> None:
             said.append(text)
             processes.append({"name": "raylet", "cmdline": [f"--gcs-address={address}"]})
 
-        cluster._wait_for_cluster(address, "it", start, time.monotonic() + 60)
+        cluster._wait_for_cluster(address, "it", join, time.monotonic() + 60)
     assert said == ["waiting for it: this host is no node of it"]
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"the variable RAY_ADDRESS='http://127.0.0.1:1': no Ray cluster answers"):
