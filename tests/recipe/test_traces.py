@@ -175,7 +175,8 @@ async def test_texts_only_where_they_are_asked_for(
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "It opens."},
     ]
-    async with running_gateway(tmp_path, f"gateway.traces={receiver.url}") as gateway:
+    settings = (f"gateway.traces={receiver.url}", "memory.searched=every-turn")
+    async with running_gateway(tmp_path, *settings) as gateway:
         await gateway.store_tips(turns("It opens."), "Say open sesame.")
         rollout = await gateway.create()
         await gateway.play(rollout, [{"messages": messages}])
