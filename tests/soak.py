@@ -7,7 +7,7 @@ agent plays in a world that is a process. These break, each at a rate of its own
 
   of a model request  --errors (status 5xx), --resets, --halves (half of an answer's body), --hangs (no answer)
   of an episode       --agent-kills (the agent hangs up in mid call and is gone), --world-deaths (its world is killed)
-                      --hostile (the agent also does what it may not, and is refused)
+                      --hostile (the agent also does what it may not, says what is no ordinary text, and floods)
   of a step           --gateway-kills (kill -9 in mid step; it is started again and the step is played anew),
                       --full-disks (for 3 seconds no file of the gateway can grow)
 
@@ -34,6 +34,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from rich.table import Table
 from bench.shared import Goal, observation, report
 from empo2.recipe.launcher.processes import Processes, running
 from empo2.recipe.network import bind
+from empo2.recipe.protocol import Keys
 
 from .processes import marked
 from .recipe.model_server import MODEL, Body, ModelServer
@@ -63,7 +65,17 @@ _START_SECONDS = 300
 _SHORTEST_LIFE = 1000  # episodes after the warm-up; the growth over fewer is noise
 _WARM_UP = 0.3  # of the samples of one life of the gateway; caches and connections fill first
 _MODES = (("no-memory", "on-policy"), ("memory", "on-policy"), ("memory", "off-policy"))
-_SETTINGS = ("reflection.timeout=5", "memory.capacity=500", "algorithm.novelty_similarity=0.98")
+_SETTINGS = (
+    *("reflection.timeout=5", "memory.capacity=500", "algorithm.novelty_similarity=0.98"),
+    "gateway.max_rollout=0.5",  # what a flood of a hostile agent meets
+)
+_ODD_TEXTS = (
+    "9" * 4301,
+    "[" * 3000,
+    '{"a":' * 2000,
+    '[{"type": "image_url", "image_url": {"url": 7}}]',
+    "\x1b[2J\x9b\u202e",
+)
 
 
 def main() -> int:
@@ -262,6 +274,7 @@ class Soak:
         dies_at = plan.randrange(TURNS) if plan.random() < self.options.world_deaths else None
         killed_at = plan.randrange(TURNS) if plan.random() < self.options.agent_kills else None
         is_hostile = plan.random() < self.options.hostile
+        odd = plan.choice(_ODD_TEXTS) if is_hostile else ""
         await asyncio.sleep(plan.uniform(0, _START_UP_SECONDS))
         try:
             world = await asyncio.create_subprocess_exec(
@@ -274,7 +287,8 @@ class Soak:
                         world.kill()
                         self.counts["worlds killed"] += 1
                     text = observation(random.Random((index + turn * 7) % OBSERVATIONS))
-                    messages.append({"role": "user", "content": await _observe(world, text)})
+                    said = await _observe(world, text) + (odd if turn == 0 else "")
+                    messages.append({"role": "user", "content": said})
                     if turn == 0 and is_hostile:
                         await self.misbehave(played, agents)
                     if turn == killed_at:
@@ -285,9 +299,10 @@ class Soak:
                     messages.append(await self.ask(played, messages, agents))
                 score = float(index % 11)
                 event = {"event_type": "reward", "data": {"value": score}}
-                url = f"/api/rollouts/{played.rollout}/attempt/0/events"
-                await _until_answered(lambda: agents.post(url, json=event))
+                await _until_answered(lambda: agents.post(_events_of(played), json=event))
                 played.reward = score
+                if is_hostile:
+                    await self.flood(played, agents)
                 played.succeeded = True
             finally:
                 with suppress(ProcessLookupError):
@@ -295,33 +310,46 @@ class Soak:
                 await world.communicate()
         except (WorldDied, Killed, Unanswered) as reason:
             self.counts[f"failed: {type(reason).__name__}"] += 1
-        state = "succeeded" if played.succeeded else "failed"
-        await _until_answered(
-            lambda: agents.patch(f"/api/rollouts/{played.rollout}", json={"status": {"state": state}})
-        )
+        status = {"state": "succeeded" if played.succeeded else "failed"}
+        status |= {"error_message": "\x1b]0;mine\x07\x9b2J"} if is_hostile else {}
+        await _until_answered(lambda: agents.patch(f"/api/rollouts/{played.rollout}", json={"status": status}))
+        if is_hostile and played.succeeded:
+            late = {"event_type": "reward", "data": {"value": 99.0}}
+            await self.refused(played, agents, [(_events_of(played), late)])
 
     async def misbehave(self, played: Played, agents: httpx.AsyncClient) -> None:
         """Post what only the gateway writes, and make calls that would hold the model server up."""
-        events = f"/api/rollouts/{played.rollout}/attempt/0/events"
         forged: Body = {"response": {"prompt_token_ids": [1], "choices": [{"token_ids": [10**6]}]}}
         posts = [{"event_type": kind, "data": data} for kind, data in (("model_request", forged), ("empo2_call", {}))]
-        messages = [{"role": "user", "content": "9" * 5000 + "[" * 3000}]
+        messages = [{"role": "user", "content": "hello"}]
         asked = [{"n": 64}, {"structured_outputs": {"regex": "(a|b)" * 20_000}}, {"chat_template": "{{ 1 }}"}]
         image = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
-        chat = f"/proxy/rollout/{played.rollout}/attempt/0/mode/train/openai/v1/chat/completions"
-        requests = [(events, body) for body in posts] + [(chat, {"messages": messages} | more) for more in asked]
-        requests += [(chat, {"messages": [{"role": "user", "content": [image]}]})]
+        calls = [{"messages": messages} | more for more in asked]
+        calls += [{"messages": [{"role": "user", "content": [image]}]}]
+        chat = _chat_of(played)
+        await self.refused(played, agents, [(_events_of(played), body) for body in posts] + [(chat, c) for c in calls])
+
+    async def flood(self, played: Played, agents: httpx.AsyncClient) -> None:
+        """Send events until they are too much."""
+        event = {"event_type": "note", "data": {"text": "x" * 200_000}}
+        for _ in range(4):
+            with suppress(httpx.HTTPError):
+                await agents.post(_events_of(played), json=event, headers=_own(played), timeout=self.options.patience)
+        await self.refused(played, agents, [(_events_of(played), event)])
+
+    async def refused(self, played: Played, agents: httpx.AsyncClient, requests: list[tuple[str, Body]]) -> None:
+        """Send, with the key of the rollout, what the gateway must refuse."""
         for url, body in requests:
             with suppress(httpx.HTTPError):
-                answer = await agents.post(url, json=body, timeout=self.options.patience)
-                self.counts["hostile requests refused"] += answer.status_code in (400, 403)
+                answer = await agents.post(url, json=body, headers=_own(played), timeout=self.options.patience)
+                self.counts["hostile requests refused"] += answer.status_code in (400, 403, 410, 413)
                 self.lost["hostile requests taken"] += answer.status_code == 200
 
     async def ask(self, played: Played, messages: list[Body], agents: httpx.AsyncClient) -> Body:
-        url = f"/proxy/rollout/{played.rollout}/attempt/0/mode/train/openai/v1/chat/completions"
         body = {"model": "any", "messages": messages, "max_tokens": 8}
         own = {"traceparent": f"00-{played.rollout[::-1]}-{1:016x}-01"} if int(played.rollout, 16) % 2 else {}
-        answer = await _until_answered(lambda: agents.post(url, json=body, headers=own, timeout=self.options.patience))
+        send = partial(agents.post, _chat_of(played), json=body, headers=own, timeout=self.options.patience)
+        answer = await _until_answered(send)
         played.calls += 1
         self.counts["calls acknowledged"] += 1
         message = answer.json()["choices"][0]["message"]
@@ -436,6 +464,19 @@ async def _observe(world: asyncio.subprocess.Process, text: str) -> str:
         if line := await world.stdout.readline():
             return line.decode().rstrip("\n")
     raise WorldDied
+
+
+def _events_of(played: Played) -> str:
+    return f"/api/rollouts/{played.rollout}/attempt/0/events"
+
+
+def _chat_of(played: Played) -> str:
+    return f"/proxy/rollout/{played.rollout}/attempt/0/mode/train/openai/v1/chat/completions"
+
+
+def _own(played: Played) -> dict[str, str]:
+    """Return the header of an agent that has its rollout's key and no other."""
+    return {"Authorization": f"Bearer {Keys(AGENTS_KEY, ADMIN_KEY).of_rollout(played.rollout)}"}
 
 
 async def _until_answered(send: Any) -> httpx.Response:

@@ -251,5 +251,9 @@ def write_settings(settings: Settings, directory: Path) -> None:
 def _replace(file: Path, text: str) -> None:
     """Replace a file atomically."""
     temporary = file.with_name(file.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(file)
+    try:
+        temporary.write_text(text)
+        temporary.replace(file)
+    except OSError:  # a full disk; the folder is to look like that of a start that failed
+        temporary.unlink(missing_ok=True)
+        raise

@@ -56,8 +56,8 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
     with bind(gateway_host(settings), settings.gateway.port) as listener:
         url = commands.url_of(listener)
         directory, resumed = open_run_directory(settings, profile)
-        (directory / TASKS_FILE).write_text(json.dumps(asdict(tasks), indent=1))
         say(f"run    {directory}\nmodel  {model}")
+        (directory / TASKS_FILE).write_text(json.dumps(asdict(tasks), indent=1))
         if (left := last_set_aside(directory)) is not None:
             say(f"kept   {left}: what the start before this one left")
             before = left / TASKS_FILE

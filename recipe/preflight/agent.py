@@ -49,22 +49,26 @@ def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]
             raise ConfigError(f"--panel {panel}, row {number}: {error}") from None
 
 
-def check_tools(settings: Settings, task: Mapping[str, Any], model: str) -> None:
-    """Refuse a model without readable tool calls for an agent that offers tools in its first call.
+def check_first_call(settings: Settings, task: Mapping[str, Any], model: str, *, sees: bool) -> None:
+    """Refuse an agent whose first call offers tools to a model without readable tool calls, or has images.
 
-    Only for such a model the agent is started, with a task and a scripted model.
+    The agent is started, with a task and a scripted model, only for such a model, or one that ``sees`` images: the
+    server of any other refuses images itself.
 
     Args:
         model: a folder or name of the hub that has its chat template.
     """
-    if not (problem := tool_support(settings.model, model).problem):
+    problem = tool_support(settings.model, model).problem
+    if not (problem or sees):
         return
-    from empo2.recipe.retrofit.findings import offered_tools
+    from empo2.recipe.retrofit.findings import image_calls, offered_tools
     from empo2.recipe.retrofit.recorder import record
 
-    trace = record(settings, dict(task), (), _CALL_SECONDS, first_call_only=True)
-    if tools := offered_tools(trace.calls):
+    calls = record(settings, dict(task), (), _CALL_SECONDS, first_call_only=True).calls
+    if problem and (tools := offered_tools(calls)):
         raise ConfigError(f"model.path={settings.model.path!r}: the agent offers {', '.join(tools)}; {problem}")
+    if problem := image_calls(calls):
+        raise ConfigError(f"agent.class={settings.agent.name!r}: {problem}")
 
 
 def first_call_problem(settings: Settings, task: Mapping[str, Any]) -> tuple[str, str]:

@@ -21,7 +21,7 @@ TRAINER: Checks = {
 }
 # Of a training, in two parts: settings that are wrong everywhere, and what this machine lacks. HOST is for a trainer
 # whose gateway runs already.
-SETTINGS: Checks = {**AGENT, **TRAINER, "concurrency": settings.concurrency, "tools": settings.tools}
+SETTINGS: Checks = {**AGENT, **TRAINER, "concurrency": settings.concurrency, "first call": settings.first_call}
 HOST: Checks = {
     "nodes": machine.nodes,
     "GPUs": machine.gpus,

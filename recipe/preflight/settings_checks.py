@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from empo2.recipe.config import traces_endpoint, warnings_of
 from empo2.recipe.errors import ConfigError
@@ -17,7 +18,7 @@ from empo2.recipe.files.models import files_of, read_file
 from empo2.recipe.files.run_directory import check_run_directory
 from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
-from empo2.recipe.preflight.agent import check_fields, check_tools, first_call_problem
+from empo2.recipe.preflight.agent import check_fields, check_first_call, first_call_problem
 from empo2.recipe.preflight.finding import Finding
 from empo2.recipe.preflight.keys import KEY, given_keys
 from empo2.recipe.preflight.server import check_server
@@ -60,18 +61,27 @@ def model(start: Start) -> None:
         _refuse_experts(settings.model.path, read_file(str(folder), "config.json"))
 
 
-def _refuse_experts(path: str, config: str | None) -> None:
+def _values_in(config: str | None) -> dict[str, Any]:
+    """Return what a config.json holds; nothing if that is no JSON object."""
     try:
         values = json.loads(config or "{}")
     except ValueError:
-        return
-    if experts := [name for name, count in values.items() if _EXPERTS.fullmatch(name) and (count or 0) > 1]:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _sees_images(config: str | None) -> bool:
+    return any("vision" in name or name == "visual" for name in _values_in(config))
+
+
+def _refuse_experts(path: str, config: str | None) -> None:
+    if experts := [name for name, count in _values_in(config).items() if _EXPERTS.fullmatch(name) and (count or 0) > 1]:
         why = f"a mixture of experts ({experts[0]} in its config.json), whose weights verl 0.8 pushes wrongly into vLLM"
         raise ConfigError(f"model.path={path!r}: is {why}; choose a dense model")
 
 
 def hub_model(start: Start) -> None:
-    """As `model` and `tools`, for a model that must be fetched; takes half a minute without a network."""
+    """As `model` and `first_call`, for a model that must be fetched; takes half a minute without a network."""
     path = start.settings.model.path
     if files_of(path) is not None:
         return
@@ -79,7 +89,7 @@ def hub_model(start: Start) -> None:
         where = "neither on this machine nor, as far as it can be reached, on the Hugging Face hub"
         raise ConfigError(f"model.path={path!r}: is {where}; give a folder or a model's name")
     _refuse_experts(path, config)
-    check_tools(start.settings, start.tasks.train[0], path)
+    check_first_call(start.settings, start.tasks.train[0], path, sees=_sees_images(config))
 
 
 def served(start: Start) -> None:
@@ -101,11 +111,16 @@ def tasks(start: Start) -> Iterator[Finding]:
         yield Finding("scopes", "", warning, "advice")
 
 
-def tools(start: Start) -> None:
-    """Refuse an agent whose tools the model cannot call."""
+def first_call(start: Start) -> Iterator[Finding]:
+    """Refuse an agent whose tools the model cannot call, or that sends images."""
     _ = start.shape  # or there is no such model
     if folder := files_of(start.settings.model.path):
-        check_tools(start.settings, start.tasks.train[0], str(folder))
+        sees = _sees_images(read_file(str(folder), "config.json"))
+        check_first_call(start.settings, start.tasks.train[0], str(folder), sees=sees)
+        if sees:
+            yield Finding(
+                "images", "the model sees them; calls with any are left out, and counted in empo2/image_calls"
+            )
 
 
 def first_prompt(start: Start) -> Iterator[Finding]:

@@ -117,6 +117,14 @@ def offered_tools(calls: Iterable[Call]) -> set[str]:
     return {tool["function"]["name"] for tool in tools}
 
 
+def image_calls(calls: Iterable[Call]) -> str:
+    """Return how many calls have images, and what to do; "" for none."""
+    if not (count := sum(any(map(has_images, call.body.get("messages") or [])) for call in calls if call.trained)):
+        return ""
+    fix = "send text, or leave these calls to gateway.other_server (gateway.trained_calls)"
+    return f"{_count(count, 'call')} with images, which are not trained: {fix}"
+
+
 def _uses(calls: list[Call]) -> Iterator[Finding]:
     if tools := offered_tools(calls):
         yield Finding("ok", f"tools are offered: {', '.join(sorted(tools))}")
@@ -134,9 +142,8 @@ def _uses(calls: list[Call]) -> Iterator[Finding]:
         are = "is" if len(options) == 1 else "are"
         why = "as is temperature: the policy is trained on what it samples itself (model.temperature)"
         yield Finding("note", f"{', '.join(options)} {are} left out in training, {why}")
-    if images := sum(any(map(has_images, call.body.get("messages") or [])) for call in calls):
-        fix = "send text, or leave these calls to gateway.other_server (gateway.trained_calls)"
-        yield Finding("wrong", f"{_count(images, 'call')} with images, which are not trained: {fix}")
+    if images := image_calls(calls):
+        yield Finding("wrong", images)
     if closed := sum("messages" in call.body and newest_turn(call.body["messages"]) is None for call in calls):
         why = "no message of the user or a tool comes after the model's last reply"
         yield Finding("note", f"{_count(closed, 'call')} cannot be shown tips: {why}")

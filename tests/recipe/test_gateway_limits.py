@@ -1,11 +1,18 @@
 """What agents may post, how much, until when and with what parameters; and what strangers may hold open."""
 
+import asyncio
 import json
+import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,13 +22,16 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from empo2.recipe.gateway.connections import ADMIT, protocol_with_room
+from empo2.recipe.gateway.connections import ADMIT, protocol_with_room, raise_descriptor_limit
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.request import Request
 from empo2.recipe.gateway.stages.access import KeyCheck
+from empo2.recipe.preflight.keys import ADMIN_KEY, KEY
 from empo2.recipe.protocol import CALL_EVENT, ERROR_EVENT, Keys
 
-from .harness import GatewayUnderTest, running_gateway, user
+from .harness import AGENT_KEY, GatewayUnderTest, as_trainer, running_gateway, user
+from .harness import KEY as ADMIN
+from .model_server import MODEL, ModelServer
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
 
@@ -99,8 +109,11 @@ async def test_a_rollout_that_sends_too_much_is_stopped_and_others_are_not(tmp_p
 
 HOLD_UP = [
     ({"n": 64}, "n=64"),
+    ({"n": 64.0}, "n=64"),  # vLLM reads both as 64
+    ({"n": "64"}, "n=64"),
     ({"best_of": 9}, "n=9"),
     ({"min_tokens": 4000}, "min_tokens=4000"),
+    ({"min_tokens": "4000"}, "min_tokens=4000"),
     ({"structured_outputs": {"regex": "(a|b)" * 20_000}}, "gateway.max_parameters"),
     ({"guided_regex": "a" * 100_000}, "gateway.max_parameters"),
     ({"stop": ["x" * 10] * 5000}, "gateway.max_parameters"),
@@ -111,6 +124,8 @@ HOLD_UP = [
     ({"chat_template": "{% for _ in range(10**9) %}{% endfor %}"}, "chat_template: is the operator's"),
     ({"chat_template_kwargs": {"chat_template": "{{ 'x' * 10**9 }}"}}, "chat_template: is the operator's"),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds: is the operator's"),
+    ({"prompt_token_ids": [5, -1]}, "prompt_token_ids: is the operator's"),
+    ({"media_io_kwargs": {"video": {"num_frames": 10**9}}}, "media_io_kwargs: is the operator's"),
 ]
 FETCHED = [
     {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}},
@@ -119,6 +134,24 @@ FETCHED = [
     {"type": "video_url", "video_url": {"url": "http://a.test"}},
     {"type": "audio_url", "audio_url": {"url": "http://a.test"}},
 ]
+
+UNCHECKED: list[dict[str, Any]] = [
+    {"allowed_token_ids": [10**6]},
+    {"bad_words": ["x"]},
+    {"stop_token_ids": [-1, 10**6], "min_tokens": 5},  # ends vLLM's engine
+]
+UNCHECKED_NAMES = {"allowed_token_ids", "bad_words", "min_tokens"}
+
+
+async def test_untagged_training_calls_reach_the_server_without_ids_that_it_does_not_check(
+    gateway: GatewayUnderTest,
+) -> None:
+    """Such as those of agent-lightning's own trainer, or of a hook of the user's."""
+    rollout = await gateway.create(None)
+    for options in UNCHECKED:
+        answer = await gateway.call(rollout, {"messages": [user("hi")], "top_p": 0.5, **options})
+        assert answer.status_code == 200
+        assert not UNCHECKED_NAMES & gateway.last().body.keys() and gateway.last().body["top_p"] == 0.5
 
 
 @pytest.mark.parametrize("mode", ["train", "val"])
@@ -135,21 +168,23 @@ async def test_parameters_that_hold_up_the_model_server_never_reach_it(gateway: 
         for part in FETCHED:
             answer = await call(messages=[user([part])])
             assert answer.status_code == 400 and "fetch no addresses" in answer.json()["error"]["message"], part
-        for name, value in (("allowed_token_ids", [10**6]), ("bad_words", ["x"])):
-            options: dict[str, Any] = {name: value}
+        for options in UNCHECKED:
             answer = await call(messages=[user("hi")], **options)
-            assert answer.status_code == (200 if mode == "train" else 400), name
+            assert answer.status_code == (200 if mode == "train" else 400), options
         before = len(gateway.model.requests())
         answer = await call("completions", prompt=["a"] * 9)
         assert answer.status_code == 400 and "of 9 prompts" in answer.json()["error"]["message"]
+        for prompt in ([5, -1], [[5], [5, -1.0]]):
+            answer = await call("completions", prompt=prompt)
+            assert answer.status_code == 400 and "is negative" in answer.json()["error"]["message"]
         item = {"role": "user", "content": [{"type": "input_image", "image_url": "http://a.test/a.png"}]}
         assert (await call("responses", input=[item])).status_code == 400
-        assert len(gateway.model.requests()) == before == (2 if mode == "train" else 0)
+        assert len(gateway.model.requests()) == before == (len(UNCHECKED) if mode == "train" else 0)
         assert gateway.model.requests("/v1/completions") == []
-        assert not any({"allowed_token_ids", "bad_words"} & seen.body.keys() for seen in gateway.model.requests())
+        assert not any(UNCHECKED_NAMES & seen.body.keys() for seen in gateway.model.requests())
         plain = await call(messages=[user("hi")], tools=[], stop=["\n"], n=1)
         assert plain.status_code == 200
-    refused = len(HOLD_UP) + len(FETCHED) + (2 if mode == "train" else 4)
+    refused = len(HOLD_UP) + len(FETCHED) + 4 + (0 if mode == "train" else len(UNCHECKED))
     assert (await counted(gateway))["empo2/refused/parameters"] == refused
 
 
@@ -229,3 +264,35 @@ async def test_a_valid_key_admits_a_connection_and_a_wrong_one_does_not() -> Non
         await check(Request.of(scope, None), forward)  # pyright: ignore[reportArgumentType]
         await check(Request.of(scope | {"path": "/healthz"}, None), forward)  # pyright: ignore[reportArgumentType]
     assert admitted == ["agents", "admin"]
+
+
+@pytest.mark.rare
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("hard", "agents"), [(8192, 512), (1024, 128)])
+async def test_idle_strangers_at_the_common_limit_stop_no_agent(tmp_path: Path, hard: int, agents: int) -> None:
+    """The gateway's process begins with 1,024 descriptors. Each call takes two of them, and all are open at once."""
+    raise_descriptor_limit()  # of this process, which has both ends
+    model = ModelServer(delay=lambda path, body: 3)
+    with ExitStack() as open_:
+        open_.enter_context(model.serve())
+        listener = open_.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
+        command = [sys.executable, "-m", "empo2.recipe.cli", "gateway", "--profile", "cpu", "--fd"]
+        gateway = subprocess.Popen(
+            [*command, str(listener.fileno()), "--memory", str(tmp_path / "memory.sqlite")],
+            env={**os.environ, ADMIN_KEY: ADMIN, KEY: AGENT_KEY},
+            pass_fds=(listener.fileno(),),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard)),
+        )
+        open_.callback(gateway.wait)
+        open_.callback(gateway.terminate)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with as_trainer(url) as client:
+            (await client.post("/api/models", json=[{"model": MODEL, "endpoint": model.url}])).raise_for_status()
+            created = (await client.post("/api/rollouts", json=[{"input": {}}] * agents)).raise_for_status().json()
+            strangers = [open_.enter_context(connected(listener.getsockname()[1])) for _ in range(1189)]
+            addresses = [f"/proxy/rollout/{each['rollout_id']}/attempt/0/mode/train/openai/v1" for each in created]
+            body = {"messages": [user("hi")], "max_tokens": 2}
+            calls = [client.post(f"{address}/chat/completions", json=body) for address in addresses]
+            answers = await asyncio.gather(*calls)
+        assert Counter(answer.status_code for answer in answers) == {200: agents}
+        assert len(strangers) == 1189 and gateway.poll() is None

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -389,6 +390,39 @@ def test_a_full_disk_is_the_reason(processes: Processes, monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     processes.start("trainer", ["sh", "-c", "printf 'Traceback (most recent call last):\\n  File'; exit 1"])
     assert failure(processes).endswith(f"the disk of {processes.directory} is full (0.0 MiB left); make room there")
+
+
+ON_A_FULL_DISK = """
+mount -t tmpfs -o size=1m tmpfs "$1" && head -c "$2" /dev/zero > "$1/ballast" || exit 99
+disk=$1; shift 2; "$@" train $SETTINGS; code=$?; rm "$disk/ballast"; "$@" check $SETTINGS; exit $code
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pages", "said"),
+    [
+        pytest.param(0, "the run cannot be written: No space left on device", id="settings"),
+        pytest.param(1, "make room on that disk", id="tasks"),
+        pytest.param(3, " MiB left); make room", id="memory", marks=pytest.mark.rare),  # trainer and gateway start
+    ],
+)
+def test_a_start_that_meets_a_full_disk_says_so_and_leaves_its_name_free(tmp_path: Path, pages: int, said: str) -> None:
+    """The disk is a small one of this test's own, with so many pages free."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("needs root and util-linux for a disk of its own")
+    coin = Path(__file__).parents[2] / "agents" / "houses" / "coin.yaml"
+    settings = f"--profile cpu --config {coin} run.directory={tmp_path}/runs run.name=a run.steps=1"
+    free = 2**20 - pages * resource.getpagesize()
+    command = ["unshare", "--mount", "sh", "-c", ON_A_FULL_DISK, "sh", str(tmp_path), str(free)]
+    command += [sys.executable, "-m", "empo2.recipe.cli"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "SETTINGS": settings}, capture_output=True, text=True
+    )
+    assert done.returncode in (1, 2), done
+    (line,) = [line for line in done.stderr.splitlines() if "warning" not in line]
+    assert line.startswith("empo2: error: ") and said in line
+    assert f"{tmp_path}/runs/a has a start that failed, and is used again" in " ".join(done.stdout.split())
 
 
 def test_what_processes_leave_in_the_folder_of_temporary_files_is_removed(

@@ -32,6 +32,14 @@ class Broken(Agent):
     @staticmethod
     def check(): raise FileNotFoundError("no world is installed")
 
+class Sees(Agent):
+    def run(self):
+        import os, httpx
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        body = {"messages": [{"role": "user", "content": [image]}]}
+        headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
+        httpx.post(os.environ["AGL_OPENAI_BASE_URL"] + "/chat/completions", json=body, headers=headers, timeout=60)
+
 class NoRun: pass
 
 def two(rows=2, **fields): return [fields] * rows, [fields]
@@ -215,6 +223,23 @@ def test_a_training_without_a_dense_model_is_refused_and_serving_it_is_not(here:
         start = Start(load_settings("cpu", [*OWN, "model.path=mixture"]))
         assert f"({next(iter(config))} in its config.json)" in str([str(each) for each in look(start, SETTINGS)])
         require(start, SERVED)
+
+
+@pytest.mark.slow
+def test_images_are_refused_where_the_model_would_take_them(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A model's server that sees none refuses them itself, and no agent is started."""
+    template = (here / "mixture" / "chat_template.jinja").read_text()
+    for name, config in (("sees", {"vision_config": {}}), ("blind", {})):
+        (here / name).mkdir()
+        (here / name / "config.json").write_text(json.dumps(config))
+        (here / name / "chat_template.jinja").write_text(template)
+    for kind, model, refused in (("Sees", "sees", True), ("Sees", "blind", False), ("Agent", "sees", False)):
+        main(["check", "--profile", "cpu", *OWN, f"agent.class=mine:{kind}", f"model.path={model}"])
+        printed = capfd.readouterr().out
+        said = "agent.class='mine:Sees': 1 call with images, which are not trained: send text, or leave these calls to"
+        assert (said in printed) == refused, printed
+        told = "the model sees them; calls with any are left out, and counted in empo2/image_calls"
+        assert (told in printed) == (model == "sees" and not refused)
 
 
 ASKS = """

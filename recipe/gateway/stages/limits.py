@@ -1,6 +1,7 @@
 """Hold agents to what is theirs: what they may post, how much, until when, and with what parameters they call."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -16,11 +17,26 @@ _MIN_TOKENS = 1000  # of a reply that may not end before
 # Their length is bounded by the request's own, and by the model's context.
 _TEXTS = ("messages", "prompt", "tools", "documents")
 # A template is a program without an end that vLLM runs (CVE-2026-115911, CVE-2026-115918); embeddings that do not fit
-# end its engine (PYSEC-2026-2303).
-_OF_THE_OPERATOR = ("chat_template", "prompt_embeds", "mm_processor_kwargs")
-# Ids beyond the model's own change what other requests sample (CVE-2026-93840, CVE-2026-93989); `neutral` removes them
-# from training calls.
-UNCHECKED = ("allowed_token_ids", "bad_words")
+# end its engine (PYSEC-2026-2303), and so do negative token ids.
+_OF_THE_OPERATOR = ("chat_template", "prompt_embeds", "prompt_token_ids", "mm_processor_kwargs", "media_io_kwargs")
+# Ids beyond the model's own change what other requests sample (CVE-2026-93840, CVE-2026-93989).
+_UNCHECKED = ("allowed_token_ids", "bad_words")
+
+
+def unchecked(body: Mapping[str, Any]) -> set[str]:
+    """Return the options of a request with token ids that vLLM 0.20 checks against no vocabulary.
+
+    Until a reply may end, ids beyond the model's own in ``stop_token_ids`` end vLLM's engine.
+    """
+    found = {name for name in _UNCHECKED if body.get(name)}
+    return found | ({"min_tokens"} if body.get("min_tokens") and body.get("stop_token_ids") else set())
+
+
+def checked(request: Request) -> Request:
+    """Return a request without these options, as `sampling.neutral` does for trained calls."""
+    if not (left_out := unchecked(request.body)):
+        return request
+    return request.with_body({name: value for name, value in request.body.items() if name not in left_out})
 
 
 class AgentLimits:
@@ -87,11 +103,14 @@ class CallLimits:
         most = self._settings.max_choices
         prompts = body["prompt"] if isinstance(body.get("prompt"), list) else []
         batch = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
-        wanted = max([1, *(body[name] for name in ("n", "best_of") if isinstance(body.get(name), int))])
+        wanted = max(1, _number(body.get("n")), _number(body.get("best_of")))
         if wanted * batch > most:
-            return f"n={wanted} of {batch} prompts: a request may ask for gateway.max_choices={most} replies"
-        if isinstance(least := body.get("min_tokens"), int) and least > _MIN_TOKENS:
-            return f"min_tokens={least}: at most {_MIN_TOKENS}"
+            return f"n={wanted:g} of {batch} prompts: a request may ask for gateway.max_choices={most} replies"
+        if (least := _number(body.get("min_tokens"))) > _MIN_TOKENS:
+            return f"min_tokens={least:g}: at most {_MIN_TOKENS}"
+        ids = (each for part in prompts for each in (part if isinstance(part, list) else [part]))
+        if any(isinstance(each, int | float) and each < 0 for each in ids):
+            return "prompt: a token id is negative"
         size = sum(len(str(value)) for name, value in body.items() if name not in _TEXTS)
         if size > self._settings.max_parameters:
             limit = f"gateway.max_parameters={self._settings.max_parameters}"
@@ -100,11 +119,19 @@ class CallLimits:
         for name in (*body, *(kwargs if isinstance(kwargs, dict) else ())):
             if name in _OF_THE_OPERATOR:
                 return f"{name}: is the operator's to set"
-        if mode != "train" and (unchecked := [name for name in UNCHECKED if body.get(name)]):
-            return f"{unchecked[0]}: vLLM 0.20 checks these token ids against no vocabulary"
+        if mode != "train" and (names := unchecked(body)):  # `MemoryCalls` and `SideCalls` remove them from others
+            return f"{min(names)}: vLLM 0.20 checks token ids of these options against no vocabulary"
         if name := _address_in(body.get("messages")):
             return f"messages: {name}: model servers fetch no addresses; send the content itself, as a data: URL"
         return ""
+
+
+def _number(value: Any) -> float:
+    """Return what vLLM reads as a number; 0 for none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0
 
 
 def _status_in(body: Any) -> dict[str, Any]:

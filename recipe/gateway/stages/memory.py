@@ -1,7 +1,7 @@
 """Show tips in the calls of tagged rollouts, and record each call beside agent-lightning's own event.
 
-Other traffic passes unchanged. The one exception are the training calls of plain GRPO, whose rollouts have no tag: they
-are sampled like those of EMPO², so that the two can be compared.
+Other traffic passes unchanged, but for options that could end the model server. The one exception are the training
+calls of plain GRPO, whose rollouts have no tag: they are sampled like those of EMPO², so that the two can be compared.
 """
 
 from starlette.responses import Response
@@ -11,6 +11,7 @@ from empo2.recipe.gateway.episodes.direct_chats import DirectChats
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.request import SERVED, Answer, Body, Next, Request
 from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.stages.limits import checked
 
 
 class MemoryCalls:
@@ -31,7 +32,7 @@ class MemoryCalls:
         self._services.metrics.counts["requests"] += 1
         call = await self._call_of(request)
         if call is None:
-            return await forward(request)
+            return await forward(checked(request))
         try:
             answer = await forward(request.with_body(call.sent))
             while answer.status_code == 400 and (shorter := await call.shorter(_value(answer))) is not None:

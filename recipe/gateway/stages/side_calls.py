@@ -10,7 +10,7 @@ from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway.request import Answer, Next, Request
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.errors import unanswered
-from empo2.recipe.gateway.stages.limits import UNCHECKED
+from empo2.recipe.gateway.stages.limits import checked
 from empo2.recipe.gateway.upstream import NoServersError, rollout_of
 from empo2.recipe.messages import is_beside, is_compaction
 
@@ -43,7 +43,7 @@ class SideCalls:
             self._services.metrics.counts["side_calls"] += 1
         else:
             return await forward(request)
-        body = {name: value for name, value in request.body.items() if name not in UNCHECKED}
+        body = checked(request).body
         span = self._services.traces.current()
         span.asked(body)
         span.set({names.TRAINED: False})
