@@ -51,7 +51,7 @@ class MemoryService:
         self._asked: list[tuple[Visit, asyncio.Future[int]]] = []  # not looked up yet, and the answers
         self._looks_up = 0  # look-ups that are under way
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memory")
-        self._dimension = embedder.dimension
+        self.embedder, self._dimension = embedder, embedder.dimension
 
         def open_store() -> tuple[MemoryStore, int]:
             store = MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)

@@ -85,6 +85,12 @@ def _new_in(text: str) -> str:
     return _ADDED.sub("", text).strip() if "</" in text else text
 
 
+def added_blocks(messages: Sequence[Message]) -> set[str]:
+    """Return the names of the blocks that are left out of states."""
+    said = (text_of(each.get("content")) for each in messages if each.get("role") in ("user", "tool"))
+    return {match[1] for text in said for match in _ADDED.finditer(text)}
+
+
 def task_in(content: str | list[Any]) -> tuple[int, int]:
     """Return where new text begins in a message, after the blocks before it: a part's number, and a place in its text.
 

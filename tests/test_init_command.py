@@ -109,7 +109,8 @@ for turn in range(2):
     last = ask("/responses", input=f"On. {turn}", instructions="You count.", previous_response_id=last)["id"]
 messages = messages[1:]
 for turn in range(2):
-    events = ask("/v1/messages", messages=messages, system="You count.", max_tokens=9, stream=True)
+    system = f"x-cost: {turn}\\n\\nYou count."
+    events = ask("/v1/messages", messages=messages, system=system, max_tokens=9, stream=True)
     text = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
     messages += [{"role": "assistant", "content": [{"type": "text", "text": text}]}, user(f"On. {turn}")]
 assert ask("/v1/messages/count_tokens", messages=messages)["input_tokens"] > 0
@@ -163,6 +164,7 @@ def test_what_the_user_is_told(init, code, exit_code, says):
     ended, printed = init(*COMMAND, code=code)
     assert ended == exit_code and says in printed, printed
     assert not ended or "       | " in printed  # the end of what it wrote
+    assert code is not DIALECTS or "lines before the system message are left out of prompts: x-cost; " in printed
 
 
 def test_an_address_of_its_own_is_said_before_what_came_of_it(init, tmp_path):
@@ -484,6 +486,20 @@ def test_states_that_cannot_be_told_apart():
     assert "note" not in dict(describe_states(long, StateReader(end)))
     again = [call("a room"), call("a room", said("look"), "a room")]
     assert "note" not in dict(describe_states(again, first))  # the same state, truly
+
+
+def test_what_the_normal_form_makes_of_calls_is_named() -> None:
+    task = call("<system-reminder>git</system-reminder>Go.", tools=[LOOK])
+    summary = call("Go.", said("ok"), "Your task is to create a summary of the conversation so far.", tools=[LOOK])
+    listed = call()
+    listed.path, listed.body, listed.answer = "completions", {"prompt": [1, 2]}, {"choices": [{"text": "ok"}]}
+    texts = [finding.text for finding in examined(Trace([task, summary, listed], [REWARD], exit_code=0))]
+    for text in (
+        "blocks are left out of states, and stand before tips: system-reminder",
+        "1 prompt of token ids or of several texts: without tips and visits; send one text in each call",
+        "1 call to summarize the agent's own chat, trained as gateway.compaction says",
+    ):
+        assert text in texts
 
 
 def test_calls_with_images_cannot_be_trained() -> None:

@@ -1,5 +1,6 @@
 """``empo2 init``: write a starter configuration for an agent, and check it by running the agent once."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -90,6 +91,7 @@ def init(
     that the agent writes is kept in FILE.log beside the configuration, which is written if the agent can be trained.
     Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
+    from empo2.memory import EmbedderError
     from empo2.recipe.files.models import model_of
     from empo2.recipe.files.tasks import load_tasks
     from empo2.recipe.files.tool_calls import tool_support
@@ -104,7 +106,7 @@ def init(
     from empo2.recipe.retrofit.first_prompt import advice, first_prompt, holds, needed
     from empo2.recipe.retrofit.recorder import record
     from empo2.recipe.retrofit.rows import tell
-    from empo2.recipe.retrofit.states import describe_states
+    from empo2.recipe.retrofit.states import describe_states, embedder_trouble, states_of
 
     if [agent, command, config].count(None) != 2:
         raise ConfigError("give one of --agent, --command and --config; see empo2 init --help")
@@ -189,6 +191,9 @@ def init(
         say(label, first)
         for line in more:
             print(f"       | {line}".rstrip())
+    with contextlib.suppress(EmbedderError):  # which training says
+        if alike := embedder_trouble(states_of(turns, reader), settings.memory.embedder):
+            print(f"note   {alike}")
     if about_scope:
         say("scope", about_scope)
     for file, text in drafts.items():

@@ -7,6 +7,7 @@ rows see the normal form alone. What an agent does differently is a rule here, n
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from empo2.recipe.gateway.request import Body
@@ -17,6 +18,7 @@ _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}  # vLLM 0.20 refus
 _REPLY = ("role", "name", "content", "reasoning", "tool_calls")  # of an assistant's message, what is rendered
 # What a client writes before the system message in the form of HTTP's headers, such as the price of this call.
 _HEADER_LINES = re.compile(r"\A(?:[ \t]*x-[a-z0-9-]+:[^\n]*(?:\n\s*|\Z))+", re.IGNORECASE)
+_HEADER_NAME = re.compile(r"^[ \t]*(x-[a-z0-9-]+):", re.IGNORECASE | re.MULTILINE)
 
 
 def normal(body: Body) -> Body:
@@ -46,6 +48,13 @@ def normal(body: Body) -> Body:
 def normal_chat(messages: Sequence[Message]) -> list[Message]:
     """Return messages in their normal form; see `normal`."""
     return list(_with_one_system_message([normal_message(message) for message in messages]))
+
+
+def header_lines(messages: Sequence[Message]) -> list[str]:
+    """Return the names of the header lines that the normal form leaves out of the leading system messages."""
+    lead = takewhile(lambda message: message.get("role") in ("system", "developer"), messages)
+    found = (_HEADER_LINES.match(text_of(message.get("content"))) for message in lead)
+    return [name for match in found if match for name in _HEADER_NAME.findall(match[0])]
 
 
 def normal_message(message: Message) -> Message:

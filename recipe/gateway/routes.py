@@ -16,6 +16,7 @@ from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.told_apart import Watched
 from empo2.recipe.json_text import dumped
 
 _MEMORY_ERRORS = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, ValueError)
@@ -66,7 +67,9 @@ def empo2_routes(
         except (*_MEMORY_ERRORS, TimeoutError) as error:
             services.memory_failed(error)
         garbage.collect()
-        return services.metrics.drain() | services.traces.metrics() | {"empo2/memory_size": memory.size}
+        alike = isinstance(memory.embedder, Watched) and memory.embedder.warned
+        own = {"empo2/memory_size": memory.size, "empo2/states_alike": float(alike)}
+        return services.metrics.drain() | services.traces.metrics() | own
 
     @router.post(protocol.PAUSE)
     async def pause(request: protocol.TimeLimit) -> protocol.PauseState:

@@ -32,23 +32,38 @@ class Watched:
         for text, key in zip(texts, keys, strict=True):
             if (recent := self._recent) is None:
                 break
-            if problem := self._problem(text, key, list(recent)):
+            if problem := _problem(self._embedder, text, key, list(recent)):
                 self._recent = None
                 log.warning(f"memory.embedder={self.name} {problem}: {_FIX}")
             else:
                 recent.append((text, key))
         return keys
 
-    def _problem(self, text: str, key: np.ndarray, recent: Sequence[tuple[str, np.ndarray]]) -> str:
-        if isinstance(self._embedder, SentenceEmbedder) and self._embedder.unknown(text) > 0.5:
-            return "does not know most of the word pieces of a state"
-        if not recent:
-            return ""
-        others = np.stack([each for _, each in recent])
-        for place in np.flatnonzero(others @ key > _EQUAL):
-            if _words(recent[place][0]) != _words(text):
-                return "gives unequal states one key"
+    @property
+    def warned(self) -> bool:
+        return self._recent is None
+
+
+def trouble(embedder: Embedder, texts: Sequence[str]) -> str:
+    """Return why an embedder cannot tell texts apart, in a sentence; "" if it can."""
+    recent: list[tuple[str, np.ndarray]] = []
+    for text, key in zip(texts, embedder.embed(texts), strict=True):
+        if problem := _problem(embedder, text, key, recent):
+            return f"memory.embedder={embedder.name} {problem}: {_FIX}"
+        recent.append((text, key))
+    return ""
+
+
+def _problem(embedder: Embedder, text: str, key: np.ndarray, recent: Sequence[tuple[str, np.ndarray]]) -> str:
+    if isinstance(embedder, SentenceEmbedder) and embedder.unknown(text) > 0.5:
+        return "does not know most of the word pieces of a state"
+    if not recent:
         return ""
+    others = np.stack([each for _, each in recent])
+    for place in np.flatnonzero(others @ key > _EQUAL):
+        if _words(recent[place][0]) != _words(text):
+            return "gives unequal states one key"
+    return ""
 
 
 def _words(text: str) -> list[str]:

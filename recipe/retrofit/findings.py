@@ -12,7 +12,7 @@ from typing import Any, Literal
 from empo2.recipe.config import Settings
 from empo2.recipe.failures import LIBRARY, TRACEBACK, reported_error, without_ignored
 from empo2.recipe.gateway.tokens.sampling import overridden
-from empo2.recipe.messages import has_images, newest_turn
+from empo2.recipe.messages import added_blocks, has_images, is_compaction, newest_turn
 from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, data_of
 from empo2.recipe.retrofit.recorder import Call, Trace
 from empo2.recipe.retrofit.rows import AGAIN, Told
@@ -147,6 +147,26 @@ def _uses(calls: list[Call]) -> Iterator[Finding]:
     if closed := sum("messages" in call.body and newest_turn(call.body["messages"]) is None for call in calls):
         why = "no message of the user or a tool comes after the model's last reply"
         yield Finding("note", f"{_count(closed, 'call')} cannot be shown tips: {why}")
+    yield from _form(calls)
+
+
+def _form(calls: list[Call]) -> Iterator[Finding]:
+    """Yield what the normal form makes of the calls."""
+    if lines := sorted({line for call in calls for line in call.left_out}):
+        why = "they may change from call to call, and tasks share what stands before a prompt"
+        yield Finding("note", f"lines before the system message are left out of prompts: {', '.join(lines)}; {why}")
+    if blocks := sorted({name for call in calls for name in added_blocks(call.body.get("messages") or [])}):
+        yield Finding("ok", f"blocks are left out of states, and stand before tips: {', '.join(blocks)}")
+    if lists := sum(isinstance(call.body.get("prompt"), list) for call in calls):
+        fix = "send one text in each call"
+        yield Finding(
+            "note", f"{_count(lists, 'prompt')} of token ids or of several texts: without tips and visits; {fix}"
+        )
+    with_tools = bool(offered_tools(calls))
+    if own := sum(is_compaction(call.body, with_tools=with_tools) for call in calls):
+        yield Finding(
+            "ok", f"{_count(own, 'call')} to summarize the agent's own chat, trained as gateway.compaction says"
+        )
 
 
 def _reward(trace: Trace, rewards: Sequence[Any], returns: tuple[float, float]) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.pipeline import Pipeline
 from empo2.recipe.gateway.request import Answer, Next, Request
 from empo2.recipe.gateway.server_client import Network, OpenAITransport
+from empo2.recipe.gateway.stages.normal_form import LEFT_OUT
 from empo2.recipe.messages import is_beside
 from empo2.recipe.network import direct
 from empo2.recipe.protocol import Keys
@@ -65,6 +66,7 @@ class Call:
         streamed: True if the agent asked for a stream.
         trained: False if it is not to be trained, by ``gateway.trained_calls``, or for embeddings.
         status: HTTP status; 0 if the agent did not wait for the answer.
+        left_out: names of header lines before its system message, which are no part of the prompt.
     """
 
     path: str
@@ -76,6 +78,7 @@ class Call:
     asked: str = ""
     streamed: bool = False
     trained: bool = True
+    left_out: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -278,6 +281,7 @@ def _gateway(
         answer = await forward(request)
         if (call := request.scope.get(_RECORD)) and isinstance(answer, Answer):
             call.path, call.body, call.answer, call.trained = request.api, request.body, answer.value or {}, True
+            call.left_out = request.scope.get(LEFT_OUT, [])
         return answer
 
     app = make_gateway(

@@ -3,14 +3,17 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from empo2.memory import SentenceEmbedder
 from empo2.recipe.gateway.tips.injection import with_block
 from empo2.recipe.gateway.tips.state import StateReader
+from empo2.recipe.gateway.told_apart import trouble
 from empo2.recipe.messages import Message, newest_observation, newest_turn, text_of
 from empo2.recipe.retrofit.recorder import Call
 from empo2.recipe.tip_block import render_tips
 
 _CHARACTERS = 70
 _LINES = 8
+_FOREIGN = 0.1
 _TIP = "(what the policy wrote about an earlier episode)"
 
 
@@ -19,7 +22,7 @@ def describe_states(calls: Sequence[Call], reader: StateReader) -> Iterator[tupl
     chats = [call.body["messages"] for call in calls if "messages" in call.body]
     if not chats:
         return
-    states = list(dict.fromkeys(map(reader.of_chat, chats)))
+    states = states_of(calls, reader)
     shown = ", ".join(repr(_short(state)) for state in states[:3])
     yield "state", f"{shown}{', ...' if len(states) > 3 else ''}"
     if trouble := _indistinct(chats, reader):
@@ -30,6 +33,20 @@ def describe_states(calls: Sequence[Call], reader: StateReader) -> Iterator[tupl
         lines = text.splitlines()
         cut = lines[:_LINES] + ["..."] * (len(lines) > _LINES)
         yield "tips", "\n".join(["stand before the task in the newest message, here of the first call:", *cut])
+
+
+def states_of(calls: Sequence[Call], reader: StateReader) -> list[str]:
+    """Return the unequal states of the calls that have a chat."""
+    return list(dict.fromkeys(reader.of_chat(call.body["messages"]) for call in calls if "messages" in call.body))
+
+
+def embedder_trouble(states: Sequence[str], embedder: str) -> str:
+    """Return why ``memory.embedder`` cannot tell states apart; "" if it can.
+
+    It is loaded, which takes seconds, only where many letters are not English.
+    """
+    foreign = [text for text in states if sum(not each.isascii() for each in text) > _FOREIGN * len(text)]
+    return trouble(SentenceEmbedder(embedder), states) if foreign else ""
 
 
 def _indistinct(chats: Sequence[Sequence[Message]], reader: StateReader) -> str:

@@ -1,4 +1,4 @@
-"""Signs in the metrics of a run that tips no longer teach the weights; docs/algorithm.md says why they come."""
+"""Signs in the metrics of a run that tips do not teach the weights; docs/algorithm.md says why they come."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,10 @@ _RISE = 1.25  # of the second half to the first
 _GAP, _MASKED = 0.1, 0.01  # nats, and share of tokens, below which is noise
 _IDLE, _AHEAD = 2 / 3, 0.2  # share of groups; of success with tips over that without
 _PARTS = 3  # of a half: so many steps must have off-policy rows
+_ALIKE = (
+    "WARNING: memory.embedder cannot tell some states apart (gateway.log says why), so that novelty and retrieval take "
+    "them for one: choose another (docs/states.md)"
+)
 
 type Metrics = Mapping[str, float]
 
@@ -26,11 +30,11 @@ class Symptoms:
         if "training/success_rate" not in metrics:  # a validation before the first step
             return []
         self._steps.append(metrics)
-        if len(self._steps) < STEPS:
-            return []
-        steps = list(self._steps)
-        new = {name: line for name, line in (("drifts", drifts(steps)), ("idle", idle(steps))) if line}
-        new = {name: line for name, line in new.items() if name not in self._told}
+        signs = {"alike": _ALIKE if metrics.get("empo2/states_alike") else ""}
+        if len(self._steps) == STEPS:
+            steps = list(self._steps)
+            signs |= {"drifts": drifts(steps), "idle": idle(steps)}
+        new = {name: line for name, line in signs.items() if line and name not in self._told}
         self._told |= new.keys()
         return list(new.values())
 

@@ -58,23 +58,32 @@ def test_other_agents_are_asked_with_a_transcript():
             assert message["content"].endswith(ASK["content"])
 
 
-def test_a_long_transcript_keeps_the_task_and_the_last_result_and_loses_its_middle():
-    chats = [[user(f"room {number} " + "x" * 400 + " end")] for number in range(100)]
+def test_a_long_transcript_keeps_the_task_and_what_failed_and_loses_its_middle():
+    """Of a call at most 300 characters of its result, but of the task, the last error, the tests and the end more."""
+    results = {30: "NameError: no add " + "e" * 800, 60: "E" * 500 + " 1 failed, 2 passed " + "t" * 500}
+    chats = [[user(results.get(number, f"room {number} " + "x" * 400 + " end"))] for number in range(100)]
     replies = [assistant(f"go {number}") for number in range(100)]
     for limit, (message,) in zip((12_000, 3_000), asked(chats, replies), strict=True):
         text = message["content"].removeprefix("An episode:\n\n").removesuffix(f"\n\n{ASK['content']}")
-        assert len(text) == limit + len(" ... ")
-        assert text.startswith(f"Observation: {chats[0][0]['content']}\nAction: go 0\nObservation: room 1 xxx")
-        assert text.endswith(f"Action: go 98\nObservation: {chats[99][0]['content']}\nAction: go 99")
-        assert "room 50 " not in text
-        assert "x" * 140 + " ... " + "x" * 146 + " end" in text, "of each other result the two ends, 300 characters"
+        assert len(text) <= limit + len(" ... ")
+        assert text.startswith(f"Observation: {chats[0][0]['content']}\nAction: go 0\n")
+        assert text.endswith(f"Observation: {chats[99][0]['content']}\nAction: go 99")
+        assert "room 50 " not in text and "\n...\n" in text
+        assert "Observation: NameError: no add e" in text and "Action: go 30\n" in text
+        assert "Action: go 60\n" in text
+        if limit == 12_000:
+            assert results[30] in text and results[60] in text
+            assert "\nAction: go 1\n" in text and "\nAction: go 98\n" in text
+            assert "room 1 " + "x" * 143 + " ... " + "x" * 146 + " end" in text, "300 characters of its two ends"
 
 
 def test_a_long_chat_is_asked_about_by_its_transcript():
-    """A chat of 97,000 tokens would be read again for one sentence."""
-    first = [SYSTEM, user("fix the test")]
+    """A chat of 97,000 tokens would be read again for one sentence. What an agent's program adds is no task."""
+    first = [SYSTEM, user("<system-reminder>\nskills\n</system-reminder>\nfix the test")]
     second = [*first, assistant("run it"), user("x" * 40_000)]
-    best, *_ = asked([first, second], [assistant("run it"), assistant("done")])
+    chats, replies = [first, second], [assistant("run it"), assistant("done")]
+    (whole, *_), (best, *_) = (list(reflection_chats(chats, replies, ASK, tokens)) for tokens in (8_000, 8_001))
+    assert whole == [*second, assistant("done"), ASK]
     assert len(best) == 1
     assert best[0]["content"].startswith("An episode:\n\nObservation: fix the test\nAction: run it\nObservation: xxx")
     assert len(best[0]["content"]) < 13_000

@@ -27,6 +27,13 @@ def test_real_runs_that_learn_from_tips_or_have_none_say_nothing(run: str) -> No
     assert told_of(run) == []
 
 
+def test_states_that_are_taken_for_one_are_told_at_once_and_once() -> None:
+    symptoms, metrics = Symptoms(), {**step(), "empo2/states_alike": 1.0}
+    (line,) = symptoms.seen(metrics)
+    assert "memory.embedder cannot tell some states apart" in line
+    assert symptoms.seen(metrics) == Symptoms().seen(step()) == []
+
+
 def step(gap: float = 0.0, masked: float = 0.0, idle: float = 0.0, tips: float = 0.0, alone: float = 0.0):
     return {
         "training/success_rate": (tips + alone) / 2,

@@ -8,7 +8,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from empo2.memory import SentenceEmbedder
-from empo2.recipe.gateway.told_apart import Watched
+from empo2.recipe.gateway.told_apart import Watched, trouble
+from empo2.recipe.retrofit.states import embedder_trouble
 
 CONFIRM, CANCEL = "请点击确认按钮。", "请点击取消按钮。"
 
@@ -53,3 +54,10 @@ def test_english_states_are_not_warned_of(minilm: SentenceEmbedder):
     rooms = [f"You are in the {room}. The {thing} is {how}." for room in ("kitchen", "hall", "art studio")
              for thing in ("door", "drain", "red box") for how in ("open", "closed")]  # fmt: skip
     assert warnings(Watched(minilm), *rooms, *(f"  {room.upper()}\n" for room in rooms)) == []
+
+
+def test_init_says_it_of_an_episodes_states(minilm: SentenceEmbedder):
+    """Loading takes seconds, so states in plain English letters are not looked at."""
+    assert "does not know most of the word pieces" in trouble(minilm, [CONFIRM, CANCEL])
+    assert trouble(minilm, ["a dark room", "a lit room"]) == "" == embedder_trouble(["a dark room"], "no-such-model")
+    assert "does not know most" in embedder_trouble([CONFIRM], "all-MiniLM-L6-v2")

@@ -128,7 +128,7 @@ class ModelCall:
         shared = {name: body[name] for name in _SHARED if name in body}
         before = episode.turns[-1].chat if episode.turns else []
         chat = [old if old == new else new for old, new in zip_longest(before, chat)][: len(chat)]  # share the texts
-        turn = Turn(self.found.state, chat, reply, shared, self.found.embedding)
+        turn = Turn(self.found.state, chat, reply, shared, self.found.embedding, len(prompt_ids))
         episode.turns.append(turn)
         visited = bool(turn.state) and response["choices"][0].get("token_ids") != []  # an empty reply is no action
         task = asyncio.create_task(self._record(turn, visited, response, number, *tops))

@@ -25,6 +25,7 @@ class Turn:
         reply: the model's message.
         shared: fields of the request that a reflection repeats, so that its prompt continues this one.
         embedding: of the state, [dimension]; None until it is known.
+        tokens: of the prompt; 0 if the model server does not tell.
     """
 
     state: str
@@ -32,6 +33,7 @@ class Turn:
     reply: Message
     shared: dict[str, Any]
     embedding: np.ndarray | None = None
+    tokens: int = 0
 
 
 @dataclass(eq=False)

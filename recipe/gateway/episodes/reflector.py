@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -18,14 +19,17 @@ from empo2.recipe.gateway.normal_form import normal_message
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.text import refusal, shown_tip, tip_of
 from empo2.recipe.gateway.traces import Span
-from empo2.recipe.messages import Message, reply_of, shortened, spoken, text_of
+from empo2.recipe.messages import Message, newest_observation, reply_of, shortened, spoken, text_of
 from empo2.recipe.protocol import is_success
 
 log = structlog.get_logger()
 
-_CHAT_CHARACTERS = 32_000  # of a chat that is sent whole, some 8,000 tokens
+_CHAT_TOKENS = 8_000  # of a chat that is sent whole, with tools: most of a longer one has been read before
+_TOKEN_CHARACTERS = 4  # where the model server tells no tokens
 _TRANSCRIPT_CHARACTERS = (12_000, 3_000)  # the second one if the model refuses the first
 _RESULT_CHARACTERS = 300  # of an action, and of what came of it
+_ERROR = re.compile(r"\w*(?:Error|Exception)\b|\bTraceback\b|\b(?:error|fatal|panic): ")
+_TESTS = re.compile(r"\b\d+ (?:passed|failed)\b|\bFAILED\b|\bRan \d+ tests?\b|\btest result: |\bTests: +\d")
 
 
 class RefusedTip(Exception):
@@ -144,7 +148,8 @@ class Reflector:
         """
         settings, turns = self.services.settings.reflection, of_main_agent(episode.turns)
         last, chats, replies = turns[-1], [turn.chat for turn in turns], [turn.reply for turn in turns]
-        for chat in reflection_chats(chats, replies, ask):
+        tokens = last.tokens or sum(len(spoken(each)) for each in last.chat) // _TOKEN_CHARACTERS
+        for chat in reflection_chats(chats, replies, ask, tokens):
             request = {
                 **last.shared,
                 **({"tool_choice": "none"} if "tools" in last.shared else {}),
@@ -179,33 +184,53 @@ def _outcome(success: bool) -> str:
 
 
 def reflection_chats(
-    chats: Sequence[list[Message]], replies: Sequence[Message], ask: Message
+    chats: Sequence[list[Message]], replies: Sequence[Message], ask: Message, tokens: int = 0
 ) -> Iterable[list[Message]]:
     """Yield chats that ask for the tip, the best first; the next one is tried if the model refuses one as too long.
 
     Args:
         chats: each call's messages as sent, tips included, so that vLLM has their prefix cached.
+        tokens: of the last prompt.
     """
     first, last = chats[0], chats[-1]
     replies_in_chat = sum(message.get("role") == "assistant" for message in last[len(first) :])
     # The agent sends its whole chat, so the last call holds the transcript.
     whole = last[: len(first)] == first and replies_in_chat >= len(chats) - 1
-    if whole and sum(len(spoken(each)) for each in last) <= _CHAT_CHARACTERS:
+    if whole and tokens <= _CHAT_TOKENS:
         yield [*last, _plain(replies[-1]), ask]
-    observed = [text_of(chat[-1].get("content")) for chat in chats]
+    observed = [newest_observation(chat) for chat in chats]
     for limit in _TRANSCRIPT_CHARACTERS:
-        # The task and the last result stand whole, as far as there is room; of each result between them its beginning.
-        ends = {0: limit // 3, len(observed) - 1: limit // 3}
-        lines = [
-            f"{name}: {text}"
-            for number, (seen, reply) in enumerate(zip(observed, replies, strict=True))
-            for name, text in (
-                ("Observation", shortened(seen, ends.get(number, _RESULT_CHARACTERS))),
-                ("Action", shortened(spoken(reply), _RESULT_CHARACTERS)),
-            )
-        ]
-        text = shortened("\n".join(lines), limit)
+        text = transcript(observed, [*map(spoken, replies)], limit)
         yield [{"role": "user", "content": f"An episode:\n\n{text}\n\n{ask['content']}"}]
+
+
+def transcript(observed: Sequence[str], actions: Sequence[str], characters: int) -> str:
+    """Return an episode as a text: of each call what was observed and done, both shortened.
+
+    There is more room for the task, the last result, the last error and the last output of tests; where there are too
+    many calls, those in the middle are left out.
+    """
+    last = [number for found in (_ERROR, _TESTS) for number in _last(found, observed)]
+    room = dict.fromkeys(last, characters // 8) | {len(observed) - 1: characters // 4} | {0: characters // 3}
+    brief = min(_RESULT_CHARACTERS, characters // 40)
+    calls = [
+        f"Observation: {shortened(seen, room.get(number, _RESULT_CHARACTERS))}\nAction: {shortened(action, brief)}"
+        for number, (seen, action) in enumerate(zip(observed, actions, strict=True))
+    ]
+    left, kept = characters - sum(len(calls[number]) + 1 for number in room), {*room}
+    ends = sorted(set(range(len(calls))) - kept, key=lambda number: min(number, len(calls) - 1 - number))
+    for number in ends:
+        left -= len(calls[number]) + 1
+        if left < 0:
+            break
+        kept.add(number)
+    lines = [calls[number] if number in kept else "" for number in range(len(calls))]
+    gaps = [line or "..." for number, line in enumerate(lines) if line or lines[number - 1]]
+    return shortened("\n".join(gaps), characters)
+
+
+def _last(pattern: re.Pattern[str], texts: Sequence[str]) -> list[int]:
+    return [number for number in range(1, len(texts)) if pattern.search(texts[number])][-1:]
 
 
 def of_main_agent(turns: Sequence[Turn]) -> list[Turn]:
