@@ -215,7 +215,7 @@ def test_links_and_paths_lead_to_something(page: Path) -> None:
 
 def test_the_front_door_leads_to_each_page_and_the_examples_are_those_of_the_pages() -> None:
     readme, guide = ROOT / "README.md", ROOT / "docs" / "retrofit.md"
-    linked = re.findall(r"\(docs/([\w.]+)\)", readme.read_text())
+    linked = re.findall(r"\(docs/([\w.-]+)\)", readme.read_text())
     assert {page.name for page in (ROOT / "docs").glob("*.md")} <= {*linked}
     for verb in ("empo2 init", "empo2 train"):
         assert commands(readme, verb)[0] in commands(guide, verb)
