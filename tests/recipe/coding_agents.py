@@ -171,18 +171,20 @@ def script(agent: str, variant: str = "") -> Script:
 
 
 def install(agent: str, version: str, prefix: Path) -> Path:
-    """Install an agent into an empty folder; return the folder of its programs. Skips the test if that fails."""
+    """Install an agent into an empty folder; return the folder of its programs. Skips the test if that fails.
+
+    Args:
+        version: of the first package; the others may lag behind.
+    """
     program, _, *packages = KNOWN[agent].install.split()
-    options = [word for word in packages if word.startswith("-")]
-    pinned = [
-        f"{package}{'@' if program == 'npm' else '=='}{version}" for package in packages if package not in options
-    ]
+    first = next(number for number, word in enumerate(packages) if not word.startswith("-"))
+    packages[first] += f"{'@' if program == 'npm' else '=='}{version}"
     if program == "npm":
-        _run(["npm", "i", "--no-audit", "--no-fund", "--prefix", str(prefix), "node@24", *options, *pinned])
+        _run(["npm", "i", "--no-audit", "--no-fund", "--prefix", str(prefix), "node@24", *packages])
         return prefix / "node_modules/.bin"
     uv = str(Path(sys.executable).with_name("uv"))
     _run([uv, "venv", "--quiet", "--python", sys.executable, str(prefix)])
-    _run([uv, "pip", "install", "--quiet", "--python", str(prefix / "bin/python"), *pinned])
+    _run([uv, "pip", "install", "--quiet", "--python", str(prefix / "bin/python"), *packages])
     return prefix / "bin"
 
 
