@@ -1,5 +1,6 @@
 """Agents for the tests of the whole stack: one of every kind, and a guessing game with the openai package alone."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
 
@@ -85,11 +87,29 @@ class PacedAgent:
         report(len(said) / 100 + random.Random(rollout_id()).random())
 
 
-class FailingAgent(PacedAgent):
-    """A `PacedAgent` that always fails once the run has trained DOWN_AFTER steps (METRICS)."""
+class TroubledAgent(PacedAgent):
+    """A `PacedAgent` in whose run's second step the gateway is killed once, after one of its episodes.
+
+    It always fails once the run has trained DOWN_AFTER steps (METRICS).
+    """
 
     def run(self) -> None:
         metrics = Path(os.environ["METRICS"])
-        if metrics.exists() and len(metrics.read_text().splitlines()) >= int(os.environ["DOWN_AFTER"]):
+        done = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+        if done >= int(os.environ["DOWN_AFTER"]):
             raise RuntimeError("the game server is down")
         super().run()
+        if done == 1:
+            with contextlib.suppress(FileExistsError):
+                metrics.with_name("gateway-killed").touch(exist_ok=False)
+                gateway_of_this_run().kill()
+
+
+def gateway_of_this_run() -> psutil.Process:
+    """The gateway that the launcher has started, a parent of this process."""
+    for parent in psutil.Process().parents():
+        for each in parent.children(recursive=True):
+            words = each.cmdline()
+            if {"gateway", "--fd"} <= {*words} and not any("process_guard" in word for word in words):
+                return each
+    raise LookupError("no parent has a gateway")

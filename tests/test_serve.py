@@ -3,7 +3,9 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +14,18 @@ import httpx
 import openai
 import psutil
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from transformers import AutoTokenizer
 
 from empo2.recipe.files.models import resolve_model
 from empo2.recipe.protocol import MODEL_KEY
 
+from .hostile_calls import CHATS, COMPLETIONS, fetching
 from .processes import marking, until
+from .recipe.model_server import serving
 from .recipe.test_serving import TIP, memory_file
 from .stack import CLI, empo2, environment
 
@@ -110,3 +118,28 @@ def test_init_plays_an_episode_with_a_real_model(served: Served, tmp_path: Path)
     done = empo2(tmp_path, "init", "--command", line, *tasks, *model, OPENAI_API_KEY=served.vllm_key)
     assert "the reward was reported" in done.stdout
     assert (tmp_path / "empo2.yaml").is_file()
+
+
+@pytest.mark.rare
+def test_no_call_holds_up_or_ends_the_server_nor_lets_it_fetch(served: Served) -> None:
+    """After each hostile call, which may go on, a plain one is answered."""
+    fetched: list[str] = []
+
+    async def fetch(request: Request) -> PlainTextResponse:
+        fetched.append(request.url.path)
+        return PlainTextResponse("fetched")
+
+    plain = {"messages": CHAT, "max_tokens": 4, "model": MODEL}
+    client = httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {served.key}"}, timeout=MINUTES)
+    fetcher = Starlette(routes=[Route("/{path:path}", fetch)])
+    with client, serving(fetcher) as url, ThreadPoolExecutor() as pool:
+        calls = [("chat/completions", name, {**plain, **body}) for name, body in (fetching(f"{url}/x") | CHATS).items()]
+        calls += [("completions", name, {"max_tokens": 4, **body}) for name, body in COMPLETIONS.items()]
+        assert len(calls) > 58
+        for api, name, body in calls:
+            hostile = pool.submit(client.post, f"/{api}", json=body)
+            wait([hostile], timeout=2)
+            begin = time.monotonic()
+            answer = client.post("/chat/completions", json=plain)
+            assert answer.status_code == 200 and time.monotonic() - begin < 30, (name, answer.text)
+    assert fetched == []
