@@ -114,7 +114,10 @@ async def test_a_chat_that_is_too_large_holds_up_nobody(gateway: GatewayUnderTes
         ({"grammar": 'root ::= "a" | "b"'}, True),
         ({"grammar": 'start: "a"'}, True),  # Lark's
         ({"regex": 3}, True),  # vLLM's own 400
-        ({"choice": ["a", "b"]}, True),
+        ({"choice": ["a", 'b"\\']}, True),
+        ({"choice": ["a", "b\n"]}, False),
+        ({"json": {"type": "object", "properties": {"a": {"type": "integer"}}}}, True),
+        ({"json": '{"type": "string", "pattern": "("}'}, False),
         ("yes", True),
     ],
 )
@@ -128,6 +131,20 @@ async def test_a_grammar_that_would_end_vllm_does_not_reach_it(gateway: GatewayU
     if not taken:
         (name,) = given
         assert f"structured_outputs.{name}: xgrammar does not take it: " in answer.json()["error"]["message"]
+
+
+async def test_a_schema_that_would_end_vllm_does_not_reach_it(gateway: GatewayUnderTest):
+    """Of an answer, and of a tool that must be called; nobody holds the reply to that of another tool."""
+    rollout, bad = await gateway.create("memory"), {"type": "string", "pattern": "("}
+    tool = {"type": "function", "function": {"name": "look", "parameters": bad}}
+    held = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": bad}}}
+    cases = [
+        (held, 400),
+        *(({"tools": [tool], "tool_choice": how}, code) for how, code in (("required", 400), ("auto", 200))),
+    ]
+    for given, code in cases:
+        answer = await gateway.call(rollout, {**ROOMS[0], **given})
+        assert answer.status_code == code, answer.text
 
 
 def test_which_grammars_end_vllm():
