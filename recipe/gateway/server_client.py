@@ -2,6 +2,7 @@
 
 import json
 from functools import lru_cache
+from io import BytesIO
 from itertools import cycle
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ CALL_SECONDS = 300  # as agent-lightning's own client
 _POOLS = 32
 _IDLE_SECONDS = 2  # a server closes idle connections, uvicorn after 5: a request on one that it is closing would fail
 _ERROR_CHARACTERS = 1000
+_AT_ONCE = 2**20  # bytes; aiohttp warns of more, which would hold up the event loop, and sends a file in parts
 
 # Fields of the gateway's requests that are vLLM's own; OpenAI's servers refuse a request that has one.
 _NOT_OPENAI = ("return_token_ids", "top_k", "min_p", "repetition_penalty")
@@ -47,10 +49,11 @@ class ServerClient:
         Raises:
             httpx.TransportError: no answer within ``timeout`` seconds.
         """
-        limit = aiohttp.ClientTimeout(timeout)
+        limit, body = aiohttp.ClientTimeout(timeout), dumped(json)
+        data = body if len(body) < _AT_ONCE else BytesIO(body)
         try:
             async with self._session.post(
-                url, data=dumped(json), headers=headers, timeout=limit, allow_redirects=False
+                url, data=data, headers=headers, timeout=limit, allow_redirects=False
             ) as answer:
                 content, kind = await answer.read(), answer.headers.get("content-type", "")
         except TimeoutError:  # aiohttp's own are of this type, too

@@ -264,7 +264,7 @@ def test_every_override_overrides_something() -> None:
     from empo2.recipe.trainer.manager import Empo2RolloutManager
     from empo2.recipe.trainer.trainer import Empo2Trainer
 
-    of_trainer = {"_checkpoint", "_end_with_this_step"}
+    of_trainer = {"_checkpoint", "_end_with_this_step", "_metrics"}
     of_manager = {"_tagged", "_told_of_a_new_gateway", "play", "drop_carried_over"}
     for ours, own in ((Empo2Trainer, of_trainer), (Empo2RolloutManager, of_manager)):
         names = {name for name in vars(ours) if not name.startswith("__")}
