@@ -24,9 +24,10 @@ def run(play_agent, monkeypatch):
 
 
 def test_a_played_task_posts_its_score_once(run, server, episode):
-    run(episode(), ["teleport to kitchen", "focus on glass jar", "move glass jar to red box"])
+    actions = ["teleport to kitchen", "focus on glass jar", "move glass jar to red box"]
+    run(episode(), actions)
     message = "find-non-living-thing variation 0: score 100 after 3 of 10 steps"
-    data = {"value": 100, "source": "agent", "message": message, "success": True, "metrics": {}}
+    data = {"value": 100, "source": "agent", "message": message, "success": True, "metrics": {}, "actions": actions}
     assert server.events == [{"event_type": "reward", "data": data}]
     asked = {(chat["model"], chat["max_tokens"], chat.get("stream", False)) for chat in server.chats}
     assert asked == {("policy", 32, False)}
