@@ -108,7 +108,7 @@ class ServerTable:
 
     def __init__(self, info: Mapping[str, Any], options: str) -> None:
         try:
-            import pymysql
+            import pymysql  # pyright: ignore[reportMissingModuleSource]
         except ImportError:
             raise ModuleNotFoundError("a server needs the package pymysql: `pip install pymysql`") from None
         self._name, columns, self._error = info["name"], info["column_info_list"], pymysql.Error
