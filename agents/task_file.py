@@ -15,10 +15,15 @@ class TaskFileError(ValueError):
     """A file of tasks cannot be read; the message names it and the fix."""
 
 
-def write(file: Path, world: str, tasks: Mapping[str, Task]) -> None:
-    """Write a world's tasks by name into a new file, which appears whole. Raises FileExistsError."""
+def check_new(file: Path) -> None:
+    """Raise FileExistsError for a file that is there, before an import works for minutes to write it."""
     if file.exists():
         raise FileExistsError(f"{file} exists already: remove it, or name another file with --output")
+
+
+def write(file: Path, world: str, tasks: Mapping[str, Task]) -> None:
+    """Write a world's tasks by name into a new file, which appears whole. Raises FileExistsError."""
+    check_new(file)
     part = file.with_name(f"{file.name}.part")
     part.write_text(json.dumps({"world": world, "tasks": tasks}))
     os.replace(part, file)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from ..task_file import check_new
 from .archive import SPLITS, read_official, write
 
 
@@ -28,8 +29,7 @@ def main() -> None:
 
 def imported(folder: Path, output: Path) -> str:
     """Import the games and return a line that counts them. Raises FileExistsError, or ValueError for a wrong folder."""
-    if output.exists():
-        raise FileExistsError(f"{output} exists already: remove it, or name another file with --output")
+    check_new(output)
     games = {split: dict(read_official(folder, split)) for split in SPLITS}
     if missing := [split for split, of_split in games.items() if not of_split]:
         raise ValueError(f"{folder} has no game.tw-pddl in {', '.join(missing)}: give the folder json_2.1.1")

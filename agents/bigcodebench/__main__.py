@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from ..task_file import write
+from ..task_file import check_new, write
 from .tasks import WORLD, read_official
 
 _SHOWN = 5  # reasons
@@ -34,8 +34,7 @@ def main() -> None:
 
 def imported(file: Path, output: Path, python: str) -> str:
     """Import the tasks; return lines that count them and the commonest reasons of those left out."""
-    if output.exists():
-        raise FileExistsError(f"{output} exists already: remove it, or name another file with --output")
+    check_new(output)
     found = list(read_official(file, python))
     kept = {name: task for name, task, _ in found if task is not None}
     write(output, WORLD, kept)

@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+from ..task_file import check_new
 from .questions import panel_of
 
 
@@ -21,8 +22,7 @@ def main() -> None:
     importer.add_argument("--output", type=Path, default=Path("hle.json"), metavar="FILE", help="(%(default)s)")
     options = parser.parse_args()
     try:
-        if options.output.exists():
-            raise FileExistsError(f"{options.output} exists already: remove it, or name another file with --output")
+        check_new(options.output)
         panel, others = panel_of(options.source)
         options.output.write_text(json.dumps(panel, indent=1))
         print(f"{options.output}: {len(panel['rows'])} text questions; {others} with images are left out")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..sandbox import SandboxError
-from ..task_file import write
+from ..task_file import check_new, write
 from .tasks import WORLD, read_official
 
 
@@ -33,8 +33,7 @@ def main() -> None:
 
 def imported(files: list[Path], output: Path, server: str | None) -> str:
     """Import the tasks; return a line that counts them and names those left out."""
-    if output.exists():
-        raise FileExistsError(f"{output} exists already: remove it, or name another file with --output")
+    check_new(output)
     found = {name: task for file in files for name, task in read_official(file, server)}
     left_out = [name for name, task in found.items() if task is None]
     kept = {name: task for name, task in found.items() if task is not None}
