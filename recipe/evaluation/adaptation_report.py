@@ -35,6 +35,7 @@ class Adapted:
     name: str
     panels: Mapping[str, Curves]
     results: Sequence[Result]
+    blind: bool  # True if its memory showed nothing after trial 0
 
 
 def read_adaptation(folder: Path) -> Adapted:
@@ -55,7 +56,9 @@ def read_adaptation(folder: Path) -> Adapted:
             panels[panel] = curves(played, facts["groups"][panel], facts["algorithm"]["success_return"])
     if not panels:
         raise Empo2Error(f"{folder}: no trial is complete yet; go on with the same `empo2 adapt`")
-    return Adapted(folder.resolve().name, panels, results)
+    later = [result for (_, _, trial), own in by_part.items() if trial for result in own]
+    blind = bool(later) and facts["memory_use"] != "off" and not any(result.calls_with_tips for result in later)
+    return Adapted(folder.resolve().name, panels, results, blind)
 
 
 def show_adaptations(folders: Sequence[Path], console: "Console", target: Path) -> Path:
@@ -70,6 +73,8 @@ def show_adaptations(folders: Sequence[Path], console: "Console", target: Path) 
                 print(said)
         if said := failures_line(each.results):
             print(said)
+        if each.blind:
+            print("warning  no call was shown a tip: lower memory.min_similarity or raise memory.episode_tokens")
     return _draw(adapted, target / "adaptation.png")
 
 

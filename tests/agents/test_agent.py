@@ -55,6 +55,19 @@ def test_every_chat_extends_the_one_before(run, server, episode):
     assert server.chats[0]["model"] == "smol"
 
 
+def test_an_episode_starts_after_its_prefix(run, server, episode):
+    """The second episode starts where half of the first has led, is shown the same, and its prefix counts as steps."""
+    actions = ["open door to kitchen", "dance", "go to kitchen", "open cupboard", "focus on glass jar", "look around"]
+    whole = run(episode(max_steps=6), actions)
+    shown = [chat["messages"][-1]["content"] for chat in server.chats]
+    server.chats.clear()
+    rest = run(episode(max_steps=6), actions[3:], EPISODE_PREFIX="\n".join(actions[:3]))
+    again = [chat["messages"][-1]["content"] for chat in server.chats]
+    assert again[0].startswith("Your task is to") and again[0].endswith(f"\n\n{shown[3]}")
+    assert again[1:] == shown[4:] and "No known action" not in "".join(shown[3:])
+    assert rest == whole and whole["actions"] == actions
+
+
 def test_the_chosen_action_is_what_the_environment_does(run, server, episode, shared_simulator, monkeypatch):
     done = []
     step = shared_simulator.step

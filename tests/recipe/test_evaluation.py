@@ -296,7 +296,7 @@ class Memory:
             self.seen.append(episode)
             self.tips += "write" in episode.memory
             value = float(shown if "read" in episode.memory else 0)
-            yield Result(episode.part, episode.index, episode.sample, value)
+            yield Result(episode.part, episode.index, episode.sample, value, calls=1, calls_with_tips=int(value > 5))
 
     def restore(self, file: Path) -> None:
         self.tips = int(file.read_text())
@@ -318,7 +318,7 @@ def adaptation(folder: Path, memory: Any = "write", **changes: Any) -> tuple[Mem
     assert (plan.sizes(), plan.total()) == ({TASKS: 4, UNSEEN: 1}, 40)
     groups = {TASKS: tasks.groups(), UNSEEN: unseen.groups()}
     facts = {"kind": "adapt", "groups": groups, "episodes": plan.sizes(), "algorithm": {"success_return": 15}}
-    results, played = Results(folder / "out", facts), Memory(**changes)
+    results, played = Results(folder / "out", facts | {"memory_use": memory}), Memory(**changes)
     room: Any = played
     with contextlib.suppress(KeyboardInterrupt):
         play_trials(plan, room, results, room, folder / "start", 1.0)
@@ -350,7 +350,7 @@ def test_an_interrupted_adaptation_ends_as_if_it_had_not_been(tmp_path: Path, st
     assert 40 <= stop + len(second.seen) < 44
 
 
-def test_controls_never_write(tmp_path: Path) -> None:
+def test_controls_never_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     off, _, _ = adaptation(tmp_path / "off", "off")
     assert {each.memory for each in off.seen} == {"off"}
     assert {each.explore for each in off.seen if TASKS in each.part} == {True}  # the temperature of the others
@@ -359,6 +359,9 @@ def test_controls_never_write(tmp_path: Path) -> None:
     assert {each.memory for each in frozen.seen} == {"read", "off"}
     assert len(read.seen) + len(frozen.seen) == 40  # nothing is played twice
     assert read_adaptation(tmp_path / "read" / "out").panels[TASKS]["raw"].tolist() == [[0, 5, 5, 5]] * 2
+    adaptation(tmp_path)
+    assert main(["report", *(str(folder / "out") for folder in (tmp_path, tmp_path / "off", tmp_path / "read"))]) == 0
+    assert capsys.readouterr().out.count("warning  no call was shown a tip") == 1  # "read": five tips count as none
 
 
 def evaluated(folder: Path, rows: str, *returns: float) -> Path:

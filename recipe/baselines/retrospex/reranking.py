@@ -1,11 +1,11 @@
 """Answer evaluation calls with the best of several samples, by the policy's probability and the critic's value."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import structlog
+import torch
 
 from empo2.recipe.config import CriticSettings
 from empo2.recipe.errors import ConfigError
@@ -18,22 +18,22 @@ from empo2.recipe.tip_block import without_blocks
 log = structlog.get_logger()
 
 READS = ("embedder", "state", "state_characters")  # settings of ``memory`` that a critic is trained and asked with
+_TINY = 1e-30
 
 
-def network(inputs: int) -> Any:
-    """Return a torch network of one hidden layer; the published one reads encodings that it trains itself.
-
-    Args:
-        inputs: the numbers of embeddings side by side.
-    """
-    from torch import nn
-
-    return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 1))
+def network(inputs: int) -> torch.nn.Module:
+    """Return a network of one hidden layer, of ``inputs`` numbers of embeddings; the published one trains encodings."""
+    return torch.nn.Sequential(torch.nn.Linear(inputs, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
 
 
-def smaller(twins: Any, inputs: Any) -> Any:
+def smaller(twins: torch.nn.ModuleList, inputs: torch.Tensor) -> torch.Tensor:
     """Return the smaller value of twin Q networks, [n], of embeddings of task, state and action, [n, 3 * dimension]."""
     return twins[0](inputs).minimum(twins[1](inputs))[:, 0]
+
+
+def task_of(messages: Iterable[Body]) -> str:
+    """Return the first message of the user, or ""."""
+    return next((text_of(each.get("content")) for each in messages if each.get("role") == "user"), "")
 
 
 def scores(settings: CriticSettings, step: int, probabilities: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -42,13 +42,9 @@ def scores(settings: CriticSettings, step: int, probabilities: np.ndarray, value
     p̂ and Q̂ are scaled to 0...1 over the samples; all are 0.5 where they are equal, as in the published WebShop code.
     Its ScienceWorld code takes Q - V for Q, which is the same here: V does not depend on the action.
     """
-    weight = max(settings.least_weight, settings.decay**step)
-    return weight * _scaled(probabilities) + (1 - weight) * _scaled(values)
-
-
-def _scaled(values: np.ndarray) -> np.ndarray:
-    width = np.ptp(values)
-    return (values - values.min()) / width if width > 0 else np.full(len(values), 0.5)
+    weight, found = max(settings.least_weight, settings.decay**step), (probabilities, values)
+    likely, valued = ((each - each.min() + _TINY / 2) / (np.ptp(each) + _TINY) for each in found)
+    return weight * likely + (1 - weight) * valued
 
 
 def probability(choice: Body) -> float:
@@ -61,27 +57,23 @@ class Reranking:
 
     Training calls pass unchanged, since the policy would not have sampled what is chosen; so do those of an agent that
     asks for several itself. ``usage`` stays that of all samples. Counted are ``critic/calls``, ``critic/changed`` (the
-    answer is not the most probable sample) and ``critic/failures`` (it is the first one).
-
-    Raises:
-        ConfigError: ``critic.path`` has no critic, or one that was trained with other settings.
+    answer is not the most probable sample) and ``critic/failures`` (it is the first one). The constructor raises a
+    ConfigError if ``critic.path`` has no critic, or one that was trained with other settings.
     """
 
     def __init__(self, services: Services) -> None:
-        import torch
-
         self._services, self._settings = services, services.settings.critic
+        key = f"critic.path={self._settings.path!r}"
         try:
             stored = torch.load(self._settings.path or "", weights_only=True)
             self._twins = torch.nn.ModuleList([network(len(stored["q"]["0.0.weight"][0])) for _ in range(2)])
             self._twins.load_state_dict(stored["q"])
         except Exception as error:  # what is no critic fails in many ways
-            said = f"{self._settings.path!r}: is no critic of recipe/baselines/retrospex/train.py"
-            raise ConfigError(f"critic.path={said} ({str(error).splitlines()[0]})") from None
+            why = str(error).splitlines()[0]
+            raise ConfigError(f"{key}: is no critic of recipe/baselines/retrospex/train.py ({why})") from None
         for name, value in stored["reads"].items():
             if value != (wanted := getattr(services.settings.memory, name)):
-                said = f"{self._settings.path!r}: was trained with memory.{name}={value!r}; this is {wanted!r}"
-                raise ConfigError(f"critic.path={said}")
+                raise ConfigError(f"{key}: was trained with memory.{name}={value!r}; this is {wanted!r}")
 
     def asked(self, request: Request) -> Body:
         """Return the body that asks for several samples, or that of a call that is not ranked."""
@@ -91,30 +83,23 @@ class Reranking:
         """Return a response with the best of its samples alone; ``step`` is the number of calls before it."""
         if not _ranked(request):
             return response
-        chosen = response["choices"][await self._best(step, request.body, response["choices"])]
-        return {**response, "choices": [{**chosen, "index": 0}]}
-
-    async def _best(self, step: int, body: Body, choices: Sequence[Body]) -> int:
-        counts, texts = self._services.metrics.counts, [spoken(reply_of({"choices": [each]}) or {}) for each in choices]
+        counts, choices, best = self._services.metrics.counts, response["choices"], 0
+        texts = [spoken(reply_of({"choices": [each]}) or {}) for each in choices]
         counts["critic/calls"] += 1
         try:
             found = np.array([probability(choice) for choice in choices])
-            best = int(scores(self._settings, step, found, await self._values(body, texts)).argmax())
+            best = int(scores(self._settings, step, found, await self._values(request.body, texts)).argmax())
+            counts["critic/changed"] += texts[best] != texts[int(found.argmax())]
         except Exception as error:  # the agent's call goes on
             log.error("the critic failed", error=described(error))
             counts["critic/failures"] += 1
-            return 0
-        counts["critic/changed"] += texts[best] != texts[int(found.argmax())]
-        return best
+        return {**response, "choices": [{**choices[best], "index": 0}]}
 
     async def _values(self, body: Body, actions: Sequence[str]) -> np.ndarray:
-        import torch
-
-        memory, limit = self._services.memory, self._services.settings.memory.state_characters
+        limit = self._services.settings.memory.state_characters
         messages = [{**each, "content": without_blocks(text_of(each.get("content")))} for each in body["messages"]]
-        task = next((each["content"] for each in messages if each.get("role") == "user"), "")
-        texts = [task[:limit], self._services.state.of_chat(messages), *(action[:limit] for action in actions)]
-        keys = await asyncio.gather(*(memory.embed(text, urgent=True) for text in texts))
+        texts = [task_of(messages)[:limit], self._services.state.of_chat(messages), *(each[:limit] for each in actions)]
+        keys = await asyncio.gather(*(self._services.memory.embed(text, urgent=True) for text in texts))
         with torch.no_grad():
             inputs = torch.tensor(np.stack([np.concatenate([*keys[:2], action]) for action in keys[2:]]))
             return smaller(self._twins, inputs.float()).numpy()

@@ -7,16 +7,16 @@ import argparse
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from empo2.memory import SentenceEmbedder
-from empo2.recipe.baselines.retrospex.reranking import READS, network, smaller
+from empo2.recipe.baselines.retrospex.reranking import READS, network, smaller, task_of
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.gateway.tips.state import StateReader
-from empo2.recipe.messages import spoken, text_of
+from empo2.recipe.messages import spoken
 from empo2.recipe.rollout_log import read_calls, read_rollouts
 from empo2.recipe.run_folder import CONFIG_FILE, ROLLOUTS
 
@@ -24,8 +24,7 @@ EXPECTILE, DISCOUNT = 0.7, 0.99  # of V's loss, of later rewards [retrospex]
 _TARGET_RATE, _RATE = 0.005, 3e-4  # of the target networks' average [retrospex], of Adam [IQL; retrospex: 1e-4]
 _BATCH = 128  # transitions [retrospex]
 
-type Episode = tuple[float, Sequence[tuple[str, str, str]]]
-"""Scaled return; task, state and action of each turn."""
+type Episode = tuple[float, Sequence[tuple[str, str, str]]]  # scaled return; task, state and action of each turn
 
 
 class Transitions(NamedTuple):
@@ -41,16 +40,10 @@ def episodes_of(run: Path, settings: Settings) -> list[Episode]:
     """Return the training rollouts of a run that saw no tips."""
     reader, limit, episodes = StateReader(settings.memory), settings.memory.state_characters, []
     for rollout in read_rollouts(run / ROLLOUTS):
-        if (rollout.phase, rollout.mode, rollout.dropped) == (
-            "training",
-            "no memory",
-            None,
-        ) and rollout.return_ is not None:
+        of_policy = (rollout.phase, rollout.mode, rollout.dropped) == ("training", "no memory", None)
+        if of_policy and rollout.return_ is not None:
             calls = [call for call in read_calls(run / ROLLOUTS, rollout.id) if call["reply"]]
-            said = (
-                text_of(each.get("content")) for call in calls for each in call["messages"] if each["role"] == "user"
-            )
-            task = next(said, "")[:limit]
+            task = task_of(each for call in calls for each in call["messages"])[:limit]
             turns = [(task, reader.of_chat(call["messages"]), spoken(call["reply"])[:limit]) for call in calls]
             episodes += [(rollout.return_ / settings.algorithm.success_return, turns)] if turns else []
     return episodes
@@ -60,17 +53,16 @@ def transitions_of(
     episodes: Sequence[Episode], embed: Callable[[Sequence[str]], np.ndarray], *, spread: bool
 ) -> Transitions:
     """Return the steps of episodes; the return is the last one's reward, or with ``spread`` an equal part of each's."""
-    turns = [turn for _, turns in episodes for turn in turns]
-    texts = {text: row for row, text in enumerate(dict.fromkeys(text for turn in turns for text in turn))}
-    tasks, states, actions = torch.from_numpy(
-        embed(list(texts))[np.array([[texts[each] for each in turn] for turn in turns]).T]
-    )
-    lengths = torch.tensor([len(turns) for _, turns in episodes])
-    last = torch.zeros(len(turns), dtype=torch.bool)
-    last[lengths.cumsum(0) - 1] = True
-    returns = torch.tensor([return_ for return_, _ in episodes]).repeat_interleave(lengths)
-    rewards = returns / lengths.repeat_interleave(lengths) if spread else returns * last
-    return Transitions(torch.cat([tasks, states], dim=1), actions, rewards, last)
+    texts = {text: None for _, turns in episodes for turn in turns for text in turn}
+    keys = dict(zip(texts, torch.from_numpy(embed([*texts])), strict=True))
+    situations, actions, rewards, last = [], [], [], []
+    for return_, turns in episodes:
+        situations += [torch.cat([keys[task], keys[state]]) for task, state, _ in turns]
+        actions += [keys[action] for *_, action in turns]
+        before = len(turns) - 1
+        rewards += [return_ / len(turns)] * len(turns) if spread else [0.0] * before + [return_]
+        last += [False] * before + [True]
+    return Transitions(torch.stack(situations), torch.stack(actions), torch.tensor(rewards), torch.tensor(last))
 
 
 def expectile_loss(differences: torch.Tensor, expectile: float) -> torch.Tensor:
@@ -78,7 +70,7 @@ def expectile_loss(differences: torch.Tensor, expectile: float) -> torch.Tensor:
     return ((expectile - (differences < 0).float()).abs() * differences**2).mean()
 
 
-def train(data: Transitions, updates: int, *, seed: int) -> tuple[Any, Any]:
+def train(data: Transitions, updates: int, *, seed: int) -> tuple[torch.nn.ModuleList, torch.nn.Module]:
     """Return the twin target Q networks and V; equal data and seeds give equal ones.
 
     V(s) is the expectile of the target Q(s, a) over the actions in the data, Q(s, a) learns r + DISCOUNT V(s').
@@ -114,11 +106,9 @@ def main() -> None:
     parser.add_argument("--spread", action="store_true", help="each step earns an equal part of the return (WebShop's)")
     options = parser.parse_args()
     settings = load_settings(file=options.run / CONFIG_FILE)
-    episodes = episodes_of(options.run, settings)
-    if not episodes:
+    if not (episodes := episodes_of(options.run, settings)):
         raise SystemExit(f"{options.run}: has kept no training rollouts without tips; run.keep_rollouts=all keeps them")
-    embedder = SentenceEmbedder(settings.memory.embedder)
-    data = transitions_of(episodes, embedder.embed, spread=options.spread)
+    data = transitions_of(episodes, SentenceEmbedder(settings.memory.embedder).embed, spread=options.spread)
     twins, _ = train(data, options.updates, seed=settings.algorithm.seed)
     values = smaller(twins, torch.cat([data.situations, data.actions], dim=1)).detach()
     reads = {name: getattr(settings.memory, name) for name in READS}

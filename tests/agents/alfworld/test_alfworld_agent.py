@@ -160,6 +160,20 @@ def test_a_listed_choice_and_one_that_is_not_listed(play_agent: Callable[..., di
     assert second[0]["content"].endswith(f"\n> {action}") and "Possible commands" not in second[0]["content"]
 
 
+@pytest.mark.parametrize("history", [0, 2])
+def test_an_episode_starts_after_its_prefix(play_agent: Callable[..., dict], server, history: int):
+    """Both episodes win by the same actions; the second is first shown the task and where its prefix has led."""
+    episode = an_episode(actions="free-text", history=history)
+    walk = ["look", "dance", *started(episode)[1].walkthrough]
+    whole = play_agent(ALFWorldAgent, episode, walk)
+    shown = [chat["messages"][-1]["content"] for chat in server.chats]
+    server.chats.clear()
+    rest = play_agent(ALFWorldAgent, episode, walk[4:], EPISODE_PREFIX="\n".join(walk[:4]))
+    again = [chat["messages"][-1]["content"] for chat in server.chats]
+    assert again == [f"{started(episode)[1].instruction}\n\n{shown[4]}", *shown[5:]]
+    assert rest == whole and (whole["value"], whole["actions"]) == (10, walk)
+
+
 def test_the_state_is_the_observation_in_every_form(play_agent: Callable[..., dict], server):
     for name, profile in (("train", "cpu"), ("verl-agent", "gpu")):
         state = StateReader(load_settings(profile, file=AGENTS / f"{name}.yaml").memory)
