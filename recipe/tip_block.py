@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from empo2.recipe.messages import Message, text_of
+
 TIPS_HEADING = "Notes from earlier episodes of this task (each may be wrong):"
 
 _BLOCK = re.compile(re.escape(TIPS_HEADING) + r"(?:\n- .*)*")
@@ -18,9 +20,11 @@ def tip_line(text: str) -> str:
     return f"- {text}"
 
 
-def without_blocks(text: str) -> str:
-    """Return a text without its blocks."""
-    return _BLOCK.sub("", text).strip() if TIPS_HEADING in text else text
+def without_tips(messages: Sequence[Message]) -> list[Message]:
+    """Return messages as text, without their blocks."""
+    texts = [text_of(each.get("content")) for each in messages]
+    plain = [_BLOCK.sub("", text).strip() if TIPS_HEADING in text else text for text in texts]
+    return [{**each, "content": text} for each, text in zip(messages, plain, strict=True)]
 
 
 def blocks_in(text: str) -> list[str]:

@@ -15,8 +15,8 @@ ROOMS = ("agents", "memory", "recipe")
 # folder or a module of recipe/. `baselines` knows its papers by name alone; their folders stand higher.
 FLOORS = (
     {"json_text"},
-    {"errors", "interruption", "marked_lines", "printed", "messages", "preemption", "redaction", "tip_block"},
-    {"baselines", "rollout_log", "run_folder", "waiting"},
+    {"errors", "interruption", "marked_lines", "printed", "messages", "preemption", "redaction"},
+    {"baselines", "rollout_log", "run_folder", "tip_block", "waiting"},
     {"config"},
     {"network", "protocol", "scopes"},
     {"failures", "gateway_client"},

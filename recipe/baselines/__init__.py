@@ -32,10 +32,7 @@ _HOOKS = {
         "actions": "rememberer.records",
     },
     "critic.path": {_ANY: "retrospex.reranking"},  # Reranking, in gateway/app.py
-    "tasks.starts": {
-        "by-count": "go_explore.starts",
-        "by-policy": "go_explore.starts",
-    },  # Starts, in gateway/pipeline.py
+    "tasks.starts": dict.fromkeys(("by-count", "by-policy"), "go_explore.starts"),  # Starts, in gateway/pipeline.py
     "memory.judged": {True: "self_rag.relevance"},  # relevant_tips, in gateway/episodes/tip_search.py
 }
 

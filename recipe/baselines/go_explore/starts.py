@@ -20,9 +20,9 @@ from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body, Next, Request
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.upstream import NoServersError
-from empo2.recipe.messages import reply_of, spoken, text_of
+from empo2.recipe.messages import reply_of, spoken
 from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, data_of, whole_events
-from empo2.recipe.tip_block import without_blocks
+from empo2.recipe.tip_block import without_tips
 
 log = structlog.get_logger()
 
@@ -143,14 +143,9 @@ class Starts:
         calls = [call for call in data_of(events, MODEL_EVENT) if call.get("status") == "ok"]
         archive, start = self._archives[_task(task)], task.get(PREFIX, "")
         known = len(archive.cells)
-        states = [self._state(call["request"].get("messages") or []) for call in calls]
+        states = [self._services.state.of_chat(without_tips(call["request"].get("messages") or [])) for call in calls]
         archive.note(start.split("\n") if start else [], states, [str(action) for action in actions])
         self._services.metrics.counts["go_explore/states"] += len(archive.cells) - known
-
-    def _state(self, messages: Sequence[Body]) -> str:
-        return self._services.state.of_chat(
-            [{**each, "content": without_blocks(text_of(each.get("content")))} for each in messages]
-        )
 
 
 def _task(task: Any) -> str:
@@ -158,14 +153,8 @@ def _task(task: Any) -> str:
 
 
 def _question(archive: Archive, states: Sequence[str]) -> Body:
-    lines = [
-        f"{number}. (seen {archive.cells[state].visits} times) {' '.join(state.split())[:_CHARACTERS]}"
-        for number, state in enumerate(states, start=1)
-    ]
-    text = "\n".join(lines)
+    told = [(archive.cells[state].visits, " ".join(state.split())[:_CHARACTERS]) for state in states]
+    lines = [f"{number}. (seen {visits} times) {text}" for number, (visits, text) in enumerate(told, start=1)]
     reached = "These states of a task have been reached, the first at its beginning:"
     ask = "From which of them is exploring the most promising? Answer with its number alone."
-    return {
-        "role": "user",
-        "content": f"{reached}\n\n{text}\n\n{ask}",
-    }
+    return {"role": "user", "content": "\n".join([reached, "", *lines, "", ask])}

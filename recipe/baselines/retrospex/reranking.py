@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import structlog
-import torch
 
 from empo2.recipe.config import CriticSettings
 from empo2.recipe.errors import ConfigError
@@ -13,7 +13,7 @@ from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body, Request
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.messages import reply_of, spoken, text_of
-from empo2.recipe.tip_block import without_blocks
+from empo2.recipe.tip_block import without_tips
 
 log = structlog.get_logger()
 
@@ -21,12 +21,14 @@ READS = ("embedder", "state", "state_characters")  # settings of ``memory`` that
 _TINY = 1e-30
 
 
-def network(inputs: int) -> torch.nn.Module:
+def network(inputs: int) -> Any:
     """Return a network of one hidden layer, of ``inputs`` numbers of embeddings; the published one trains encodings."""
-    return torch.nn.Sequential(torch.nn.Linear(inputs, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 1))
 
 
-def smaller(twins: torch.nn.ModuleList, inputs: torch.Tensor) -> torch.Tensor:
+def smaller(twins: Any, inputs: Any) -> Any:
     """Return the smaller value of twin Q networks, [n], of embeddings of task, state and action, [n, 3 * dimension]."""
     return twins[0](inputs).minimum(twins[1](inputs))[:, 0]
 
@@ -62,6 +64,8 @@ class Reranking:
     """
 
     def __init__(self, services: Services) -> None:
+        import torch
+
         self._services, self._settings = services, services.settings.critic
         key = f"critic.path={self._settings.path!r}"
         try:
@@ -96,8 +100,10 @@ class Reranking:
         return {**response, "choices": [{**choices[best], "index": 0}]}
 
     async def _values(self, body: Body, actions: Sequence[str]) -> np.ndarray:
+        import torch
+
         limit = self._services.settings.memory.state_characters
-        messages = [{**each, "content": without_blocks(text_of(each.get("content")))} for each in body["messages"]]
+        messages = without_tips(body["messages"])
         texts = [task_of(messages)[:limit], self._services.state.of_chat(messages), *(each[:limit] for each in actions)]
         keys = await asyncio.gather(*(self._services.memory.embed(text, urgent=True) for text in texts))
         with torch.no_grad():

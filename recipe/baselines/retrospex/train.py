@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -70,7 +70,7 @@ def expectile_loss(differences: torch.Tensor, expectile: float) -> torch.Tensor:
     return ((expectile - (differences < 0).float()).abs() * differences**2).mean()
 
 
-def train(data: Transitions, updates: int, *, seed: int) -> tuple[torch.nn.ModuleList, torch.nn.Module]:
+def train(data: Transitions, updates: int, *, seed: int) -> tuple[Any, Any]:
     """Return the twin target Q networks and V; equal data and seeds give equal ones.
 
     V(s) is the expectile of the target Q(s, a) over the actions in the data, Q(s, a) learns r + DISCOUNT V(s').

@@ -247,7 +247,7 @@ def test_a_real_server_in_place_of_sqlite(mariadb: Path, play_agent: Callable[..
     )
     table.close()
     wrong = {number for number, task in official("db").items() if of_table(task, str(mariadb)) is None}
-    assert wrong == UNLIKE_MARIADB
+    assert wrong | {"274"} == UNLIKE_MARIADB  # its LIMIT cuts equal rows, whose order varies
 
 
 @pytest.mark.parametrize("kind", ["db", "os"])
