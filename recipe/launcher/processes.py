@@ -90,6 +90,7 @@ class Processes:
     _may_end: set[str] = field(default_factory=set)
     _saving: set[str] = field(default_factory=set)
     _restartable: dict[str, tuple[Callable[[], None], float]] = field(default_factory=dict)  # its start, and when
+    _restarted: set[str] = field(default_factory=set)
 
     def start(
         self,
@@ -140,7 +141,7 @@ class Processes:
     def check(self) -> list[str]:
         """Start processes again that may be, and raise if the run must end.
 
-        A process that ends again within a minute is not started again.
+        A process that ends within a minute of its start is started again only if a signal ended it, and only once.
 
         Returns:
             One line for each process that was started again.
@@ -160,11 +161,14 @@ class Processes:
             if self.warned and name in self._saving and _signal(code) in (signal.SIGINT, *preemption.WARNINGS):
                 raise Preempted(f"{self.warned} ended the run")
             start_again, started = self._restartable.get(name, (None, math.inf))
-            if start_again is None or time.monotonic() - started < _STEADY_SECONDS:
+            steady = time.monotonic() - started >= _STEADY_SECONDS
+            killed_once = _signal(code) and name not in self._restarted
+            if start_again is None or not (steady or killed_once):
                 raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log', code)}")
             assert guard.stdin
             guard.stdin.close()
             start_again()
+            self._restarted.add(name)
             restarted.append(f"{name} {_describe_exit(code)} and was started again")
         return restarted
 

@@ -156,6 +156,16 @@ def test_a_controller_that_ends_is_started_again_unless_at_once(processes: Proce
     assert processes.check() == []
 
 
+def test_a_gateway_that_is_killed_within_a_minute_is_started_again_once(processes: Processes) -> None:
+    command = [sys.executable, "-c", "import os; print('up', flush=True); os.kill(os.getpid(), 9)"]
+    processes.start("gateway", command, restartable=True)
+    said: list[str] = []
+    until(lambda: said.extend(processes.check()) or said)
+    assert said == ["gateway was ended by SIGKILL and was started again"]
+    assert failure(processes).startswith("gateway was ended by SIGKILL: the end of ")
+    assert (processes.directory / "gateway.log").read_text() == "up\nup\n"
+
+
 def test_a_model_server_that_ends_while_the_trainer_waits_ends_the_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("empo2.recipe.launcher.watch._LOOK_SECONDS", 0)
     workers = Workers()
@@ -278,8 +288,8 @@ def test_a_run_tells_its_causes_when_they_appear_and_counts_them_at_its_end(
 
 
 def test_a_gateway_that_ends_ends_the_run(launched: Callable[..., list[str]]) -> None:
-    """Within a minute of its start it is not started again."""
-    said = launched(gateway="import os; os.kill(os.getpid(), 9)", fails="gateway was ended by SIGKILL")
+    """Within a minute of its start it is started again once."""
+    said = launched(gateway="import os; os.kill(os.getpid(), 9)", fails="gateway was ended by SIGKILL: ")
     assert said[-1].endswith("run.name=a run.resume=auto starts over: no checkpoint is complete")
 
 
