@@ -14,17 +14,19 @@ from empo2.recipe.evaluation.tables import picture
 from empo2.recipe.run_folder import MEMORY_FILE, Row, read_metrics
 
 ALONE, WITH_NOTES = "val/train/success_rate", "val/train/memory_success_rate"
+ELSEWHERE = "val/success_rate"  # of the tasks that are not trained, without notes
 PICTURE = "story.png"
 _BLUE, _GREEN = "#0072B2", "#009E73"
 _WORLD = Path(__file__).parents[1] / "agents/houses"
 
 
 class Point(NamedTuple):
-    """Success rates on the training tasks after `step` steps, 0 to 1."""
+    """Success rates on the training tasks after `step` steps, 0 to 1; `elsewhere`: on other tasks, without notes."""
 
     step: int
     alone: float
     with_notes: float
+    elsewhere: float | None = None
 
 
 def demo(
@@ -71,15 +73,15 @@ def read_points(rows: Sequence[Row]) -> list[Point]:
     Raises:
         Empo2Error: there are fewer than two.
     """
-    points = [Point(int(row["step"]), row[ALONE], row[WITH_NOTES]) for row in rows if WITH_NOTES in row]
+    points = [Point(int(r["step"]), r[ALONE], r[WITH_NOTES], r.get(ELSEWHERE)) for r in rows if WITH_NOTES in r]
     if len(points) < 2:
         raise Empo2Error("the run has not been validated twice with memory; set run.validate_with_memory=true")
     before = (points[0].alone + points[0].with_notes) / 2
-    return [Point(points[0].step, before, before), *points[1:]]
+    return [points[0]._replace(alone=before, with_notes=before), *points[1:]]
 
 
 def sentences(points: Sequence[Point]) -> list[str]:
-    """Return three sentences made of the numbers."""
+    """Return three sentences made of the numbers, and one about tasks that it never played, if there are any."""
     first, last = points[0], points[-1]
     widest = max(points[1:], key=lambda point: point.with_notes - point.alone)
     gap, end = widest.with_notes - widest.alone, last.with_notes - last.alone
@@ -94,7 +96,16 @@ def sentences(points: Sequence[Point]) -> list[str]:
         f"{_change(first.alone, last.alone)}. "
         f"Notes add {100 * gap:+.0f} points at step {widest.step} and {100 * end:+.0f} points at the end"
         + (f", {moved}." if gap > 0 else "."),
+        *([] if first.elsewhere is None or last.elsewhere is None else [_elsewhere(first.elsewhere, last.elsewhere)]),
     ]
+
+
+def _elsewhere(before: float, after: float) -> str:
+    why = "what it has learned are the ways through its own houses, which lead nowhere in another one"
+    if after > before:
+        why = "some of what it has learned in its own houses holds in another one"
+    rates = f"it succeeds in {100 * after:.0f} %, before training in {100 * before:.0f} %"
+    return f"In a house that it never played {rates}: {why}."
 
 
 def chosen_tips(best_first: Sequence[StoredTip]) -> list[StoredTip]:
@@ -112,7 +123,7 @@ def chosen_tips(best_first: Sequence[StoredTip]) -> list[StoredTip]:
 def draw(points: Sequence[Point], target: Path) -> Path:
     """Draw success without and with notes over the steps."""
     steps = [point.step for point in points]
-    alone, noted = ([100 * rate for rate in rates] for rates in zip(*(point[1:] for point in points), strict=True))
+    alone, noted = ([100 * rate for rate in rates] for rates in zip(*(point[1:3] for point in points), strict=True))
     with picture(target, size=(7, 4)) as (_, ((axes,),)):
         axes.fill_between(steps, alone, noted, color=_GREEN, alpha=0.12)
         axes.plot(steps, noted, color=_GREEN, marker="o", label="with its own notes")

@@ -258,7 +258,7 @@ def test_several_runs_are_compared_in_one_table(tmp_path, capsys):
 # The story of the demo
 
 
-def told(*points: tuple[int, float, float]) -> str:
+def told(*points: tuple[int, float, float] | tuple[int, float, float, float]) -> str:
     return " ".join(sentences([Point(*point) for point in points]))
 
 
@@ -275,11 +275,18 @@ def test_sentences_are_true_of_the_numbers():
     )
     useless = told((0, 0.25, 0.25), (5, 0.25, 0.125))
     assert "in 25 %: no change. Notes add -12 points at step 5 and -12 points at the end." in useless
+    by_heart = told((0, 0.25, 0.25, 0.25), (12, 1.0, 1.0, 0.0))
+    assert (
+        "In a house that it never played it succeeds in 0 %, before training in 25 %: what it has learned are"
+        in by_heart
+    )
+    assert "before training in 0 %: some of what" in told((0, 0.25, 0.25, 0.0), (12, 1.0, 1.0, 0.125))
 
 
 def test_steps_without_validation_are_no_points_and_the_first_one_was_measured_twice():
     rows = [*validations((0, 0.0, 0.5)), {"step": 1, "training/return": 3.0}, *validations((2, 0.5, 0.6))]
-    assert read_points(rows) == [Point(0, 0.25, 0.25), Point(2, 0.5, 0.6)]
+    rows[0]["val/success_rate"] = 0.125
+    assert read_points(rows) == [Point(0, 0.25, 0.25, 0.125), Point(2, 0.5, 0.6)]
     with pytest.raises(Empo2Error, match="validate_with_memory=true"):
         read_points(rows[:2])
 
