@@ -93,6 +93,7 @@ CHATS: dict[str, Body] = {
     "continue_final_message": {"continue_final_message": True, "add_generation_prompt": False},
     "chat_template": {"chat_template": "{% for i in range(10**9) %}{% endfor %}"},
     "chat_template_kwargs": {"chat_template_kwargs": {"padding": "max_length", "max_length": 10**8, "tokenize": True}},
+    "chat_template_kwargs, conversation": {"chat_template_kwargs": {"conversation": 1, "tools": 1, "documents": 1}},
     "prompt_token_ids": {"prompt_token_ids": [5, -1, 7]},
     "prompt_embeds": {"prompt_embeds": "AAAA"},
     "regex": _outputs(regex=_EXPLODES),

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from transformers import PreTrainedTokenizerBase
 
 from empo2.recipe.gateway.connections import ADMIT, protocol_with_room, raise_descriptor_limit
 from empo2.recipe.gateway.metrics import StepMetrics
@@ -107,6 +109,11 @@ async def test_a_rollout_that_sends_too_much_is_stopped_and_others_are_not(tmp_p
         assert await counted(gateway) == {"empo2/refused/too_much": 3}
 
 
+OF_A_REQUEST = {"chat_template", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+OF_THE_TOKENIZER = (
+    {*signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {"self", "kwargs"} - OF_A_REQUEST
+)
+
 HOLD_UP = [
     ({"n": 64}, "n=64"),
     ({"n": 64.0}, "n=64"),  # vLLM reads both as 64
@@ -123,6 +130,7 @@ HOLD_UP = [
     ({"vllm_xargs": {"x" * 30_000: 1}}, "gateway.max_parameters"),
     ({"chat_template": "{% for _ in range(10**9) %}{% endfor %}"}, "chat_template: is the operator's"),
     ({"chat_template_kwargs": {"chat_template": "{{ 'x' * 10**9 }}"}}, "chat_template: is the operator's"),
+    *(({"chat_template_kwargs": {name: 10**8}}, f"chat_template_kwargs.{name}: is no") for name in OF_THE_TOKENIZER),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds: is the operator's"),
     ({"prompt_token_ids": [5, -1]}, "prompt_token_ids: is the operator's"),
     ({"media_io_kwargs": {"video": {"num_frames": 10**9}}}, "media_io_kwargs: is the operator's"),

@@ -19,6 +19,11 @@ _TEXTS = ("messages", "prompt", "tools", "documents")
 # A template is a program without an end that vLLM runs (CVE-2026-115911, CVE-2026-115918); embeddings that do not fit
 # end its engine (PYSEC-2026-2303), and so do negative token ids.
 _OF_THE_OPERATOR = ("chat_template", "prompt_embeds", "prompt_token_ids", "mm_processor_kwargs", "media_io_kwargs")
+# Arguments of transformers' ``apply_chat_template``. vLLM hands them on: padding to 10^8 tokens took 10 GB and a minute.
+_OF_THE_TOKENIZER = (
+    *("conversation", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
 # Ids beyond the model's own change what other requests sample (CVE-2026-93840, CVE-2026-93989).
 _UNCHECKED = ("allowed_token_ids", "bad_words")
 
@@ -115,10 +120,12 @@ class CallLimits:
         if size > self._settings.max_parameters:
             limit = f"gateway.max_parameters={self._settings.max_parameters}"
             return f"the parameters but for messages and tools have {size} characters, more than {limit}"
-        kwargs = body.get("chat_template_kwargs")
-        for name in (*body, *(kwargs if isinstance(kwargs, dict) else ())):
+        kwargs = body["chat_template_kwargs"] if isinstance(body.get("chat_template_kwargs"), dict) else {}
+        for name in (*body, *kwargs):
             if name in _OF_THE_OPERATOR:
                 return f"{name}: is the operator's to set"
+        if others := [name for name in kwargs if name in _OF_THE_TOKENIZER]:
+            return f"chat_template_kwargs.{others[0]}: is no variable of a template; leave it out"
         if mode != "train" and (names := unchecked(body)):  # `MemoryCalls` and `SideCalls` remove them from others
             return f"{min(names)}: vLLM 0.20 checks token ids of these options against no vocabulary"
         if name := _address_in(body.get("messages")):
