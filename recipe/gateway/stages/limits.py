@@ -19,7 +19,7 @@ _TEXTS = ("messages", "prompt", "tools", "documents")
 # A template is a program without an end that vLLM runs (CVE-2026-115911, CVE-2026-115918); embeddings that do not fit
 # end its engine (PYSEC-2026-2303), and so do negative token ids.
 _OF_THE_OPERATOR = ("chat_template", "prompt_embeds", "prompt_token_ids", "mm_processor_kwargs", "media_io_kwargs")
-# Arguments of transformers' ``apply_chat_template``. vLLM hands them on: padding to 10^8 tokens took 10 GB and a minute.
+# Arguments of transformers' ``apply_chat_template``, which vLLM hands on: padding to 10^8 tokens took a minute, 10 GB.
 _OF_THE_TOKENIZER = (
     *("conversation", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
     *("return_assistant_tokens_mask", "tokenizer_kwargs"),
