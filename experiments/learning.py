@@ -5,6 +5,8 @@
     .venv/bin/python experiments/learning.py run --until 07:30 # makes it, one thing at a time; a day on two fast cores
     .venv/bin/python experiments/learning.py report            # the tables and pictures of docs/learning.md
 
+With `--plan deep` it is experiments/deep.yaml, of deep houses; its report is not written yet.
+
 What explains a run is kept in experiments/learning/: NAME.jsonl has the metrics, a line for each step; NAME.json the
 houses' successes at the last validations and what notes said; NAME.probe.jsonl what experiments/probe.py found of its
 checkpoints. The runs themselves, with logs and exported models, are in runs/learning/ and can be removed. What was
@@ -21,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 from pathlib import Path
@@ -30,13 +32,16 @@ from typing import Any
 
 import psutil
 import pyarrow.dataset as dataset
+from fine_tune import fine_tune, successes
 from learning_notes import outcomes_by_notes, training_houses
 from learning_plan import (
-    PLAN,
+    FROZEN,
+    PLANS,
     RESULTS,
     ROOT,
     WARM,
     Evaluation,
+    FineTuning,
     Job,
     Training,
     chosen,
@@ -71,6 +76,7 @@ from empo2.recipe.run_folder import (
 
 PROBE = Path(__file__).with_name("probe.py")
 EMPO2 = (sys.executable, "-m", "empo2.recipe.cli")
+WORLD = ("--profile", "cpu", "--config", ROOT / "agents/houses/coin.yaml")
 STOP_SECONDS = 30  # until all processes have ended
 DISGUISE = 1  # of the houses of adaptation; their level is not trained on
 
@@ -144,38 +150,52 @@ def time_of(text: str) -> datetime:
     return found if found > now else found + timedelta(days=1)
 
 
-def jobs(plan: dict[str, Any], runs: Path) -> Iterator[Job]:
-    """Yield all that is to be made; what follows development once that has been made."""
-    yield from development(plan, runs)
-    yield from later(plan, chosen(plan, RESULTS), runs)
+@dataclass(frozen=True)
+class Experiment:
+    """A plan, the folder in which what explains a run is kept, and that in which runs are made."""
 
+    plan: dict[str, Any]
+    results: Path
+    runs: Path
 
-def model_of(name: str, runs: Path) -> Path:
-    return runs / "models" / name
+    @property
+    def start(self) -> str:
+        """The name of the model that all trainings begin with."""
+        return self.plan.get("start", NOTES)
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield all that is to be made; what follows development once that has been made."""
+        yield from development(self.plan, self.runs)
+        yield from later(self.plan, chosen(self.plan, self.results), self.runs)
+
+    def model_of(self, name: str) -> Path:
+        return self.runs / "models" / name
 
 
 # Trainings
 
 
-def make_training(job: Training, runs: Path, clock: Clock) -> None:
+def make_training(job: Training, of: Experiment, clock: Clock) -> None:
     """Train through all phases, probe the checkpoints, keep what explains the run, and export its last weights."""
+    runs = of.runs
     for phase in job.phases:
         if not has_ended(phase, runs):
             clock.begins()
             counter = CpuSeconds(cpu_file(phase, runs))
             train(phase, runs, lambda text, phase=phase: _show(phase, runs, clock, text), look=counter.look)
-    run, model = runs / job.name, model_of(job.name, runs)
-    if job.stage in PLAYED:
-        probed(run, RESULTS / f"{job.name}.probe.jsonl")
-    shutil.rmtree(model, ignore_errors=True)  # of an export that was interrupted
-    _command("export", run, "--output", model)
-    keep_training(job, runs)
+    run, model = runs / job.name, of.model_of(job.name)
+    if job.rate != FROZEN:
+        if job.stage in PLAYED:
+            probed(run, of.start, of.results / f"{job.name}.probe.jsonl")
+        shutil.rmtree(model, ignore_errors=True)  # of an export that was interrupted
+        _command("export", run, "--output", model)
+    keep_training(job, of)
     shutil.rmtree(run / CHECKPOINTS)
 
 
-def probed(run: Path, output: Path) -> None:
+def probed(run: Path, start: str, output: Path) -> None:
     """Write what the probe finds of a run's start and of its checkpoints."""
-    subprocess.run([sys.executable, PROBE, run, "--output", output], check=True)
+    subprocess.run([sys.executable, PROBE, run, "--start", start, "--output", output], check=True)
 
 
 def _show(phase: Trial, runs: Path, clock: Clock, text: str) -> None:
@@ -185,22 +205,22 @@ def _show(phase: Trial, runs: Path, clock: Clock, text: str) -> None:
         clock.checkpoint()
 
 
-def keep_training(job: Training, runs: Path) -> None:
+def keep_training(job: Training, of: Experiment) -> None:
     """Write what the report reads of a run."""
-    run, settings = runs / job.name, job.phases[-1].settings
+    run, settings = of.runs / job.name, job.phases[-1].settings
     facts = {"stage": job.stage, "arm": job.arm, "like": job.like, "rate": job.rate, "seed": job.seed}
     facts["commit"] = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
     facts["validations"] = validations(run)
     if job.stage != "mapreader" and settings.algorithm.name == "empo2" and settings.memory.scope != "all-tasks":
         facts["notes"] = outcomes_by_notes(run / MEMORY_FILE, training_houses(settings.tasks.args))
-    _write(RESULTS / f"{job.name}.json", json.dumps(facts))
-    seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(cpu_file(job.phases[0], runs))}
+    _write(of.results / f"{job.name}.json", json.dumps(facts))
+    seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(cpu_file(job.phases[0], of.runs))}
     lines = []
     for row in read_metrics(run):
         values = {key: round(value, 6) for key, value in row.items() if key.startswith(KEPT)}
         used = max((found for step, found in seconds.items() if step <= row["step"]), default=0)
         lines.append(json.dumps(values | {"cpu_seconds": used}) + "\n")  # a step that ended a run may have no time
-    _write(file_of(job, RESULTS), "".join(lines))  # last: with it a run counts as kept
+    _write(file_of(job, of.results), "".join(lines))  # last: with it a run counts as kept
 
 
 def validations(run: Path) -> dict[str, dict[str, Counts]]:
@@ -238,38 +258,53 @@ def count(counts: Counts, seed: int, return_: float | None) -> None:
 # Evaluations
 
 
-def make_evaluation(plan: dict[str, Any], job: Evaluation, runs: Path) -> None:
-    """Play the episodes of an evaluation, and keep how often each house was solved in each of its parts."""
-    stage, folder, panel = plan["stages"][job.stage], runs / job.name, runs / f"{job.name}.panel.json"
-    runs.mkdir(parents=True, exist_ok=True)
-    rows = rows_of(job, stage)
-    write_panel(panel, rows)
-    warm = ["--profile", "cpu", "--config", ROOT / "agents/houses/coin.yaml"]
-    model = [NOTES, *warm] if job.model == WARM else [model_of(job.model, runs)]
-    options = ["--panel", panel, "--output", folder]
+def make_fine_tuning(job: FineTuning, of: Experiment) -> None:
+    """Fine-tune the start on a training's successes without their notes, and play the houses of that training."""
+    model, settings = of.model_of(job.name), job.of.phases[-1].settings
+    chats = successes(of.runs / job.of.name / ROLLOUTS, settings.algorithm.success_return)
+    say(job.name, f"{len(chats)} successes")
+    fine_tune(Path(resolve_model(of.start)), chats, model, rate=job.rate, seed=job.seed, **of.plan["fine_tuning"])
+    rows = coin_collector(**settings.tasks.args)[0]
+    play(job, rows, of, "eval", model, *WORLD, "--memory", "off", "--samples", job.samples)
+
+
+def make_evaluation(job: Evaluation, of: Experiment) -> None:
+    """Play the episodes of an evaluation."""
+    stage, rows = of.plan["stages"][job.stage], rows_of(job, of.plan)
+    model = [of.start, *WORLD] if job.model == WARM else [of.model_of(job.model)]
     if job.kind == "deleted":
-        _command("eval", *model, *options, "--memory", "off", "--samples", stage["samples"])
+        play(job, rows, of, "eval", *model, "--memory", "off", "--samples", stage["samples"])
     else:
         trials = 1 if job.kind == "other" else stage["trials"] - 1  # after the first, which has no notes
-        options += ["--trials", trials, "--rollouts", stage["rollouts"], "--seeds", 1]
-        options += memory_options(job, runs, [scope_of(row, ["level", "seed"]) for row in rows])
-        _command("adapt", *model, *options, "reflection.form=sentence")
+        options = ["--trials", trials, "--rollouts", stage["rollouts"], "--seeds", 1, "reflection.form=sentence"]
+        options += memory_options(job, of.runs, [scope_of(row, ["level", "seed"]) for row in rows])
+        play(job, rows, of, "adapt", *model, *options)
+
+
+def play(
+    job: FineTuning | Evaluation, rows: Sequence[dict[str, Any]], of: Experiment, verb: str, *options: Any
+) -> None:
+    """Play the tasks `rows` with a command, and keep how often each house was solved in each of its parts."""
+    folder, panel = of.runs / job.name, of.runs / f"{job.name}.panel.json"
+    of.runs.mkdir(parents=True, exist_ok=True)
+    write_panel(panel, rows)
+    _command(verb, *options, "--panel", panel, "--output", folder)
     parts: dict[str, Counts] = {}
     for result in read_results(folder):
         counts = parts.setdefault(result.part, {})
         count(counts, rows[result.index]["seed"], result.return_)
-    _write(file_of(job, RESULTS), json.dumps({"stage": job.stage, "parts": parts}))
+    _write(file_of(job, of.results), json.dumps({"stage": job.stage, "parts": parts}))
 
 
 def write_panel(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     _write(file, json.dumps({"description": file.stem, "group": [], "config": {}, "common": {}, "rows": rows}))
 
 
-def rows_of(job: Evaluation, stage: dict[str, Any]) -> list[dict[str, Any]]:
+def rows_of(job: Evaluation, plan: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the houses of an evaluation: those that the model was trained on, or new ones of another level."""
     if job.kind == "deleted":
-        return coin_collector("hard", train_houses=8, unseen_houses=1, block=job.seed)[0]
-    level = stage["level"]
+        return coin_collector(**plan["stages"]["claim"]["settings"]["tasks"]["args"], block=job.seed)[0]
+    level = plan["stages"][job.stage]["level"]
     common = {"level": level, "disguise": DISGUISE, "actions": "free-text", "choices": 6}
     common["max_steps"] = COIN_COLLECTOR.levels[level].max_steps
     return [asdict(CoinCollectorEpisode(seed=seed, **common)) for seed in COIN_COLLECTOR.panel(level)["unseen"][:16]]
@@ -301,15 +336,15 @@ def refile(memory: Path, target: Path, scopes: Sequence[str]) -> None:
 # The start
 
 
-def chances_of_start(plan: dict[str, Any]) -> dict[str, dict[str, float]]:
+def chances_of_start(of: Experiment) -> dict[str, dict[str, float]]:
     """Return by seed of the claim, and by house, the probability of the way without a note at temperature 1.
 
-    Only the shortest way is counted: an episode has a move to spare, so the start finds somewhat more.
+    Only the shortest way is counted: where an episode has a move to spare, the start finds somewhat more.
     """
     from probe import log_probs, probe, walk
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder, stage = resolve_model(NOTES), plan["stages"]["claim"]
+    folder, stage = resolve_model(of.start), of.plan["stages"]["claim"]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=fast_dtype()).eval()
     found: dict[str, dict[str, float]] = {}
@@ -342,45 +377,52 @@ def say(name: str, text: str) -> None:
     print(f"{time.strftime('%H:%M')}  {name}  {text}", flush=True)
 
 
-def make(plan: dict[str, Any], wanted: Callable[[Job], bool], runs: Path, clock: Clock) -> None:
+def make(of: Experiment, wanted: Callable[[Job], bool], clock: Clock) -> None:
     """Make all jobs that are wanted and not kept, in their order."""
-    RESULTS.mkdir(exist_ok=True)
-    for job in jobs(plan, runs):
-        if wanted(job) and not file_of(job, RESULTS).exists():
+    of.results.mkdir(exist_ok=True)
+    for job in of.jobs():
+        if wanted(job) and not file_of(job, of.results).exists():
             say(job.name, "begins")
             if isinstance(job, Training):
-                make_training(job, runs, clock)
+                make_training(job, of, clock)
+            elif isinstance(job, FineTuning):
+                make_fine_tuning(job, of)
             else:
-                make_evaluation(plan, job, runs)
+                make_evaluation(job, of)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("start", "list", "run", "report"))
+    parser.add_argument("--plan", choices=PLANS, default=PLANS[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these, or those of these stages")
     parser.add_argument("--until", type=time_of, metavar="HH:MM", help="stop before this time, at a checkpoint")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs/learning", help="folder of the runs")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="of the runs; runs/PLAN by default")
     arguments = parser.parse_args()
-    plan, only = read_plan(PLAN), arguments.only
+    name, only = arguments.plan, arguments.only
+    of = Experiment(read_plan(name), RESULTS / name, arguments.runs or ROOT / "runs" / name)
+    if arguments.verb == "report" and name != PLANS[0]:
+        parser.error("--plan deep: its report is not written yet; its results lie in experiments/deep")
 
     def wanted(job: Job) -> bool:
         return not only or bool({job.name, job.stage} & set(only))
 
     if arguments.verb == "report":
-        write_report(plan, RESULTS, ROOT / "docs")
+        write_report(of.plan, of.results, ROOT / "docs")
     elif arguments.verb == "start":
-        _write(RESULTS / START, json.dumps(chances_of_start(plan)))
+        of.results.mkdir(exist_ok=True)
+        _write(of.results / START, json.dumps(chances_of_start(of)))
     elif arguments.verb == "list":
         try:
-            choice = chosen(plan, RESULTS)
+            choice = chosen(of.plan, of.results)
         except SystemExit as error:
             print(error)
-            choice = provisional(plan)
-        for job in filter(wanted, (*development(plan, arguments.runs), *later(plan, choice, arguments.runs))):
-            print(f"{job.stage:16}{job.name:40}{'kept' if file_of(job, RESULTS).exists() else 'to be made'}")
+            choice = provisional(of.plan)
+        for job in filter(wanted, (*development(of.plan, of.runs), *later(of.plan, choice, of.runs))):
+            print(f"{job.stage:16}{job.name:40}{'kept' if file_of(job, of.results).exists() else 'to be made'}")
     else:
         try:
-            make(plan, wanted, arguments.runs, Clock(arguments.until))
+            make(of, wanted, Clock(arguments.until))
         except OutOfTimeError:
             print(f"stopped before {arguments.until:%H:%M}; the same command goes on")
         except ProcessError as error:

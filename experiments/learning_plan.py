@@ -1,4 +1,4 @@
-"""experiments/learning.yaml as what is to be done: trainings in their order, and evaluations of what was trained."""
+"""A plan, such as experiments/learning.yaml, as what is to be done: trainings in their order, and evaluations."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +13,13 @@ from empo2.recipe.config import lay_over, load_settings
 from empo2.recipe.files.plan import Trial
 
 ROOT = Path(__file__).parents[1]
-PLAN = Path(__file__).with_name("learning.yaml")
-RESULTS = Path(__file__).with_name("learning")
+PLANS = ("learning", "deep")
+RESULTS = Path(__file__).parent  # a folder for each plan, of its name
 SCORE = "val/train/success_rate"
 BEST = "best"
 WARM = "warm-start"
 ADAPTATIONS = ("write", "off", "other")  # own notes; none; those of another house
+FROZEN = 1e-12  # a rate that changes no weight
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,24 @@ class Evaluation:
         return f"{self.model}.{self.kind}"
 
 
-type Job = Training | Evaluation
+@dataclass(frozen=True)
+class FineTuning:
+    """The start, fine-tuned on the successes of the training `of`, and played: `samples` episodes a house."""
+
+    stage: str
+    arm: str
+    like: str
+    rate: float
+    seed: int
+    of: Training
+    samples: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-{self.seed}"
+
+
+type Job = Training | FineTuning | Evaluation
 
 
 def file_of(job: Job, results: Path) -> Path:
@@ -66,20 +84,21 @@ def file_of(job: Job, results: Path) -> Path:
     return results / f"{job.name}{'.jsonl' if isinstance(job, Training) else '.json'}"
 
 
-def read_plan(file: Path = PLAN) -> dict[str, Any]:
-    return yaml.safe_load(file.read_text())
+def read_plan(name: str = PLANS[0]) -> dict[str, Any]:
+    return yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text())
 
 
-def development(plan: Mapping[str, Any], runs: Path) -> list[Training]:
+def development(plan: Mapping[str, Any], runs: Path) -> list[Training | FineTuning]:
     """Return the runs on which rates and form are chosen: all arms with the first rate, then with the next one."""
-    stage = plan["stages"]["development"]
-    pairs = [(arm, rate) for rate in plan["rates"] for arm in plan["arms"]]
-    return [_training(plan, "development", development_name(arm, rate), {"like": arm}, rate, seed, runs)
+    stage, arms = plan["stages"]["development"], plan["arms"]
+    pairs = [(arm, FROZEN) for arm in arms if arms[arm].get("frozen")]
+    pairs += [(arm, rate) for rate in plan["rates"] for arm in arms if not arms[arm].get("frozen")]
+    return [_trained(plan, "development", development_name(arm, rate), {"like": arm}, rate, seed, runs)
             for seed in stage["seeds"] for arm, rate in pairs]  # fmt: skip
 
 
 def development_name(arm: str, rate: float) -> str:
-    return f"dev-{arm}-{rate:.0e}".replace("e-0", "e-")
+    return f"dev-{arm}" if rate == FROZEN else f"dev-{arm}-{rate:.0e}".replace("e-0", "e-")
 
 
 def score(rows: Sequence[Mapping[str, float]], scored: int, metric: str = SCORE) -> float:
@@ -92,26 +111,35 @@ def chosen(plan: Mapping[str, Any], results: Path) -> dict[str, tuple[str, float
 
     Of equal scores the smaller rate wins, and the form that comes first. Raises SystemExit while runs are missing.
     """
-    scored, seed = plan["stages"]["development"]["scored"], plan["stages"]["development"]["seeds"][0]
+    scored = plan["stages"]["development"]["scored"]
     found: dict[str, tuple[float, float]] = {}
     missing = []
-    for arm in plan["arms"]:
-        for rate in sorted(plan["rates"]):
-            file = results / f"{development_name(arm, rate)}-{seed}.jsonl"
-            if not file.is_file():
-                missing.append(file.stem)
-            elif (reached := score(read_rows(file), scored)) > found.get(arm, (-1.0, 0.0))[0]:
-                found[arm] = reached, rate
+    for job in sorted(development(plan, Path()), key=lambda job: job.rate):
+        file, arm = file_of(job, results), job.like
+        if not file.is_file():
+            missing.append(job.name)
+        else:
+            reached = score(read_rows(file), scored) if isinstance(job, Training) else share_in(file)
+            if reached > found.get(arm, (-1.0, 0.0))[0]:
+                found[arm] = reached, job.rate
     if missing:
         raise SystemExit(f"rates and form are not chosen yet: development lacks {', '.join(missing[:3])} ...")
-    best = max(plan["forms"], key=lambda form: found[form][0])
-    return {arm: (arm, rate) for arm, (_, rate) in found.items()} | {BEST: (best, found[best][1])}
+    picked = {arm: (arm, rate) for arm, (_, rate) in found.items()}
+    best = max(plan["forms"], key=lambda form: found[form][0], default=None)
+    return picked | ({BEST: picked[best]} if best else {})
+
+
+def share_in(file: Path) -> float:
+    """Return the share of an evaluation's episodes that succeeded."""
+    counts = [count for houses in json.loads(file.read_text())["parts"].values() for count in houses.values()]
+    return sum(hits for hits, _ in counts) / sum(episodes for _, episodes in counts)
 
 
 def provisional(plan: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
     """Return a choice with which to list all jobs before development has been made; its rates are not the last word."""
     rate = plan["rates"][0]
-    return {arm: (arm, rate) for arm in plan["arms"]} | {BEST: (plan["forms"][-1], rate)}
+    found = {arm: (arm, FROZEN if values.get("frozen") else rate) for arm, values in plan["arms"].items()}
+    return found | ({BEST: (plan["forms"][-1], rate)} if plan["forms"] else {})
 
 
 def later(plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], runs: Path) -> list[Job]:
@@ -129,20 +157,19 @@ def later(plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], runs
     for job in in_order:
         if isinstance(job, Evaluation):
             of_models.setdefault(job.model, []).append(job)
-    warm = of_models.pop(WARM)
-    return [
-        each for job in in_order if isinstance(job, Training) for each in (job, *of_models.get(job.name, ()))
-    ] + warm
+    warm = of_models.pop(WARM, [])
+    made = [job for job in in_order if not isinstance(job, Evaluation)]
+    return [each for job in made for each in (job, *of_models.get(job.name, ()))] + warm
 
 
 def _jobs(
     plan: Mapping[str, Any], name: str, seed: int, choice: Mapping[str, tuple[str, float]], runs: Path
 ) -> Iterator[Job]:
-    stage, best = plan["stages"][name], choice[BEST][0]
+    stage, best = plan["stages"][name], choice.get(BEST, ("", 0.0))[0]
     for arm, values in stage.get("arms", {}).items():
         like, rate = choice[values["like"]]
         if not repeats(plan, name, arm, best):
-            yield _training(plan, name, arm, values | {"like": like}, rate, seed, runs)
+            yield _trained(plan, name, arm, values | {"like": like}, rate, seed, runs)
     models = [f"{arm}-{seed}" for arm in stage.get("of", ()) if not repeats(plan, "described", arm, best)]
     if name == "deleted":
         yield from (Evaluation(name, "deleted", model, seed) for model in models)
@@ -154,6 +181,16 @@ def _jobs(
 def repeats(plan: Mapping[str, Any], stage: str, arm: str, best: str) -> bool:
     """Return whether a described arm is the best form itself, whose runs the claim has."""
     return stage == "described" and arm == best and arm in plan["forms"]
+
+
+def _trained(
+    plan: Mapping[str, Any], stage: str, arm: str, values: Mapping[str, Any], rate: float, seed: int, runs: Path
+) -> Training | FineTuning:
+    if of := plan["arms"][values["like"]].get("of"):
+        name = development_name(of, FROZEN) if stage == "development" else of
+        training = _training(plan, stage, name, {"like": of}, FROZEN, seed, runs)
+        return FineTuning(stage, arm, values["like"], rate, seed, training, plan["stages"][stage]["samples"])
+    return _training(plan, stage, arm, values, rate, seed, runs)
 
 
 def _training(

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fine_tune
 import learning
 import learning_notes as notes
 import learning_plan as plans
@@ -21,6 +22,10 @@ from empo2.agents.houses.house import House
 from empo2.memory import MemoryStore
 from empo2.recipe.config import lay_over
 from empo2.recipe.files.models import SMOLLM2, resolve_model
+from empo2.recipe.rollout_log import write_rollouts
+from empo2.recipe.tip_block import render_tips
+from empo2.small_model.rows import Message
+from empo2.small_model.train import encode, reply_loss
 
 from .memory.stores import add, play
 
@@ -80,6 +85,60 @@ def test_the_numbers_of_a_probe():
     means = {"action": np.mean(actions), "entropy": np.mean(entropies), "start_kl": np.mean(kls)}
     found = probe.probe(model, [walk], [probe.log_probs(start, walk)])
     assert found == pytest.approx(means | {"way": np.prod(actions)}, rel=1e-4, abs=1e-6)  # rounded to six digits
+
+
+def test_the_start_is_fine_tuned_on_successes_without_their_notes(tmp_path: Path):
+    system, room = {"role": "system", "content": "Find the coin."}, {"role": "user", "content": "You are in the hall."}
+    moves = [{"role": "assistant", "content": words} for words in ("move east", "take coin")]
+    noted = room | {"content": f"{render_tips([TRUE])}\n\n{room['content']}"}
+    den = {"role": "user", "content": "You are in the den."}
+    rows = []
+    for rollout, phase, value in (("a", "training", 100.0), ("b", "training", 0.0), ("c", "validation", 100.0)):
+        same = {"rollout": rollout, "step": 1, "phase": phase, "return": value}
+        rows.append(same | {"call": 0, "messages": [system, noted], "reply": moves[0]})
+        rows.append(same | {"call": 1, "messages": [moves[0], den], "reply": moves[1]})
+    for phase in ("training", "validation"):
+        write_rollouts(tmp_path / "rollouts", [row for row in rows if row["phase"] == phase], "all")
+    (chat,) = fine_tune.successes(tmp_path / "rollouts", 100.0)
+    said = [system, room, moves[0], den, moves[1]]
+    assert chat == [Message(each["role"], each["content"], each["role"] == "assistant") for each in said]
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(SMOLLM2))
+    tiny(0).save_pretrained(tmp_path / "start")
+    tokenizer.save_pretrained(tmp_path / "start")
+    losses = []
+    for epochs in (0, 20):
+        fine_tune.fine_tune(tmp_path / "start", [chat], tmp_path / "end", rate=1e-2, epochs=epochs, batch=2, seed=0)
+        model = LlamaForCausalLM.from_pretrained(tmp_path / "end", dtype=torch.float32)
+        row = encode(chat, tokenizer)
+        assert tokenizer.decode([row.ids[place] for place in row.learned]) == "move east<|im_end|>take coin<|im_end|>"
+        with torch.no_grad():
+            losses.append(reply_loss(model, row).item())
+    assert losses[1] < 0.5 * losses[0]
+
+
+def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
+    plan = plans.read_plan("deep")
+    made = plans.development(plan, tmp_path)
+    assert len(made) == 2 + 3 * 6  # two frozen, and six arms with three rates
+    (tuned,) = [job for job in made if job.name == "dev-tuned-memory-2e-5-0"]
+    assert isinstance(tuned, plans.FineTuning) and tuned.of == made[1] and made[1].name == "dev-frozen-memory-0"
+    with pytest.raises(SystemExit, match="lacks dev-frozen-0, dev-frozen-memory-0, dev-grpo-1e-5-0"):
+        plans.chosen(plan, tmp_path)
+    for job in made:  # the second rate is the best one of all
+        if isinstance(job, plans.FineTuning):
+            parts = {"no notes": {"1": [0, 8], "2": [4 if job.rate == 2e-5 else 2, 8]}}
+            plans.file_of(job, tmp_path).write_text(json.dumps({"parts": parts}))
+        else:
+            keep_run(tmp_path, job.name, [{plans.SCORE: 0.5 if job.rate == 2e-5 else 0.25}])
+    choice = plans.chosen(plan, tmp_path)
+    assert choice["frozen"] == ("frozen", plans.FROZEN) and choice["tuned"] == ("tuned", 2e-5)
+    jobs = plans.later(plan, choice, tmp_path)
+    first = [job.name for job in jobs if job.seed == 1]
+    assert first[:4] == ["grpo-1", "internalise-1", "internalise-1.deleted", "frozen-1"]
+    assert [job.name for job in jobs if job.stage == "claim"][-2:] == ["frozen-memory-10", "tuned-memory-10"]
+    blocks = [job.phases[-1].settings.tasks.args["block"] for job in jobs if isinstance(job, plans.Training)]
+    assert sorted({*blocks}) == [*range(1, 11)]
 
 
 def test_the_clock_goes_on_where_an_interrupted_training_left_it(tmp_path: Path):
