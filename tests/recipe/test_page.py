@@ -258,8 +258,8 @@ def test_several_runs_are_compared_in_one_table(tmp_path, capsys):
 # The story of the demo
 
 
-def told(*points: tuple[int, float, float] | tuple[int, float, float, float]) -> str:
-    return " ".join(sentences([Point(*point) for point in points]))
+def told(*points: tuple[int, *tuple[float, ...]]) -> str:
+    return " ".join(sentences([Point(point[0], *point[1:]) for point in points]))
 
 
 def test_sentences_are_true_of_the_numbers():
