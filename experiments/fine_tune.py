@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pyarrow.dataset as dataset
 import torch
@@ -44,7 +45,7 @@ def fine_tune(
     """
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(start)
-    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32, attn_implementation="sdpa")
+    model: Any = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32, attn_implementation="sdpa")
     rows, generator = [encode(chat, tokenizer) for chat in chats], random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     for _ in range(epochs):
