@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from empo2.recipe.rollout_log import SCHEMA, rollout_files
-from empo2.recipe.tip_block import without_blocks
+from empo2.recipe.tip_block import without_tips
 from empo2.small_model.rows import Message
 from empo2.small_model.train import Encoded, encode, reply_loss
 
@@ -32,7 +32,7 @@ def successes(folder: Path, success_return: float) -> list[list[Message]]:
     for _, calls in groupby(rows, key=lambda row: row["rollout"]):
         *_, last = calls = [*calls]
         said = [each for call in calls for each in json.loads(call["messages"])] + [json.loads(last["reply"])]
-        chats.append([Message(m["role"], without_blocks(m["content"]), m["role"] == "assistant") for m in said])
+        chats.append([Message(m["role"], m["content"], m["role"] == "assistant") for m in without_tips(said)])
     return chats
 
 
