@@ -75,7 +75,10 @@ def _sees_images(config: str | None) -> bool:
 
 
 def _refuse_experts(path: str, config: str | None) -> None:
-    if experts := [name for name, count in _values_in(config).items() if _EXPERTS.fullmatch(name) and (count or 0) > 1]:
+    values = _values_in(config)
+    inside = [each for each in values.values() if isinstance(each, dict)]  # text_config of a model that sees
+    counts = [item for each in (values, *inside) for item in each.items() if _EXPERTS.fullmatch(item[0])]
+    if experts := [name for name, count in counts if count not in (None, 0, 1)]:
         why = f"a mixture of experts ({experts[0]} in its config.json), whose weights verl 0.8 pushes wrongly into vLLM"
         raise ConfigError(f"model.path={path!r}: is {why}; choose a dense model")
 
