@@ -37,13 +37,13 @@ class Part(NamedTuple):
 def parts(device: torch.device) -> Iterator[Part]:
     """Yield what is found; on the CPU sizes are small, and what only a GPU can show is left out."""
     torch.manual_seed(0)
-    on_gpu = (_peak, _attention) if device.type == "cuda" else ()
-    for part in (_log_probs, _loss, *on_gpu, _model, _embedder):
+    for name, part in PARTS.items():
+        if device.type != "cuda" and name in ("peak", "attention"):
+            continue
         try:
             yield part(device)
         except Exception as error:  # a kernel, a package or memory that is missing: the next part may work
             traceback.print_exc()
-            name = part.__name__.removeprefix("_").replace("_", "-")
             yield Part(name, escape(f"{type(error).__name__}: {error}"[:300]), "no error", passed=False)
 
 
@@ -234,3 +234,9 @@ def _embedder(device: torch.device) -> Part:
     rate = count / (time.perf_counter() - begin)
     needed = STATES_PER_SECOND if device.type == "cuda" else 5
     return Part("embedder", f"{rate:,.0f} states a second", f"{needed}", rate >= needed)
+
+
+PARTS: dict[str, Callable[[torch.device], Part]] = {
+    **{"log-probs": _log_probs, "loss": _loss, "peak": _peak, "attention": _attention},
+    **{"model": _model, "embedder": _embedder},
+}

@@ -30,7 +30,7 @@ ESTIMATE = 0.2  # share by which a peak may differ from its estimate
 _CLI = [sys.executable, "-m", "empo2.recipe.cli"]
 _POLL_SECONDS = 3  # reading the memory of 30 processes takes a fifth of a second of a core
 _WHERE = ("rollouts", "drain", "embedding", "old_log_prob", "update_actor", "update_weights", "save_checkpoint")
-_STACK = (
+STACK = (
     "run.resume=auto",
     "run.save_every=1",
     "run.keep_checkpoints=1",
@@ -47,7 +47,7 @@ _STACK = (
     "algorithm.return_tolerance=0",
     "tasks.args={level: easy, train_houses: 4, unseen_houses: 1}",
 )
-_SIZES = {
+SIZES = {
     # Row by row, as in the profiles for GPUs: rows of unequal length in one micro-batch never get the flash kernel.
     True: (
         *("--profile", "gpu-1", "model.max_context_tokens=4096"),
@@ -80,15 +80,15 @@ def stack(folder: Path, *, gpu: bool) -> Iterator[Part]:
         SystemExit: a training failed.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    arguments = ["--config", str(HOUSES), *_SIZES[gpu], *_STACK, f"run.directory={folder}"]
+    arguments = ["--config", str(HOUSES), *SIZES[gpu], *STACK, f"run.directory={folder}"]
     full = [*arguments, "run.name=full"]
     lora = [*arguments, "run.name=lora", "model.lora_rank=8", "model.lora_alpha=32", "algorithm.learning_rate=1e-3"]
     begun = _train([*full, "run.steps=2"], gpu)
     steps = read_metrics(folder / "full")
     yield from _trained(steps)
-    yield _agreement("weights", steps[1:])
+    yield agreement("weights", steps[1:])
     if gpu:
-        yield _sleep(begun.samples)
+        yield sleep(begun.samples)
 
     resumed = _train([*full, "run.steps=3"], gpu)
     steps = read_metrics(folder / "full")
@@ -97,13 +97,13 @@ def stack(folder: Path, *, gpu: bool) -> Iterator[Part]:
     kept = is_complete(checkpoint) and (checkpoint / MEMORY_FILE).exists()
     said = f"{'went on after step 2' if went_on else 'began anew'}; {'weights and memory' if kept else 'nothing'} kept"
     yield Part("checkpoint", said, "goes on; both kept", went_on and kept)
-    yield _agreement("weights, resumed", steps[2:])
-    yield _memory(_settings(full), [begun, resumed], steps, gpu=gpu)
+    yield agreement("weights, resumed", steps[2:])
+    yield memory(settings_of(full), [begun, resumed], steps, gpu=gpu)
 
     of_lora = _train([*lora, "run.steps=2"], gpu)
     lora_steps = read_metrics(folder / "lora")
-    yield _agreement("LoRA", lora_steps[1:])
-    yield _seconds([begun, resumed, of_lora], [*steps, *lora_steps])
+    yield agreement("LoRA", lora_steps[1:])
+    yield spent_seconds([begun, resumed, of_lora], [*steps, *lora_steps])
 
 
 def _trained(steps: Sequence[dict[str, Any]]) -> Iterator[Part]:
@@ -116,14 +116,14 @@ def _trained(steps: Sequence[dict[str, Any]]) -> Iterator[Part]:
     yield Part("tips", f"{_list(shown)} a call", "shown from step 2 on", min(shown[1:], default=0) > 0)
 
 
-def _agreement(name: str, steps: Sequence[dict[str, Any]]) -> Part:
+def agreement(name: str, steps: Sequence[dict[str, Any]]) -> Part:
     # A step has none if the on-policy groups of its first update have nothing to teach, and are left out.
     gaps = [step["rollout_corr/log_ppl_abs_diff"] for step in steps if "rollout_corr/log_ppl_abs_diff" in step]
     found = f"mean log-probs {_list(gaps, 4)} nats apart" if gaps else "no step"
     return Part(name, found, f"{AGREEMENT}", bool(gaps) and max(gaps) < AGREEMENT)
 
 
-def _sleep(samples: Sequence[float]) -> Part:
+def sleep(samples: Sequence[float]) -> Part:
     """Compare the card's memory while vLLM is awake, and between two such times: before and after, it has none."""
     awake = max(samples, default=0)
     full = [at for at, sample in enumerate(samples) if sample > 0.9 * awake]
@@ -132,7 +132,7 @@ def _sleep(samples: Sequence[float]) -> Part:
     return Part("sleep", found, "falls by a third", 0 < asleep < awake * 2 / 3)
 
 
-def _memory(settings: Settings, trainings: Sequence[Training], steps: Sequence[dict[str, Any]], *, gpu: bool) -> Part:
+def memory(settings: Settings, trainings: Sequence[Training], steps: Sequence[dict[str, Any]], *, gpu: bool) -> Part:
     """Compare the peak with the estimate at the longest row that was trained.
 
     On a GPU it is the trainer's in an update, by PyTorch's allocator: the card's own is what vLLM was told to take.
@@ -154,7 +154,7 @@ def _memory(settings: Settings, trainings: Sequence[Training], steps: Sequence[d
     return Part("memory", found, f"{ESTIMATE:.0%} apart at most", abs(peak - expected) < expected * ESTIMATE)
 
 
-def _seconds(trainings: Sequence[Training], steps: Sequence[dict[str, Any]]) -> Part:
+def spent_seconds(trainings: Sequence[Training], steps: Sequence[dict[str, Any]]) -> Part:
     spent: Counter[str] = Counter({"3 starts": round(sum(training.start for training in trainings))})
     for step in steps:
         spent.update({name: step.get(f"timing_s/{name}") or 0 for name in _WHERE})
@@ -192,7 +192,7 @@ def _list(values: Sequence[float], digits: int = 2) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
-def _settings(arguments: Sequence[str]) -> Settings:
+def settings_of(arguments: Sequence[str]) -> Settings:
     given = list(arguments)
     file, profile = (given.pop(given.index(option) + 1) for option in ("--config", "--profile"))
     return load_settings(profile, [each for each in given if not each.startswith("--")], file=Path(file))
@@ -209,7 +209,7 @@ def _train(arguments: Sequence[str], gpu: bool) -> Training:
         subprocess.Popen(
             [*_CLI, "train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process,
-        _following(process.pid, gpu) as samples,
+        following(process.pid, gpu) as samples,
     ):
         output = process.communicate()[0]
     if process.returncode:
@@ -218,7 +218,7 @@ def _train(arguments: Sequence[str], gpu: bool) -> Training:
 
 
 @contextmanager
-def _following(pid: int, gpu: bool) -> Iterator[list[float]]:
+def following(pid: int, gpu: bool) -> Iterator[list[float]]:
     """Yield samples of the memory of the card (all cards' largest), or of a process and its descendants, in bytes."""
     samples: list[float] = []
     ended = threading.Event()

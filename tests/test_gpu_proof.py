@@ -49,11 +49,11 @@ def test_memory_that_was_freed_before_it_was_sampled_counts() -> None:
     ],
 )
 def test_memory_after_the_end_of_vllm_is_no_sleep(samples: list[float], passed: bool) -> None:
-    assert runs._sleep([sample * GIB for sample in samples]).passed == passed
+    assert runs.sleep([sample * GIB for sample in samples]).passed == passed
 
 
 def test_a_gpu_update_of_twice_its_estimate_fails() -> None:
-    settings = runs._settings(["--config", str(runs.HOUSES), *runs._SIZES[True], *runs._STACK])
+    settings = runs.settings_of(["--config", str(runs.HOUSES), *runs.SIZES[True], *runs.STACK])
     shape = SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]
     # Of a row of 1,000 tokens: float32 weights, gradients and AdamW; gathered layers; activations of 30 layers and one.
     # The logits of what was sampled in it are few.
@@ -63,5 +63,5 @@ def test_a_gpu_update_of_twice_its_estimate_fails() -> None:
     for times in (0.5, 1, 2):
         peak = times * estimated / GIB
         steps = [{"prompt_length/max": 40, "response_length/max": 960, "actor/perf/max_memory_allocated_gb": peak}]
-        found[times] = runs._memory(settings, [], steps, gpu=True)
+        found[times] = runs.memory(settings, [], steps, gpu=True)
     assert [part.passed for part in found.values()] == [False, True, False], found
