@@ -6,6 +6,7 @@ Tier `parts`: two minutes, one card. It needs torch, transformers and sentence-t
   loss        the hybrid loss of a tiny model and its gradients against those of the CPU
   peak        GPU memory of a row of 12,692 tokens with 960 sampled ones, beside the estimate and that at all positions
   attention   one row of 8,192 tokens and 28 heads over 4 of keys gets PyTorch's flash kernel; a dense mask does not
+  sharing     another process writes to this one's GPU memory (CUDA IPC), through which weights come to vLLM
   model       log-probs of the small model against those of the CPU in float32
   embedder    states a second; 128 agents send 100
 

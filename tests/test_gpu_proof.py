@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("tier", "parts"),
     [
-        ("parts", ["log-probs", "loss", "model", "embedder"]),
+        ("parts", ["log-probs", "loss", "sharing", "model", "embedder"]),
         ("stack", ["steps", "tips", "weights", "checkpoint", "weights, resumed", "memory", "LoRA", "seconds"]),
     ],
 )

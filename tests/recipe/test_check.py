@@ -1,5 +1,6 @@
 """empo2 check, against numbers worked out by hand; what vLLM makes of the profiles for GPUs; the proof for GPUs."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -9,8 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from empo2.recipe.cli import main
 from empo2.recipe.config import Settings, load_settings
@@ -22,6 +28,7 @@ from empo2.recipe.preflight.checks import MACHINE, require
 from empo2.recipe.preflight.estimate import CARDS, GIB, SHAPES
 from empo2.recipe.preflight.start import Start
 from empo2.recipe.protocol import KEY_CHECK
+from empo2.recipe.trainer.log_probs import log_probs_of
 
 P = 7_615_616_512  # Qwen2.5-7B
 SEVEN = SHAPES["Qwen/Qwen2.5-7B-Instruct"]
@@ -108,6 +115,38 @@ def test_the_update_of_7b_on_eight_gpus() -> None:
         "vLLM asleep": 2 * GIB,
         "CUDA context, NCCL": GIB,
     }
+
+
+class _Alive(TorchDispatchMode):
+    """The bytes of all tensors that operations have made and that are still held, at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves(out):
+            if isinstance(each, torch.Tensor):
+                held = StorageWeakRef(storage := each.untyped_storage())
+                self.held[held.cdata] = held, storage.nbytes()
+        self.peak = max(self.peak, sum(size for held, size in self.held.values() if not held.expired()))
+        return out
+
+
+@pytest.mark.parametrize("positions", [960, 2048])
+def test_the_logits_are_what_torch_holds_of_them(positions: int) -> None:
+    """In one chunk, and in two that are computed again. What is not of the vocabulary's size adds 0.3 % here."""
+    words = 1_000
+    hidden = torch.randn(1, positions, 8, dtype=torch.bfloat16, requires_grad=True)
+    head, labels = torch.randn(words, 8, dtype=torch.bfloat16), torch.randint(words, (1, positions))
+    with _Alive() as alive:
+        (found,) = log_probs_of(hidden @ head.T, labels, torch.ones(1, 1, 1), entropy=False)
+        found.sum().backward()
+    settings = load_settings("gpu", [f"model.max_episode_tokens={positions}", "memory.episode_tokens=100"])
+    expected = estimate.logits(settings, dataclasses.replace(SEVEN, vocabulary=words))
+    assert alive.peak == pytest.approx(expected, rel=0.01)
 
 
 def test_generation_and_push_of_7b_on_eight_gpus() -> None:
