@@ -218,11 +218,14 @@ def test_a_sweep_is_refused_before_its_first_run(here: Path, capfd: pytest.Captu
 
 
 def test_a_training_without_a_dense_model_is_refused_and_serving_it_is_not(here: Path) -> None:
-    inside = ({"text_config": {"num_experts": count}} for count in (128, [8, 8]))
-    for config in ({"num_local_experts": 8}, {"n_routed_experts": 64}, *inside):
+    for name, config in (
+        ("num_local_experts", {"num_local_experts": 8}),
+        ("n_routed_experts", {"n_routed_experts": 64}),
+        ("num_experts", {"text_config": {"num_experts": 128}}),
+        ("num_experts", {"text_config": {"num_experts": [8, 8]}}),
+    ):
         (here / "mixture" / "config.json").write_text(json.dumps(config))
         start = Start(load_settings("cpu", [*OWN, "model.path=mixture"]))
-        name = next(iter(config.get("text_config", config)))
         assert f"({name} in its config.json)" in str([str(each) for each in look(start, SETTINGS)])
         require(start, SERVED)
     for config in ({"num_experts": None}, {"num_local_experts": 0, "num_experts_per_tok": 2}):
