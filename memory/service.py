@@ -94,7 +94,7 @@ class MemoryService:
         """
         embedding = unit(embedding, self._dimension)
         own = self._visits[episode]
-        keys = np.stack([visit.key for visit in own]) if own else np.empty((0, len(embedding)), np.float32)
+        keys = np.array([visit.key for visit in own]) if own else np.empty((0, len(embedding)), np.float32)
         before = int((cosine_similarities(keys, embedding) > self._novelty_similarity).sum())
         own.append(Visit(scope, state, embedding))
         stored = asyncio.get_running_loop().create_future()

@@ -26,10 +26,16 @@ class _Chat:
 
 
 class Continuations:
-    """The chats of one attempt at a rollout; ``calls`` is the number of its calls so far."""
+    """The chats of one attempt at a rollout.
+
+    Attributes:
+        calls: the number of its calls so far.
+        prompt: token ids of the last one's prompt; None if the server has told none.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
+        self.prompt: array | None = None
         self._sent: list[_Chat] = []
         self._tip_free: list[_Chat] = []
 
@@ -37,10 +43,9 @@ class Continuations:
         """Return request and response of the next call without what an earlier one had; neither is changed."""
         number, self.calls = self.calls, self.calls + 1
         messages, given = request.get("messages"), response.get("prompt_token_ids")
-        ids = _array(given)
-        if not isinstance(messages, list) or ids is None:
+        self.prompt = ids = _array(given or _choice(response).get("prompt_token_ids"))
+        if not isinstance(messages, list) or ids is None or not given:
             return request, response
-        assert isinstance(given, list)
         base, tokens = _base(self._sent, ids)
         first = 0 if base is None else _same(base.messages, messages)
         chat = _Chat(number, messages, ids + _reply(response))
@@ -82,18 +87,24 @@ def _begin(before: array, ids: array) -> int:
     """Return how many token ids two prompts begin with alike."""
     length = min(len(before), len(ids))
     differs = np.frombuffer(before, np.int32)[:length] != np.frombuffer(ids, np.int32)[:length]
-    return int(differs.argmax()) if differs.any() else length
+    place = int(differs.argmax())
+    return place if differs[place] else length
 
 
 def _same(before: Sequence[Any], messages: Sequence[Any]) -> int:
     """Return how many messages two chats begin with alike."""
+    if messages[: len(before)] == before:
+        return len(before)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, messages, strict=False)))
 
 
-def _reply(response: dict[str, Any]) -> array:
+def _choice(response: dict[str, Any]) -> dict[str, Any]:
     choices = response.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    return _array(choice.get("token_ids")) or array("i")
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+
+
+def _reply(response: dict[str, Any]) -> array:
+    return _array(_choice(response).get("token_ids")) or array("i")
 
 
 def _array(ids: Any) -> array | None:

@@ -31,6 +31,7 @@ from empo2.recipe.gateway.stages.side_calls import SideCalls
 from empo2.recipe.gateway.stages.template import TemplateArguments
 from empo2.recipe.gateway.stages.traced import AsSent, Traced
 from empo2.recipe.gateway.stages.untrained import UntrainedCalls
+from empo2.recipe.gateway.traces import NO_TRACES
 from empo2.recipe.protocol import Keys, Serving
 
 
@@ -56,11 +57,12 @@ def stages(
     limits = CallLimits(settings, services.metrics)
     starts = baselines.asked_for(services.settings, "tasks.starts")
     chats = DirectChats(serving.tag) if serving and serving.tag else None
+    traced = services.traces is not NO_TRACES
     return [
         *([DirectCalls()] if serving else []),  # /v1/... belongs to the one rollout of agents that have none
         ErrorForms(),  # errors are told as the API that was asked tells them
         KeyCheck(keys, services.metrics),  # who asks?
-        Traced(services),  # a span is opened
+        *([Traced(services)] if traced else []),  # a span is opened
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         AgentLimits(settings.max_rollout * 2**20, services.metrics),  # what may an agent send, and how much?
         Grammars(),  # none that ends the model server
@@ -78,7 +80,7 @@ def stages(
         *([starts.Starts(services)] if starts else []),  # an episode starts where an earlier one has been
         RolloutEnds(services, episodes, reflector),  # a rollout that ends is reflected on
         MemoryCalls(services, episodes, chats),  # tips go in, the call is recorded
-        AsSent(services),  # the span gets what is sent and answered
+        *([AsSent(services)] if traced else []),  # the span gets what is sent and answered
     ]
 
 

@@ -1,6 +1,7 @@
 """A request, read once: no stage matches a path or parses a body again."""
 
 import re
+from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -118,14 +119,21 @@ class Answer(Response):
     Args:
         value: the JSON object in it, where that is known.
         call: of a completion, its number among the recorded ones of its attempt.
+        prompt: of a completion, the token ids of its prompt, as C ints; None if the server has told none.
     """
 
     def __init__(
-        self, content: bytes | str, status_code: int = 200, *, value: Body | None = None, call: int = 0
+        self,
+        content: bytes | str,
+        status_code: int = 200,
+        *,
+        value: Body | None = None,
+        call: int = 0,
+        prompt: array | None = None,
     ) -> None:
         super().__init__(content, status_code, media_type="application/json")
         self._value = value
-        self.call = call
+        self.call, self.prompt = call, prompt
 
     @classmethod
     def of(cls, value: Body) -> Self:

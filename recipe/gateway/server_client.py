@@ -1,13 +1,14 @@
 """The connections to model servers: aiohttp for the many completions, httpx for streams, spans and other servers."""
 
 import json
-from functools import lru_cache
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import cycle
 from typing import Any, Self
 
 import aiohttp
 import httpx
+import orjson
 
 from empo2.recipe.json_text import dumped
 
@@ -19,6 +20,29 @@ _AT_ONCE = 2**20  # bytes; aiohttp warns of more, which would hold up the event 
 
 # Fields of the gateway's requests that are vLLM's own; OpenAI's servers refuse a request that has one.
 _NOT_OPENAI = ("return_token_ids", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass
+class ServerAnswer:
+    """What the gateway needs of `httpx.Response`, whose own way copies the content and takes as long as the rest."""
+
+    url: str
+    status_code: int
+    headers: dict[str, str]
+    content: bytes
+    extensions: dict[str, Any] = field(default_factory=dict)
+
+    def json(self) -> Any:
+        return orjson.loads(self.content)
+
+    def raise_for_status(self) -> Self:
+        if self.status_code >= 400:
+            request = httpx.Request("POST", self.url)
+            httpx.Response(self.status_code, content=self.content, request=request).raise_for_status()
+        return self
+
+    async def aclose(self) -> None:
+        """It has been read."""
 
 
 class ServerClient:
@@ -43,7 +67,7 @@ class ServerClient:
 
     async def post(
         self, url: str, *, json: Any, headers: dict[str, str] | None = None, timeout: float = CALL_SECONDS
-    ) -> httpx.Response:
+    ) -> ServerAnswer:
         """Send JSON and return the answer, as httpx does; an error that is no JSON is told as one (`JsonErrors`).
 
         Raises:
@@ -61,13 +85,8 @@ class ServerClient:
         except (aiohttp.ClientError, OSError) as error:
             raise httpx.ReadError(str(error)) from error
         if answer.status >= 400 and not kind.startswith("application/json"):
-            return httpx.Response(answer.status, json=_error(answer.status, content), request=_request(url))
-        return httpx.Response(answer.status, headers={"content-type": kind}, content=content, request=_request(url))
-
-
-@lru_cache(64)  # reading a URL takes longer than all else here
-def _request(url: str) -> httpx.Request:
-    return httpx.Request("POST", url)
+            kind, content = "application/json", dumped(_error(answer.status, content))
+        return ServerAnswer(url, answer.status, {"content-type": kind}, content)
 
 
 class Network(httpx.AsyncBaseTransport):

@@ -41,7 +41,7 @@ from starlette.types import Receive
 from empo2.recipe.config import Model
 from empo2.recipe.gateway.continued import Continuations
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
-from empo2.recipe.gateway.server_client import ServerClient
+from empo2.recipe.gateway.server_client import ServerAnswer, ServerClient
 from empo2.recipe.protocol import CONTINUED, REWARD_EVENT, RolloutTag, data_of, whole_events
 
 
@@ -72,6 +72,7 @@ def _is_tried_again(status: int) -> bool:
 
 log = structlog.get_logger()
 Client = httpx.AsyncClient | ServerClient
+WholeAnswer = httpx.Response | ServerAnswer
 
 
 class Completions:
@@ -105,17 +106,19 @@ class Completions:
         """Return the model's answer, as the last stage; a client that hangs up ends the call."""
         if not request.is_completion:
             return await forward(request)
-        answering = asyncio.create_task(self._answer(request))
-        hung_up = asyncio.create_task(_hung_up(request.receive))
-        hung_up.add_done_callback(lambda _: answering.cancel())
+        task, hung_up = asyncio.current_task(), asyncio.create_task(_hung_up(request.receive))
+        assert task is not None
+        waiting = True
+        hung_up.add_done_callback(lambda _: waiting and task.cancel())
         try:
-            return await answering
+            return await self._answer(request)
         except asyncio.CancelledError:
-            if not hung_up.done():
+            if not hung_up.done() or task.uncancel():
                 raise
             log.info("Agent disconnected; cancelling model request", rollout_id=request.rollout_id)
             return Answer(b"", 499)
         finally:
+            waiting = False
             hung_up.cancel()
 
     async def _answer(self, request: Request) -> Response:
@@ -161,7 +164,8 @@ class Completions:
             return refusal(error.status_code, error.detail, call=False)
         finally:
             await _dec_inflight(pause)
-        return Answer(content if is_json else b"{}", response.status_code, value=value, call=number)
+        content = content if is_json else b"{}"
+        return Answer(content, response.status_code, value=value, call=number, prompt=chats.prompt)
 
     def _asked(self, request: Request) -> dict[str, Any]:
         return request.body if self._paper is None else self._paper.asked(request)
@@ -331,7 +335,7 @@ class ModelServers:
         self._client = client
         self._streams = streams
 
-    async def post(self, rollout_id: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Response:
+    async def post(self, rollout_id: str, path: str, body: dict[str, Any], timeout: float) -> WholeAnswer:
         """Send a request; ``path`` is relative to ``/v1``, or is ``/tokenize``, which is at the root.
 
         Raises:

@@ -14,7 +14,7 @@ import structlog
 
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.episodes.chat_tokens import ChatTokens, prompt_ids_of, tip_free_prompt
+from empo2.recipe.gateway.episodes.chat_tokens import ChatTokens, tip_free_prompt
 from empo2.recipe.gateway.episodes.episode import Asked, Episode, Turn
 from empo2.recipe.gateway.episodes.tip_search import TipSearch, find_tips
 from empo2.recipe.gateway.logs import described
@@ -23,7 +23,7 @@ from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.injection import PromptRequest
 from empo2.recipe.gateway.tokens import sampling
 from empo2.recipe.gateway.tokens.rendering import TEMPLATE_ARGUMENTS
-from empo2.recipe.gateway.tokens.replies import Prompt, Replies
+from empo2.recipe.gateway.tokens.replies import Ids, Prompt, Replies
 from empo2.recipe.gateway.traces import Span
 from empo2.recipe.messages import newest_observation, reply_of, spoken
 from empo2.recipe.protocol import CALL_EVENT, RolloutTag
@@ -97,13 +97,14 @@ class ModelCall:
             self.tip_free.cancel()
         self.episode.context_full = status == 400 and is_too_long(answer)
 
-    def answered(self, response: Body, number: int) -> None:
+    def answered(self, response: Body, number: int, prompt: Ids | None) -> None:
         """Record the call in the background, since the agent already has its reply.
 
         What the agent did not ask for is taken out of the response, in place, and so out of agent-lightning's event.
 
         Args:
             number: of the call among the recorded ones of the attempt.
+            prompt: the token ids of its prompt; None if the server has told none.
         """
         episode, body = self.episode, self.body
         episode.under_way.remove(self.asked)
@@ -118,17 +119,17 @@ class ModelCall:
             return
         if isinstance(self.found.request, PromptRequest):
             episode.tips.replied(body["prompt"], spoken(reply))
-        if prompt_ids := prompt_ids_of(response):
-            self.tokens.answered(response, prompt_ids)
+        if prompt:
+            self.tokens.answered(response, prompt)
             if self.tip_free is not None:
                 episode.replies.add(body, self.tip_free, response)
-        if episode.tag.read_only or (not prompt_ids and self.services.settings.model.server is None):
+        if episode.tag.read_only or (not prompt and self.services.settings.model.server is None):
             return
         chat = self.chat.get("messages") or [{"role": "user", "content": str(self.chat.get("prompt"))}]
         shared = {name: body[name] for name in _SHARED if name in body}
         before = episode.turns[-1].chat if episode.turns else []
         chat = [old if old == new else new for old, new in zip_longest(before, chat)][: len(chat)]  # share the texts
-        turn = Turn(self.found.state, chat, reply, shared, self.found.embedding, len(prompt_ids))
+        turn = Turn(self.found.state, chat, reply, shared, self.found.embedding, len(prompt or ()))
         episode.turns.append(turn)
         visited = bool(turn.state) and response["choices"][0].get("token_ids") != []  # an empty reply is no action
         task = asyncio.create_task(self._record(turn, visited, response, number, *tops))
@@ -219,9 +220,9 @@ class PlainCall:
         self.sent = unlimited
         return self.sent
 
-    def answered(self, response: Body, number: int) -> None:
-        if reply_of(response) is not None:
-            self.tokens.answered(response, prompt_ids_of(response))
+    def answered(self, response: Body, number: int, prompt: Ids | None) -> None:
+        if reply_of(response) is not None and prompt:
+            self.tokens.answered(response, prompt)
 
     def refused(self, status: int, answer: Body | None) -> None:
         """Nothing is held of a call that failed."""
@@ -249,7 +250,9 @@ async def prepare_call(services: Services, episode: Episode, body: Body) -> Mode
     sent = _sent(chat, tokens, tag, teaches=teaches)
     tip_free = None
     if tag.off_policy and found.request is not None and found.request.carried:
-        tip_free = asyncio.create_task(tip_free_prompt(services, episode.rollout_id, episode.replies, body))
+        # At once: what the policy is asked comes after it, and may be refused at once.
+        asking = tip_free_prompt(services, episode.rollout_id, episode.replies, body)
+        tip_free = asyncio.Task(asking, loop=asyncio.get_running_loop(), eager_start=True)
         # Reading the exception keeps asyncio from logging it when the call fails too and nobody awaits the ids.
         tip_free.add_done_callback(lambda task: task.cancelled() or task.exception())
     return ModelCall(services, episode, body, episode.ask(body), found, chat, sent, tokens, tip_free, teaches, span)

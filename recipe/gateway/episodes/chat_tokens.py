@@ -8,7 +8,6 @@ chat only grew, the server is therefore sent the last prompt, the sampled ids an
 
 import asyncio
 import re
-from array import array
 from dataclasses import dataclass
 
 import structlog
@@ -60,10 +59,10 @@ class ChatTokens:
     def fields(self) -> Body:
         return {FIELD: self._prompt.ids.tolist()} if self._prompt is not None else {}
 
-    def answered(self, response: Body, prompt_ids: list[int]) -> None:
+    def answered(self, response: Body, prompt_ids: Ids) -> None:
         """Keep the reply, and count whether the server tokenizes the one before it as it was sampled. Never raises."""
         try:
-            prompt = self._sent(array("i", prompt_ids))
+            prompt = self._sent(prompt_ids)
             known = asyncio.get_running_loop().create_future()
             known.set_result(prompt)
             self._replies.add(self._body, known, response)
@@ -89,12 +88,6 @@ class ChatTokens:
         counts = self._services.metrics.counts
         counts["continuing_calls"] += 1
         counts["drifted_calls"] += _after(last.prompt.result().rendered, last.ids, prompt.rendered) is None
-
-
-def prompt_ids_of(response: Body) -> list[int]:
-    """Return the prompt ids in vLLM's answer to a chat completion or a completion; [] if there are none."""
-    choices = response.get("choices") or [{}]
-    return response.get("prompt_token_ids") or choices[0].get("prompt_token_ids") or []
 
 
 async def tip_free_prompt(services: Services, rollout_id: str, replies: Replies, body: Body) -> Prompt:

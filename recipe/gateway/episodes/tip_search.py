@@ -39,17 +39,20 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
 
     A request for a summary of the chat has no state, and gets none.
     """
-    request: ChatRequest
-    if isinstance(messages := body.get("messages"), list):
-        state, request = services.state.of_chat(messages), ChatRequest(episode.tips, messages)
-    elif isinstance(prompt := body.get("prompt"), str):
-        state, request = services.state.of_prompt(prompt), PromptRequest(episode.tips, prompt)
+    messages, prompt = body.get("messages"), body.get("prompt")
+    if isinstance(messages, list):
+        state = services.state.of_chat(messages)
+    elif isinstance(prompt, str):
+        state = services.state.of_prompt(prompt)
     else:
         return TipSearch()  # token ids, or an invalid request, which the app refuses
     if is_compaction(body, with_tools=any(turn.shared.get("tools") for turn in episode.turns)):
         state = ""
     if not episode.tag.memory:
         return TipSearch(state)
+    request = (
+        ChatRequest(episode.tips, messages) if isinstance(messages, list) else PromptRequest(episode.tips, str(prompt))
+    )
     embedding = None
     if request.takes_tips and _is_searched(services.settings.memory.searched, state, episode, request):
         carried = [tip.text for block in request.carried for tip in block.tips]

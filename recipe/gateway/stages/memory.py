@@ -43,7 +43,8 @@ class MemoryCalls:
         response = _value(answer)
         if answer.status_code == 200 and response is not None:
             # Before the answer leaves: the agent may report its reward and be gone a moment later.
-            call.answered(response, answer.call if isinstance(answer, Answer) else 0)
+            assert isinstance(answer, Answer)
+            call.answered(response, answer.call, answer.prompt)
             if call.teaches:
                 answer = Answer.of(response)
         else:
