@@ -100,7 +100,8 @@ def make_gateway(
     way = stages(
         services, keys=keys, episodes=episodes, reflector=reflector, others=others, serving=serving, watch=watch
     )
-    app.add_middleware(Pipeline, stages=[*way, completions])
+    inside = app.build_middleware_stack
+    app.build_middleware_stack = lambda: Pipeline(inside(), [*way, completions])  # before FastAPI's own middlewares
     upstream_lifespan = app.router.lifespan_context
 
     @asynccontextmanager

@@ -8,7 +8,7 @@ import gc
 
 import psutil
 
-_YOUNG = 20_000  # objects made between two looks at these alone, which take some milliseconds
+_YOUNG = 5_000  # objects made between two looks at these alone, each of which takes some milliseconds
 _NEVER = 2**31 - 1
 _GROWTH = 4 * 2**30  # bytes of the process after which it looks at all of them, even within a step
 

@@ -91,11 +91,7 @@ class Request:
         return replace(self, body=body, content=dumped(body), api=api or self.api)
 
     def for_app(self) -> tuple[Scope, Receive]:
-        """Return the ASGI scope and ``receive`` by which an app gets this request.
-
-        After the body, ``receive`` returns what the client still sends: agent-lightning's route waits there for the
-        client to hang up while it forwards, and so notices an agent that gives up.
-        """
+        """Return the ASGI scope and ``receive`` by which an app gets this request."""
         scope = self.scope
         if self.kind == "call":
             address = f"/proxy/rollout/{self.rollout_id}/attempt/{self.attempt_id}/mode/{self.mode}"
