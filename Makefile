@@ -7,7 +7,7 @@ only ?= *
 tier ?= parts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser trace-tools alfworld-engine bigcodebench demo small-model test test-trainings test-all test-fast check recordings soak gpu-proof lock audit clean
+.PHONY: help setup frameworks browser trace-tools alfworld-engine bigcodebench next-verl demo small-model test test-trainings test-all test-fast check recordings soak gpu-proof lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,13 @@ bigcodebench: setup ## add what BigCodeBench's programs import (740 MB, apart), 
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/bigcodebench
 	@VIRTUAL_ENV=build/bigcodebench $(BIN)/uv pip install --quiet --no-deps --require-hashes --requirements requirements/bigcodebench.txt
 
+next-verl: setup ## add the next verl and vLLM (400 MB, apart), with which a test trains two steps
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/verl-0.9
+	@VIRTUAL_ENV=build/verl-0.9 $(BIN)/uv pip install --quiet --no-deps --require-hashes --compile-bytecode \
+		--requirements requirements/verl-0.9.txt
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> build/verl-0.9/lib/python3.12/site-packages/beside.pth
+
 demo: setup ## see the small model explore, write notes and learn, on a CPU
 	$(BIN)/empo2 demo
 
@@ -53,7 +60,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope
 test: frameworks ## run the tests of all that README says, the real stack included
 	$(PYTEST) -r fEs --durations=25 -m "not rare"
 
-test-trainings: frameworks trace-tools ## run the long whole-stack tests: LoRA, async, three hosts, notebook, gpu-proof, trace tools
+test-trainings: frameworks trace-tools next-verl ## run the long whole-stack tests: LoRA, async, three hosts, notebook, gpu-proof, trace tools
 	$(BIN)/python -m pytest -r fEs --durations=5 -m "rare and stack"
 
 test-all: test trace-tools ## and what is long, or a combination that hardly anyone uses
@@ -88,6 +95,7 @@ LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.12
 lock: setup ## resolve requirements/*.in anew into the pinned lists
 	$(LOCK) --excludes excludes-cpu.txt cpu.in --output-file cpu.txt
 	$(LOCK) gpu.in --output-file gpu.txt
+	$(LOCK) --no-deps verl-0.9.in --output-file verl-0.9.txt
 	$(LOCK) browser.in --output-file browser.txt
 	$(LOCK) trace-tools.in --output-file trace-tools.txt
 	$(LOCK) alfworld-engine.in --output-file alfworld-engine.txt

@@ -157,7 +157,7 @@ def pins_of(name: str) -> list[str]:
 
 def test_lists_are_whole_and_plain_and_their_pins_those_of_agent_lightnings_own_set_up():
     lists = [str(path.relative_to(ROOT / "requirements")) for path in (ROOT / "requirements").glob("frameworks/*.txt")]
-    for name in ("browser.txt", "trace-tools.txt", "mcp-1.txt", *lists):
+    for name in ("browser.txt", "trace-tools.txt", "mcp-1.txt", "verl-0.9.txt", *lists):
         assert pins_of(name)
     for profile in ("cpu", "gpu"):
         pins = pins_of(f"{profile}.txt")
