@@ -43,7 +43,8 @@ def test_it_holds_all_files_of_the_packages_and_config_yaml(environment: Path) -
     assert {name.split("/")[0] for name in names} == {"empo2", f"{wheel.name.rsplit('-', 3)[0]}.dist-info"}
     files = (path for name in ("recipe", "memory", "agents", "small_model") for path in (ROOT / name).rglob("*.*"))
     expected = {f"empo2/{path.relative_to(ROOT)}" for path in files if path.suffix not in (".md", ".pyc")}
-    assert {name for name in names if name.startswith("empo2/")} == {*expected, "empo2/small_model/adapter/SHA256SUMS"}
+    sums = {f"empo2/small_model/{folder}/SHA256SUMS" for folder in ("adapter", "adapter-deep")}
+    assert {name for name in names if name.startswith("empo2/")} == {*expected, *sums}
     assert config == (ROOT / "config.yaml").read_bytes()
 
 

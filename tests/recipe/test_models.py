@@ -40,11 +40,12 @@ def test_names(tmp_path, monkeypatch):
     for name in ("/no/where", "runs/demo/nowhere"):
         with pytest.raises(FileNotFoundError, match=r"no such directory.*give an existing checkpoint"):
             resolve_model(name)
-    with pytest.raises(FileNotFoundError, match=r"smollm2-135m-notes: no LoRA in .*; make it with `make small-model`"):
+    with pytest.raises(FileNotFoundError, match=r"no LoRA in .*; small_model/README.md says how it is made"):
         models.verify(tmp_path)
-    own = models._adapter()
-    models.verify(own)
-    assert sum(path.stat().st_size for path in own.iterdir()) < 10_000_000
+    for name in models.ADAPTERS:
+        own = models._adapter(name)
+        models.verify(own)
+        assert sum(path.stat().st_size for path in own.iterdir()) < 10_000_000
 
 
 def test_an_interrupted_build_leaves_nothing_and_two_processes_may_build_at_once(tmp_path, monkeypatch):
@@ -116,7 +117,7 @@ def test_the_model_of_notes_is_the_base_with_its_lora_merged(tmp_path, checkpoin
     get_peft_model(base, config).save_pretrained(adapter)
     sums = {name: hashlib.sha256((adapter / name).read_bytes()).hexdigest() for name in models.ADAPTER_FILES}
     (adapter / models.CHECKSUMS).write_text("".join(f"{checksum}  {name}\n" for name, checksum in sums.items()))
-    monkeypatch.setattr(models, "_adapter", lambda: adapter)
+    monkeypatch.setattr(models, "_adapter", lambda name: adapter)
     monkeypatch.setattr(models, "_smollm2", lambda cache: Path(checkpoint))
     merged = resolve_model(models.NOTES, tmp_path / "cache")
     assert resolve_model(models.NOTES, tmp_path / "cache") == merged
