@@ -6,15 +6,14 @@ It is the rival of reinforcement learning in experiments/deep.yaml: what the sta
 import json
 import random
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset as dataset
 import torch
+from learning_rollouts import played
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from empo2.recipe.rollout_log import SCHEMA, rollout_files
 from empo2.recipe.tip_block import without_tips
 from empo2.small_model.rows import Message
 from empo2.small_model.train import Encoded, encode, reply_loss
@@ -22,17 +21,14 @@ from empo2.small_model.train import Encoded, encode, reply_loss
 GRADIENT_NORM = 1.0
 
 
-def successes(folder: Path, success_return: float) -> list[list[Message]]:
+def successes(run: Path, success_return: float) -> list[list[Message]]:
     """Return the chats, without blocks of tips, of the training rollouts that were used and reached a return."""
-    field = dataset.field
-    kept = dataset.dataset([str(file) for file in rollout_files(folder)], SCHEMA, format="parquet")
-    wanted = (field("phase") == "training") & (field("return") >= success_return) & field("dropped").is_null()
-    rows = kept.to_table(columns=["rollout", "messages", "reply"], filter=wanted).to_pylist()
     chats = []
-    for _, calls in groupby(rows, key=lambda row: row["rollout"]):
-        *_, last = calls = [*calls]
-        said = [each for call in calls for each in json.loads(call["messages"])] + [json.loads(last["reply"])]
-        chats.append([Message(m["role"], m["content"], m["role"] == "assistant") for m in without_tips(said)])
+    for calls in chain(*played(run, "training", ["messages", "reply", "return", "dropped"]).values()):
+        *_, last = calls
+        if last["dropped"] is None and last["return"] is not None and last["return"] >= success_return:
+            said = [each for call in calls for each in json.loads(call["messages"])] + [json.loads(last["reply"])]
+            chats.append([Message(m["role"], m["content"], m["role"] == "assistant") for m in without_tips(said)])
     return chats
 
 

@@ -25,13 +25,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import psutil
-import pyarrow.dataset as dataset
 from fine_tune import fine_tune, successes
 from learning_notes import outcomes_by_notes, training_houses
 from learning_plan import (
@@ -52,6 +50,7 @@ from learning_plan import (
     read_plan,
 )
 from learning_report import KEPT, PLAYED, START, write_report
+from learning_rollouts import played
 
 from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.tasks import CoinCollectorEpisode, coin_collector
@@ -64,12 +63,10 @@ from empo2.recipe.files.models import NOTES, resolve_model
 from empo2.recipe.files.plan import Trial
 from empo2.recipe.launcher.sweep import has_ended, train
 from empo2.recipe.protocol import scope_of
-from empo2.recipe.rollout_log import SCHEMA, rollout_files
 from empo2.recipe.run_folder import (
     CHECKPOINTS,
     MEMORY_FILE,
     METRICS_FILE,
-    ROLLOUTS,
     read_lines,
     read_metrics,
 )
@@ -161,7 +158,7 @@ class Experiment:
     @property
     def start(self) -> str:
         """The name of the model that all trainings begin with."""
-        return self.plan.get("start", NOTES)
+        return self.plan["settings"].get("model", {}).get("path", NOTES)
 
     def jobs(self) -> Iterator[Job]:
         """Yield all that is to be made; what follows development once that has been made."""
@@ -229,24 +226,13 @@ def validations(run: Path) -> dict[str, dict[str, Counts]]:
     An episode that failed counts as not solved. What was played before an interruption stands in a folder of its own.
     """
     found: dict[str, dict[str, Counts]] = {}
-    for folder in [*sorted(run.glob(f"set-aside-*/{ROLLOUTS}")), run / ROLLOUTS]:
-        steps: dict[str, dict[str, Counts]] = {}
-        for rollout in _validated(folder):
+    for step, rollouts in played(run, "validation", ["mode", "return", "dropped", "task"]).items():
+        for rollout, *_ in rollouts:
             task = json.loads(rollout["task"])
             part = f"{task.get('panel', 'unseen')}, {'no ' * (rollout['mode'] == 'no memory')}notes"
-            counts = steps.setdefault(str(rollout["step"]), {}).setdefault(part, {})
+            counts = found.setdefault(str(step), {}).setdefault(part, {})
             count(counts, task["seed"], rollout["return"] if rollout["dropped"] is None else None)
-        found |= steps
     return found
-
-
-def _validated(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the columns of each validation rollout that a run has kept."""
-    columns = ["rollout", "step", "mode", "return", "dropped", "task"]
-    kept = dataset.dataset([str(file) for file in rollout_files(folder)], SCHEMA, format="parquet")
-    rows = kept.to_table(columns=columns, filter=dataset.field("phase") == "validation").to_pylist()
-    for _, calls in groupby(rows, key=lambda row: row["rollout"]):
-        yield next(calls)
 
 
 def count(counts: Counts, seed: int, return_: float | None) -> None:
@@ -261,7 +247,7 @@ def count(counts: Counts, seed: int, return_: float | None) -> None:
 def make_fine_tuning(job: FineTuning, of: Experiment) -> None:
     """Fine-tune the start on a training's successes without their notes, and play the houses of that training."""
     model, settings = of.model_of(job.name), job.of.phases[-1].settings
-    chats = successes(of.runs / job.of.name / ROLLOUTS, settings.algorithm.success_return)
+    chats = successes(of.runs / job.of.name, settings.algorithm.success_return)
     say(job.name, f"{len(chats)} successes")
     fine_tune(Path(resolve_model(of.start)), chats, model, rate=job.rate, seed=job.seed, **of.plan["fine_tuning"])
     rows = coin_collector(**settings.tasks.args)[0]

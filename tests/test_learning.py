@@ -99,8 +99,14 @@ def test_the_start_is_fine_tuned_on_successes_without_their_notes(tmp_path: Path
         rows.append(same | {"call": 1, "messages": [moves[0], den], "reply": moves[1]})
     for phase in ("training", "validation"):
         write_rollouts(tmp_path / "rollouts", [row for row in rows if row["phase"] == phase], "all")
-    (chat,) = fine_tune.successes(tmp_path / "rollouts", 100.0)
+    (chat,) = fine_tune.successes(tmp_path, 100.0)
     said = [system, room, moves[0], den, moves[1]]
+    before = tmp_path / "set-aside-1"  # step 1 was played again; step 0 was not
+    before.mkdir()
+    for step in (0, 1):
+        earlier = [row | {"step": step, "rollout": f"earlier {step}"} for row in rows[:2]]
+        write_rollouts(before / "rollouts", earlier, "all")
+    assert fine_tune.successes(tmp_path, 100.0) == [chat, chat]
     assert chat == [Message(each["role"], each["content"], each["role"] == "assistant") for each in said]
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(SMOLLM2))
