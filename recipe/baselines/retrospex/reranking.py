@@ -18,7 +18,6 @@ from empo2.recipe.tip_block import without_tips
 log = structlog.get_logger()
 
 READS = ("embedder", "state", "state_characters")  # settings of ``memory`` that a critic is trained and asked with
-_TINY = 1e-30
 
 
 def network(inputs: int) -> Any:
@@ -44,9 +43,13 @@ def scores(settings: CriticSettings, step: int, probabilities: np.ndarray, value
     p̂ and Q̂ are scaled to 0...1 over the samples; all are 0.5 where they are equal, as in the published WebShop code.
     Its ScienceWorld code takes Q - V for Q, which is the same here: V does not depend on the action.
     """
-    weight, found = max(settings.least_weight, settings.decay**step), (probabilities, values)
-    likely, valued = ((each - each.min() + _TINY / 2) / (np.ptp(each) + _TINY) for each in found)
-    return weight * likely + (1 - weight) * valued
+    weight = max(settings.least_weight, settings.decay**step)
+    return weight * _scaled(probabilities) + (1 - weight) * _scaled(values)
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    width = np.ptp(values)
+    return (values - values.min()) / width if width > 0 else np.full(len(values), 0.5)
 
 
 def probability(choice: Body) -> float:
