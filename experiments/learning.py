@@ -5,7 +5,7 @@
     .venv/bin/python experiments/learning.py run --until 07:30 # makes it, one thing at a time; a day on two fast cores
     .venv/bin/python experiments/learning.py report            # the tables and pictures of docs/learning.md
 
-With `--plan deep` it is experiments/deep.yaml, of deep houses; its report is not written yet.
+With `--plan deep` it is experiments/deep.yaml, of deep houses, whose results lie in experiments/deep/.
 
 What explains a run is kept in experiments/learning/: NAME.jsonl has the metrics, a line for each step; NAME.json the
 houses' successes at the last validations and what notes said; NAME.probe.jsonl what experiments/probe.py found of its
@@ -21,6 +21,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
@@ -30,8 +31,9 @@ from types import FrameType
 from typing import Any
 
 import psutil
+from deep_report import write_deep_report
 from fine_tune import fine_tune, successes
-from learning_notes import outcomes_by_notes, training_houses
+from learning_notes import outcomes_by_notes, training_houses, true_notes
 from learning_plan import (
     FROZEN,
     PLANS,
@@ -208,8 +210,11 @@ def keep_training(job: Training, of: Experiment) -> None:
     facts = {"stage": job.stage, "arm": job.arm, "like": job.like, "rate": job.rate, "seed": job.seed}
     facts["commit"] = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
     facts["validations"] = validations(run)
+    facts["found"] = first_successes(run)
     if job.stage != "mapreader" and settings.algorithm.name == "empo2" and settings.memory.scope != "all-tasks":
-        facts["notes"] = outcomes_by_notes(run / MEMORY_FILE, training_houses(settings.tasks.args))
+        houses = training_houses(settings.tasks.args)
+        facts["notes"] = outcomes_by_notes(run / MEMORY_FILE, houses)
+        facts["notes_true"] = true_notes(run / MEMORY_FILE, houses)
     _write(of.results / f"{job.name}.json", json.dumps(facts))
     seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(cpu_file(job.phases[0], of.runs))}
     lines = []
@@ -232,6 +237,19 @@ def validations(run: Path) -> dict[str, dict[str, Counts]]:
             part = f"{task.get('panel', 'unseen')}, {'no ' * (rollout['mode'] == 'no memory')}notes"
             counts = found.setdefault(str(step), {}).setdefault(part, {})
             count(counts, task["seed"], rollout["return"] if rollout["dropped"] is None else None)
+    return found
+
+
+def first_successes(run: Path) -> dict[str, int]:
+    """Return by house that was solved in training which of its episodes was the first to do so, from 1 on."""
+    episodes: Counter[str] = Counter()
+    found: dict[str, int] = {}
+    for _, rollouts in sorted(played(run, "training", ["return", "dropped", "task"]).items()):
+        for rollout, *_ in rollouts:
+            house = str(json.loads(rollout["task"])["seed"])
+            episodes[house] += 1
+            if rollout["dropped"] is None and rollout["return"] is not None and rollout["return"] >= 100:
+                found.setdefault(house, episodes[house])
     return found
 
 
@@ -387,14 +405,12 @@ def main() -> None:
     arguments = parser.parse_args()
     name, only = arguments.plan, arguments.only
     of = Experiment(read_plan(name), RESULTS / name, arguments.runs or ROOT / "runs" / name)
-    if arguments.verb == "report" and name != PLANS[0]:
-        parser.error("--plan deep: its report is not written yet; its results lie in experiments/deep")
 
     def wanted(job: Job) -> bool:
         return not only or bool({job.name, job.stage} & set(only))
 
     if arguments.verb == "report":
-        write_report(of.plan, of.results, ROOT / "docs")
+        (write_report if name == PLANS[0] else write_deep_report)(of.plan, of.results, ROOT / "docs")
     elif arguments.verb == "start":
         of.results.mkdir(exist_ok=True)
         _write(of.results / START, json.dumps(chances_of_start(of)))

@@ -54,6 +54,14 @@ def outcomes_by_notes(memory: Path, houses: Mapping[int, House]) -> Outcomes:
     return outcomes
 
 
+def true_notes(memory: Path, houses: Mapping[int, House]) -> list[int]:
+    """Return of a memory's notes [true ones, all]."""
+    with reading(memory) as db:
+        tips = list(stored_tips(db, order="newest"))
+    notes = [(parse(tip.text), houses[_seed(tip.scope)]) for tip in tips]
+    return [sum(note is not None and note.true_of(house) for note, house in notes), len(notes)]
+
+
 def _seed(scope: str) -> int:
     return json.loads(scope)["seed"]
 

@@ -120,16 +120,13 @@ def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
     The pictures are drawn once the claim has runs.
     """
     kept = Kept(plan, results)
-    page = docs / "learning.md"
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
     made = [table_of_arms(kept, *PLAYED, "mapreader")]
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
-        for (text, file), draw in zip(PICTURES.items(), (draw_arms, draw_more), strict=True):
-            draw(kept, docs / file)
+        for (text, file), drawn in zip(PICTURES.items(), (draw_arms, draw_more), strict=True):
+            drawn(kept, docs / file)
             made.append(f"![{text}]({file})")
         made.append(CAPTION)
-    page.write_text("\n\n".join((before + BEGIN, *filter(None, made), END + after)))
+    between(docs / "learning.md", BEGIN, made)
     details = [
         missing(kept),
         claims(kept),
@@ -142,6 +139,13 @@ def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
         table_of_notes(kept),
     ]
     (results / "README.md").write_text("\n\n".join((DETAILS, *filter(None, details))) + "\n")
+
+
+def between(page: Path, begin: str, made: Sequence[str]) -> None:
+    """Replace what stands in a page between a mark and the next END by the parts that are not empty."""
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(END)
+    page.write_text("\n\n".join((before + begin, *filter(None, made), END + after)))
 
 
 def missing(kept: Kept) -> str:
@@ -432,11 +436,11 @@ def draw_arms(kept: Kept, target: Path) -> None:
     """Draw success without notes and with them, and groups that teach nothing, of the arms with houses in disguise."""
     percent = "coin found, % of episodes"
     panels = (
-        Panel("Without notes", "step", percent, _curves(kept, PLAYED, SCORE)),
-        Panel("With notes", "step", percent, _curves(kept, PLAYED, NOTES_CURVE)),
-        Panel("Groups without a gradient", "step", "% of groups", _curves(kept, PLAYED, FLAT, block=8)),
+        Panel("Without notes", "step", percent, curves_of(kept, PLAYED, SCORE)),
+        Panel("With notes", "step", percent, curves_of(kept, PLAYED, NOTES_CURVE)),
+        Panel("Groups without a gradient", "step", "% of groups", curves_of(kept, PLAYED, FLAT, block=8)),
     )
-    _draw(panels, target)
+    draw(panels, target)
 
 
 def draw_more(kept: Kept, target: Path) -> None:
@@ -453,16 +457,16 @@ def draw_more(kept: Kept, target: Path) -> None:
         ]
         for stage, arm, values in kept.arms(*PLAYED)
     }
-    unseen = _curves(kept, ("generalisation",), UNSEEN_CURVE)
+    unseen = curves_of(kept, ("generalisation",), UNSEEN_CURVE)
     panels = (
         Panel("A true note's action, with the note", "step", "probability, %", follows),
         Panel("Unseen houses, without notes", "step", "coin found, % of episodes", unseen),
         Panel("New houses, frozen weights, own notes", "trial", "coin found, % of episodes", adapting, first=1),
     )
-    _draw(panels, target)
+    draw(panels, target)
 
 
-def _curves(kept: Kept, stages: Sequence[str], metric: str, block: int = 1) -> dict[str, list[Curve]]:
+def curves_of(kept: Kept, stages: Sequence[str], metric: str, block: int = 1) -> dict[str, list[Curve]]:
     return {
         values["title"]: [
             over_blocks(points, block)
@@ -473,7 +477,7 @@ def _curves(kept: Kept, stages: Sequence[str], metric: str, block: int = 1) -> d
     }
 
 
-def _draw(panels: Sequence[Panel], target: Path) -> None:
+def draw(panels: Sequence[Panel], target: Path) -> None:
     """Draw means over seeds, and bands that span them; lines are dashed once the colors are used up."""
     import matplotlib
 

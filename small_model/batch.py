@@ -9,10 +9,10 @@ import torch
 class Chats:
     """Chats that grow, each in its row of one cache. A call may leave chats out; the first one names them all."""
 
-    def __init__(self, model: Any, tokenizer: Any, temperature: float, seed: int) -> None:
+    def __init__(self, model: Any, tokenizer: Any, seed: int) -> None:
         from transformers import DynamicCache
 
-        self._model, self._tokenizer, self._temperature = model, tokenizer, temperature
+        self._model, self._tokenizer = model, tokenizer
         self._generator = torch.Generator().manual_seed(seed)
         self._cache = DynamicCache()
         self._rows: dict[int, int] = {}
@@ -21,7 +21,9 @@ class Chats:
         self._mask = torch.zeros(0, 0, dtype=torch.long)
 
     @torch.no_grad()
-    def reply(self, chats: Mapping[int, Sequence[Mapping[str, str]]], max_tokens: int) -> dict[int, str]:
+    def reply(
+        self, chats: Mapping[int, Sequence[Mapping[str, str]]], max_tokens: int, temperature: float
+    ) -> dict[int, str]:
         """Return the reply to each chat, by the chat's name."""
         if not self._rows:
             self._rows = {name: row for row, name in enumerate(chats)}
@@ -35,7 +37,7 @@ class Chats:
         said: dict[int, list[int]] = {row: [] for row in (self._rows[name] for name in chats)}
         speaking = set(said)
         for _ in range(max_tokens):
-            sampled = self._sample(logits)
+            sampled = self._sample(logits, temperature)
             speaking = {row for row in speaking if sampled[row] != self._tokenizer.eos_token_id}
             for row in speaking:
                 said[row].append(sampled[row])
@@ -70,8 +72,8 @@ class Chats:
         last = (real.sum(dim=1) - 1).clamp(min=0)
         return self._model.lm_head(hidden[torch.arange(len(new)), last]).float()
 
-    def _sample(self, logits: torch.Tensor) -> list[int]:
-        if self._temperature == 0:
+    def _sample(self, logits: torch.Tensor, temperature: float) -> list[int]:
+        if temperature == 0:
             return logits.argmax(dim=-1).tolist()
-        chances = torch.softmax(logits / self._temperature, dim=-1)
+        chances = torch.softmax(logits / temperature, dim=-1)
         return torch.multinomial(chances, 1, generator=self._generator)[:, 0].tolist()

@@ -59,7 +59,7 @@ def play(
     reflection: Reflection | None = None,
 ) -> list[Episode]:
     """Play one episode in each house at once, with notes before its first turn, and ask for the tip at its end."""
-    chats = Chats(model, tokenizer, temperature, seed)
+    chats = Chats(model, tokenizer, seed)
     episodes = {}
     for name, (house, shown) in enumerate(zip(houses, notes, strict=True)):
         first = f"{COIN_COLLECTOR.task}\n\n{_text(house, house.start)}"
@@ -71,7 +71,7 @@ def play(
         if not live:
             break
         everyone = {name: episode.chat for name, episode in live.items()}
-        for name, reply in chats.reply(everyone, ACTION_TOKENS).items():
+        for name, reply in chats.reply(everyone, ACTION_TOKENS, temperature).items():
             _act(episodes[name], reply)
     if reflection:
         for episode in episodes.values():
@@ -79,7 +79,8 @@ def play(
                 episode.chat.pop()  # what the last action led to is never shown
             ask = question(reflection, 100 if episode.success else 0, episode.success)
             episode.chat.append(ask)
-        replies = chats.reply({name: episode.chat for name, episode in episodes.items()}, reflection.max_tokens)
+        asked = {name: episode.chat for name, episode in episodes.items()}
+        replies = chats.reply(asked, reflection.max_tokens, reflection.temperature)
         for name, reply in replies.items():
             episode = episodes[name]
             tip = tip_of(reply, SPECIAL_TOKENS, reflection.max_words)

@@ -17,12 +17,39 @@ from empo2.small_model.notes import WORDINGS, Note, Turn, falsified, frontier_of
 from empo2.small_model.player import Player, slip
 from empo2.small_model.rows import Message, Played, Row, asked_for, beginning_as, chat, play
 
-JUNCTIONS = (2, 3, 4, 5, 6, 7, 8)
-KINDS = {"none": 15, "failure": 50, "success": 12, "mixed": 15, "other house": 8}  # rows in a hundred
 TOP = 3  # notes that a turn shows, as in coin.yaml
-SLIPS = (0.0, 0.0, 0.0, 0.1)
 IGNORES = (0.0, 0.1, 0.3)  # of the players who wrote the notes
-WRITTEN = 0.6  # share of rows that end with a note to be written
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """What the rows of a stage of training are made of.
+
+    kinds: of `known`, each with its rows in a hundred.
+    written: share of rows that end with a note to be written.
+    junctions: of the houses; one is drawn for each row.
+    slips: how often a player does something without sense, drawn per row.
+    """
+
+    kinds: Mapping[str, int]
+    written: float
+    junctions: Sequence[int]
+    slips: Sequence[float]
+
+
+READING = Mix(
+    {"none": 15, "failure": 50, "success": 12, "mixed": 15, "other house": 8},
+    written=0.6,
+    junctions=(2, 3, 4, 5, 6, 7, 8),
+    slips=(0.0, 0.0, 0.0, 0.1),
+)
+# The longer and the less sensible an episode is, the harder is it to say which of its doors led nowhere.
+WRITING = Mix(
+    {"none": 40, "failure": 35, "success": 10, "mixed": 10, "other house": 5},
+    written=1.0,
+    junctions=(4, 5, 6, 7, 7, 8),
+    slips=(0.0, 0.0, 0.1, 0.25),
+)
 
 
 @dataclass(frozen=True)
@@ -33,22 +60,22 @@ class Earlier:
     rooms: frozenset[str]
 
 
-def rows(count: int, reflections: Sequence[Reflection], generator: random.Random) -> list[Row]:
+def rows(count: int, mix: Mix, reflections: Sequence[Reflection], generator: random.Random) -> list[Row]:
     """Return `count` rows, each of a house of its own, with other names and a turned compass."""
-    return [row(reflections, generator) for _ in range(count)]
+    return [row(mix, reflections, generator) for _ in range(count)]
 
 
-def row(reflections: Sequence[Reflection], generator: random.Random) -> Row:
+def row(mix: Mix, reflections: Sequence[Reflection], generator: random.Random) -> Row:
     """Return one row."""
-    (kind,) = generator.choices(list(KINDS), list(KINDS.values()))
-    junctions = generator.choice(JUNCTIONS)
+    (kind,) = generator.choices(list(mix.kinds), list(mix.kinds.values()))
+    junctions = generator.choice(mix.junctions)
     house, other = (_house(junctions, generator) for _ in range(2))
     earlier = known(kind, house, other, generator)
-    played, heard = played_with(house, earlier, junctions + 1, generator.choice(SLIPS), generator)
+    played, heard = played_with(house, earlier, junctions + 1, generator.choice(mix.slips), generator)
     blocks = {turn: render_tips([_worded(each.note, generator) for each in new]) for turn, new in heard.items()}
     messages: list[Message] = chat(played, blocks)
     note = None
-    if generator.random() < WRITTEN:
+    if generator.random() < mix.written:
         note = frontier_of(played.turns, played.success)
         messages += asked_for(note, played.success, reflections, generator)
     shown = [(each.note, each.note.true_of(house)) for new in heard.values() for each in new]
@@ -59,7 +86,7 @@ def known(kind: str, house: House, other: House, generator: random.Random) -> li
     """Return what is in the memory of a house.
 
     Args:
-        kind: of KINDS; "failure": true notes of failures; "success": one of them, at least, says where the coin is;
+        kind: "none"; "failure": true notes of failures; "success": one of them, at least, says where the coin is;
             "mixed": some of them false.
         other: the house that notes of the kind "other house" are about.
     """

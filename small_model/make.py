@@ -3,7 +3,7 @@
 python -m empo2.small_model.make [--seed 0] [--output small_model/adapter]
 python -m empo2.small_model.make --deep --output FOLDER [--workers 1]
 
-Two stages, each with rows of its own: mostly reading notes, then mostly writing them. With --deep a stage goes on from
+Two stages, each with rows of its own: mostly reading notes, then mostly writing them. With --deep two more go on from
 the adapter that is kept here: deep houses, whose notes of failures say what led nowhere. This command, if it was ended,
 goes on where it was when it is given again.
 """
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ ADAPTER = Path(__file__).parent / "adapter"
 WORLD = Path(__file__).parents[1] / "agents/houses/coin.yaml"
 HOUSES = 300
 STAGES = ((READING, 2400, 1e-3), (WRITING, 960, 5e-4))  # mix, rows, learning rate
-DEEP_ROWS, DEEP_RATE = 3200, 1e-3
+DEEP_STAGES = ((failures.READING, 3200, 1e-3), (failures.WRITING, 1920, 5e-4))
 
 
 def reflections() -> list[Reflection]:
@@ -46,9 +47,11 @@ def stages(seed: int) -> Iterator[tuple[list[Row], float]]:
         yield rows(houses, count, mix, reflections(), generator), learning_rate
 
 
-def deep(arguments: argparse.Namespace) -> Iterator[tuple[list[Row], float]]:
-    """Yield the rows of deep houses."""
-    yield failures.rows(arguments.rows, reflections(), random.Random(f"deep {arguments.seed}")), DEEP_RATE
+def deep_stages(seed: int) -> Iterator[tuple[list[Row], float]]:
+    """Yield the rows of each stage of deep houses and its learning rate."""
+    generator = random.Random(f"deep {seed}")
+    for mix, count, learning_rate in DEEP_STAGES:
+        yield failures.rows(count, mix, reflections(), generator), learning_rate
 
 
 def main() -> None:
@@ -56,8 +59,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=ADAPTER)
     parser.add_argument("--workers", type=int, default=WORKERS, help="processes of one thread each")
-    parser.add_argument("--deep", action="store_true", help="the stage of deep houses alone")
-    parser.add_argument("--rows", type=int, default=DEEP_ROWS, help="of that stage")
+    parser.add_argument("--deep", action="store_true", help="the stages of deep houses")
     arguments = parser.parse_args()
     if arguments.deep and arguments.output.resolve() == ADAPTER.resolve():
         parser.error("--deep goes on from the adapter in that folder: give another one as --output")
@@ -67,13 +69,21 @@ def main() -> None:
     base = Path(resolve_model(SMOLLM2))
     tokenizer = AutoTokenizer.from_pretrained(base)
     start = ADAPTER if arguments.deep else None
-    for made, learning_rate in deep(arguments) if arguments.deep else stages(arguments.seed):
+    drawn = deep_stages if arguments.deep else stages
+    for number, (made, learning_rate) in enumerate(drawn(arguments.seed), 1):
+        last, start = start, arguments.output / f"stage-{number}"
+        if start.exists():  # made before the command was ended
+            continue
         encoded = [encode(row.messages, tokenizer) for row in made]
         learned, tokens = sum(len(row.learned) for row in encoded), sum(len(row.ids) for row in encoded)
         print(json.dumps({"rows": len(encoded), "tokens": tokens, "learned": learned}), flush=True)
         settings = Settings(seed=arguments.seed, learning_rate=learning_rate)
-        train(base, encoded, settings, arguments.output, start, arguments.workers)
-        start = arguments.output
+        train(base, encoded, settings, start.with_suffix(".part"), last, arguments.workers)
+        start.with_suffix(".part").rename(start)
+    for name in ADAPTER_FILES:
+        shutil.copy(start / name, arguments.output)
+    for stage in arguments.output.glob("stage-*"):
+        shutil.rmtree(stage)
     sums = [f"{hashlib.sha256((arguments.output / name).read_bytes()).hexdigest()}  {name}\n" for name in ADAPTER_FILES]
     (arguments.output / CHECKSUMS).write_text("".join(sums))
 

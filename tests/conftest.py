@@ -16,7 +16,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)  # a handler is not inherited
 
-hypothesis.settings.register_profile("default", deadline=None)  # two workers on two cores: any example may have to wait
+# Two workers on two cores: any example may have to wait, and be drawn slowly.
+hypothesis.settings.register_profile("default", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("default")
 
 HERE = Path(__file__).parent

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import deep_report as deep
 import fine_tune
 import learning
 import learning_notes as notes
@@ -54,6 +55,7 @@ def test_episodes_are_counted_by_what_their_notes_said(tmp_path: Path):
     ):
         play(store, f"player {number}", shown, scope=scope, score=100.0 * found, success=bool(found))
     store.close()
+    assert notes.true_notes(file, {7: HOUSE}) == [2, 4]  # "no coin as far as the hall" is true, too
     assert notes.outcomes_by_notes(file, {7: HOUSE}) == {
         "the coin, true": [2, 3],
         "the coin, true and false": [0, 1],
@@ -252,3 +254,60 @@ def test_the_report_takes_results_apart(tmp_path: Path):
     (row,) = [line for line in text.splitlines() if line.startswith("| EMPO² (best form), reading held: own notes")]
     assert row.endswith("| 75 % (50 to 100) | 50 % | 50 % | 6 % (0 to 12) | - | 2 |")
     assert "| EMPO² (best form) | 50% | - | - | - | - | 0.200 | - | 0.0020 |" in text
+
+
+def test_the_report_of_deep_houses(tmp_path: Path):
+    """Three seeds of two houses; EMPO² knows both, GRPO none, what was fine-tuned one of them."""
+    page, plan = (
+        tmp_path / "learning.md",
+        lay_over(plans.read_plan("deep"), {"stages": {"claim": {"seeds": [1, 2, 3]}}}),
+    )
+    page.write_text(f"{report.BEGIN}\nother\n{report.END}\nbetween\n{deep.BEGIN}\nold\n{report.END}\nafter\n")
+    deep.write_deep_report(plan, tmp_path, tmp_path)
+    text = page.read_text()
+    assert text.startswith(f"{report.BEGIN}\nother\n{report.END}\nbetween\n{deep.BEGIN}\n\nKept of")
+    assert text.endswith(f"{report.END}\nafter\n") and not any(words in text for words in ("old", "| arm |", "Holm"))
+
+    told = {"notes_true": [6, 8], "notes": {}}
+    firsts = {"internalise": {"7": 3, "12": 96}, "grpo": {}, "frozen": {"7": 50}, "frozen-memory": {"7": 9, "12": 11}}
+    for arm, found in firsts.items():
+        hits = 8 if arm == "internalise" else 0
+        for seed in (1, 2, 3):
+            part = {"7": [hits, 8], "12": [hits, 8]}
+            at = {str(step): {"train, no notes": part, "train, notes": part} for step in (16, 20, 24)}
+            rows = [{plans.SCORE: hits / 8, report.NOTES_CURVE: hits / 8}] * 2
+            keep_run(tmp_path, f"{arm}-{seed}", rows, validations=at, found=found, **(told if hits else {}))
+    for arm, hits in (("tuned", 8), ("tuned-memory", 4)):
+        for seed in (1, 2, 3):
+            parts = {"memory off": {"7": [hits, 8], "12": [0, 8]}}
+            (tmp_path / f"{arm}-{seed}.json").write_text(json.dumps({"parts": parts}))
+    deep.write_deep_report(plan, tmp_path, tmp_path)
+    text = page.read_text()
+    # Three pairs of one sign have p = 2/8 each; Holm's correction for two tests doubles the smaller one, and the other
+    # cannot have less. Of six houses drawn none is of one of two kinds with 1/64, at most one with 7/64.
+    assert "against GRPO: +100 points (+100 to +100), seed by seed +100, +100, +100; p = 0.5000 by Holm" in text
+    assert "fine-tuned on its successes: +50 points (+17 to +83), seed by seed +50, +50, +50; p = 0.5000 by" in text
+    assert "with memory, fine-tuned on its successes: +75 points (+58 to +92), seed by seed +75, +75, +75\n" in text
+    cells = "100 % (100 to 100) | 100 % (100 to 100) | - | 6 of 6 | 75 % of 24 | 1 |"
+    assert f"| EMPO² (internalise) | 3 | {cells}" in text
+    assert "| frozen start, fine-tuned on its successes | 3 | - | 50 % (17 to 83) | - | 3 of 6 | - | 1 |" in text
+    assert (tmp_path / deep.PICTURE).read_bytes().startswith(b"\x89PNG")
+    curves = deep.finding(deep.Kept(plan, tmp_path))["EMPO² (internalise)"]  # of four houses a seed
+    assert [curves[0][1][n] for n in (0, 2, 3, 95, 96)] == [0, 0, 0.25, 0.25, 0.5]
+
+
+def test_holms_correction():
+    assert deep.holm({"a": 0.01, "b": 0.04}) == {"a": 0.02, "b": 0.04}
+    assert deep.holm({"a": 0.03, "b": 0.02}) == {"b": 0.04, "a": 0.04} and deep.holm({"a": 0.9, "b": 0.8})["a"] == 1
+
+
+def test_the_first_success_of_each_house(tmp_path: Path):
+    played = {1: [(7, 100.0, "broken"), (7, 0.0, None), (8, 0.0, None)], 2: [(7, 100.0, None), (9, 100.0, None)]}
+    for step, rollouts in played.items():
+        rows = [
+            {"rollout": f"{step} {number}", "step": step, "phase": "training", "call": 0, "messages": [], "reply": {}}
+            | {"task": {"seed": house}, "return": value, "dropped": dropped}
+            for number, (house, value, dropped) in enumerate(rollouts)
+        ]
+        write_rollouts(tmp_path / "rollouts", rows, "all")
+    assert learning.first_successes(tmp_path) == {"7": 3, "9": 1}

@@ -26,11 +26,11 @@ def test_replies_are_those_of_a_chat_alone():
         5: [{"role": "user", "content": "What is the capital of France?"}],
         9: [{"role": "user", "content": "Name three colours, please, and say why you like them."}],
     }
-    together = Chats(model, tokenizer(), temperature=0, seed=0)
+    together = Chats(model, tokenizer(), seed=0)
     for asked in ({5, 9}, {9}, {5}):  # a chat may be left out of a call and come back
-        replies = together.reply({name: chats[name] for name in asked}, 6)
+        replies = together.reply({name: chats[name] for name in asked}, 6, temperature=0)
         for name, reply in replies.items():
             assert reply == alone(chats[name], 6)
             chats[name] += [{"role": "assistant", "content": reply}, {"role": "user", "content": "And in Spain?"}]
     chats[5][1] = {"role": "assistant", "content": "It is Rome."}  # what was fed and is not said any more is forgotten
-    assert together.reply({5: chats[5]}, 6)[5] == alone(chats[5], 6)
+    assert together.reply({5: chats[5]}, 6, temperature=0)[5] == alone(chats[5], 6)

@@ -9,7 +9,7 @@ from empo2.agents.houses.environment import HouseEnvironment
 from empo2.agents.houses.games import COIN_COLLECTOR, DEEP_HOUSES
 from empo2.agents.houses.house import House
 from empo2.small_model import failures
-from empo2.small_model.failures import Earlier, known, misleading, played_with, rows, told
+from empo2.small_model.failures import READING, WRITING, Earlier, known, misleading, played_with, rows, told
 from empo2.small_model.houses import DEV_SEEDS, MAKE_SEEDS
 from empo2.small_model.make import reflections
 from empo2.small_model.notes import Note, frontier_of, parse, way_to
@@ -23,7 +23,7 @@ WAY = way_to(HOUSE.doors, HOUSE.start, HOUSE.coin)
 
 @pytest.fixture(scope="module")
 def made() -> list[Row]:
-    return rows(400, reflections(), random.Random(0))
+    return rows(400, READING, reflections(), random.Random(0))
 
 
 def doors_to_nowhere(house: House, at: int) -> list[str]:
@@ -33,11 +33,18 @@ def doors_to_nowhere(house: House, at: int) -> list[str]:
 
 
 def test_every_kind_is_there_in_its_share_and_a_seed_gives_the_same_rows(made: list[Row]):
-    for kind, percent in failures.KINDS.items():
+    for kind, percent in READING.kinds.items():
         assert 0.5 * percent < sum(row.kind == kind for row in made) / 4 < 1.7 * percent
-    assert rows(20, reflections(), random.Random(0)) == made[:20]
+    assert rows(20, READING, reflections(), random.Random(0)) == made[:20]
     assert all(any(message.learned for message in row.messages) for row in made)
     assert 0.1 < sum(row.success for row in made) / len(made) < 0.5
+
+
+def test_the_second_stage_ends_every_row_with_a_note_and_sees_more_senseless_play():
+    made = rows(200, WRITING, reflections(), random.Random(0))
+    assert all(row.note and row.note.true_of(row.house) for row in made)
+    moves = [message for row in made for message in row.messages if message.role == "assistant"]
+    assert 0.03 < sum(not message.learned for message in moves) / len(moves) < 0.15
 
 
 def test_notes_are_true_or_false_as_their_kind_says(made: list[Row]):

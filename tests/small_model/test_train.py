@@ -24,7 +24,7 @@ from empo2.small_model.train import Settings, encode, train
 
 if __name__ == "__main__":
     base = Path(resolve_model(SMOLLM2))
-    rows = failures.rows(6, reflections(), random.Random(0))
+    rows = failures.rows(6, failures.READING, reflections(), random.Random(0))
     encoded = [encode(row.messages, AutoTokenizer.from_pretrained(base)) for row in rows]
     train(base, encoded, Settings(batch=1, save_every=2), Path(sys.argv[1]), ADAPTER, workers=1)
 """

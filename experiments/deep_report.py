@@ -1,0 +1,122 @@
+"""The table and the picture of the experiment in deep houses, for docs/learning.md, from what is kept so far."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from learning_plan import SCORE
+from learning_report import (
+    ALONE,
+    DELETED,
+    NOTES_CURVE,
+    WITH_NOTES,
+    Kept,
+    Panel,
+    between,
+    curves_of,
+    draw,
+    frozen_start,
+    interval,
+    markdown,
+    missing,
+    paired,
+    points,
+    shares,
+    table_of_development,
+)
+from learning_statistics import Curve, p_of_pairs
+
+BEGIN = "<!-- made by experiments/learning.py report --plan deep -->"
+STAGES = ("claim", "described")
+PICTURE = "deep.png"
+OURS, PRIMARY, BESIDE = "internalise", ("grpo", "tuned"), "tuned-memory"
+
+
+def write_deep_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
+    """Write the claims' verdicts, the arms and the picture into docs/learning.md between the marks."""
+    kept = Kept(plan, results)
+    made = [missing(kept), frozen_start(kept), claims(kept), table_of_arms(kept), table_of_development(kept)]
+    if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
+        draw_arms(kept, docs / PICTURE)
+        made.insert(4, f"![The arms in deep houses]({PICTURE})")
+    between(docs / "learning.md", BEGIN, made)
+
+
+def alone(kept: Kept, stage: str, arm: str) -> dict[int, np.ndarray]:
+    """Return by seed success by house [houses] without notes at the end, of a training or a fine-tuning."""
+    if "of" not in kept.plan["arms"][kept.plan["stages"][stage]["arms"][arm]["like"]]:
+        return kept.by_house(stage, arm, ALONE)
+    files = {seed: kept.results / f"{arm}-{seed}.json" for seed in kept.plan["stages"][stage]["seeds"]}
+    found = {seed: json.loads(file.read_text())["parts"] for seed, file in files.items() if file.is_file()}
+    return {seed: shares(counts) for seed, parts in found.items() for counts in parts.values()}
+
+
+def claims(kept: Kept) -> str:
+    """Return the differences from EMPO² of the arms that it is compared with, and the tests of D1 and D2."""
+    titles = {arm: values["title"] for _, arm, values in kept.arms("claim")}
+    pairs = {arm: paired(alone(kept, "claim", OURS), alone(kept, "claim", arm)) for arm in (*PRIMARY, BESIDE)}
+    if not all(pairs.values()):
+        return ""
+    seeds = {arm: [100 * float(each.mean()) for each in found.values()] for arm, found in pairs.items()}
+    corrected = holm({arm: p_of_pairs(seeds[arm]) for arm in PRIMARY})
+    lines = []
+    for arm, found in pairs.items():
+        told = f"- against {titles[arm]}: {points(found)}, seed by seed {', '.join(f'{d:+.0f}' for d in seeds[arm])}"
+        lines.append(f"{told}; p = {corrected[arm]:.4f} by Holm's correction for two" if arm in corrected else told)
+    return f"{titles[OURS]} without notes at the end, of {len(seeds[BESIDE])} seeds\n" + "\n".join(lines)
+
+
+def holm(found: Mapping[str, float]) -> dict[str, float]:
+    """Return p-values by Holm's correction for as many tests: the smallest times their number, and so on upwards."""
+    corrected, least = {}, 0.0
+    for number, (name, p) in enumerate(sorted(found.items(), key=lambda each: each[1])):
+        least = max(least, min(1.0, (len(found) - number) * p))
+        corrected[name] = least
+    return corrected
+
+
+def table_of_arms(kept: Kept) -> str:
+    """Return by arm success at the end, the houses whose coin was found in training, and how many notes were true."""
+    rows = []
+    for stage, arm, values in kept.arms(*STAGES):
+        like = kept.plan["arms"][values["like"]]
+        if not (found := alone(kept, stage, arm)):
+            continue
+        runs = kept.runs(stage, like.get("of", arm))
+        cells = [interval(kept.by_house(stage, arm, WITH_NOTES)) if values.get("notes") else "-", interval(found)]
+        cells.append(interval(kept.by_house(stage, arm, DELETED)) if "of" not in like else "-")
+        cells.append(f"{sum(len(run.facts['found']) for run in runs.values())} of {sum(map(len, found.values()))}")
+        true = np.sum([run.facts["notes_true"] for run in runs.values() if "notes_true" in run.facts], axis=0)
+        cells.append(f"{100 * true[0] / true[1]:.0f} % of {true[1]}" if np.size(true) == 2 else "-")
+        cells.append(f"{np.mean([run.rows[-1]['cpu_seconds'] for run in runs.values()]) / 60:.0f}")
+        rows.append([values["title"], str(len(found)), *cells])
+    head = ["arm", "seeds", "with notes", "without notes", "memory deleted", "houses found in training"]
+    return markdown([*head, "notes true", "CPU minutes of training"], rows) if rows else ""
+
+
+def draw_arms(kept: Kept, target: Path) -> None:
+    """Draw success without notes and with them, and the houses found by the number of episodes."""
+    percent = "coin found, % of episodes"
+    panels = (
+        Panel("Without notes", "step", percent, curves_of(kept, STAGES, SCORE)),
+        Panel("With notes", "step", percent, curves_of(kept, STAGES, NOTES_CURVE)),
+        Panel("Found in training", "episodes of a house", "% of houses", finding(kept)),
+    )
+    draw(panels, target)
+
+
+def finding(kept: Kept) -> dict[str, Sequence[Curve]]:
+    """Return by title, for each seed, the share of houses of which one of the first n episodes found the coin."""
+    found: dict[str, Sequence[Curve]] = {}
+    for stage, arm, values in kept.arms(*STAGES):
+        settings = kept.plan["settings"]["algorithm"]
+        houses = kept.plan["stages"][stage]["settings"]["tasks"]["args"]["train_houses"]
+        steps = kept.plan["stages"][stage]["phases"][-1]["steps"]
+        episodes = np.arange(steps * settings["tasks_per_step"] * settings["rollouts_per_task"] // houses + 1)
+        found[values["title"]] = [
+            (episodes, np.array([sum(first <= n for first in run.facts["found"].values()) / houses for n in episodes]))
+            for run in kept.runs(stage, arm).values()
+        ]
+    return found
