@@ -68,8 +68,7 @@ def main() -> None:
 
     base = Path(resolve_model(SMOLLM2))
     tokenizer = AutoTokenizer.from_pretrained(base)
-    start = ADAPTER if arguments.deep else None
-    drawn = deep_stages if arguments.deep else stages
+    start, drawn = (ADAPTER, deep_stages) if arguments.deep else (None, stages)
     for number, (made, learning_rate) in enumerate(drawn(arguments.seed), 1):
         last, start = start, arguments.output / f"stage-{number}"
         if start.exists():  # made before the command was ended
@@ -80,9 +79,10 @@ def main() -> None:
         settings = Settings(seed=arguments.seed, learning_rate=learning_rate)
         train(base, encoded, settings, start.with_suffix(".part"), last, arguments.workers)
         start.with_suffix(".part").rename(start)
+    *earlier, last = sorted(arguments.output.glob("stage-*"))
     for name in ADAPTER_FILES:
-        shutil.copy(start / name, arguments.output)
-    for stage in arguments.output.glob("stage-*"):
+        shutil.copy(last / name, arguments.output)
+    for stage in (*earlier, last):
         shutil.rmtree(stage)
     sums = [f"{hashlib.sha256((arguments.output / name).read_bytes()).hexdigest()}  {name}\n" for name in ADAPTER_FILES]
     (arguments.output / CHECKSUMS).write_text("".join(sums))
