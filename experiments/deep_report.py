@@ -24,6 +24,7 @@ from learning_report import (
     paired,
     points,
     shares,
+    table_of_adaptation,
     table_of_development,
 )
 from learning_statistics import Curve, p_of_pairs
@@ -37,7 +38,8 @@ OURS, PRIMARY, BESIDE = "internalise", ("grpo", "tuned"), "tuned-memory"
 def write_deep_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
     """Write the claims' verdicts, the arms and the picture into docs/learning.md between the marks."""
     kept = Kept(plan, results)
-    made = [missing(kept), frozen_start(kept), claims(kept), table_of_arms(kept), table_of_development(kept)]
+    made = [missing(kept), frozen_start(kept), claims(kept), table_of_arms(kept)]
+    made += [table_of_adaptation(kept), table_of_development(kept)]
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
         draw_arms(kept, docs / PICTURE)
         made.insert(4, f"![The arms in deep houses]({PICTURE})")

@@ -63,6 +63,7 @@ from empo2.recipe.evaluation.adaptation import memory_of
 from empo2.recipe.evaluation.episode_results import read_results
 from empo2.recipe.files.models import NOTES, resolve_model
 from empo2.recipe.files.plan import Trial
+from empo2.recipe.files.tasks import load_tasks
 from empo2.recipe.launcher.sweep import has_ended, train
 from empo2.recipe.protocol import scope_of
 from empo2.recipe.run_folder import (
@@ -212,7 +213,7 @@ def keep_training(job: Training, of: Experiment) -> None:
     facts["validations"] = validations(run)
     facts["found"] = first_successes(run)
     if job.stage != "mapreader" and settings.algorithm.name == "empo2" and settings.memory.scope != "all-tasks":
-        houses = training_houses(settings.tasks.args)
+        houses = training_houses(load_tasks(settings).train)
         facts["notes"] = outcomes_by_notes(run / MEMORY_FILE, houses)
         facts["notes_true"] = true_notes(run / MEMORY_FILE, houses)
     _write(of.results / f"{job.name}.json", json.dumps(facts))
@@ -275,11 +276,14 @@ def make_fine_tuning(job: FineTuning, of: Experiment) -> None:
 def make_evaluation(job: Evaluation, of: Experiment) -> None:
     """Play the episodes of an evaluation."""
     stage, rows = of.plan["stages"][job.stage], rows_of(job, of.plan)
-    model = [of.start, *WORLD] if job.model == WARM else [of.model_of(job.model)]
+    model: list[Any] = [of.model_of(job.model)]
+    if job.model == WARM or job.kind == "by-start":
+        shown = of.plan["settings"].get("memory", {})
+        model = [of.start, *WORLD, *(f"memory.{key}={value}" for key, value in shown.items())]
     if job.kind == "deleted":
         play(job, rows, of, "eval", *model, "--memory", "off", "--samples", stage["samples"])
     else:
-        trials = 1 if job.kind == "other" else stage["trials"] - 1  # after the first, which has no notes
+        trials = stage["trials"] - 1 if job.kind in ("write", "off") else 1  # after the first, which has no notes
         options = ["--trials", trials, "--rollouts", stage["rollouts"], "--seeds", 1, "reflection.form=sentence"]
         options += memory_options(job, of.runs, [scope_of(row, ["level", "seed"]) for row in rows])
         play(job, rows, of, "adapt", *model, *options)
@@ -315,14 +319,21 @@ def rows_of(job: Evaluation, plan: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def memory_options(job: Evaluation, runs: Path, scopes: Sequence[str]) -> list[Any]:
-    """Return the options for the memory of an adaptation; other: all notes of `write`, each house's under the next."""
+    """Return the options for the memory of an adaptation.
+
+    of-start, by-start: all notes that the start has written, read by the model, and the model's, read by the start.
+    other: all that the model has written, each house's under the next one.
+    """
     if job.kind == "off":
         return ["--memory", "off"]
     if job.kind == "write":
         return ["--memory", "write", "--empty"]
-    _, written = memory_of(runs / f"{job.model}.write", 0)
+    writer = WARM if job.kind == "of-start" else job.model
+    _, written = memory_of(runs / f"{writer}.write", 0)
     if written is None:
-        raise SystemExit(f"{job.name}: make {job.model}.write first")
+        raise SystemExit(f"{job.name}: make {writer}.write first")
+    if job.kind != "other":
+        return ["--memory", "read", "--memory-from", written]
     target = runs / f"{job.name}.sqlite"
     refile(written, target, scopes)
     return ["--memory", "read", "--memory-from", target]
@@ -353,7 +364,7 @@ def chances_of_start(of: Experiment) -> dict[str, dict[str, float]]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=fast_dtype()).eval()
     found: dict[str, dict[str, float]] = {}
     for seed in stage["seeds"]:
-        houses = training_houses(stage["settings"]["tasks"]["args"] | {"block": seed})
+        houses = training_houses(coin_collector(**stage["settings"]["tasks"]["args"], block=seed)[0])
         walks = {name: walk(house, None, tokenizer) for name, house in houses.items()}
         found[str(seed)] = {
             str(name): probe(model, [each], [log_probs(model, each)])["way"] for name, each in walks.items()

@@ -2,13 +2,12 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.house import House
-from empo2.agents.houses.tasks import coin_collector
 from empo2.memory.browse import plays, stored_tips
 from empo2.memory.file import reading
 from empo2.small_model.notes import COIN, parse
@@ -21,13 +20,8 @@ type Outcomes = dict[str, list[int]]
 """By kind of notes: [episodes with the coin found, episodes]."""
 
 
-def training_houses(tasks: Mapping[str, Any]) -> dict[int, House]:
-    """Return CoinCollector's training houses by their seeds, as players see them.
-
-    Args:
-        tasks: the arguments of the task function.
-    """
-    rows, _ = coin_collector(**tasks)
+def training_houses(rows: Sequence[Mapping[str, Any]]) -> dict[int, House]:
+    """Return CoinCollector's houses by their seeds, as players of the tasks see them."""
     return {row["seed"]: COIN_COLLECTOR.house(row["level"], row["seed"], row["disguise"]) for row in rows}
 
 

@@ -19,6 +19,7 @@ SCORE = "val/train/success_rate"
 BEST = "best"
 WARM = "warm-start"
 ADAPTATIONS = ("write", "off", "other")  # own notes; none; those of another house
+CROSSED = ("of-start", "by-start")  # the start's notes, read by the model; the model's, read by the start
 FROZEN = 1e-12  # a rate that changes no weight
 
 
@@ -47,10 +48,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Episodes of a model with frozen weights. kind: of ADAPTATIONS, or deleted. model: a training's name, or WARM."""
+    """Episodes of a model with frozen weights. model: a training's name, or WARM."""
 
     stage: str
-    kind: Literal["write", "off", "other", "deleted"]
+    kind: Literal["write", "off", "other", "of-start", "by-start", "deleted"]
     model: str
     seed: int
 
@@ -145,7 +146,8 @@ def provisional(plan: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
 def later(plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], runs: Path) -> list[Job]:
     """Return what follows development in its order: the claim's trainings; then the other stages', seed by seed.
 
-    A model is evaluated as soon as it is trained, while its weights are there: they are not kept.
+    A model is evaluated as soon as it is trained, while its weights are there: they are not kept. The start is
+    evaluated where its stage stands.
     """
     names = [name for name in plan["stages"] if name != "development"]
     jobs: list[tuple[int, int, Job]] = []
@@ -155,11 +157,10 @@ def later(plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], runs
     in_order = [job for _, _, job in sorted(jobs, key=lambda place: place[:2])]
     of_models: dict[str, list[Job]] = {}
     for job in in_order:
-        if isinstance(job, Evaluation):
+        if isinstance(job, Evaluation) and job.model != WARM:
             of_models.setdefault(job.model, []).append(job)
-    warm = of_models.pop(WARM, [])
-    made = [job for job in in_order if not isinstance(job, Evaluation)]
-    return [each for job in made for each in (job, *of_models.get(job.name, ()))] + warm
+    made = [job for job in in_order if not isinstance(job, Evaluation) or job.model == WARM]
+    return [each for job in made for each in (job, *of_models.get(job.name, ()))]
 
 
 def _jobs(
@@ -175,7 +176,8 @@ def _jobs(
         yield from (Evaluation(name, "deleted", model, seed) for model in models)
     if name == "adaptation":
         for model in [WARM] * (seed == stage["seeds"][0]) + models:
-            yield from (Evaluation(name, kind, model, seed) for kind in ADAPTATIONS)
+            kinds = (*ADAPTATIONS, *(CROSSED if stage.get("crossed") and model != WARM else ()))
+            yield from (Evaluation(name, kind, model, seed) for kind in kinds)
 
 
 def repeats(plan: Mapping[str, Any], stage: str, arm: str, best: str) -> bool:

@@ -358,19 +358,23 @@ def table_of_adaptation(kept: Kept) -> str:
     A house is known if an episode of an earlier trial found its coin.
     """
     stage, titles, rows = kept.plan["stages"]["adaptation"], titles_of_models(kept), []
+    controls = {"off": "no memory, last trial", "other": "another house's notes, trial 2"}
+    controls |= (
+        {"of-start": "the start's notes", "by-start": "its notes, read by the start"} if stage.get("crossed") else {}
+    )
     for model in (WARM, *stage["of"]):
         if found := trials(kept, model, "write"):
             cells = [interval(each, same_houses=True) for each in by_trial(found)]
             known = np.array([(each[:-1] > 0).any(axis=0) for each in found.values()])
             last = np.array([each[-1] for each in found.values()])
             cells += [f"{100 * known.mean():.0f} %", f"{100 * last[known].mean():.0f} %" if known.any() else "-"]
-            for kind in ("off", "other"):
+            for kind in controls:
                 control = trials(kept, model, kind)
                 cells.append(interval(by_trial(control)[-1], same_houses=True) if control else "-")
             alone = [(each > 0).any(axis=0).sum() for each in trials(kept, model, "off").values()]
             rows.append([f"{titles[model]}: own notes", str(len(found)), *cells, ", ".join(map(str, alone)) or "-"])
     head = ["adaptation", "models", *(f"trial {number}" for number in range(1, stage["trials"] + 1))]
-    head += ["houses known before it", "success in these", "no memory, last trial", "another house's notes, trial 2"]
+    head += ["houses known before it", "success in these", *controls.values()]
     return markdown([*head, "houses found in all trials without memory"], rows) if rows else ""
 
 
@@ -381,7 +385,8 @@ def by_trial(found: Mapping[int, np.ndarray]) -> list[dict[int, np.ndarray]]:
 
 def titles_of_models(kept: Kept) -> dict[str, str]:
     """Return the titles of what adapts, by arm: the warm start last."""
-    return {arm: values["title"] for _, arm, values in kept.arms("claim", "retention")} | {WARM: "the warm start"}
+    stages = [stage for stage in ("claim", "retention", "meta") if stage in kept.plan["stages"]]
+    return {arm: values["title"] for _, arm, values in kept.arms(*stages)} | {WARM: "the warm start"}
 
 
 def trials(kept: Kept, model: str, kind: str) -> dict[int, np.ndarray]:

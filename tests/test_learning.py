@@ -23,6 +23,7 @@ from empo2.agents.houses.house import House
 from empo2.memory import MemoryStore
 from empo2.recipe.config import lay_over
 from empo2.recipe.files.models import SMOLLM2, resolve_model
+from empo2.recipe.files.tasks import load_tasks
 from empo2.recipe.rollout_log import write_rollouts
 from empo2.recipe.tip_block import render_tips
 from empo2.small_model.rows import Message
@@ -145,6 +146,13 @@ def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
     first = [job.name for job in jobs if job.seed == 1]
     assert first[:4] == ["grpo-1", "internalise-1", "internalise-1.deleted", "frozen-1"]
     assert [job.name for job in jobs if job.stage == "claim"][-2:] == ["frozen-memory-10", "tuned-memory-10"]
+    kinds = ("write", "off", "other")
+    own = [f"meta-grpo-1.{kind}" for kind in (*kinds, "of-start", "by-start")]
+    meta = [job.name for job in jobs if job.stage in ("adaptation", "meta")]
+    assert meta[:9] == [*(f"warm-start.{kind}" for kind in kinds), "meta-grpo-1", *own]  # the start's notes are read
+    (stream,) = [job for job in jobs if job.name == "meta-internalise-3" and isinstance(job, plans.Training)]
+    seeds = [row["seed"] for row in load_tasks(stream.phases[-1].settings).train]
+    assert len(seeds) == 48 * 2 and [len({*seeds[n : n + 12]}) for n in range(0, 96, 12)] == [2] * 8
     blocks = [job.phases[-1].settings.tasks.args["block"] for job in jobs if isinstance(job, plans.Training)]
     assert sorted({*blocks}) == [*range(1, 11)]
 
@@ -281,8 +289,15 @@ def test_the_report_of_deep_houses(tmp_path: Path):
         for seed in (1, 2, 3):
             parts = {"memory off": {"7": [hits, 8], "12": [0, 8]}}
             (tmp_path / f"{arm}-{seed}.json").write_text(json.dumps({"parts": parts}))
+    for name, ends in (("warm-start.write", (0, 4)), ("meta-grpo-1.write", (0, 8)), ("meta-grpo-1.of-start", (2,))):
+        parts = {f"seed 0, trial {n}, tasks": {"160": [end, 8]} for n, end in enumerate(ends)}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"parts": parts}))
     deep.write_deep_report(plan, tmp_path, tmp_path)
     text = page.read_text()
+    cells = "0 % (0 to 0) | 100 % (100 to 100) | 0 % | - | - | - | 25 % (25 to 25) | - | - |"
+    assert (
+        f"| GRPO: own notes | 1 | {cells}" in text and "| the warm start: own notes | 1 | 0 % (0 to 0) | 50 %" in text
+    )
     # Three pairs of one sign have p = 2/8 each; Holm's correction for two tests doubles the smaller one, and the other
     # cannot have less. Of six houses drawn none is of one of two kinds with 1/64, at most one with 7/64.
     assert "against GRPO: +100 points (+100 to +100), seed by seed +100, +100, +100; p = 0.5000 by Holm" in text

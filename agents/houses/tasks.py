@@ -93,3 +93,20 @@ def panel(game: Game, level: str, block: int | None) -> tuple[Sequence[int], Seq
 
 coin_collector = partial(load, CoinCollectorEpisode)
 map_reader = partial(load, MapReaderEpisode)
+
+
+def coin_stream(
+    level: str, block: int, houses: int = 16, at_once: int = 2, steps: int = 6
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return tasks of CoinCollector that are to be played in their order (`verl.data.shuffle: false`).
+
+    `at_once` houses at a time are played for `steps` steps, and then never again. Blocks from 1 on are counted from the
+    last training house of the level backwards, each in a disguise. Raises ValueError where there are too few houses.
+    """
+    every, unseen = coin_collector(level, train_houses=len(panel(COIN_COLLECTOR, level, None)[0]), unseen_houses=1)
+    if block < 1 or houses * block > len(every):
+        raise ValueError(f"block {block} of {houses} houses: level {level!r} has blocks 1 to {len(every) // houses}")
+    first = len(every) - houses * block
+    played = [row | {"disguise": block + 1} for row in every[first : first + houses]]
+    groups = [played[begin : begin + at_once] for begin in range(0, houses, at_once)]
+    return [row for group in groups for _ in range(steps) for row in group], unseen

@@ -13,7 +13,7 @@ from empo2.agents.houses.deep import ROOMS
 from empo2.agents.houses.environment import HouseEnvironment
 from empo2.agents.houses.games import COIN_COLLECTOR, GAMES, MAP_READER, Game, Level
 from empo2.agents.houses.house import DIRECTIONS, OPPOSITE, House, disguise_of
-from empo2.agents.houses.tasks import CoinCollectorEpisode, MapReaderEpisode, coin_collector, map_reader
+from empo2.agents.houses.tasks import CoinCollectorEpisode, MapReaderEpisode, coin_collector, coin_stream, map_reader
 from empo2.agents.textworld_express.environment import Environment
 from empo2.recipe.config import load_settings
 from empo2.recipe.files.tasks import load_tasks
@@ -231,6 +231,16 @@ def test_no_house_is_in_two_blocks_and_each_block_has_a_disguise():
     rows = [row for train, unseen in blocks for row in train + unseen]
     assert len({row["seed"] for row in rows}) == len(rows) == 90
     assert [{row["disguise"] for row in train + unseen} for train, unseen in blocks] == [{n} for n in range(1, 10)]
+
+
+def test_a_stream_plays_houses_for_some_steps_and_never_again():
+    streams = [coin_stream("deep-7", block, houses=4, at_once=2, steps=3)[0] for block in (1, 2)]
+    first, second = ([row["seed"] for row in rows] for rows in streams)
+    assert first == [156, 157] * 3 + [158, 159] * 3 and second == [152, 153] * 3 + [154, 155] * 3
+    assert {row["disguise"] for row in streams[1]} == {3}
+    for block in (0, 41):
+        with pytest.raises(ValueError, match=f"block {block} of 4 houses: level 'deep-7' has blocks 1 to 40"):
+            coin_stream("deep-7", block, houses=4)
 
 
 @pytest.mark.parametrize(
