@@ -17,9 +17,10 @@ def played(run: Path, phase: Phase, columns: Sequence[str]) -> dict[int, list[li
     What was played before an interruption stands in a folder of its own; a step counts as it was played last.
     """
     found: dict[int, list[list[dict[str, Any]]]] = {}
-    for folder in [*sorted(run.glob(f"set-aside-*/{ROLLOUTS}")), run / ROLLOUTS]:
+    aside = sorted(run.glob("set-aside-*"), key=lambda folder: int(folder.name.rpartition("-")[2]))
+    for folder in (*aside, run):
         steps: dict[int, list[list[dict[str, Any]]]] = {}
-        kept = dataset.dataset([str(file) for file in rollout_files(folder)], SCHEMA, format="parquet")
+        kept = dataset.dataset([str(file) for file in rollout_files(folder / ROLLOUTS)], SCHEMA, format="parquet")
         rows = kept.to_table(columns=["rollout", "step", *columns], filter=dataset.field("phase") == phase).to_pylist()
         for _, calls in groupby(rows, key=lambda row: row["rollout"]):
             of_rollout = [*calls]

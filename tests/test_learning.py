@@ -104,11 +104,13 @@ def test_the_start_is_fine_tuned_on_successes_without_their_notes(tmp_path: Path
         write_rollouts(tmp_path / "rollouts", [row for row in rows if row["phase"] == phase], "all")
     (chat,) = fine_tune.successes(tmp_path, 100.0)
     said = [system, room, moves[0], den, moves[1]]
-    before = tmp_path / "set-aside-1"  # step 1 was played again; step 0 was not
-    before.mkdir()
-    for step in (0, 1):
-        earlier = [row | {"step": step, "rollout": f"earlier {step}"} for row in rows[:2]]
-        write_rollouts(before / "rollouts", earlier, "all")
+    for number, steps in ((9, (0, 0, 1)), (10, (0, 1))):  # step 0 counts as in the tenth phase, step 1 was played again
+        folder = tmp_path / f"set-aside-{number}"
+        folder.mkdir()
+        for rollout, step in enumerate(steps):
+            write_rollouts(
+                folder / "rollouts", [row | {"step": step, "rollout": f"{number} {rollout}"} for row in rows[:2]], "all"
+            )
     assert fine_tune.successes(tmp_path, 100.0) == [chat, chat]
     assert chat == [Message(each["role"], each["content"], each["role"] == "assistant") for each in said]
 
