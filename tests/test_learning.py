@@ -17,6 +17,7 @@ import numpy as np
 import probe
 import pytest
 import torch
+import yaml
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from empo2.agents.houses.house import House
@@ -157,6 +158,13 @@ def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
     assert len(seeds) == 48 * 2 and [len({*seeds[n : n + 12]}) for n in range(0, 96, 12)] == [2] * 8
     blocks = [job.phases[-1].settings.tasks.args["block"] for job in jobs if isinstance(job, plans.Training)]
     assert sorted({*blocks}) == [*range(1, 11)]
+
+
+def test_the_ten_runs_of_the_demo_have_its_settings():
+    demo, sweep = (
+        yaml.safe_load((plans.ROOT / file).read_text()) for file in ("agents/houses/demo.yaml", "experiments/demo.yaml")
+    )
+    assert demo["algorithm"].pop("seed") == 1 and sweep == {"seeds": 10, "settings": demo, "arms": {"demo": {}}}
 
 
 def test_the_clock_goes_on_where_an_interrupted_training_left_it(tmp_path: Path):
