@@ -19,7 +19,8 @@ def test_a_machine_keeps_what_scripts_do_and_the_host_sees_none_of_it(tmp_path: 
     secret.write_text("x")
     with Sandbox("shell") as machine:
         assert machine.run("echo a; echo b >&2; exit 3") == (3, "a\nb\n")
-        assert machine.run("cd /tmp; pwd > /opt/here; (sleep 60; echo late) & echo started") == (0, "started\n")
+        sleeping = "(sleep 60; echo late) & until pgrep sleep > /opt/pid; do :; done"  # a busy machine starts it late
+        assert machine.run(f"cd /tmp; pwd > /opt/here; {sleeping}; echo started") == (0, "started\n")
         assert machine.run("cat /opt/here; pgrep -c sleep; id -un; cat") == (0, "/tmp\n1\nroot\n")
         assert machine.run("touch /usr/bin/new && rm /usr/bin/env && ls /usr/bin/new") == (0, "/usr/bin/new\n")
         assert machine.run(f"cat {secret}; ls /work /home /root /srv")[1].count("No such file") == 2
