@@ -1,6 +1,5 @@
 """The table and the picture of the experiment in deep houses, for docs/learning.md, from what is kept so far."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from learning_report import (
     missing,
     paired,
     points,
-    shares,
     table_of_adaptation,
     table_of_development,
 )
@@ -39,20 +37,18 @@ def write_deep_report(plan: Mapping[str, Any], results: Path, docs: Path) -> Non
     """Write the claims' verdicts, the arms and the picture into docs/learning.md between the marks."""
     kept = Kept(plan, results)
     made = [missing(kept), frozen_start(kept), claims(kept), table_of_arms(kept)]
-    made += [table_of_adaptation(kept), table_of_development(kept)]
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
         draw_arms(kept, docs / PICTURE)
-        made.insert(4, f"![The arms in deep houses]({PICTURE})")
-    between(docs / "learning.md", BEGIN, made)
+        made.append(f"![The arms in deep houses]({PICTURE})")
+    between(docs / "learning.md", BEGIN, [*made, table_of_adaptation(kept), table_of_development(kept)])
 
 
 def alone(kept: Kept, stage: str, arm: str) -> dict[int, np.ndarray]:
     """Return by seed success by house [houses] without notes at the end, of a training or a fine-tuning."""
     if "of" not in kept.plan["arms"][kept.plan["stages"][stage]["arms"][arm]["like"]]:
         return kept.by_house(stage, arm, ALONE)
-    files = {seed: kept.results / f"{arm}-{seed}.json" for seed in kept.plan["stages"][stage]["seeds"]}
-    found = {seed: json.loads(file.read_text())["parts"] for seed, file in files.items() if file.is_file()}
-    return {seed: shares(counts) for seed, parts in found.items() for counts in parts.values()}
+    found = {seed: kept.parts(f"{arm}-{seed}") for seed in kept.plan["stages"][stage]["seeds"]}
+    return {seed: by_house for seed, parts in found.items() if parts for by_house in parts.values()}
 
 
 def claims(kept: Kept) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learning_rollouts import played
+from learning_rollouts import played, succeeded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from empo2.recipe.tip_block import without_tips
@@ -26,7 +26,7 @@ def successes(run: Path, success_return: float) -> list[list[Message]]:
     chats = []
     for calls in chain(*played(run, "training", ["messages", "reply", "return", "dropped"]).values()):
         *_, last = calls
-        if last["dropped"] is None and last["return"] is not None and last["return"] >= success_return:
+        if succeeded(last, success_return):
             said = [each for call in calls for each in json.loads(call["messages"])] + [json.loads(last["reply"])]
             chats.append([Message(m["role"], m["content"], m["role"] == "assistant") for m in without_tips(said)])
     return chats

@@ -52,7 +52,7 @@ from learning_plan import (
     read_plan,
 )
 from learning_report import KEPT, PLAYED, START, write_report
-from learning_rollouts import played
+from learning_rollouts import played, succeeded
 
 from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.tasks import CoinCollectorEpisode, coin_collector
@@ -249,7 +249,7 @@ def first_successes(run: Path) -> dict[str, int]:
         for rollout, *_ in rollouts:
             house = str(json.loads(rollout["task"])["seed"])
             episodes[house] += 1
-            if rollout["dropped"] is None and rollout["return"] is not None and rollout["return"] >= 100:
+            if succeeded(rollout, 100):
                 found.setdefault(house, episodes[house])
     return found
 

@@ -92,9 +92,9 @@ class Kept:
         found = {seed: self.run(arm, seed) for seed in self.plan["stages"][stage]["seeds"]}
         return {seed: run for seed, run in found.items() if run}
 
-    def parts(self, model: str, kind: str) -> dict[str, np.ndarray] | None:
-        """Return success by house [houses] in each part of an evaluation; None if there is none."""
-        file = self.results / f"{model}.{kind}.json"
+    def parts(self, name: str) -> dict[str, np.ndarray] | None:
+        """Return success by house [houses] in each part of an evaluation or fine-tuning; None if there is none."""
+        file = self.results / f"{name}.json"
         if not file.is_file():
             return None
         return {part: shares(counts) for part, counts in json.loads(file.read_text())["parts"].items()}
@@ -108,7 +108,7 @@ class Kept:
     def by_house(self, stage: str, arm: str, part: str) -> dict[int, np.ndarray]:
         """Return by seed success by house [houses] in the scored validations, or after the memory was deleted."""
         if part == DELETED:
-            found = {seed: self.parts(f"{arm}-{seed}", "deleted") for seed in self.plan["stages"]["deleted"]["seeds"]}
+            found = {seed: self.parts(f"{arm}-{seed}.deleted") for seed in self.plan["stages"]["deleted"]["seeds"]}
             return {seed: parts[DELETED] for seed, parts in found.items() if parts}
         scored = self.plan["stages"][stage]["scored"]
         return {seed: run.houses(part, scored) for seed, run in self.runs(stage, arm).items()}
@@ -392,7 +392,7 @@ def titles_of_models(kept: Kept) -> dict[str, str]:
 def trials(kept: Kept, model: str, kind: str) -> dict[int, np.ndarray]:
     """Return by seed of the model success by trial and house [trials, houses]; the warm start has seed 0."""
     names = {0: WARM} if model == WARM else {s: f"{model}-{s}" for s in kept.plan["stages"]["adaptation"]["seeds"]}
-    found = {seed: kept.parts(name, kind) for seed, name in names.items()}
+    found = {seed: kept.parts(f"{name}.{kind}") for seed, name in names.items()}
     return {
         seed: np.array([parts[f"seed 0, trial {trial}, tasks"] for trial in range(len(parts))])
         for seed, parts in found.items()

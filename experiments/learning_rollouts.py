@@ -1,6 +1,6 @@
 """The rollouts that a run has kept, those before an interruption included."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,3 +27,8 @@ def played(run: Path, phase: Phase, columns: Sequence[str]) -> dict[int, list[li
             steps.setdefault(of_rollout[0]["step"], []).append(of_rollout)
         found |= steps
     return found
+
+
+def succeeded(call: Mapping[str, Any], success_return: float) -> bool:
+    """Return whether the rollout of a call was used and reached a return; of columns `return` and `dropped`."""
+    return call["dropped"] is None and call["return"] is not None and call["return"] >= success_return

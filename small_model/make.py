@@ -79,10 +79,10 @@ def main() -> None:
         settings = Settings(seed=arguments.seed, learning_rate=learning_rate)
         train(base, encoded, settings, start.with_suffix(".part"), last, arguments.workers)
         start.with_suffix(".part").rename(start)
-    *earlier, last = sorted(arguments.output.glob("stage-*"))
+    made_stages = sorted(arguments.output.glob("stage-*"))
     for name in ADAPTER_FILES:
-        shutil.copy(last / name, arguments.output)
-    for stage in (*earlier, last):
+        shutil.copy(made_stages[-1] / name, arguments.output)
+    for stage in made_stages:
         shutil.rmtree(stage)
     sums = [f"{hashlib.sha256((arguments.output / name).read_bytes()).hexdigest()}  {name}\n" for name in ADAPTER_FILES]
     (arguments.output / CHECKSUMS).write_text("".join(sums))
