@@ -20,7 +20,7 @@ BEST = "best"
 WARM = "warm-start"
 ADAPTATIONS = ("write", "off", "other")  # own notes; none; those of another house
 CROSSED = ("of-start", "by-start")  # the start's notes, read by the model; the model's, read by the start
-FROZEN = 1e-12  # a rate that changes no weight
+FROZEN = 0.0  # the rate of an arm whose weights do not change
 
 
 @dataclass(frozen=True)

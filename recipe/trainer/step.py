@@ -67,6 +67,7 @@ def train_step(
         ranks=trainer.resource_pool_manager.get_n_gpus(),
         micro_batch=actor.ppo_micro_batch_size_per_gpu or 1,
         other_terms=held | (actor.entropy_coeff != 0),
+        frozen=algorithm.learning_rate == 0,
     )
 
     # Update. The loss is `hybrid_loss`, which says what tokens it masked.

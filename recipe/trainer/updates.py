@@ -62,7 +62,13 @@ def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, mi
 
 
 def planned_batch(
-    batch: DataProto, *, updates: int, ranks: int, micro_batch: int, other_terms: torch.Tensor | bool = True
+    batch: DataProto,
+    *,
+    updates: int,
+    ranks: int,
+    micro_batch: int,
+    other_terms: torch.Tensor | bool = True,
+    frozen: bool = False,
 ) -> tuple[DataProto, int]:
     """Return the batch for a training step's updates, and the number of rows of each update, fillers included.
 
@@ -79,6 +85,7 @@ def planned_batch(
         other_terms: which rows have a KL or an entropy term, [rows], bool; or whether all have. Without one a row whose
             advantages are 0, of a group with equal scores, has no gradient unless it is distilled, and is left out
             after the weights are known; an update keeps one row.
+        frozen: the learning rate is 0, so every row is left out as if it had no gradient.
     """
     groups, rollouts = (batch.non_tensor_batch[key].tolist() for key in ("data_id_list", "rollout_id_list"))
     plan = plan_updates(groups, updates)
@@ -91,7 +98,8 @@ def planned_batch(
         members = len({rollouts[row] for row in rows})
         for row in rows:
             weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
-    learns = ((batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"] | other_terms).tolist()
+    learns = (batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"] | other_terms
+    learns = (learns & (not frozen)).tolist()
     plan = [[row for row in rows if learns[row]] or rows[:1] for rows in plan]
     order = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
     planned = with_fillers(batch, order)

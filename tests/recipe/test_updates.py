@@ -231,6 +231,12 @@ def test_distilled_rows_are_kept_though_their_advantages_are_zero() -> None:
     assert len(found) == len(batch)
 
 
+def test_with_a_learning_rate_of_zero_an_update_has_one_row() -> None:
+    batch = batch_of(rollouts_of(seed=4, groups=6, split=True))
+    planned, size = planned_batch(batch, updates=2, ranks=1, micro_batch=1, other_terms=True, frozen=True)
+    assert (len(planned), size) == (2, 1) < (len(batch), len(batch))
+
+
 @pytest.mark.parametrize(
     ("sizes", "updates", "rows"),
     [
