@@ -113,7 +113,7 @@ def test_the_start_is_fine_tuned_on_successes_without_their_notes(tmp_path: Path
                 folder / "rollouts", [row | {"step": step, "rollout": f"{number} {rollout}"} for row in rows[:2]], "all"
             )
     assert fine_tune.successes(tmp_path, 100.0) == [chat, chat]
-    assert chat == [Message(each["role"], each["content"], each["role"] == "assistant") for each in said]
+    assert chat == tuple(Message(each["role"], each["content"], each["role"] == "assistant") for each in said)
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(SMOLLM2))
     tiny(0).save_pretrained(tmp_path / "start")
@@ -127,6 +127,31 @@ def test_the_start_is_fine_tuned_on_successes_without_their_notes(tmp_path: Path
         with torch.no_grad():
             losses.append(reply_loss(model, row).item())
     assert losses[1] < 0.5 * losses[0]
+
+
+def test_chats_that_are_alike_count_as_often_as_they_were_played(tmp_path: Path):
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(SMOLLM2))
+    tiny(0).save_pretrained(tmp_path / "start")
+    tokenizer.save_pretrained(tmp_path / "start")
+    moved, taken = (
+        (Message("user", "You are in the hall.", False), Message("assistant", words, True))
+        for words in ("move east", "take the coin now")
+    )
+    chats = [moved, taken, moved, moved]
+    fine_tune.fine_tune(tmp_path / "start", chats, tmp_path / "end", rate=1e-3, epochs=4, batch=4, seed=0)
+    found = LlamaForCausalLM.from_pretrained(tmp_path / "end", dtype=torch.float32)
+
+    plain = LlamaForCausalLM.from_pretrained(tmp_path / "start", dtype=torch.float32)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+    rows = [encode(chat, tokenizer) for chat in chats]
+    for _ in range(4):
+        loss = torch.stack([reply_loss(plain, row) for row in rows]).sum() / sum(sum(row.weights) for row in rows)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    for one, other in zip(found.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other.to(torch.bfloat16).float(), rtol=0.01, atol=2e-4)
 
 
 def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
