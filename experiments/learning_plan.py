@@ -120,7 +120,7 @@ def chosen(plan: Mapping[str, Any], results: Path) -> dict[str, tuple[str, float
         if not file.is_file():
             missing.append(job.name)
         else:
-            reached = score(read_rows(file), scored) if isinstance(job, Training) else share_in(file)
+            reached = reached_in(job, file, scored)
             if reached > found.get(arm, (-1.0, 0.0))[0]:
                 found[arm] = reached, job.rate
     if missing:
@@ -128,6 +128,11 @@ def chosen(plan: Mapping[str, Any], results: Path) -> dict[str, tuple[str, float
     picked = {arm: (arm, rate) for arm, (_, rate) in found.items()}
     best = max(plan["forms"], key=lambda form: found[form][0], default=None)
     return picked | ({BEST: picked[best]} if best else {})
+
+
+def reached_in(job: Job, file: Path, scored: int) -> float:
+    """Return the score of a run of development, from what was kept of it."""
+    return score(read_rows(file), scored) if isinstance(job, Training) else share_in(file)
 
 
 def share_in(file: Path) -> float:

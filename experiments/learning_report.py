@@ -11,16 +11,16 @@ import numpy as np
 from learning_notes import KINDS
 from learning_plan import (
     BEST,
+    FROZEN,
     SCORE,
     WARM,
     chosen,
     development,
-    development_name,
     file_of,
     later,
     provisional,
+    reached_in,
     read_rows,
-    score,
 )
 from learning_statistics import Curve, curve, first_reach, mean_curve, over_blocks, over_seeds_and_houses, p_of_pairs
 
@@ -179,16 +179,18 @@ def frozen_start(kept: Kept) -> str:
 def table_of_development(kept: Kept) -> str:
     """Return the scores on which rates and form are chosen."""
     plan = kept.plan
-    stage = plan["stages"]["development"]
-    rates, seed = sorted(plan["rates"]), stage["seeds"][0]
-    rows = []
-    for arm, values in plan["arms"].items():
-        runs = [kept.run(development_name(arm, rate), seed) for rate in rates]
-        cells = [f"{100 * score(run.rows, stage['scored'], SCORE):.0f} %" if run else "-" for run in runs]
-        rows.append([values["title"], *cells])
-    if all(cell == "-" for row in rows for cell in row[1:]):
+    scored = plan["stages"]["development"]["scored"]
+    files = {(job.like, job.rate): (job, file_of(job, kept.results)) for job in development(plan, Path())}
+    found = {place: reached_in(job, file, scored) for place, (job, file) in files.items() if file.is_file()}
+    if not found:
         return ""
-    told = markdown(["development: success without notes", *(f"{rate:.0e}" for rate in rates)], rows)
+    rates = sorted({rate for _, rate in files})
+    rows = [
+        [values["title"], *(f"{100 * found[arm, rate]:.0f} %" if (arm, rate) in found else "-" for rate in rates)]
+        for arm, values in plan["arms"].items()
+    ]
+    names = ["frozen" if rate == FROZEN else f"{rate:.0e}" for rate in rates]
+    told = markdown(["development: success without notes", *names], rows)
     try:
         best, rate = chosen(plan, kept.results)[BEST]
     except SystemExit:
