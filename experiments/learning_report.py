@@ -168,10 +168,10 @@ def frozen_start(kept: Kept) -> str:
     if not file.is_file():
         return ""
     chances = np.array([chance for houses in json.loads(file.read_text()).values() for chance in houses.values()])
-    found = [f"{np.sum(1 - (1 - chances) ** episodes):.0f} in {episodes}" for episodes in EPISODES]
+    found = [f"{np.sum(1 - (1 - chances) ** episodes):.1f} in {episodes}" for episodes in EPISODES]
     return (
-        f"The untrained start goes the way of a house without notes in {100 * chances.mean():.1f} % of its episodes"
-        f" (lowest {100 * chances.min():.1f} %). Of the coins of {len(chances)} houses it would find"
+        f"The untrained start goes the way of a house without notes in {100 * chances.mean():.2g} % of its episodes"
+        f" (lowest {100 * chances.min():.2g} %). Of the coins of {len(chances)} houses it would find"
         f" {' and '.join(found)} episodes a house."
     )
 

@@ -290,7 +290,7 @@ def test_the_report_takes_results_apart(tmp_path: Path):
         (results / f"held-1.{kind}.json").write_text(json.dumps({"parts": parts}))
     report.write_report(lay_over(PLAN, {"stages": {"deleted": {"seeds": [1]}}}), results, docs)
     text = (docs / "learning.md").read_text() + (results / "README.md").read_text()
-    assert "in 2.0 % of its episodes (lowest 2.0 %). Of the coins of 4 houses it would find 2 in 48 and 3 in 96" in text
+    assert "in 2 % of its episodes (lowest 2 %). Of the coins of 4 houses it would find 2.5 in 48 and 3.4 in 96" in text
     assert "*Against GRPO + 1/n seed by seed +50; mean of 1 seeds +50 points" in text
     assert "Against GRPO seed by seed +25; mean of 1 seeds +25 points" in text
     assert "with and without off-policy steps +12 points" in text  # 3/8 - 2/8
