@@ -98,9 +98,8 @@ def planned_batch(
         members = len({rollouts[row] for row in rows})
         for row in rows:
             weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
-    learns = (batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"] | other_terms
-    learns = (learns & (not frozen)).tolist()
-    plan = [[row for row in rows if learns[row]] or rows[:1] for rows in plan]
+    learns = ((batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"] | other_terms).tolist()
+    plan = [[row for row in rows if learns[row] and not frozen] or rows[:1] for rows in plan]
     order = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
     planned = with_fillers(batch, order)
     planned.batch["token_weight"] = torch.tensor([0.0 if row == FILLER else weights[row] for row in order])
