@@ -4,6 +4,7 @@ It is the rival of reinforcement learning in experiments/deep.yaml: what the sta
 """
 
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -37,19 +38,21 @@ def successes(run: Path, success_return: float) -> list[Chat]:
 
 
 def fine_tune(
-    start: Path, chats: Sequence[Chat], output: Path, *, rate: float, epochs: int, batch: int, seed: int
+    start: Path, chats: Sequence[Chat], output: Path, *, rate: float, epochs: int, updates: int, batch: int, seed: int
 ) -> None:
     """Write the model `start` after `epochs` over the chats, by AdamW on its replies' mean loss a token, in float32.
 
-    A batch is `batch` chats in a random order; without any chat the model is written as it is. Chats that are alike, as
-    successes in one house mostly are, cost one pass in a batch.
+    A batch is `batch` chats in a random order; without any chat the model is written as it is. Where chats are so few
+    that these are less than `updates`, it goes on for further epochs. Chats that are alike, as successes in one house
+    mostly are, cost one pass in a batch.
     """
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(start)
     model: Any = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32, attn_implementation="sdpa")
     rows, generator = {chat: encode(chat, tokenizer) for chat in chats}, random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
-    for _ in range(epochs):
+    batches = math.ceil(len(chats) / batch)
+    for _ in range(max(epochs, math.ceil(updates / max(batches, 1)))):
         order = generator.sample(chats, len(chats))
         for begin in range(0, len(order), batch):
             counts = Counter(order[begin : begin + batch])

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,10 +45,9 @@ from learning_plan import (
     FineTuning,
     Job,
     Training,
+    all_jobs,
     chosen,
-    development,
     file_of,
-    later,
     provisional,
     read_plan,
 )
@@ -165,8 +165,7 @@ class Experiment:
 
     def jobs(self) -> Iterator[Job]:
         """Yield all that is to be made; what follows development once that has been made."""
-        yield from development(self.plan, self.runs)
-        yield from later(self.plan, chosen(self.plan, self.results), self.runs)
+        return all_jobs(self.plan, self.runs, partial(chosen, self.plan, self.results))
 
     def model_of(self, name: str) -> Path:
         return self.runs / "models" / name
@@ -426,12 +425,8 @@ def main() -> None:
         of.results.mkdir(exist_ok=True)
         _write(of.results / START, json.dumps(chances_of_start(of)))
     elif arguments.verb == "list":
-        try:
-            choice = chosen(of.plan, of.results)
-        except SystemExit as error:
-            print(error)
-            choice = provisional(of.plan)
-        for job in filter(wanted, (*development(of.plan, of.runs), *later(of.plan, choice, of.runs))):
+        choose = partial(provisional, of.plan, of.results)
+        for job in filter(wanted, all_jobs(of.plan, of.runs, choose)):
             print(f"{job.stage:16}{job.name:40}{'kept' if file_of(job, of.results).exists() else 'to be made'}")
     else:
         try:

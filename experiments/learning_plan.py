@@ -1,7 +1,7 @@
 """A plan, such as experiments/learning.yaml, as what is to be done: trainings in their order, and evaluations."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,11 +89,36 @@ def read_plan(name: str = PLANS[0]) -> dict[str, Any]:
     return yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text())
 
 
-def development(plan: Mapping[str, Any], runs: Path) -> list[Training | FineTuning]:
+def all_jobs(
+    plan: Mapping[str, Any], runs: Path, choose: Callable[[Collection[str]], Mapping[str, tuple[str, float]]]
+) -> Iterator[Job]:
+    """Yield what is to be made in its order: development of the claim's arms, the claim, then all the rest.
+
+    choose: given arms whose development has been yielded, returns as `chosen` does.
+    """
+    arms, rest = claimed(plan), [stage for stage in plan["stages"] if stage != "claim"]
+    yield from development(plan, arms, runs)
+    yield from later(plan, choose(arms), ("claim",), runs)
+    yield from development(plan, plan["arms"].keys() - arms, runs)
+    yield from later(plan, choose(plan["arms"]), rest, runs)
+
+
+def claimed(plan: Mapping[str, Any]) -> set[str]:
+    """Return the arms of development that the claim needs."""
+    likes = {values["like"] for values in plan["stages"]["claim"]["arms"].values()}
+    return likes - {BEST} | (set(plan["forms"]) if BEST in likes else set())
+
+
+def development(plan: Mapping[str, Any], arms: Collection[str], runs: Path) -> list[Training | FineTuning]:
     """Return the runs on which rates and form are chosen: all arms with the first rate, then with the next one."""
-    stage, arms = plan["stages"]["development"], plan["arms"]
-    pairs = [(arm, FROZEN) for arm in arms if arms[arm].get("frozen")]
-    pairs += [(arm, rate) for rate in plan["rates"] for arm in arms if not arms[arm].get("frozen")]
+    stage, values = plan["stages"]["development"], {arm: plan["arms"][arm] for arm in plan["arms"] if arm in arms}
+    pairs = [(arm, FROZEN) for arm in values if values[arm].get("frozen")]
+    pairs += [
+        (arm, rate)
+        for rate in plan["rates"]
+        for arm in values
+        if not values[arm].get("frozen") and rate in values[arm].get("rates", plan["rates"])
+    ]
     return [_trained(plan, "development", development_name(arm, rate), {"like": arm}, rate, seed, runs)
             for seed in stage["seeds"] for arm, rate in pairs]  # fmt: skip
 
@@ -107,26 +132,27 @@ def score(rows: Sequence[Mapping[str, float]], scored: int, metric: str = SCORE)
     return float(np.mean([row[metric] for row in rows if metric in row][-scored:]))
 
 
-def chosen(plan: Mapping[str, Any], results: Path) -> dict[str, tuple[str, float]]:
+def chosen(plan: Mapping[str, Any], results: Path, arms: Collection[str]) -> dict[str, tuple[str, float]]:
     """Return by arm, `best` among them, the arm whose settings it has and its rate, by the scores in development.
 
-    Of equal scores the smaller rate wins, and the form that comes first. Raises SystemExit while runs are missing.
+    Of equal scores the smaller rate wins, and the form that comes first; of zeros the largest rate, which learns most
+    from the few successes that there may be. Raises SystemExit while runs are missing.
     """
     scored = plan["stages"]["development"]["scored"]
     found: dict[str, tuple[float, float]] = {}
     missing = []
-    for job in sorted(development(plan, Path()), key=lambda job: job.rate):
+    for job in sorted(development(plan, arms, Path()), key=lambda job: job.rate):
         file, arm = file_of(job, results), job.like
         if not file.is_file():
             missing.append(job.name)
         else:
             reached = reached_in(job, file, scored)
-            if reached > found.get(arm, (-1.0, 0.0))[0]:
+            if reached > (best := found.get(arm, (0.0, 0.0))[0]) or best == 0.0:
                 found[arm] = reached, job.rate
     if missing:
         raise SystemExit(f"rates and form are not chosen yet: development lacks {', '.join(missing[:3])} ...")
     picked = {arm: (arm, rate) for arm, (_, rate) in found.items()}
-    best = max(plan["forms"], key=lambda form: found[form][0], default=None)
+    best = max((form for form in plan["forms"] if form in found), key=lambda form: found[form][0], default=None)
     return picked | ({BEST: picked[best]} if best else {})
 
 
@@ -141,30 +167,33 @@ def share_in(file: Path) -> float:
     return sum(hits for hits, _ in counts) / sum(episodes for _, episodes in counts)
 
 
-def provisional(plan: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
-    """Return a choice with which to list all jobs before development has been made; its rates are not the last word."""
-    rate = plan["rates"][0]
-    found = {arm: (arm, FROZEN if values.get("frozen") else rate) for arm, values in plan["arms"].items()}
-    return found | ({BEST: (plan["forms"][-1], rate)} if plan["forms"] else {})
+def provisional(plan: Mapping[str, Any], results: Path, arms: Collection[str]) -> dict[str, tuple[str, float]]:
+    """Return what is chosen, or, while runs are missing, any choice with which all jobs can be listed."""
+    try:
+        return chosen(plan, results, arms)
+    except SystemExit:
+        found = {arm: (arm, FROZEN if plan["arms"][arm].get("frozen") else plan["rates"][0]) for arm in arms}
+        return found | ({BEST: found[plan["forms"][-1]]} if plan["forms"] else {})
 
 
-def later(plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], runs: Path) -> list[Job]:
-    """Return what follows development in its order: the claim's trainings; then the other stages', seed by seed.
+def later(
+    plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], stages: Collection[str], runs: Path
+) -> list[Job]:
+    """Return the trainings of `stages` whose arms are chosen, seed by seed, each with what is evaluated of it.
 
     A model is evaluated as soon as it is trained, while its weights are there: they are not kept. The start is
     evaluated where its stage stands.
     """
     names = [name for name in plan["stages"] if name != "development"]
-    jobs: list[tuple[int, int, Job]] = []
-    for stage in names:
-        for seed in plan["stages"][stage]["seeds"]:
-            jobs += [(stage != "claim", seed, job) for job in _jobs(plan, stage, seed, choice, runs)]
-    in_order = [job for _, _, job in sorted(jobs, key=lambda place: place[:2])]
+    jobs = [
+        job for name in names for seed in plan["stages"][name]["seeds"] for job in _jobs(plan, name, seed, choice, runs)
+    ]
+    in_order = sorted(jobs, key=lambda job: job.seed)
     of_models: dict[str, list[Job]] = {}
     for job in in_order:
         if isinstance(job, Evaluation) and job.model != WARM:
             of_models.setdefault(job.model, []).append(job)
-    made = [job for job in in_order if not isinstance(job, Evaluation) or job.model == WARM]
+    made = [job for job in in_order if job.stage in stages and (not isinstance(job, Evaluation) or job.model == WARM)]
     return [each for job in made for each in (job, *of_models.get(job.name, ()))]
 
 
@@ -173,8 +202,8 @@ def _jobs(
 ) -> Iterator[Job]:
     stage, best = plan["stages"][name], choice.get(BEST, ("", 0.0))[0]
     for arm, values in stage.get("arms", {}).items():
-        like, rate = choice[values["like"]]
-        if not repeats(plan, name, arm, best):
+        like, rate = choice.get(values["like"], (None, FROZEN))
+        if like and not repeats(plan, name, arm, best):
             yield _trained(plan, name, arm, values | {"like": like}, rate, seed, runs)
     models = [f"{arm}-{seed}" for arm in stage.get("of", ()) if not repeats(plan, "described", arm, best)]
     if name == "deleted":

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +15,11 @@ from learning_plan import (
     FROZEN,
     SCORE,
     WARM,
+    all_jobs,
     chosen,
+    claimed,
     development,
     file_of,
-    later,
     provisional,
     reached_in,
     read_rows,
@@ -151,12 +153,8 @@ def between(page: Path, begin: str, made: Sequence[str]) -> None:
 def missing(kept: Kept) -> str:
     """Return a line for each stage of which something is not kept yet."""
     plan = kept.plan
-    try:
-        choice = chosen(plan, kept.results)
-    except SystemExit:
-        choice = provisional(plan)
     there: dict[str, list[bool]] = {}
-    for job in (*development(plan, Path()), *later(plan, choice, Path())):
+    for job in all_jobs(plan, Path(), partial(provisional, plan, kept.results)):
         there.setdefault(job.stage, []).append(file_of(job, kept.results).is_file())
     lines = [f"- {stage}: {sum(found)} of {len(found)}" for stage, found in there.items() if not all(found)]
     return "Kept of what was planned, where something is missing below:\n\n" + "\n".join(lines) if lines else ""
@@ -180,7 +178,7 @@ def table_of_development(kept: Kept) -> str:
     """Return the scores on which rates and form are chosen."""
     plan = kept.plan
     scored = plan["stages"]["development"]["scored"]
-    files = {(job.like, job.rate): (job, file_of(job, kept.results)) for job in development(plan, Path())}
+    files = {(job.like, job.rate): (job, file_of(job, kept.results)) for job in development(plan, plan["arms"], Path())}
     found = {place: reached_in(job, file, scored) for place, (job, file) in files.items() if file.is_file()}
     if not found:
         return ""
@@ -191,8 +189,10 @@ def table_of_development(kept: Kept) -> str:
     ]
     names = ["frozen" if rate == FROZEN else f"{rate:.0e}" for rate in rates]
     told = markdown(["development: success without notes", *names], rows)
+    if not plan["forms"]:
+        return told
     try:
-        best, rate = chosen(plan, kept.results)[BEST]
+        best, rate = chosen(plan, kept.results, claimed(plan))[BEST]
     except SystemExit:
         return told
     return f"{told}\n\nThe best form is *{plan['arms'][best]['title']}*, with {rate:.0e}."

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,10 @@ def test_the_start_is_fine_tuned_on_successes_without_their_notes(tmp_path: Path
     tiny(0).save_pretrained(tmp_path / "start")
     tokenizer.save_pretrained(tmp_path / "start")
     losses = []
-    for epochs in (0, 20):
-        fine_tune.fine_tune(tmp_path / "start", [chat], tmp_path / "end", rate=1e-2, epochs=epochs, batch=2, seed=0)
+    for updates in (0, 20):  # 20 epochs of one batch
+        fine_tune.fine_tune(
+            tmp_path / "start", [chat], tmp_path / "end", rate=1e-2, epochs=0, updates=updates, batch=2, seed=0
+        )
         model = LlamaForCausalLM.from_pretrained(tmp_path / "end", dtype=torch.float32)
         row = encode(chat, tokenizer)
         assert tokenizer.decode([row.ids[place] for place in row.learned]) == "move east<|im_end|>take coin<|im_end|>"
@@ -138,7 +141,7 @@ def test_chats_that_are_alike_count_as_often_as_they_were_played(tmp_path: Path)
         for words in ("move east", "take the coin now")
     )
     chats = [moved, taken, moved, moved]
-    fine_tune.fine_tune(tmp_path / "start", chats, tmp_path / "end", rate=1e-3, epochs=4, batch=4, seed=0)
+    fine_tune.fine_tune(tmp_path / "start", chats, tmp_path / "end", rate=1e-3, epochs=1, updates=4, batch=4, seed=0)
     found = LlamaForCausalLM.from_pretrained(tmp_path / "end", dtype=torch.float32)
 
     plain = LlamaForCausalLM.from_pretrained(tmp_path / "start", dtype=torch.float32)
@@ -156,21 +159,28 @@ def test_chats_that_are_alike_count_as_often_as_they_were_played(tmp_path: Path)
 
 def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
     plan = plans.read_plan("deep")
-    made = plans.development(plan, tmp_path)
-    assert len(made) == 2 + 3 * 6  # two frozen, and six arms with three rates
+    made = plans.development(plan, plan["arms"], tmp_path)
+    assert len(made) == 2 + 1 + 3 * 5  # two frozen, GRPO with one rate, and five arms with three
     (tuned,) = [job for job in made if job.name == "dev-tuned-memory-2e-5-0"]
     assert isinstance(tuned, plans.FineTuning) and tuned.of == made[1] and made[1].name == "dev-frozen-memory-0"
-    with pytest.raises(SystemExit, match="lacks dev-frozen-0, dev-frozen-memory-0, dev-grpo-1e-5-0"):
-        plans.chosen(plan, tmp_path)
+    with pytest.raises(SystemExit, match="lacks dev-frozen-0, dev-frozen-memory-0, dev-internalise-1e-5-0"):
+        plans.chosen(plan, tmp_path, plans.claimed(plan))
+    listed = [*plans.all_jobs(plan, tmp_path, partial(plans.provisional, plan, tmp_path))]
+    stages = [stage for stage, _ in itertools.groupby(job.stage for job in listed if job.stage != "deleted")]
+    assert stages[:4] == ["development", "claim", "development", "described"]  # what the claim needs comes first
+    assert {job.like for job in listed[: len(made)] if job.stage == "development"} == plans.claimed(plan)
+    assert len({job.name for job in listed}) == len(listed)
     for job in made:  # the second rate is the best one of all
         if isinstance(job, plans.FineTuning):
-            parts = {"no notes": {"1": [0, 8], "2": [4 if job.rate == 2e-5 else 2, 8]}}
+            hits = 0 if job.like == "tuned" else 4 if job.rate == 2e-5 else 2
+            parts = {"no notes": {"1": [0, 8], "2": [hits, 8]}}
             plans.file_of(job, tmp_path).write_text(json.dumps({"parts": parts}))
         else:
             keep_run(tmp_path, job.name, [{plans.SCORE: 0.5 if job.rate == 2e-5 else 0.25}])
-    choice = plans.chosen(plan, tmp_path)
-    assert choice["frozen"] == ("frozen", plans.FROZEN) and choice["tuned"] == ("tuned", 2e-5)
-    jobs = plans.later(plan, choice, tmp_path)
+    choice = plans.chosen(plan, tmp_path, plan["arms"])
+    assert choice["frozen"] == ("frozen", plans.FROZEN) and choice["tuned-memory"] == ("tuned-memory", 2e-5)
+    assert choice["tuned"] == ("tuned", 4e-5)  # no success at any rate: the largest
+    jobs = [job for job in plans.all_jobs(plan, tmp_path, lambda _: choice) if job.stage != "development"]
     first = [job.name for job in jobs if job.seed == 1]
     assert first[:4] == ["grpo-1", "internalise-1", "internalise-1.deleted", "frozen-1"]
     assert [job.name for job in jobs if job.stage == "claim"][-2:] == ["frozen-memory-10", "tuned-memory-10"]

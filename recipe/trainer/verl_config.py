@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from empo2.memory.cpu import fast_dtype
+from empo2.memory.cpu import CACHE_BLOCK, fast_dtype
 from empo2.recipe.config import VLLM_TRACES, Settings, flat, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.network import LOOPBACK
@@ -344,8 +344,7 @@ def cpu_options(settings: Settings) -> dict[str, Any]:
         f"{rollout}.enforce_eager": True,
         f"{rollout}.dtype": dtype,
         f"{rollout}.max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size to measure memory
-        # vLLM takes 128 on a CPU: short turns would compute half a block each anew, a third of a rollout's time.
-        f"{rollout}.engine_kwargs.vllm.block_size": 32,
+        f"{rollout}.engine_kwargs.vllm.block_size": CACHE_BLOCK,
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": "empo2.recipe.engine.cpu_worker.CpuWorkerExtension",
         f"{rollout}.engine_kwargs.vllm.distributed_executor_backend": "uni",
         **({f"{ray}.num_cpus": 2 + workers, f"{ray}.num_gpus": workers} if settings.hardware.cluster is None else {}),
