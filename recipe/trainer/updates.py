@@ -33,7 +33,9 @@ def plan_updates(groups: Sequence[str], updates: int) -> list[list[int]]:
     return plan
 
 
-def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, micro_batch: int) -> list[int]:
+def lay_out(
+    plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, micro_batch: int
+) -> tuple[list[int], int]:
     """Order rows so that verl cuts the planned mini-batches, with fillers for those that have too few rows.
 
     verl cuts a batch into one part per rank, each part into mini-batches of equal size, and those into
@@ -42,12 +44,17 @@ def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, mi
     Args:
         tokens: length of each row.
         ranks: processes that share the data.
-        micro_batch: rows of a forward pass on one rank.
+        micro_batch: most rows of a forward pass on one rank.
 
     Returns:
-        Indices of rows, ``FILLER`` for a filler; ``len(plan)`` mini-batches of equal size.
+        Indices of rows, ``FILLER`` for a filler, ``len(plan)`` mini-batches of equal size; and the rows of a
+        micro-batch, which are fewer than the most where this needs fewer fillers, since without packing a filler costs
+        as much as the longest row beside it.
     """
-    slots = math.ceil(max(map(len, plan)) / (ranks * micro_batch)) * micro_batch  # of one rank in one mini-batch
+    rows_of_rank = math.ceil(max(map(len, plan)) / ranks)  # in the largest mini-batch
+    passes = math.ceil(rows_of_rank / micro_batch)
+    micro_batch = math.ceil(rows_of_rank / passes)
+    slots = passes * micro_batch
     parts: list[list[int]] = [[] for _ in range(ranks)]
     for rows in plan:
         shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -58,7 +65,7 @@ def lay_out(plan: Sequence[Sequence[int]], tokens: Sequence[int], ranks: int, mi
             sizes[rank] += tokens[row]
         for part, share in zip(parts, shares, strict=True):
             part += share + [FILLER] * (slots - len(share))
-    return [row for part in parts for row in part]
+    return [row for part in parts for row in part], micro_batch
 
 
 def planned_batch(
@@ -81,7 +88,7 @@ def planned_batch(
         batch: real rows only, with their advantages; left as it is.
         updates: optimizer steps.
         ranks: processes that share the data.
-        micro_batch: rows of a forward pass on one rank.
+        micro_batch: most rows of a forward pass on one rank; ``meta_info`` gets their number, by the engine's key.
         other_terms: which rows have a KL or an entropy term, [rows], bool; or whether all have. Without one a row whose
             advantages are 0, of a group with equal scores, has no gradient unless it is distilled, and is left out
             after the weights are known; an update keeps one row.
@@ -100,8 +107,9 @@ def planned_batch(
             weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
     learns = ((batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"] | other_terms).tolist()
     plan = [[row for row in rows if learns[row] and not frozen] or rows[:1] for rows in plan]
-    order = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
+    order, rows_of_pass = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
     planned = with_fillers(batch, order)
+    planned.meta_info["micro_batch_size_per_gpu"] = rows_of_pass
     planned.batch["token_weight"] = torch.tensor([0.0 if row == FILLER else weights[row] for row in order])
     planned.batch["advantages"] = planned.batch["advantages"] * planned.batch["token_weight"].unsqueeze(-1)
     planned.batch["first_index"] = torch.tensor(order) * batch.batch["responses"].shape[-1]

@@ -88,7 +88,8 @@ def worker_updates(
 ) -> list[Update]:
     """What verl's ``train_mini_batch`` and FSDP do with the planned batch, the model being a table of log-probs."""
     planned, size = planned_batch(batch, updates=updates, ranks=ranks, micro_batch=micro, other_terms=other_terms)
-    assert size % (ranks * micro) == 0 and len(planned) % size == 0
+    rows_of_pass = planned.meta_info["micro_batch_size_per_gpu"]
+    assert rows_of_pass <= micro and size % (ranks * rows_of_pass) == 0 and len(planned) % size == 0
     config = actor_config(
         rollout_n=1,
         ppo_micro_batch_size_per_gpu=micro,
@@ -105,7 +106,7 @@ def worker_updates(
     per_rank = size // ranks
     for part in tensordict_utils.chunk_tensordict(data, ranks):
         for update, mini in zip(done, tensordict_utils.chunk_tensordict(part, len(part) // per_rank), strict=True):
-            tensordict_utils.assign_non_tensor(mini, use_dynamic_bsz=False, micro_batch_size_per_gpu=micro)
+            tensordict_utils.assign_non_tensor(mini, use_dynamic_bsz=False)
             for micro_batch in prepare_micro_batches(mini)[0]:
                 tensordict_utils.assign_non_tensor(micro_batch, dp_size=ranks, batch_num_tokens=1, global_batch_size=1)
                 one_micro_batch(update, micro_batch, config, log_probs, ranks)
@@ -256,7 +257,14 @@ def test_updates_get_whole_groups_and_about_as_many_rows(sizes: list[int], updat
 
 def test_ranks_share_an_updates_tokens() -> None:
     tokens = [1000, 10, 10, 10, 500, 500, 400, 600]
-    order = np.array(lay_out([[0, 1, 2, 3], [4, 5, 6, 7]], tokens, ranks=2, micro_batch=1)).reshape(2, 2, 2)
+    laid_out, _ = lay_out([[0, 1, 2, 3], [4, 5, 6, 7]], tokens, ranks=2, micro_batch=1)
+    order = np.array(laid_out).reshape(2, 2, 2)
     # rank, update, row
     assert [set(order[:, update].flatten().tolist()) for update in range(2)] == [{0, 1, 2, 3}, {4, 5, 6, 7}]
     assert [sum(tokens[row] for row in order[rank, 1]) for rank in range(2)] == [1000, 1000]
+
+
+@pytest.mark.parametrize(("rows", "rows_of_pass", "slots"), [(1, 1, 1), (4, 4, 4), (5, 3, 6), (9, 3, 9), (13, 4, 16)])
+def test_a_pass_has_fewer_rows_where_this_saves_fillers(rows: int, rows_of_pass: int, slots: int) -> None:
+    order, found = lay_out([[*range(rows)]], [10] * rows, ranks=1, micro_batch=4)
+    assert (found, len(order)) == (rows_of_pass, slots)
