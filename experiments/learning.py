@@ -264,8 +264,11 @@ def count(counts: Counts, seed: int, return_: float | None) -> None:
 
 def make_fine_tuning(job: FineTuning, of: Experiment) -> None:
     """Fine-tune the start on a training's successes without their notes, and play the houses of that training."""
-    model, settings = of.model_of(job.name), job.of.phases[-1].settings
-    chats = successes(of.runs / job.of.name, settings.algorithm.success_return)
+    model, settings, run = of.model_of(job.name), job.of.phases[-1].settings, of.runs / job.of.name
+    if not run.is_dir():
+        kept = file_of(job.of, of.results).name
+        raise SystemExit(f"{job.name}: the rollouts of {job.of.name} are not here; remove {kept}, and it is made again")
+    chats = successes(run, settings.algorithm.success_return)
     say(job.name, f"{len(chats)} successes")
     fine_tune(Path(resolve_model(of.start)), chats, model, rate=job.rate, seed=job.seed, **of.plan["fine_tuning"])
     rows = coin_collector(**settings.tasks.args)[0]

@@ -195,6 +195,17 @@ def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
     assert sorted({*blocks}) == [*range(1, 11)]
 
 
+def test_a_fine_tuning_without_its_rollouts_says_so(tmp_path: Path):
+    plan = plans.read_plan("deep")
+    of = learning.Experiment(plan, tmp_path, tmp_path / "runs")
+    jobs = plans.development(plan, ["tuned-memory"], of.runs)
+    assert isinstance(jobs[0], plans.FineTuning)
+    with pytest.raises(
+        SystemExit, match=r"remove dev-frozen-memory-0\.jsonl, and it"
+    ):
+        learning.make_fine_tuning(jobs[0], of)
+
+
 def test_the_ten_runs_of_the_demo_have_its_settings():
     demo, sweep = (
         yaml.safe_load((plans.ROOT / file).read_text()) for file in ("agents/houses/demo.yaml", "experiments/demo.yaml")
