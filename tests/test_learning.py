@@ -200,9 +200,7 @@ def test_a_fine_tuning_without_its_rollouts_says_so(tmp_path: Path):
     of = learning.Experiment(plan, tmp_path, tmp_path / "runs")
     jobs = plans.development(plan, ["tuned-memory"], of.runs)
     assert isinstance(jobs[0], plans.FineTuning)
-    with pytest.raises(
-        SystemExit, match=r"remove dev-frozen-memory-0\.jsonl, and it"
-    ):
+    with pytest.raises(SystemExit, match=r"remove dev-frozen-memory-0\.jsonl, and it"):
         learning.make_fine_tuning(jobs[0], of)
 
 
