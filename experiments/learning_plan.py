@@ -244,7 +244,7 @@ def _training(
     title = values.get("title", f"{like['title']}, {rate:.0e}")
     phases = [
         Trial(arm, title, seed, load_settings("cpu", file=world, layer=lay_over(layer, {"run": phase})))
-        for phase in values_of_stage["phases"]
+        for phase in values.get("phases", values_of_stage["phases"])
     ]
     return Training(stage, arm, values["like"], rate, tuple(phases))
 
