@@ -1,5 +1,6 @@
 """The table and the picture of the experiment in deep houses, for docs/learning.md, from what is kept so far."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from learning_report import (
     WITH_NOTES,
     Kept,
     Panel,
+    Run,
     between,
     curves_of,
     draw,
@@ -25,7 +27,7 @@ from learning_report import (
     table_of_adaptation,
     table_of_development,
 )
-from learning_statistics import Curve, p_of_pairs
+from learning_statistics import Curve, curve, first_reach, p_of_pairs
 
 BEGIN = "<!-- made by experiments/learning.py report --plan deep -->"
 STAGES = ("claim", "described")
@@ -88,10 +90,17 @@ def table_of_arms(kept: Kept) -> str:
         cells.append(f"{sum(len(run.facts['found']) for run in runs.values())} of {sum(map(len, found.values()))}")
         true = np.sum([run.facts["notes_true"] for run in runs.values() if "notes_true" in run.facts], axis=0)
         cells.append(f"{100 * true[0] / true[1]:.0f} % of {true[1]}" if np.size(true) == 2 else "-")
+        cells.append("-" if "of" in like or like.get("frozen") else half(list(runs.values())))
         cells.append(f"{np.mean([run.rows[-1]['cpu_seconds'] for run in runs.values()]) / 60:.0f}")
         rows.append([values["title"], str(len(found)), *cells])
     head = ["arm", "seeds", "with notes", "without notes", "memory deleted", "houses found in training"]
-    return markdown([*head, "notes true", "CPU minutes of training"], rows) if rows else ""
+    return markdown([*head, "notes true", "half by step", "CPU minutes of training"], rows) if rows else ""
+
+
+def half(runs: Sequence[Run]) -> str:
+    """Return when half of the episodes without notes first succeeded, a mean over the runs in which they did."""
+    steps = [step for run in runs if not math.isnan(step := first_reach(curve(run.rows, SCORE), 0.5))]
+    return f"{np.mean(steps):.0f} ({len(steps)} of {len(runs)})" if steps else "never"
 
 
 def draw_arms(kept: Kept, target: Path) -> None:

@@ -337,7 +337,7 @@ def test_the_report_of_deep_houses(tmp_path: Path):
         for seed in (1, 2, 3):
             part = {"7": [hits, 8], "12": [hits, 8]}
             at = {str(step): {"train, no notes": part, "train, notes": part} for step in (16, 20, 24)}
-            rows = [{plans.SCORE: hits / 8, report.NOTES_CURVE: hits / 8}] * 2
+            rows = [{plans.SCORE: value, report.NOTES_CURVE: value} for value in (0.4, 0.5 if hits else 0.4, hits / 8)]
             keep_run(tmp_path, f"{arm}-{seed}", rows, validations=at, found=found, **(told if hits else {}))
     for arm, hits in (("tuned", 8), ("tuned-memory", 4)):
         for seed in (1, 2, 3):
@@ -357,9 +357,10 @@ def test_the_report_of_deep_houses(tmp_path: Path):
     assert "against GRPO: +100 points (+100 to +100), seed by seed +100, +100, +100; p = 0.5000 by Holm" in text
     assert "fine-tuned on its successes: +50 points (+17 to +83), seed by seed +50, +50, +50; p = 0.5000 by" in text
     assert "with memory, fine-tuned on its successes: +75 points (+58 to +92), seed by seed +75, +75, +75\n" in text
-    cells = "100 % (100 to 100) | 100 % (100 to 100) | - | 6 of 6 | 75 % of 24 | 1 |"
+    cells = "100 % (100 to 100) | 100 % (100 to 100) | - | 6 of 6 | 75 % of 24 | 1 (3 of 3) | 2 |"
     assert f"| EMPO² (internalise) | 3 | {cells}" in text
-    assert "| frozen start, fine-tuned on its successes | 3 | - | 50 % (17 to 83) | - | 3 of 6 | - | 1 |" in text
+    assert "| GRPO | 3 | - | 0 % (0 to 0) | - | 0 of 6 | - | never | 2 |" in text
+    assert "| frozen start, fine-tuned on its successes | 3 | - | 50 % (17 to 83) | - | 3 of 6 | - | - | 2 |" in text
     assert (tmp_path / deep.PICTURE).read_bytes().startswith(b"\x89PNG")
     curves = deep.finding(deep.Kept(plan, tmp_path))["EMPO² (internalise)"]  # of four houses a seed
     assert [curves[0][1][n] for n in (0, 2, 3, 95, 96)] == [0, 0, 0.25, 0.25, 0.5]
