@@ -85,4 +85,5 @@ def settings_file(options: SettingsOptions, named: "NamedModel") -> Path | None:
 
 def playing_layer(server: str | None, *, remembers: bool) -> dict[str, Any]:
     """Return the settings of a command that trains nothing; without a memory no embedder is loaded."""
-    return {"model": {"server": server}, "algorithm": {"name": "empo2" if remembers else "grpo"}}
+    algorithm = {"name": "empo2"} if remembers else {"name": "grpo", "form": "paper"}  # forms are EMPO²'s
+    return {"model": {"server": server}, "algorithm": algorithm}
