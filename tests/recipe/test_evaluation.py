@@ -208,8 +208,9 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path, monkeypatch: pytest
         request("any", "scienceworld-paper", server=server, memory_from=tmp_path / "nothing")
 
 
-def test_a_distilled_model_is_evaluated_without_memory(tmp_path: Path) -> None:
-    (tmp_path / "distilled.yaml").write_text("algorithm: {off_policy_loss: distillation}")
+@pytest.mark.parametrize("trained", ["off_policy_loss: distillation", "form: internalise"])
+def test_a_distilled_model_is_evaluated_without_memory(tmp_path: Path, trained: str) -> None:
+    (tmp_path / "distilled.yaml").write_text(f"algorithm: {{{trained}}}")
     options = PanelOptions(model="any", server="http://127.0.0.1:9/v1", panel="scienceworld-paper", profile="cpu",
                            config=tmp_path / "distilled.yaml")  # fmt: skip
     assert options.read("eval", remembers=False).settings.algorithm.name == "grpo"
