@@ -107,11 +107,22 @@ def draw_arms(kept: Kept, target: Path) -> None:
     """Draw success without notes and with them, and the houses found by the number of episodes."""
     percent = "coin found, % of episodes"
     panels = (
-        Panel("Without notes", "step", percent, curves_of(kept, STAGES, SCORE)),
+        Panel("Without notes", "step", percent, curves_of(kept, STAGES, SCORE) | fine_tuned(kept)),
         Panel("With notes", "step", percent, curves_of(kept, STAGES, NOTES_CURVE)),
         Panel("Found in training", "episodes of a house", "% of houses", finding(kept)),
     )
     draw(panels, target)
+
+
+def fine_tuned(kept: Kept) -> dict[str, Sequence[Curve]]:
+    """Return by title, for each seed, a fine-tuning's success without notes as a point at the last step."""
+    found: dict[str, Sequence[Curve]] = {}
+    for stage, arm, values in kept.arms(*STAGES):
+        if "of" in kept.plan["arms"][values["like"]]:
+            last = np.array([kept.plan["stages"][stage]["phases"][-1]["steps"]])
+            ends = alone(kept, stage, arm).values()
+            found[values["title"]] = [(last, np.array([by_house.mean()])) for by_house in ends]
+    return found
 
 
 def finding(kept: Kept) -> dict[str, Sequence[Curve]]:
