@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learning_plan import SCORE
+from learning_plan import FROZEN, SCORE
 from learning_report import (
     ALONE,
     DELETED,
@@ -90,7 +90,7 @@ def table_of_arms(kept: Kept) -> str:
         cells.append(f"{sum(len(run.facts['found']) for run in runs.values())} of {sum(map(len, found.values()))}")
         true = np.sum([run.facts["notes_true"] for run in runs.values() if "notes_true" in run.facts], axis=0)
         cells.append(f"{100 * true[0] / true[1]:.0f} % of {true[1]}" if np.size(true) == 2 else "-")
-        cells.append("-" if "of" in like or like.get("frozen") else half(list(runs.values())))
+        cells.append("-" if "of" in like or like.get("rates") == [FROZEN] else half(list(runs.values())))
         cells.append(f"{np.mean([run.rows[-1]['cpu_seconds'] for run in runs.values()]) / 60:.0f}")
         rows.append([values["title"], str(len(found)), *cells])
     head = ["arm", "seeds", "with notes", "without notes", "memory deleted", "houses found in training"]

@@ -111,16 +111,16 @@ def claimed(plan: Mapping[str, Any]) -> set[str]:
 
 def development(plan: Mapping[str, Any], arms: Collection[str], runs: Path) -> list[Training | FineTuning]:
     """Return the runs on which rates and form are chosen: all arms with the first rate, then with the next one."""
-    stage, values = plan["stages"]["development"], {arm: plan["arms"][arm] for arm in plan["arms"] if arm in arms}
-    pairs = [(arm, FROZEN) for arm in values if values[arm].get("frozen")]
-    pairs += [
-        (arm, rate)
-        for rate in plan["rates"]
-        for arm in values
-        if not values[arm].get("frozen") and rate in values[arm].get("rates", plan["rates"])
-    ]
+    stage, of_arms = plan["stages"]["development"], {arm: rates_of(plan, arm) for arm in plan["arms"] if arm in arms}
+    every = sorted({rate for rates in of_arms.values() for rate in rates})
+    pairs = [(arm, rate) for rate in every for arm, rates in of_arms.items() if rate in rates]
     return [_trained(plan, "development", development_name(arm, rate), {"like": arm}, rate, seed, runs)
             for seed in stage["seeds"] for arm, rate in pairs]  # fmt: skip
+
+
+def rates_of(plan: Mapping[str, Any], arm: str) -> Sequence[float]:
+    """Return the rates that an arm is tried with in development: its own, or those of the plan."""
+    return plan["arms"][arm].get("rates", plan["rates"])
 
 
 def development_name(arm: str, rate: float) -> str:
@@ -147,12 +147,12 @@ def chosen(plan: Mapping[str, Any], results: Path, arms: Collection[str]) -> dic
             missing.append(job.name)
         else:
             reached = reached_in(job, file, scored)
-            if reached > (best := found.get(arm, (0.0, 0.0))[0]) or best == 0.0:
+            if reached > (before := found.get(arm, (0.0, 0.0))[0]) or before == 0.0:
                 found[arm] = reached, job.rate
     if missing:
         raise SystemExit(f"rates and form are not chosen yet: development lacks {', '.join(missing[:3])} ...")
     picked = {arm: (arm, rate) for arm, (_, rate) in found.items()}
-    best = max((form for form in plan["forms"] if form in found), key=lambda form: found[form][0], default=None)
+    best = max(plan["forms"], key=lambda form: found[form][0], default=None)
     return picked | ({BEST: picked[best]} if best else {})
 
 
@@ -172,7 +172,7 @@ def provisional(plan: Mapping[str, Any], results: Path, arms: Collection[str]) -
     try:
         return chosen(plan, results, arms)
     except SystemExit:
-        found = {arm: (arm, FROZEN if plan["arms"][arm].get("frozen") else plan["rates"][0]) for arm in arms}
+        found = {arm: (arm, rates_of(plan, arm)[0]) for arm in arms}
         return found | ({BEST: found[plan["forms"][-1]]} if plan["forms"] else {})
 
 

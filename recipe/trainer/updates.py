@@ -53,8 +53,8 @@ def lay_out(
     """
     rows_of_rank = math.ceil(max(map(len, plan)) / ranks)  # in the largest mini-batch
     passes = math.ceil(rows_of_rank / micro_batch)
-    micro_batch = math.ceil(rows_of_rank / passes)
-    slots = passes * micro_batch
+    rows_of_pass = math.ceil(rows_of_rank / passes)
+    slots = passes * rows_of_pass
     parts: list[list[int]] = [[] for _ in range(ranks)]
     for rows in plan:
         shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -65,7 +65,7 @@ def lay_out(
             sizes[rank] += tokens[row]
         for part, share in zip(parts, shares, strict=True):
             part += share + [FILLER] * (slots - len(share))
-    return [row for part in parts for row in part], micro_batch
+    return [row for part in parts for row in part], rows_of_pass
 
 
 def planned_batch(
