@@ -65,7 +65,9 @@ def claims(kept: Kept) -> str:
     for arm, found in pairs.items():
         told = f"- against {titles[arm]}: {points(found)}, seed by seed {', '.join(f'{d:+.0f}' for d in seeds[arm])}"
         lines.append(f"{told}; p = {corrected[arm]:.4f} by Holm's correction for two" if arm in corrected else told)
-    return f"{titles[OURS]} without notes at the end, of {len(seeds[BESIDE])} seeds\n" + "\n".join(lines)
+    planned = len(kept.plan["stages"]["claim"]["seeds"])
+    head = f"{titles[OURS]} without notes at the end, {len(seeds[BESIDE])} of {planned} seeds:"
+    return "\n".join([head, "", *lines])
 
 
 def holm(found: Mapping[str, float]) -> dict[str, float]:

@@ -49,6 +49,7 @@ BEGIN, END = "<!-- made by experiments/learning.py report -->", "<!-- end -->"
 PICTURES = {"The arms in houses in disguise": "learning.png", "Why, and where else": "learning-more.png"}
 COLORS = ("#8C8C8C", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#222222")
 BANDS = 3  # curves of a picture that have one; more hide each other
+MARKED = 50  # points of a curve that is drawn with its points
 DETAILS = """# The learning experiment's details
 
 Made by experiments/learning.py report; docs/learning.md says what the runs showed. *Gap*: mean of
@@ -501,7 +502,8 @@ def draw(panels: Sequence[Panel], target: Path) -> None:
                 x, _ = mean_curve(curves)
                 heights = 100 * np.array([y[: len(x)] for _, y in curves])
                 color, line = looks[title]
-                axes.plot(x, heights.mean(axis=0), line, color=color, marker=".", linewidth=2, label=title)
+                marker = "." if len(x) <= MARKED else ""
+                axes.plot(x, heights.mean(axis=0), line, color=color, marker=marker, linewidth=2, label=title)
                 if number < BANDS:
                     axes.fill_between(x, heights.min(axis=0), heights.max(axis=0), color=color, alpha=0.15)
             axes.set_title(panel.title, loc="left", weight="bold", fontsize=10)
