@@ -3,16 +3,19 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import batched
 from typing import Any
 
 from empo2.recipe.json_text import dumped
 
 Message = dict[str, Any]
 
-# What programs of agents add to the text of a task; tags of other names may hold the task itself.
-_BLOCK = r"<([\w-]*(?:reminder|environment|context|skills)[\w-]*)>.*?</\1>"
-_ADDED = re.compile(_BLOCK, re.DOTALL)
+# What programs of agents add to the text of a task, in a block; tags of other names may hold the task itself.
+_BEGINS = re.compile(r"<([\w-]{0,40}(?:reminder|environment|context|skills)[\w-]{0,40})>")
+_ENDS = re.compile(r"</([\w-]{1,100})>")
 # What agents ask where a chat nears the end of the context (Claude Code, Codex, Cline, OpenCode, pi, Qwen Code).
 _SUMMARY = re.compile(
     r"\bsummar(?:y|i[sz])[^.]{0,120}\b(?:conversation|context|chat|session|history)\b"
@@ -21,7 +24,6 @@ _SUMMARY = re.compile(
 )
 _SUMMARY_WORDS = ("summar", "compact", "respond")  # one is in whatever matches; they are found at a tenth of the CPU
 _SUMMARY_CHARACTERS = 600
-_BEFORE = re.compile(rf"(?:\s*{_BLOCK}\s*)+", re.DOTALL)
 
 
 def text_of(content: Any) -> str:
@@ -81,14 +83,32 @@ def newest_observation(messages: Sequence[Message]) -> str:
     return newest_message(messages)[1]
 
 
+def _blocks(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where each added block begins and ends, and its name; in linear time, as an agent may write many."""
+    if "</" not in text:
+        return
+    ends: defaultdict[str, list[int]] = defaultdict(list)
+    for match in _ENDS.finditer(text):
+        ends[match[1]].append(match.end())
+    place = 0
+    while match := _BEGINS.search(text, place):
+        place, after = match.end(), ends[match[1]]
+        if (number := bisect_right(after, place)) < len(after):
+            place = after[number]
+            yield match.start(), place, match[1]
+
+
 def _new_in(text: str) -> str:
-    return _ADDED.sub("", text).strip() if "</" in text else text
+    if not (blocks := [*_blocks(text)]):
+        return text
+    places = [0, *(place for begin, end, _ in blocks for place in (begin, end)), len(text)]
+    return "".join(text[begin:end] for begin, end in batched(places, 2)).strip()
 
 
 def added_blocks(messages: Sequence[Message]) -> set[str]:
     """Return the names of the blocks that are left out of states."""
     said = (text_of(each.get("content")) for each in messages if each.get("role") in ("user", "tool"))
-    return {match[1] for text in said for match in _ADDED.finditer(text)}
+    return {name for text in said for _, _, name in _blocks(text)}
 
 
 def task_in(content: str | list[Any]) -> tuple[int, int]:
@@ -99,8 +119,12 @@ def task_in(content: str | list[Any]) -> tuple[int, int]:
     texts = [content] if isinstance(content, str) else [text_of([part]) for part in content]
     for number, text in enumerate(texts):
         if _new_in(text) or not text:
-            begin = _BEFORE.match(text)
-            return number, begin.end() if begin else 0
+            place = 0
+            for begin, end, _ in _blocks(text):
+                if text[place:begin].strip():
+                    break
+                place = end
+            return number, place and len(text) - len(text[place:].lstrip())
     return 0, 0
 
 

@@ -76,12 +76,15 @@ def make_gateway(
     if transport is None:
         openai_key = os.environ.get("OPENAI_API_KEY")
         transport = server_client.OpenAITransport(openai_key) if external else server_client.Network()
-    streams = client_of(transport=server_client.JsonErrors(transport), headers=headers)
-    client = server_client.ServerClient(headers) if plain else streams
+    client = (
+        server_client.ServerClient(headers)
+        if plain
+        else client_of(transport=server_client.JsonErrors(transport), headers=headers)
+    )
     services = Services(
         settings=settings,
         memory=memory,
-        servers=upstream.ModelServers(proxy, client, streams),
+        servers=upstream.ModelServers(proxy, client),
         tokenizer=tokenizer,
         metrics=StepMetrics(),
         state=StateReader(settings.memory),
@@ -108,7 +111,7 @@ def make_gateway(
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
         async with contextlib.AsyncExitStack() as opened:
             state = await opened.enter_async_context(upstream_lifespan(app))
-            for each in {client, streams, others}:
+            for each in (client, others):
                 await opened.enter_async_context(each)
             sweeping = asyncio.create_task(_sweep(services, episodes))
             try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from empo2.recipe.protocol import Continued
+from empo2.recipe.protocol import Continued, prompt_and_reply
 
 _CHATS = 16  # of a rollout that may go on: its agent's, its sub-agents'
 
@@ -43,7 +43,7 @@ class Continuations:
         """Return request and response of the next call without what an earlier one had; neither is changed."""
         number, self.calls = self.calls, self.calls + 1
         messages, given = request.get("messages"), response.get("prompt_token_ids")
-        self.prompt = ids = _array(given or _choice(response).get("prompt_token_ids"))
+        self.prompt = ids = _array(prompt_and_reply(response)[0])
         if not isinstance(messages, list) or ids is None or not given:
             return request, response
         base, tokens = _base(self._sent, ids)
@@ -98,13 +98,8 @@ def _same(before: Sequence[Any], messages: Sequence[Any]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, messages, strict=False)))
 
 
-def _choice(response: dict[str, Any]) -> dict[str, Any]:
-    choices = response.get("choices")
-    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-
-
 def _reply(response: dict[str, Any]) -> array:
-    return _array(_choice(response).get("token_ids")) or array("i")
+    return _array(prompt_and_reply(response)[1]) or array("i")
 
 
 def _array(ids: Any) -> array | None:

@@ -36,8 +36,8 @@ def normal(body: Body) -> Body:
     form = dict(body)
     if isinstance(prompt := body.get("prompt"), list) and len(prompt) == 1 and isinstance(prompt[0], str):
         form["prompt"] = prompt[0]
-    if (effort := body.get("reasoning_effort")) in _EFFORTS:
-        form["reasoning_effort"] = _EFFORTS[effort]
+    if isinstance(effort := body.get("reasoning_effort"), str):
+        form["reasoning_effort"] = _EFFORTS.get(effort, effort)
     if isinstance(tools := body.get("tools"), list):
         form["tools"] = [_unmarked(tool) for tool in tools]
     if isinstance(messages := body.get("messages"), list):
@@ -77,15 +77,11 @@ def normal_message(message: Message) -> Message:
     return {key: form[key] for key in _REPLY if form.get(key) or key == "content"}
 
 
-def _normal_call(call: Any) -> Body:
-    function = call.get("function") or {}
+def _normal_call(call: Body) -> Body:
+    function = call["function"]
     given = arguments_of(function)
     arguments = json.dumps(given if isinstance(given, dict) else {}, ensure_ascii=False)
-    return {
-        "id": call.get("id"),
-        "type": "function",
-        "function": {"name": function.get("name"), "arguments": arguments},
-    }
+    return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _unmarked(value: Any) -> Any:

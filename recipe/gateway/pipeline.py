@@ -14,6 +14,7 @@ from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.request import Answer, Next, Request, Stage
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.access import KeyCheck
+from empo2.recipe.gateway.stages.aside import Aside
 from empo2.recipe.gateway.stages.asked import AsAsked
 from empo2.recipe.gateway.stages.dialect import Dialects
 from empo2.recipe.gateway.stages.direct_calls import DirectCalls
@@ -54,7 +55,6 @@ def stages(
     """
     settings = services.settings.gateway
     max_bytes = int(settings.max_request * 2**20)
-    limits = CallLimits(settings, services.metrics)
     starts = baselines.asked_for(services.settings, "tasks.starts")
     chats = DirectChats(serving.tag) if serving and serving.tag else None
     traced = services.traces is not NO_TRACES
@@ -65,13 +65,14 @@ def stages(
         *([Traced(services)] if traced else []),  # a span is opened
         Form(max_bytes),  # the body is read, here alone: size, JSON, chat
         AgentLimits(settings.max_rollout * 2**20, services.metrics),  # what may an agent send, and how much?
-        Grammars(),  # none that ends the model server
-        UntrainedCalls(services, others, limits),  # is it the policy's to learn from?
+        UntrainedCalls(services, others),  # is it the policy's to learn from?
         Dialects(max_bytes, services),  # streams, /responses and /messages become chat completions
-        limits,  # nothing that holds up the model servers
+        CallLimits(settings, services.metrics),  # nothing that holds up the model servers
+        Grammars(),  # none that ends them
         AsAsked(),  # no token ids and log-probs that only the training asked for
         NormalForm(),  # the same turn reads the same, whoever sends it
         TemplateArguments(services.settings.model.chat_template_kwargs),  # such as enable_thinking
+        Aside(services),  # untrained calls, and prompts whose tokens are counted, go no further
         *([watch] if watch else []),  # `empo2 init` looks
         EpisodeEnds(services.settings.agent.most_calls, services.metrics),  # none goes on without end
         SideCalls(services, chosen=bool(services.settings.gateway.trained_calls) or serving is not None),  # titles

@@ -40,6 +40,7 @@ class Request:
         content: the body's bytes; None while the body is unread, which the stage `Form` does.
         body: the body's JSON value; None while it is unread, and for an empty one.
         asker: whose key it has, which the stage `KeyCheck` finds; the operator's where the gateway asks for none.
+        aside: of a completion that the stage `Aside` answers: one that is not trained, or that only counts its tokens.
     """
 
     scope: Scope
@@ -52,6 +53,7 @@ class Request:
     content: bytes | None = None
     body: Any = None
     asker: Asker = "operator"
+    aside: Literal["", "untrained", "count"] = ""
 
     @classmethod
     def of(cls, scope: Scope, receive: Receive) -> Self:
@@ -179,6 +181,6 @@ def openai_error(status: int, problem: str) -> Body:
     return {"message": problem, "type": kind, "param": None, "code": None}
 
 
-def refusal(status: int, problem: str, *, call: bool) -> JSONResponse:
-    """Return an error in OpenAI's form for a model call, in agent-lightning's for any other request."""
-    return JSONResponse({"error": openai_error(status, problem)} if call else {"detail": problem}, status)
+def refusal(status: int, problem: str) -> JSONResponse:
+    """Return an error in agent-lightning's form; the stage `ErrorForms` tells those of calls as their API does."""
+    return JSONResponse({"detail": problem}, status)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -40,7 +40,7 @@ from starlette.types import Receive
 
 from empo2.recipe.config import Model
 from empo2.recipe.gateway.continued import Continuations
-from empo2.recipe.gateway.request import Answer, Next, Request, refusal
+from empo2.recipe.gateway.request import SERVED, Answer, Next, Request, refusal
 from empo2.recipe.gateway.server_client import ServerAnswer, ServerClient
 from empo2.recipe.protocol import CONTINUED, REWARD_EVENT, RolloutTag, data_of, whole_events
 
@@ -124,18 +124,19 @@ class Completions:
     async def _answer(self, request: Request) -> Response:
         rollout_id, pause = request.rollout_id, self._app.state.proxy_pause_state
         if rollout_id not in _rollouts:
-            return refusal(404, f"Rollout not found: {rollout_id}", call=False)
+            return refusal(404, f"Rollout not found: {rollout_id}")
         try:
             server = self._router.select_server(self._router.model_name, rollout_id)
         except NoServersError as error:
-            return refusal(503, str(error), call=False)
+            return refusal(503, str(error))
         async with pause.lock:
             if pause.paused:
                 return _paused(pause)
             pause.inflight += 1
         try:
             url = f"{server.endpoint.rstrip('/')}/{request.api}"
-            body, started = self._router.prepare_body(self._asked(request), request.mode), time.perf_counter()
+            asked = request.body if self._paper is None else self._paper.asked(request)
+            body, started = self._router.prepare_body(asked, request.mode), time.perf_counter()
             client: Any = self._client
             response = await _send_upstream_with_retries(client=client, url=url, body=body)
             latency_ms = (time.perf_counter() - started) * 1000
@@ -143,7 +144,7 @@ class Completions:
             value = _object_in(response.content) if is_json else {}
             if value is None:
                 self._counts["answers_refused"] += 1
-                return refusal(502, "the model server's answer is no JSON object that can be used", call=False)
+                return refusal(502, "the model server's answer is no JSON object that can be used")
             chats, content = continuations(rollout_id, request.attempt_id), response.content
             if self._paper is not None and value and response.status_code == HTTPStatus.OK:
                 value = await self._paper.picked(request, value, chats.calls)
@@ -161,14 +162,11 @@ class Completions:
                 retry_count=response.extensions.get("agl_retry_count", 0),
             )
         except HTTPException as error:
-            return refusal(error.status_code, error.detail, call=False)
+            return refusal(error.status_code, error.detail)
         finally:
             await _dec_inflight(pause)
         content = content if is_json else b"{}"
         return Answer(content, response.status_code, value=value, call=number, prompt=chats.prompt)
-
-    def _asked(self, request: Request) -> dict[str, Any]:
-        return request.body if self._paper is None else self._paper.asked(request)
 
 
 async def _hung_up(receive: Receive) -> None:
@@ -215,6 +213,20 @@ def forget_events(rollout_id: str) -> None:
 def rollout_of(rollout_id: str) -> Rollout | None:
     """Return a rollout as it is now, since it is replaced, not changed; None if there is no such rollout."""
     return _rollouts.get(rollout_id)
+
+
+class PerRollout[T](dict[str, T]):
+    """What is held of each rollout; when a new one comes, that of rollouts that are gone is dropped."""
+
+    def __init__(self, new: Callable[[], T]) -> None:
+        super().__init__()
+        self._new = new
+
+    def __missing__(self, rollout_id: str) -> T:
+        for gone in [each for each in self if each not in _rollouts]:
+            del self[gone]
+        self[rollout_id] = self._new()
+        return self[rollout_id]
 
 
 def tag_of(rollout_id: str) -> RolloutTag | None:
@@ -300,8 +312,10 @@ def unread_pairs() -> set[str]:
 
 
 def unchanged_since(time: float) -> Iterator[str]:
-    """Yield the ids of rollouts in which nothing has happened since then (Unix time, seconds)."""
+    """Yield the ids of rollouts in which nothing has happened since then (Unix time, seconds), but for `SERVED`."""
     for rollout_id, rollout in list(_rollouts.items()):
+        if rollout_id == SERVED:  # which keeps no events
+            continue
         attempts = _events.get(rollout_id, {}).values()
         last = max((events[-1].timestamp for events in attempts if events), default=0.0)
         if max(rollout.status.updated_at, last) < time:
@@ -330,10 +344,9 @@ class ModelServers:
     holds the episode.
     """
 
-    def __init__(self, proxy: dict[str, Any], client: Client, streams: httpx.AsyncClient) -> None:
+    def __init__(self, proxy: dict[str, Any], client: Client) -> None:
         self._router = ProxyRouter(proxy)
         self._client = client
-        self._streams = streams
 
     async def post(self, rollout_id: str, path: str, body: dict[str, Any], timeout: float) -> WholeAnswer:
         """Send a request; ``path`` is relative to ``/v1``, or is ``/tokenize``, which is at the root.
@@ -342,26 +355,12 @@ class ModelServers:
             NoServersError: no server is registered.
             httpx.HTTPError: no answer within ``timeout`` seconds.
         """
-        base, model = self._address(rollout_id)
+        server = self._router.select_server(self._router.model_name, rollout_id)
+        base = server.endpoint.rstrip("/")
         url = base.removesuffix("/v1") + path if path == "/tokenize" else base + path
-        return await self._client.post(url, json={**body, "model": model}, timeout=timeout)
-
-    async def stream(self, rollout_id: str, path: str, body: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
-        """Send a request, and return its answer before it has been read; the caller closes it.
-
-        Raises:
-            As `post`.
-        """
-        base, model = self._address(rollout_id)
-        headers = {name: value for name, value in headers.items() if name != "content-type"}
-        request = self._streams.build_request("POST", base + path, json={**body, "model": model}, headers=headers)
-        return await self._streams.send(request, stream=True)
+        return await self._client.post(url, json={**body, "model": server.model}, timeout=timeout)
 
     def version(self, rollout_id: str) -> int | None:
         """Return the version of the policy on a rollout's server; None if there is no server."""
         with suppress(NoServersError):
             return self._router.select_server(self._router.model_name, rollout_id).version
-
-    def _address(self, rollout_id: str) -> tuple[str, str]:
-        server = self._router.select_server(self._router.model_name, rollout_id)
-        return server.endpoint.rstrip("/"), server.model

@@ -711,6 +711,9 @@ async def test_tokens_are_counted_as_the_policy_reads_them(gateway: GatewayUnder
             await client.messages.count_tokens(model="any", messages=[])
         with pytest.raises(anthropic.BadRequestError, match="give it an input_schema"):
             await client.messages.count_tokens(**plain, tools=[{"type": "bash_20250124", "name": "bash"}])
+        padded: Any = {"extra_body": {"chat_template_kwargs": {"padding": "max_length", "max_length": 10**8}}}
+        with pytest.raises(anthropic.BadRequestError, match=r"chat_template_kwargs\.padding: is no variable"):
+            await client.messages.count_tokens(**plain, **padded)
         gateway.model.fault = lambda path, body: 500
         with pytest.raises(anthropic.InternalServerError, match="answers 500 to /tokenize"):
             await client.messages.count_tokens(**request)

@@ -108,6 +108,20 @@ async def test_a_call_that_compacts_is_trained_by_choice(tmp_path: Path, agent: 
     assert (rows, shown, counted) == (1 if extends or choice == "untrained" else 2, extends, 1)
 
 
+@pytest.mark.parametrize("agent", SUMMARIZE)
+async def test_a_validation_shows_no_tips_in_a_summary(tmp_path: Path, agent: str) -> None:
+    """As in training, where it has no state."""
+    async with running_gateway(tmp_path, model=ModelServer(template=TOOL_TEMPLATE)) as gateway:
+        begin: list[Any] = [{"role": "system", "content": "You code."}, user("a dark room")]
+        ask = chat_of(agent, begin[1], assistant("go 0"))
+        await gateway.store_tips([{"messages": begin}, {"messages": ask["messages"][-1:]}], "Take the lamp first.")
+        rollout = await gateway.create("memory", read_only=True)
+        assert (await gateway.call(rollout, {"messages": begin, "tools": [LOOK], "max_tokens": 8})).status_code == 200
+        assert BLOCK in gateway.last().prompt
+        assert (await gateway.call(rollout, ask)).status_code == 200
+        assert gateway.last().body["messages"][-1] == ask["messages"][-1]
+
+
 @pytest.mark.parametrize(
     "messages",
     [

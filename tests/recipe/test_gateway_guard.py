@@ -25,7 +25,7 @@ from empo2.recipe.gateway.logs import configure_logs
 from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.protocol import Keys
 
-from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, running_gateway, turns
+from .harness import AGENT_KEY, BLOCK, KEY, ROOMS, GatewayUnderTest, Words, assistant, running_gateway, turns, user
 from .model_server import serving
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
@@ -55,6 +55,10 @@ NO_CHAT = [
     *map(content, [{"a secret": 1}, ["a secret"], [{"text": {"a secret": 1}}]]),
     *(b"{}", b'["a secret"]', b'{"messages": [', b'{"messages": "\xff"}', b""),
     *(b'{"top_p": %s, "messages": [%s]}' % (number, _SECRET) for number in (b"NaN", b"1e400")),
+    *(
+        b'{"messages": [%s, {"role": "assistant", "tool_calls": %s}]}' % (_SECRET, calls)
+        for calls in (b'"x"', b'["x"]', b'[{"function": "x"}]', b'[{"id": ["x"], "function": {"name": "x"}}]')
+    ),
     b'{"messages": [{"role": "user", "content": "a secret \\ud83d"}]}',  # half a pair
 ]
 
@@ -72,6 +76,15 @@ async def test_what_is_no_chat_is_refused_at_once(
         assert "a secret" not in answer.text, body[:80]
     assert gateway.model.seen == gateway.words.texts == []
     assert "".join(capfd.readouterr()) == ""
+
+
+async def test_a_schema_or_an_effort_that_is_odd_is_the_model_servers_to_refuse(gateway: GatewayUnderTest):
+    """A schema may be `true`; and the first call to have tools is the second one that looks at them."""
+    rollout, odd = await gateway.create("memory"), {"type": "object", "properties": {"x": True, "y": {"default": 1}}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": odd}}]
+    for number, more in enumerate(({"tools": tools}, {"tools": tools}, {"reasoning_effort": ["low"]})):
+        chat = [user("hi"), *(message for _ in range(number) for message in (assistant("go 0"), user("hi")))]
+        assert (await gateway.call(rollout, {"messages": chat, **more})).status_code == 200, more
 
 
 async def test_what_json_cannot_carry_is_not_an_error_of_the_server(gateway: GatewayUnderTest):
@@ -145,6 +158,14 @@ async def test_a_schema_that_would_end_vllm_does_not_reach_it(gateway: GatewayUn
     for given, code in cases:
         answer = await gateway.call(rollout, {**ROOMS[0], **given})
         assert answer.status_code == code, answer.text
+    asked = {"model": "any", "messages": [user("hi")], "max_tokens": 8}
+    for path, body in (
+        ("responses", {"input": "hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": bad}}}),
+        ("messages", {**asked, "output_config": {"format": {"type": "json_schema", "schema": bad}}}),
+        ("messages", {**asked, "tools": [{"name": "x", "input_schema": bad}], "tool_choice": {"type": "any"}}),
+    ):
+        answer = await gateway.client.post(f"{gateway.address(rollout)}/{path}", json=body)
+        assert answer.status_code == 400 and "xgrammar does not take it" in answer.text, answer.text
 
 
 def test_which_grammars_end_vllm():

@@ -185,8 +185,18 @@ async def test_no_call_fails_by_its_tips(gateway: GatewayUnderTest) -> None:
     (call,) = await gateway.calls(squeezed)
     assert call["tip_ids"] == [] and call["tip_free_prompt_token_ids"] == call["prompt_token_ids"]
     assert (await gateway.call(squeezed, {**ROOMS[1], "max_tokens": 4})).status_code == 400, "too long stays too long"
+    without, before = await gateway.create("memory", scope="another"), len(gateway.model.requests())
+    assert (await gateway.call(without, {**ROOMS[1], "max_tokens": 4})).status_code == 400
+    assert len(gateway.model.requests()) == before + 2, "without its limit, but not again without tips that it has not"
     metrics = await gateway.drain()
-    assert metrics["empo2/tips_withdrawn"] >= 1 and metrics["empo2/reply_limits_lifted"] >= 2
+    assert (metrics["empo2/tips_withdrawn"], metrics["empo2/reply_limits_lifted"]) == (1, 4)
+
+
+async def test_a_limit_of_plain_grpo_is_lifted_and_counted(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "algorithm.name=grpo", model=ModelServer(context=100)) as gateway:
+        rollout = await gateway.create(None)
+        assert (await gateway.call(rollout, {**ROOMS[0], "max_tokens": 10**6})).status_code == 200
+        assert (await gateway.drain())["empo2/reply_limits_lifted"] == 1
 
 
 async def test_azures_addresses_and_keys_are_taken(gateway: GatewayUnderTest) -> None:

@@ -1,5 +1,6 @@
 """Calls that are not trained: chosen by path, header, model or a function, passed on as they are, and counted."""
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -50,7 +51,8 @@ async def test_what_is_not_chosen_passes_untouched(tmp_path: Path, monkeypatch: 
         rollout = await gateway.create("memory", "off-policy")
         async with gateway.as_agent() as client:
             address = gateway.address(rollout)
-            answer = await client.post(f"{address}/chat/completions", content=JUDGED, headers={"x-mine": "1"})
+            own = {"x-mine": "1", "api-key": AGENT_KEY}
+            answer = await client.post(f"{address}/chat/completions", content=JUDGED, headers=own)
             assert (answer.status_code, answer.text) == (201, "data: {}\n\ndata: [DONE]\n\n")
             assert answer.headers["content-type"].startswith("text/event-stream")
             assert answer.headers["retry-after"] == "7"
@@ -148,6 +150,39 @@ async def test_calls_that_the_policy_answers_untrained_have_its_limits(tmp_path:
         for change in odd:
             assert (await gateway.call(rollout, {**json.loads(PLAYED), **change})).status_code == 201
         assert len(sent) == len(odd)
+
+
+async def test_calls_that_the_policy_answers_untrained_are_read_in_their_dialect(tmp_path: Path):
+    """A long system text is no parameter, an image in a result is seen, and a stream waits for the weights."""
+    async with running_gateway(tmp_path, "gateway.trained_calls=[{path: completions}]") as gateway:
+        rollout = await gateway.create("memory")
+
+        async def answer(path: str, body: Any) -> tuple[int, str]:
+            answer = await gateway.client.post(f"{gateway.address(rollout)}/{path}", json=body)
+            return answer.status_code, answer.text
+
+        asked: Any = {"model": "judge", "max_tokens": 8, "messages": [{"role": "user", "content": "x"}]}
+        assert (await answer("messages", {**asked, "system": "be fair " * 3500}))[0] == 200
+        assert (await answer("responses", {"input": "be fair " * 3500}))[0] == 200
+        image = {"type": "input_image", "image_url": "http://10.0.0.1/x"}
+        found = {"type": "image", "source": {"type": "url", "url": "http://10.0.0.1/x"}}
+        result = {"type": "tool_result", "tool_use_id": "1", "content": [found]}
+        for path, body in (
+            ("responses", {"input": [{"role": "user", "content": [image]}]}),
+            ("messages", {**asked, "messages": [{"role": "user", "content": [result]}]}),
+        ):
+            status, text = await answer(path, body)
+            assert status == 400 and "fetch no addresses" in text
+        before = len(gateway.model.requests())
+        (await gateway.client.post("/empo2/pause", json={"timeout": 1})).raise_for_status()
+        waiting = asyncio.create_task(answer("messages", {**asked, "stream": True}))
+        await asyncio.sleep(0.3)
+        assert not waiting.done() and len(gateway.model.requests()) == before == 2
+        (await gateway.client.post("/empo2/resume")).raise_for_status()
+        status, text = await waiting
+        assert status == 200 and text.startswith("event: message_start")
+        metrics = await gateway.drain()
+    assert (metrics["empo2/untrained_calls"], metrics["empo2/calls"]) == (5, 0)
 
 
 async def test_a_call_beside_the_main_chat_is_told_by_its_own_rollout(tmp_path: Path):

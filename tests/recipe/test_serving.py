@@ -1,9 +1,11 @@
 """``empo2 serve``: agents that have no rollout, in every dialect. `tests/test_serve.py` has the command itself."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import numpy as np
@@ -14,9 +16,10 @@ from agentlightning.server.store import _events, _rollouts
 from empo2.memory import MemoryStore, Step
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
-from empo2.recipe.gateway.dialects import responses
+from empo2.recipe.gateway.dialects import dialect
 from empo2.recipe.gateway.episodes import direct_chats
 from empo2.recipe.gateway.request import SERVED
+from empo2.recipe.gateway.upstream import unchanged_since
 from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.protocol import RolloutTag, Serving
 
@@ -107,18 +110,27 @@ async def test_every_dialect_is_served(serving: GatewayUnderTest) -> None:
 
 async def test_nothing_grows(serving: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_chats, "_MOST_CHATS", 2)
-    monkeypatch.setattr(responses, "_MOST_RESPONSES", 1)
+    monkeypatch.setattr(dialect, "_MOST", 1)
     async with client_of(serving) as client:
         for text in ("one", "two", "three"):
             for body in turns(text, "next"):
                 await client.chat.completions.create(model="mine", **body)
         assert _events[SERVED] == {}
-        _rollouts.pop(SERVED)  # as after a day without a change
+        assert SERVED in _rollouts and SERVED not in unchanged_since(time.time() + 1)  # a day later it is still there
         first = await client.responses.create(model="mine", input="a dark room with a lamp")
         second = await client.responses.create(model="mine", input="it is lit", previous_response_id=first.id)
         with pytest.raises(openai.BadRequestError, match="no response"):
             await client.responses.create(model="mine", input="and now?", previous_response_id=first.id)
         assert second.output_text == "go 1"
+    url = str(serving.client.base_url)
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=AGENT_KEY, max_retries=0) as claude:
+        asked: Any = {"model": "mine", "max_tokens": 8, "messages": [{"role": "user", "content": "go on"}]}
+        threads = [
+            (await claude.messages.create(**asked, extra_body={"thread": {"type": "create"}})).id for _ in range(2)
+        ]
+        more: Any = {"thread": {"type": "continue", "previous_message_id": threads[0]}}
+        with pytest.raises(anthropic.BadRequestError, match="no reply of a thread"):
+            await claude.messages.create(**asked, extra_body=more)
 
 
 def memory_file(folder: Path, *scopes: str) -> Path:

@@ -1,5 +1,6 @@
 """The state of an episode: the newest observation, and the real embedder tells states apart by it."""
 
+import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from empo2.memory import SentenceEmbedder
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.gateway.episodes.reflector import transcript
 from empo2.recipe.gateway.tips.state import StateReader
+from empo2.recipe.messages import newest_observation, task_in
 
 from .harness import assistant, user
 
@@ -53,6 +56,33 @@ def minilm() -> SentenceEmbedder:
 def cosine(minilm: SentenceEmbedder, *observations: str) -> float:
     one, other = (minilm.embed([chat_state(episode(observation))])[0] for observation in observations)
     return float(np.dot(one, other))
+
+
+BLOCKS = [
+    ("<a-reminder>x</a-reminder> go", "go"),
+    ("go <environment_context>a</environment_context>north <skills>b</skills>", "go north"),
+    ("<context>a <context>b</context> c</context>", "c</context>"),  # to the first end
+    ("<context>a</skills> <skills>b</skills>", "<context>a</skills>"),  # one that does not end is text
+    ("<task>a</task>", "<task>a</task>"),
+    ("a </context>", "a </context>"),
+]
+
+
+@pytest.mark.parametrize(("text", "state"), BLOCKS)
+def test_blocks_of_an_agents_program_are_no_state(text: str, state: str):
+    assert chat_state([user(text)]) == state
+
+
+@pytest.mark.parametrize("unit", ["<context>", "<context-", "<context></", "<a-context>b</a-context>", "</context>"])
+def test_what_an_agent_writes_is_read_in_linear_time(unit: str):
+    """An unclosed block for each of 100,000 others took a quarter of an hour, in which the gateway answered nobody."""
+    text, numbered = unit * 100_000, "".join(f"<context{n}>" for n in range(100_000))
+    begin = time.perf_counter()
+    for said in (text, f"{text}</", f"{numbered}</"):
+        newest_observation([user(said)])
+        task_in(said)
+        transcript(["", said, "f0" * 100_000], ["go"] * 3, 12_000)
+    assert time.perf_counter() - begin < 5
 
 
 def test_the_state_is_the_newest_observation():

@@ -13,6 +13,7 @@ from empo2.recipe.gateway.dialects.dialect import (
     event,
     event_stream,
     image_part,
+    keep,
     new_id,
     reasoning_of,
     text_part,
@@ -82,7 +83,7 @@ class AnthropicCall:
         if self._threaded:
             said = {"role": "assistant", "content": message["content"]}
             chat = {name: self._whole[name] for name in _OF_THREAD if name in self._whole}
-            self._threads[message["id"]] = {**chat, "messages": [*self._whole["messages"], said]}
+            keep(self._threads, message["id"], {**chat, "messages": [*self._whole["messages"], said]})
         return event_stream(_events(message)) if self._stream else JSONResponse(message)
 
     def waiting(self) -> str:

@@ -14,6 +14,7 @@ from empo2.recipe.gateway.request import Body
 log = structlog.get_logger()
 
 KEEP_ALIVE = ": the model generates\n\n"  # a comment, which clients skip
+_MOST = 10_000  # kept of a rollout; only agents that have none (empo2 serve) come to as many
 
 
 def with_headers(told: Response, answer: Response) -> Response:
@@ -42,6 +43,13 @@ def new_id(prefix: str) -> str:
 def reasoning_of(message: Body) -> str:
     """Return what a reasoning parser of vLLM took out of a reply; "" where it did not."""
     return message.get("reasoning") or message.get("reasoning_content") or ""
+
+
+def keep[T](kept: dict[str, T], id_: str, value: T) -> None:
+    """Keep what a later request may continue; the oldest goes where there is too much."""
+    kept[id_] = value
+    if len(kept) > _MOST:
+        del kept[next(iter(kept))]
 
 
 def text_part(text: str) -> Body:

@@ -13,6 +13,7 @@ from empo2.recipe.gateway.dialects.dialect import (
     event,
     event_stream,
     image_part,
+    keep,
     new_id,
     reasoning_of,
     text_part,
@@ -22,7 +23,6 @@ from empo2.recipe.gateway.dialects.errors import error_of
 from empo2.recipe.gateway.dialects.responses_tools import OfferedTools, call_of
 from empo2.recipe.messages import Message
 
-_MOST_RESPONSES = 10_000  # kept of a rollout; only agents that have none (empo2 serve) come to as many
 _NEED_OPENAI = ("background", "conversation", "prompt")
 # Repeated in the answer, with the value of a request that does not have them.
 _ECHOED = {
@@ -58,7 +58,6 @@ _OWN = {
     "top_logprobs",
 }.difference(_SHARED)
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-_EFFORTS = ("none", "low", "medium", "high")  # vLLM 0.20 refuses others
 
 
 class ResponsesCall:
@@ -91,24 +90,19 @@ class ResponsesCall:
         if body.get("max_output_tokens"):
             self.body["max_completion_tokens"] = body["max_output_tokens"]
         self._tools = OfferedTools(body.get("tools") or [])
-        self.body.pop("tools", None)
         if self._tools.functions:
             self.body["tools"] = self._tools.functions
-        else:
-            self.body.pop("tool_choice", None)
-        if body.get("tool_choice") and self._tools.functions:
-            self.body["tool_choice"] = _tool_choice(body["tool_choice"])
-        if (body.get("reasoning") or {}).get("effort") in _EFFORTS:
-            self.body["reasoning_effort"] = body["reasoning"]["effort"]
+            if body.get("tool_choice"):
+                self.body["tool_choice"] = _tool_choice(body["tool_choice"])
+        if effort := (body.get("reasoning") or {}).get("effort"):
+            self.body["reasoning_effort"] = effort
         if form := _response_format((body.get("text") or {}).get("format")):
             self.body["response_format"] = form
 
     def answer(self, completion: Body) -> Response:
         response = self._response(completion)
         if self._request.get("store") is not False:
-            self._stored[response["id"]] = [*self._items, *response["output"]]
-            if len(self._stored) > _MOST_RESPONSES:
-                del self._stored[next(iter(self._stored))]
+            keep(self._stored, response["id"], [*self._items, *response["output"]])
         if not self._request.get("stream"):
             return JSONResponse(response)
         begin = () if self._events_sent else self._begin(completion["model"])

@@ -31,7 +31,7 @@ from empo2.recipe.protocol import CALL_EVENT, RolloutTag
 log = structlog.get_logger()
 
 # A reflection repeats these fields of the call before it, so that its prompt continues that call's prompt.
-_SHARED = ("tools", "chat_template", "chat_template_kwargs", *TEMPLATE_ARGUMENTS)
+_SHARED = ("tools", "chat_template_kwargs", *TEMPLATE_ARGUMENTS)
 # In vLLM 0.20's refusals (vllm.renderers.params, vllm.v1.engine.input_processor).
 _TOO_LONG = ("context length", "maximum model length")
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -74,12 +74,11 @@ class ModelCall:
         """
         if not is_too_long(answer):
             return None
-        counts, episode = self.services.metrics.counts, self.episode
-        if (unlimited := _unlimited(self.sent)) is not None:
-            counts["reply_limits_lifted"] += 1
+        episode = self.episode
+        if (unlimited := _unlimited(self.services, self.sent)) is not None:
             self.sent = unlimited
-        elif self.chat is not self.body:
-            counts["tips_withdrawn"] += 1
+        elif self.found.request is not None and self.found.request.carried:
+            self.services.metrics.counts["tips_withdrawn"] += 1
             episode.tips.withdraw()
             if self.tip_free is not None:
                 self.tip_free.cancel()
@@ -209,13 +208,14 @@ class ModelCall:
 class PlainCall:
     """One call of plain GRPO, whose rollouts have no tag: sampled and continued as those of EMPO²; see `ModelCall`."""
 
+    services: Services
     sent: Body
     tokens: ChatTokens
     teaches: ClassVar = False
 
     async def shorter(self, answer: Body | None) -> Body | None:
         """As `ModelCall.shorter`; there are no tips."""
-        if not is_too_long(answer) or (unlimited := _unlimited(self.sent)) is None:
+        if not is_too_long(answer) or (unlimited := _unlimited(self.services, self.sent)) is None:
             return None
         self.sent = unlimited
         return self.sent
@@ -263,7 +263,7 @@ async def prepare_plain_call(services: Services, rollout_id: str, replies: Repli
     count_sampling(services, body)
     body = replies.sampled.restored(body)
     tokens = await ChatTokens.prepare(services, rollout_id, replies, body)
-    return PlainCall({**sampling.neutral(body), **tokens.fields}, tokens)
+    return PlainCall(services, {**sampling.neutral(body), **tokens.fields}, tokens)
 
 
 def _sent(chat: Body, tokens: ChatTokens, tag: RolloutTag, *, teaches: bool) -> Body:
@@ -277,10 +277,13 @@ def is_too_long(answer: Body | None) -> bool:
     return any(words in str(answer) for words in _TOO_LONG)
 
 
-def _unlimited(sent: Body) -> Body | None:
-    """Return a request without a limit of the reply's length; None if it has none."""
+def _unlimited(services: Services, sent: Body) -> Body | None:
+    """Return a request without a limit of the reply's length, and count that; None if it has none."""
     kept = {name: value for name, value in sent.items() if name not in _LIMITS}
-    return None if len(kept) == len(sent) else kept
+    if len(kept) == len(sent):
+        return None
+    services.metrics.counts["reply_limits_lifted"] += 1
+    return kept
 
 
 def _new_tips(found: TipSearch) -> list[int]:

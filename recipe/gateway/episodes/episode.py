@@ -75,6 +75,7 @@ class Episode:
         shown: ids of the tips shown, each with the number of turns it was put into.
         tip_tokens: the largest number of tip tokens in one of its prompts.
         context_full: True if its last call was refused as too long for the model's context.
+        with_tools: True if one of its calls has offered tools.
     """
 
     rollout_id: str
@@ -92,6 +93,7 @@ class Episode:
     shown: Counter[int] = field(default_factory=Counter)
     tip_tokens: int = 0
     context_full: bool = False
+    with_tools: bool = False
 
     def ask(self, body: dict[str, Any]) -> Asked:
         """Note a call until it is taken from `under_way`: one that comes before an equal one is answered repeats it."""

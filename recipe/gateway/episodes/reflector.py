@@ -28,7 +28,7 @@ _CHAT_TOKENS = 8_000  # of a chat that is sent whole, with tools: most of a long
 _TOKEN_CHARACTERS = 4  # where the model server tells no tokens
 _TRANSCRIPT_CHARACTERS = (12_000, 3_000)  # the second one if the model refuses the first
 _RESULT_CHARACTERS = 300  # of an action, and of what came of it
-_ERROR = re.compile(r"\w*(?:Error|Exception)\b|\bTraceback\b|\b(?:error|fatal|panic): ")
+_ERROR = re.compile(r"(?:Error|Exception)\b|\bTraceback\b|\b(?:error|fatal|panic): ")
 _TESTS = re.compile(r"\b\d+ (?:passed|failed)\b|\bFAILED\b|\bRan \d+ tests?\b|\btest result: |\bTests: +\d")
 
 

@@ -46,7 +46,8 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
         state = services.state.of_prompt(prompt)
     else:
         return TipSearch()  # token ids, or an invalid request, which the app refuses
-    if is_compaction(body, with_tools=any(turn.shared.get("tools") for turn in episode.turns)):
+    episode.with_tools |= bool(body.get("tools"))
+    if is_compaction(body, with_tools=episode.with_tools):
         state = ""
     if not episode.tag.memory:
         return TipSearch(state)

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from typing import Any
 
-import httpx
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
@@ -14,9 +14,7 @@ from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.stages.errors import unanswered
 from empo2.recipe.gateway.stages.form import check_call
-from empo2.recipe.gateway.tokens.rendering import rendered
 
 Dialect = AnthropicCall | ResponsesCall | StreamedCompletion
 
@@ -35,7 +33,8 @@ class Dialects:
     def __init__(self, max_bytes: int, services: Services) -> None:
         self._services = services
         self._max_bytes = max_bytes
-        self._held: dict[str, tuple[dict[str, list[Body]], dict[str, Body]]] = {}  # by rollout: responses, threads
+        self._responses = upstream.PerRollout(dict[str, list[Body]])
+        self._threads = upstream.PerRollout(dict[str, Body])
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         streamed = request.is_completion and request.body.get("stream")
@@ -46,15 +45,15 @@ class Dialects:
             if dialect.path == "chat/completions":
                 check_call(dialect.body, chat=True)
         except ValueError as error:
-            return refusal(400, str(error), call=True)
+            return refusal(400, str(error))
         except (LookupError, TypeError, AttributeError):  # lists in the place of objects, and the like
-            return refusal(400, f"the request is not one of /{request.api}; see its reference", call=True)
+            return refusal(400, f"the request is not one of /{request.api}; see its reference")
         translated = request.with_body(dialect.body, dialect.path)
         if len(translated.content or b"") > self._max_bytes:
             problem = f"the chat has more than gateway.max_request={self._max_bytes / 2**20:.3g} MiB"
-            return refusal(413, problem, call=True)
+            return refusal(413, problem)
         if request.api == _COUNT:
-            return await self._count(request.rollout_id, dialect.body)
+            return await forward(replace(translated, aside="count"))
         answering = self._answer(dialect, translated, forward)
         return await (self._kept_alive(dialect, answering) if request.body.get("stream") else answering)
 
@@ -89,33 +88,15 @@ class Dialects:
             assert isinstance(answer, Answer)
             return with_headers(dialect.answer(answer.value or {}), answer)
         except (LookupError, TypeError, AttributeError):
-            return refusal(502, "the model server's answer is no completion", call=True)
-
-    async def _count(self, rollout_id: str, body: Body) -> Response:
-        """Return how long the policy's prompt would be, without tips; the call leaves no trace."""
-        if upstream.rollout_of(rollout_id) is None:
-            return refusal(404, f"Rollout not found: {rollout_id}", call=True)
-        try:
-            return JSONResponse({"input_tokens": len(await rendered(self._services.servers, rollout_id, body))})
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code == 400:
-                return Response(error.response.content, 400)
-            return refusal(502, f"the model server answers {error.response.status_code} to /tokenize", call=True)
-        except (upstream.NoServersError, httpx.HTTPError) as error:
-            return unanswered(error)
+            return refusal(502, "the model server's answer is no completion")
 
     def _dialect(self, request: Request) -> Dialect:
         match request.api:
             case "messages":
-                return AnthropicCall(request.body, self._held_of(request.rollout_id)[1])
-            case "messages/count_tokens":
+                return AnthropicCall(request.body, self._threads[request.rollout_id])
+            case "messages/count_tokens":  # `_COUNT`
                 return AnthropicCall(request.body, {})  # a thread is not known here
             case "responses":
-                return ResponsesCall(request.body, self._held_of(request.rollout_id)[0])
+                return ResponsesCall(request.body, self._responses[request.rollout_id])
             case _:
                 return StreamedCompletion(request.api, request.body)
-
-    def _held_of(self, rollout_id: str) -> tuple[dict[str, list[Body]], dict[str, Body]]:
-        if rollout_id not in self._held:
-            self._held = {name: held for name, held in self._held.items() if upstream.rollout_of(name)}
-        return self._held.setdefault(rollout_id, ({}, {}))

@@ -1,6 +1,8 @@
 """End episodes that would go on without end."""
 
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.responses import Response
 
@@ -38,16 +40,16 @@ class EpisodeEnds:
     def __init__(self, most: int, metrics: StepMetrics) -> None:
         self._most = most
         self._metrics = metrics
-        self._calls: dict[tuple[str, str], _Calls] = {}
+        self._calls = upstream.PerRollout(partial(defaultdict[str, _Calls], _Calls))  # by rollout and attempt
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         if not request.is_completion or request.rollout_id == SERVED:
             return await forward(request)
-        calls = self._calls_of(request)
+        calls = self._calls[request.rollout_id][request.attempt_id]
         if not calls.ended and calls.made >= self._most:
             self._end(calls, "most_calls")
         if calls.ended:
-            return refusal(400, _ENDED[calls.ended].format(most=self._most), call=True)
+            return refusal(400, _ENDED[calls.ended].format(most=self._most))
         calls.made += 1
         answer = await forward(request)
         if answer.status_code == 200:
@@ -62,9 +64,3 @@ class EpisodeEnds:
     def _end(self, calls: _Calls, reason: str) -> None:
         calls.ended = reason
         self._metrics.counts[f"episodes_ended/{reason}"] += 1
-
-    def _calls_of(self, request: Request) -> _Calls:
-        name = request.rollout_id, request.attempt_id
-        if name not in self._calls:
-            self._calls = {each: calls for each, calls in self._calls.items() if upstream.rollout_of(each[0])}
-        return self._calls.setdefault(name, _Calls())

@@ -1,11 +1,9 @@
 """Tell an agent each error in the form of the API that it asked."""
 
-import httpx
 from starlette.responses import Response, StreamingResponse
 
 from empo2.recipe.gateway.dialects.errors import told
-from empo2.recipe.gateway.request import Next, Request, refusal
-from empo2.recipe.gateway.upstream import NoServersError
+from empo2.recipe.gateway.request import Next, Request
 
 
 class ErrorForms:
@@ -16,13 +14,6 @@ class ErrorForms:
         if request.kind != "call" or answer.status_code < 400 or isinstance(answer, StreamingResponse):
             return answer
         return told(answer, anthropic=speaks_anthropic(request))
-
-
-def unanswered(error: NoServersError | httpx.HTTPError) -> Response:
-    """Return what an agent is told where the policy's servers do not answer a call that leaves no trace."""
-    if isinstance(error, NoServersError):
-        return refusal(503, str(error), call=True)
-    return refusal(502, f"the model server does not answer: {type(error).__name__}", call=True)
 
 
 def speaks_anthropic(request: Request) -> bool:

@@ -25,13 +25,13 @@ class Form:
         if len(content) > self._max_bytes:
             limit = f"{self._max_bytes / 2**20:g}"
             problem = f"the request has more than gateway.max_request={limit} MiB; send less, or raise that setting"
-            return refusal(413, problem, call=request.is_call)
+            return refusal(413, problem)
         try:
             body = parse(content) if content or request.is_call else None
             if request.is_call:
                 check_call(body, chat=request.api == "chat/completions")
         except ValueError as error:
-            return refusal(400, str(error), call=request.is_call)
+            return refusal(400, str(error))
         return await forward(replace(request, content=content, body=body))
 
     async def _content(self, request: Request) -> bytes:
@@ -71,7 +71,17 @@ def check_call(body: Any, *, chat: bool) -> None:
         parts = content if isinstance(content, list) else []
         if not (content is None or (isinstance(content, str | list) and all(map(_is_part, parts)))):
             raise ValueError(f"messages[{number}].content: must be a string, null, or a list of parts such as text")
+        calls = message.get("tool_calls")
+        if not (calls is None or (isinstance(calls, list) and all(map(_is_tool_call, calls)))):
+            raise ValueError(f"messages[{number}].tool_calls: must be calls of functions, each with an id and a name")
 
 
 def _is_part(part: Any) -> bool:
     return isinstance(part, dict) and isinstance(part.get("text"), str | None)
+
+
+def _is_tool_call(call: Any) -> bool:
+    match call:
+        case {"function": {"name": str()}}:
+            return isinstance(call.get("id"), str | None)
+    return False

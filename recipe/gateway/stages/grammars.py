@@ -22,11 +22,11 @@ class Grammars:
     """
 
     async def __call__(self, request: Request, forward: Next) -> Response:
-        if not (request.is_call and (forms := [*_forms(request.body)])):
+        if not (request.is_completion and (forms := [*_forms(request.body)])):
             return await forward(request)
         # In a thread: importing xgrammar takes seconds, and a deep schema one.
         problem = await asyncio.to_thread(_problem, forms)
-        return refusal(400, problem, call=True) if problem else await forward(request)
+        return refusal(400, problem) if problem else await forward(request)
 
 
 def _forms(body: Mapping[str, Any]) -> Iterator[Form]:

@@ -1,6 +1,5 @@
 """Hold agents to what is theirs: what they may post, how much, until when, and with what parameters they call."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,13 +54,13 @@ class AgentLimits:
     def __init__(self, max_bytes: float, metrics: StepMetrics) -> None:
         self._max_bytes = max_bytes
         self._metrics = metrics
-        self._sent: Counter[str] = Counter()  # bytes by rollout
+        self._sent = upstream.PerRollout(int)  # bytes
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         if refused := self._refused(request):
             status, reason, problem = refused
             self._metrics.counts[f"refused/{reason}"] += 1
-            return refusal(status, problem, call=request.is_call)
+            return refusal(status, problem)
         return await forward(request)
 
     def _refused(self, request: Request) -> tuple[int, str, str] | None:
@@ -76,18 +75,13 @@ class AgentLimits:
                 return 410, "after_end", f"the rollout {request.rollout_id} has ended"
             if is_event and _is_reserved(request.body):
                 return 403, "event", "event_type: is the gateway's; agents post rewards and events of their own types"
-        if (is_event or request.is_call) and self._counted(request) > self._max_bytes:
-            limit = f"gateway.max_rollout={self._max_bytes / 2**20:g} MiB"
-            return 413, "too_much", f"all calls and events of this rollout have more than {limit}; raise that setting"
+        if is_event or request.is_call:
+            self._sent[request.rollout_id] += len(request.content or b"")
+            if self._sent[request.rollout_id] > self._max_bytes:
+                limit = f"gateway.max_rollout={self._max_bytes / 2**20:g} MiB"
+                problem = f"all calls and events of this rollout have more than {limit}; raise that setting"
+                return 413, "too_much", problem
         return None
-
-    def _counted(self, request: Request) -> int:
-        """Return how many bytes a rollout has sent, with this request."""
-        name = request.rollout_id
-        if name not in self._sent:
-            self._sent = Counter({each: sent for each, sent in self._sent.items() if upstream.rollout_of(each)})
-        self._sent[name] += len(request.content or b"")
-        return self._sent[name]
 
 
 class CallLimits:
@@ -98,12 +92,12 @@ class CallLimits:
         self._metrics = metrics
 
     async def __call__(self, request: Request, forward: Next) -> Response:
-        if request.is_completion and (problem := self.problem(request.body, request.mode)):
+        if request.is_completion and (problem := self._problem(request.body, request)):
             self._metrics.counts["refused/parameters"] += 1
-            return refusal(400, problem, call=True)
+            return refusal(400, problem)
         return await forward(request)
 
-    def problem(self, body: dict[str, Any], mode: str) -> str:
+    def _problem(self, body: dict[str, Any], request: Request) -> str:
         """Return why a request is refused; "" if it is not."""
         most = self._settings.max_choices
         prompts = body["prompt"] if isinstance(body.get("prompt"), list) else []
@@ -126,7 +120,7 @@ class CallLimits:
                 return f"{name}: is the operator's to set"
         if others := [name for name in kwargs if name in _OF_THE_TOKENIZER]:
             return f"chat_template_kwargs.{others[0]}: is no variable of a template; leave it out"
-        if mode != "train" and (names := unchecked(body)):  # `MemoryCalls` and `SideCalls` remove them from others
+        if request.mode != "train" and (names := unchecked(body)):  # `checked` removes them from those in training
             return f"{min(names)}: vLLM 0.20 checks token ids of these options against no vocabulary"
         if name := _address_in(body.get("messages")):
             return f"messages: {name}: model servers fetch no addresses; send the content itself, as a data: URL"

@@ -1,8 +1,8 @@
-"""Answer the calls that are not trained (``gateway.trained_calls``) here, so that they leave no trace in a rollout."""
+"""Tell the calls that are not trained (``gateway.trained_calls``), and pass them to another server if there is one."""
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,33 +13,29 @@ from empo2.recipe.config import CallRule, imported
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway.request import Next, Request, refusal
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.gateway.stages.limits import CallLimits
-from empo2.recipe.gateway.upstream import NoServersError
 
 # Path relative to /v1, headers (names in lower case), body -> whether the call is trained.
 Choice = Callable[[str, Mapping[str, str], dict[str, Any]], bool]
 
 _TRAINABLE = ("chat/completions", "completions", "responses", "messages")
 # Not passed on: the agents' key, and what belongs to the connection.
-_OWN_HEADERS = ("authorization", "x-api-key", "host", "content-length", "connection", "transfer-encoding")
+_OWN_HEADERS = ("authorization", "x-api-key", "api-key", "host", "content-length", "connection", "transfer-encoding")
 _ANSWER_HEADERS = ("content-type", "retry-after")
 
 
 class UntrainedCalls:
-    """Pass untrained calls to ``gateway.other_server``, or to the policy's servers; only the other has ``/embeddings``.
+    """Pass untrained calls to ``gateway.other_server``, or mark them for `Aside`; only the other has ``/embeddings``.
 
     Raises:
         ConfigError: ``gateway.trained_calls`` names a function that cannot be imported.
     """
 
-    def __init__(self, services: Services, client: httpx.AsyncClient, limits: CallLimits) -> None:
+    def __init__(self, services: Services, client: httpx.AsyncClient) -> None:
         settings = services.settings.gateway
         self._trained = choice_of(settings.trained_calls)
         self._other = settings.other_server
-        self._gate = services.gate if self._other is None else contextlib.nullcontext()
         self._services = services
         self._client = client
-        self._limits = limits
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         if not request.is_call:
@@ -52,37 +48,28 @@ class UntrainedCalls:
                     return await forward(request)
             except Exception as error:  # of the user's function: neither answer would be right
                 problem = f"gateway.trained_calls failed: {type(error).__name__}: {error}"
-                return refusal(500, problem, call=True)
+                return refusal(500, problem)
             self._services.metrics.counts["untrained_calls"] += 1
-        async with self._gate:
-            return await self._answer(request)
+        if self._other is not None:
+            return await self._passed(request, self._other)
+        if request.api == "embeddings":
+            return refusal(400, "the policy has no /embeddings: name a server that does with gateway.other_server")
+        return await forward(replace(request, aside="untrained"))
 
-    async def _answer(self, request: Request) -> Response:
+    async def _passed(self, request: Request, server: str) -> Response:
         span = self._services.traces.current()
         span.asked(request.body)
         span.set({names.TRAINED: False})
         headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
         headers["accept-encoding"] = "identity"
+        if key := os.environ.get("OPENAI_API_KEY"):
+            headers |= {"authorization": f"Bearer {key}", "x-api-key": key}
+        url = f"{server.rstrip('/')}/{request.api}"
+        sent = self._client.build_request("POST", url, content=request.content, headers=headers)
         try:
-            if self._other is not None:
-                if key := os.environ.get("OPENAI_API_KEY"):
-                    headers |= {"authorization": f"Bearer {key}", "x-api-key": key}
-                url = f"{self._other.rstrip('/')}/{request.api}"
-                sent = self._client.build_request("POST", url, content=request.content, headers=headers)
-                answer = await self._client.send(sent, stream=True)
-            elif request.api == "embeddings":
-                problem = "the policy has no /embeddings: name a server that does with gateway.other_server"
-                return refusal(400, problem, call=True)
-            elif problem := self._limits.problem(request.body, "val"):
-                return refusal(400, problem, call=True)
-            else:
-                answer = await self._services.servers.stream(
-                    request.rollout_id, f"/{request.api}", request.body, headers
-                )
-        except NoServersError as error:
-            return refusal(503, str(error), call=True)
+            answer = await self._client.send(sent, stream=True)
         except httpx.HTTPError as error:
-            return refusal(502, f"the server of calls that are not trained: {type(error).__name__}", call=True)
+            return refusal(502, f"the server of calls that are not trained: {type(error).__name__}")
         kept = {name: value for name, value in answer.headers.items() if name.lower() in _ANSWER_HEADERS}
 
         async def body():

@@ -14,10 +14,7 @@ _RENDERING = (
     "add_generation_prompt",
     "continue_final_message",
     "add_special_tokens",
-    "chat_template",
     "chat_template_kwargs",
-    "media_io_kwargs",
-    "mm_processor_kwargs",
     "prompt",
 )
 # These decide it too, but TokenizeChatRequest accepts them only as arguments of the template.

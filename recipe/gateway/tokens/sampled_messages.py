@@ -71,10 +71,14 @@ def _text(message: Message) -> str:
 def _defaults(tools: Any) -> dict[str, Body]:
     """Return for each tool the arguments that its schema has defaults for, and these."""
     found = {}
-    for tool in tools or ():
-        function = tool["function"]
-        properties = (function.get("parameters") or {}).get("properties") or {}
-        found[function["name"]] = {name: each["default"] for name, each in properties.items() if "default" in each}
+    for tool in tools if isinstance(tools, list) else ():
+        match tool:
+            case {"function": {"name": str(function), "parameters": {"properties": dict(properties)}}}:
+                found[function] = {
+                    name: each["default"]
+                    for name, each in properties.items()
+                    if isinstance(each, dict) and "default" in each  # `true` is a schema, too
+                }
     return found
 
 
