@@ -403,12 +403,10 @@ def with_task_files(layer: Mapping[str, Any], folder: Path) -> Mapping[str, Any]
         named = isinstance(value, str) and is_task_path(value)
         return os.path.join(folder, os.path.expanduser(value)) if named else value
 
-    args = tasks.get("args")
-    in_args = {"args": {**args, "validation": placed(args["validation"])}} if args and "validation" in args else {}
-    return {
-        **layer,
-        "tasks": {**tasks, **({"source": placed(tasks["source"])} if "source" in tasks else {}), **in_args},
-    }
+    tasks = {**tasks, **({"source": placed(tasks["source"])} if "source" in tasks else {})}
+    if isinstance(args := tasks.get("args"), Mapping) and "validation" in args:
+        tasks["args"] = {**args, "validation": placed(args["validation"])}
+    return {**layer, "tasks": tasks}
 
 
 def _parse_override(argument: str) -> dict[str, Any]:
@@ -482,6 +480,10 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         yield f"{loss}: has no ratio that needs algorithm.off_policy_old_log_probs='tip-free'; set that to with-tips"
     if algorithm.name == "grpo" and algorithm.form != "paper":
         yield f"algorithm.form={algorithm.form!r}: is a form of EMPO²; with algorithm.name='grpo' leave it at 'paper'"
+    with_tips = algorithm.name == "empo2" and algorithm.memory_probability > 0 and algorithm.off_policy_probability < 1
+    if algorithm.kl_coefficient > 0 and algorithm.kl_rows == "with-tips" and not with_tips:
+        fix = "take memory_probability above 0 and off_policy_probability below 1, or kl_rows=all"
+        yield f"algorithm.kl_rows='with-tips': no on-policy row has tips; {fix}"
     if algorithm.updates_per_step > algorithm.tasks_per_step:
         groups = f"tasks_per_step={algorithm.tasks_per_step}; each update learns from whole groups"
         yield f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed {groups}"

@@ -314,7 +314,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code != HTTPStatus.NOT_FOUND:
                 raise
-            self.carried_over = []
+            self.played, self.carried_over = [], []
             self._gateway.check({})
             raise NoUsableRollouts("the gateway has ended and was started again, without its rollouts") from error
 

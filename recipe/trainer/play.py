@@ -39,8 +39,8 @@ class PlayingTrainer(AgentLightningRayPPOTrainer):
         self.settings = settings
         self.gateway = gateway
         self.records = RunRecords(OmegaConf.select(self.config, "empo2.run_directory"), settings.run, self.tokenizer)
-        if self.is_async:  # tasks are drawn ahead, so that their epochs are over before the steps are
-            self.config.trainer.total_epochs = sys.maxsize
+        # The steps are counted. Tasks are drawn ahead, or drawn again, so that epochs may be over before the steps are.
+        self.config.trainer.total_epochs = sys.maxsize
 
     def play(self, tasks: DataProto, *, is_train: bool) -> list[CompletedRollout]:
         """Play tasks; return the rollouts that can be used.
@@ -123,16 +123,12 @@ class PlayingTrainer(AgentLightningRayPPOTrainer):
         return batch, metrics
 
     def adapter(self) -> RolloutAdapter:
-        options = self.config.agentlightning
-        limits = options.trace_aggregator
+        limits = self.config.agentlightning.trace_aggregator
         return RolloutAdapter(
             max_prompt_length=limits.trajectory_max_prompt_length,
             max_response_length=limits.trajectory_max_response_length,
-            max_total_length=limits.get("trajectory_max_total_length"),
             device=torch.device("cpu"),
             pad_token_id=self.tokenizer.pad_token_id or 0,
-            reward_fillna_value=options.reward_fillna_value,
             trace_aggregator_level="trajectory",
             tokenizer=self.tokenizer,
-            processor=self.processor,
         )

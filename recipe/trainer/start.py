@@ -38,7 +38,8 @@ def start(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any])
                 "algorithm.failure_return": settings.algorithm.failure_return,
             }
             state = gateway.check(wanted)
-            check_tip_tokens(config, state.episode_tokens)
+            if settings.algorithm.name == "empo2":
+                check_tip_tokens(config, state.episode_tokens)
 
         if runs := gateway.answers():
             check()

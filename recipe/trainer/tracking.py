@@ -72,8 +72,7 @@ def training_metrics(results: StepResults, success_return: float) -> dict[str, f
     for name, memory in (("memory_success_rate", True), ("success_rate_without_memory", False)):
         if half := [is_success(result.return_, success_return) for result in kept if result.mode.memory == memory]:
             metrics[f"training/{name}"] = np.mean(half)
-    left_out = ("turns_dropped", "side_calls_dropped", "repeated_calls", "image_calls", "overlong_rows")
-    metrics |= {f"empo2/{name}": results.left_out[name] for name in left_out}
+    metrics |= {f"empo2/{name}": count for name, count in results.left_out.items()}
     metrics |= {f"empo2/dropped/{reason}": count for reason, count in results.reasons.items()}
     metrics |= _agent_means("training", kept)
     return {key: float(value) for key, value in metrics.items()}

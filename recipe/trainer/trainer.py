@@ -52,7 +52,7 @@ class Empo2Trainer(PlayingTrainer):
             self._metrics = result[0]
         finally:  # an update that fails leaves what was played
             self.records.write_rollouts(self.global_steps)
-        if preemption.came():
+        if preemption.came() and self.global_steps < self.total_training_steps:  # the last one ends as it would
             self._end_with_this_step()
         if self.is_async and self.global_steps >= self.total_training_steps:
             self.manager.drop_carried_over()  # the last validation has the model servers for itself

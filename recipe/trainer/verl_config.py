@@ -1,7 +1,7 @@
 """Translate settings to the configuration of verl and agent-lightning: every translated key in one place."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -78,8 +78,10 @@ def build_verl_config(
     for name in settings.run.loggers:
         if name != "console" and importlib.util.find_spec(name) is None:
             raise ConfigError(f"run.loggers={settings.run.loggers}: the package {name} is not installed; add it by pip")
+    ours: Any = settings.to_dict() | {"run_directory": str(run_directory)}
+    ours["algorithm"] |= _objective(config)  # `verl` may have overridden it
     with open_dict(config):
-        config.empo2 = literally(settings.to_dict() | {"run_directory": str(run_directory)})
+        config.empo2 = literally(ours)
     check_options(settings, config, "fsdp2")
     return config
 
@@ -120,6 +122,7 @@ def check_options(settings: Settings, config: DictConfig, *strategies: str) -> N
         (f"{rollout}.logprobs_mode", "processed_logprobs", "old and teacher's log-probs must be at model.temperature"),
         ("agentlightning.max_ppo_update_times", None, "it drops rows; set algorithm.updates_per_step"),
         ("agentlightning.trace_aggregator.level", "trajectory", "EMPO² makes the rows"),
+        ("agentlightning.trace_aggregator.trajectory_max_total_length", None, "set trajectory_max_response_length"),
         ("algorithm.adv_estimator", "grpo", "EMPO² makes the advantages: algorithm.baseline"),
         ("algorithm.enable_rollout_level_advantage", True, "EMPO² makes the advantages: algorithm.baseline"),
         ("algorithm.norm_adv_by_std_in_grpo", algorithm.normalize_by_std, "as algorithm.normalize_by_std"),
@@ -159,6 +162,7 @@ def read_settings(config: DictConfig) -> Settings:
             raise ConfigError(f"{key}: the + belongs to Hydra's command line; write {key.lstrip('+')}.KEY=VALUE")
     layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
     layer.pop("run_directory", None)
+    _check_objective(config, layer)
     actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
     said = {
         "algorithm": {
@@ -166,6 +170,7 @@ def read_settings(config: DictConfig) -> Settings:
             "tasks_per_step": tasks.train_batch_size,
             "rollouts_per_task": rollout.n,
             "updates_per_step": max(1, tasks.train_batch_size // actor.ppo_mini_batch_size),
+            **_objective(config),
         },
         "hardware": {
             "ray_address": None if (joined := config.ray_kwargs.ray_init.get("address")) == "local" else joined,
@@ -179,6 +184,32 @@ def read_settings(config: DictConfig) -> Settings:
     settings = load_settings(layer=layer)
     check_options(settings, config, "fsdp2", "fsdp")  # a script that does not choose has fsdp, with verl's own engine
     return settings
+
+
+def _objective(config: DictConfig) -> dict[str, float]:
+    """Return by setting what verl computes the objective with, by its own keys."""
+    actor = config.actor_rollout_ref.actor
+    return {
+        "learning_rate": actor.optim.lr,
+        "clip_low": actor.clip_ratio_low,
+        "clip_high": actor.clip_ratio_high,
+        "kl_coefficient": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+    }
+
+
+def _check_objective(config: DictConfig, layer: Mapping[str, Any]) -> None:
+    """Refuse a setting that a script gives itself, or by its form, where verl's key says otherwise.
+
+    Raises:
+        ConfigError: names both.
+    """
+    asked, plain, given = load_settings(layer=layer).algorithm, load_settings().algorithm, layer.get("algorithm", {})
+    keys = dict(zip(_objective(config), ("optim.lr", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef"), strict=True))
+    for name, value in _objective(config).items():
+        if (wanted := getattr(asked, name)) != value and (name in given or wanted != getattr(plain, name)):
+            also = " and use_kl_loss=True" if name == "kl_coefficient" else ""
+            fix = f"give it actor_rollout_ref.actor.{keys[name]}={wanted:g}{also}"
+            raise ConfigError(f"algorithm.{name}={wanted:g}: the script has {value:g}, which verl reads; {fix}")
 
 
 def check_tasks(

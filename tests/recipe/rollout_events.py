@@ -90,7 +90,6 @@ def adapted(rollouts: Sequence[CompletedRollout], prompt: int, response: int) ->
         max_response_length=response,
         device=torch.device("cpu"),
         pad_token_id=0,
-        reward_fillna_value=0.0,
         trace_aggregator_level="trajectory",
     )
     return adapter.get_train_data_batch([*rollouts])

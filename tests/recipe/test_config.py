@@ -71,6 +71,12 @@ def test_a_form_is_laid_over_the_profile_and_under_what_the_user_says(tmp_path: 
     assert of("gpu", file=file) == of("cpu", one)
 
 
+@pytest.mark.parametrize("other", ["off_policy_probability=1.0", "memory_probability=0.0"])
+def test_retention_without_a_row_that_it_holds_is_refused(other: str) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm.kl_rows='with-tips': no on-policy row has tips; take "):
+        load_settings("gpu", ["algorithm.form=internalise", f"algorithm.{other}"])
+
+
 def test_a_pair_whose_tips_cannot_be_unlearned_is_warned_of() -> None:
     def warned(*overrides: str) -> bool:
         return any("never unlearned" in each for each in warnings_of(load_settings("gpu", overrides)))

@@ -19,7 +19,7 @@ from empo2.recipe.protocol import CALL_EVENT, Mode
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.rollout_calls import calls_of
-from empo2.recipe.trainer.shown_rollouts import call_rows
+from empo2.recipe.trainer.shown_rollouts import RunRecords, call_rows
 from empo2.recipe.trainer.step_results import StepResults
 from empo2.recipe.trainer.tracking import training_metrics
 
@@ -232,6 +232,17 @@ def test_a_gateway_that_was_started_again_has_the_step_played_anew(
     with pytest.raises(NoUsableRollouts, match="the gateway has ended"):
         manager.play({"task": ["a"]}, is_train=True)
     assert waited == [{}, {}] and not manager.results.dropped
+
+
+def test_a_gateway_that_ends_while_it_writes_tips_leaves_nothing_half_read(
+    manager: Empo2RolloutManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended(manager, [[{"event_type": "model_request", "data": request([1], [2])["data"]}]] * 3, monkeypatch)
+    monkeypatch.setattr(manager._gateway, "check", lambda wanted: None)
+    monkeypatch.setattr(manager._gateway, "drain", lambda timeout: (_ for _ in ()).throw(httpx.ReadError("gone")))
+    with pytest.raises(NoUsableRollouts, match="the gateway has ended"):
+        manager.play({"task": ["a"]}, is_train=True)
+    RunRecords(str(tmp_path), load_settings().run, None).note_rollouts(manager, 1, "training", {})
 
 
 def test_reading_takes_no_longer_than_before() -> None:

@@ -60,6 +60,11 @@ async def test_a_step_is_learned_when_it_is_over_and_a_snapshot_holds_what_was_l
         later = await rewards()
         (await gateway.client.post("/empo2/restore", json=saved)).raise_for_status()
         assert await rewards() == pytest.approx(third)
+        await gateway.drain()
+        before = await rewards()
+    async with running_gateway(tmp_path, "algorithm.novelty=rnd") as gateway:  # started again with its memory
+        after = await rewards()
+    assert all(0 < new < old for new, old in zip(after, before, strict=True)), "what was played last counts, too"
     assert first == same_step == [1.0] * len(ROOMS)
     for earlier, after in ((first, second), (second, third), (third, later)):
         assert all(new < old for new, old in zip(after, earlier, strict=True))

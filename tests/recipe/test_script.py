@@ -67,6 +67,10 @@ async def test_one_changed_import_is_enough(tmp_path: Path, script: Any, capsys:
         assert (algorithm.tasks_per_step, algorithm.rollouts_per_task, algorithm.updates_per_step) == (2, 4, 1)
         assert (settings.agent.class_, settings.tasks.source) == (None, None)
         assert [row["answer"] for row in trainer.train_dataset] == ["0", "2", "4", "6", "8"]
+        # A step that plays again draws more tasks than an epoch has; the steps end the training, not the epochs.
+        assert (trainer.total_training_steps, trainer.config.trainer.total_epochs) == (4, sys.maxsize)
+        actor = trainer.config.actor_rollout_ref.actor
+        assert (algorithm.learning_rate, algorithm.clip_low) == (actor.optim.lr, actor.clip_ratio_low)
         assert "memory.scope" not in capsys.readouterr().out
 
         (trainer,) = script(url, "empo2.algorithm.seed=5", "empo2.memory.scope=[answer]")  # two epochs of two steps
@@ -84,6 +88,12 @@ async def test_one_changed_import_is_enough(tmp_path: Path, script: Any, capsys:
         ("+empo2.algorithm.seed=5", r"\+empo2: the \+ belongs to Hydra's command line"),
         ("empo2.memory.scope=[variation]", r"memory.scope=\['variation'\]: tasks have no field 'variation'"),
         ("empo2.algorithm.sead=5", r"did you mean algorithm.seed\?"),
+        (
+            "empo2.algorithm.form=internalise",
+            r"=1: the script has 0, .*kl_loss_coef=1 and use_kl_loss=True",
+        ),
+        ("empo2.algorithm.learning_rate=0", r"learning_rate=0: the script has 1e-06, .*actor.optim.lr=0"),
+        ("agentlightning.trace_aggregator.trajectory_max_total_length=900", "set trajectory_max_response_length"),
     ],
 )
 def test_wrong_settings_are_told_before_anything_is_asked(script: Any, override: str, message: str) -> None:

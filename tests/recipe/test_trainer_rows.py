@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from verl import DataProto
 from verl.utils import tensordict_utils
 
+from empo2.recipe import preemption
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.protocol import Mode
@@ -201,7 +202,7 @@ def configuration() -> Any:
     rollout, ref = {"n": 8, "log_prob_micro_batch_size_per_gpu": 2, "temperature": 1.0}, {}
     return OmegaConf.create(
         {
-            "agentlightning": {"trace_aggregator": limits, "reward_fillna_value": 0.0},
+            "agentlightning": {"trace_aggregator": limits},
             "data": {"train_batch_size": 4},
             "actor_rollout_ref": {
                 "rollout": rollout,
@@ -281,6 +282,18 @@ class StepUnderTest(Empo2Trainer):
 def in_groups(count: int) -> dict[str, float]:
     """The returns of groups of about eight."""
     return {f"g{i % max(1, round(count / 8))}-{i}": float(7 * i % 11 - 40) for i in range(count)}
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_signal_in_the_last_step_leaves_its_validation(last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = StepUnderTest(played(in_groups(16)))
+    trainer.config.trainer = {"test_freq": 7, "save_freq": -1}
+    trainer.total_training_steps = 7 if last else 8
+    signals = iter([None, "SIGTERM"])  # it comes while the step is played
+    monkeypatch.setattr(preemption, "came", lambda: next(signals))
+    trainer.step()
+    assert trainer.total_training_steps == 7
+    assert trainer.config.trainer == ({"test_freq": 7, "save_freq": -1} if last else {"test_freq": -1, "save_freq": 1})
 
 
 def test_a_step_trains_all_rows_in_planned_updates() -> None:

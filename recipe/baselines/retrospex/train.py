@@ -37,7 +37,8 @@ class Transitions(NamedTuple):
 
 
 def episodes_of(run: Path, settings: Settings) -> list[Episode]:
-    """Return the training rollouts of a run that saw no tips."""
+    """Return the training rollouts of a run that saw no tips, each with its return, scaled to -1..1."""
+    largest = max(abs(settings.algorithm.success_return), abs(settings.algorithm.failure_return))
     reader, limit, episodes = StateReader(settings.memory), settings.memory.state_characters, []
     for rollout in read_rollouts(run / ROLLOUTS):
         of_policy = (rollout.phase, rollout.mode, rollout.dropped) == ("training", "no memory", None)
@@ -45,7 +46,7 @@ def episodes_of(run: Path, settings: Settings) -> list[Episode]:
             calls = [call for call in read_calls(run / ROLLOUTS, rollout.id) if call["reply"]]
             task = task_of(each for call in calls for each in call["messages"])[:limit]
             turns = [(task, reader.of_chat(call["messages"]), spoken(call["reply"])[:limit]) for call in calls]
-            episodes += [(rollout.return_ / settings.algorithm.success_return, turns)] if turns else []
+            episodes += [(rollout.return_ / largest, turns)] if turns else []
     return episodes
 
 

@@ -58,13 +58,13 @@ class DistilledMemory(MemoryService):
     """A memory whose novelty is `RandomNetwork`'s, one for all scopes.
 
     The visits of a step are learned when it is over, so that no episode's reward depends on how fast the others are.
-    A snapshot ``x.sqlite`` has the predictor beside it, ``x.npz``; one without it restores the first predictor.
+    A memory ``x.sqlite``, and a snapshot, has the predictor beside it, ``x.npz``; one without it has the first one.
     """
 
-    def __init__(self, *args: Any, seed: int, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._seed = seed
-        self._network = RandomNetwork.drawn(self._dimension, seed)
+    def __init__(self, file: Path, *args: Any, seed: int, **options: Any) -> None:
+        super().__init__(file, *args, **options)
+        self._file, self._seed = file, seed
+        self._network = self._read(file)
 
     def novelty(self, embedding: np.ndarray, visits: int) -> float:
         return self._network.novelty(embedding)
@@ -72,21 +72,32 @@ class DistilledMemory(MemoryService):
     async def commit_visits(self) -> None:
         keys = [visit.key for own in self._visits.values() for visit in own]
         await super().commit_visits()
-        for key in np.random.default_rng(self._seed).permutation(keys) if keys else ():
-            self._network.learn(key)
+        if keys:
+            for key in np.random.default_rng(self._seed).permutation(keys):
+                self._network.learn(key)
+            self._write(self._file)
 
     async def snapshot(self, path: Path) -> None:
         await super().snapshot(path)
-        inner, outer = self._network.predictor
-        with path.with_suffix(".npz").open("wb") as file:
-            np.savez(file, inner=inner, outer=outer)
+        self._write(path)
 
     async def restore(self, path: Path) -> None:
         await super().restore(path)
-        self._network = RandomNetwork.drawn(self._dimension, self._seed)
-        if (file := path.with_suffix(".npz")).exists():
+        self._network = self._read(path)
+        self._write(self._file)
+
+    def _write(self, memory: Path) -> None:
+        inner, outer = self._network.predictor
+        with (part := memory.with_suffix(".part")).open("wb") as file:
+            np.savez(file, inner=inner, outer=outer)
+        part.replace(memory.with_suffix(".npz"))
+
+    def _read(self, memory: Path) -> RandomNetwork:
+        network = RandomNetwork.drawn(self._dimension, self._seed)
+        if (file := memory.with_suffix(".npz")).exists():
             with np.load(file) as stored:
-                self._network.predictor = stored["inner"], stored["outer"]
+                network.predictor = stored["inner"], stored["outer"]
+        return network
 
 
 def _outputs(layers: Layers, key: np.ndarray) -> np.ndarray:
