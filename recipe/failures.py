@@ -116,13 +116,13 @@ def reported_error(events: Sequence[Mapping[str, Any]]) -> AgentError | None:
 def error_of(error: BaseException, *, own: str = "") -> AgentError:
     """Return what to tell of an exception that ended an agent.
 
-    If it has ``output``, what a command wrote to stderr, its cause is looked for there: the last exception of Python or
-    JavaScript, else the last line.
+    If it has ``written``, what a command wrote to stderr, its cause is looked for there: the last exception of Python
+    or JavaScript, else the last line.
 
     Args:
         own: a file whose frames are not the agent's.
     """
-    if output := str(getattr(error, "output", "")).strip():
+    if output := str(getattr(error, "written", "")).strip():
         return _error_in(output, type(error).__name__)
     frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     return AgentError(

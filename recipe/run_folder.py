@@ -74,6 +74,10 @@ def checkpoint_folder(directory: Path, step: int) -> Path:
     return directory / f"{_STEP}{step}"
 
 
+def is_checkpoint_name(name: str) -> bool:
+    return name.removeprefix(_STEP).isdecimal() and name.startswith(_STEP)
+
+
 def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix(_STEP))
 

@@ -18,6 +18,7 @@ from empo2.recipe.retrofit.findings import Finding, examine
 from empo2.recipe.retrofit.first_prompt import SWITCHES, FirstPrompt, advice
 from empo2.recipe.retrofit.recorder import Body, Call, Trace
 from empo2.recipe.retrofit.rows import tell
+from empo2.recipe.retrofit.scripted_model import Script
 from empo2.recipe.retrofit.starter import scope_choices
 from empo2.recipe.retrofit.states import describe_states
 
@@ -182,6 +183,24 @@ def test_a_run_that_is_killed_while_it_imports_is_said_as_that(init, tmp_path):
     code, printed = init(*COMMAND, "--time-limit", "8", code="import library\n")
     (wrong,) = [line for line in printed.splitlines() if line.startswith("wrong")]
     assert code == 1 and "killed after 8 s while it was still importing: import library (play.py:" in wrong
+
+
+ITSELF = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}, "required": ["next"]}
+SCHEMAS = [
+    ({"$ref": "#/definitions/A", "definitions": {"A": {"enum": ["a"]}}}, "a"),  # of pydantic 1
+    ({"$ref": "#/definitions/B"}, "1"),
+    ({"type": "object", "properties": {"a": True}, "required": ["a", "b"]}, {"a": "1", "b": "1"}),
+    ({"anyOf": [], "type": "integer"}, 1),
+]
+
+
+@pytest.mark.parametrize(("schema", "value"), SCHEMAS)
+def test_a_schema_that_is_odd_is_one_of_texts(schema: dict, value: Any):
+    assert Script().sample(schema, "1") == value
+
+
+def test_a_schema_that_contains_itself_comes_to_an_end():
+    assert "next" in Script().sample({"$ref": "#/$defs/Node", "$defs": {"Node": ITSELF}}, "1")["next"]
 
 
 def test_replies_win_over_schemas_and_may_be_tool_calls(init):

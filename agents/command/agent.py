@@ -27,12 +27,12 @@ class CommandFailed(Exception):
     """The command failed, or left no reward.
 
     Attributes:
-        output: the end of what it wrote to stderr.
+        written: the end of what it wrote to stderr.
     """
 
-    def __init__(self, message: str, output: str = "") -> None:
+    def __init__(self, message: str, written: str = "") -> None:
         super().__init__(message)
-        self.output = output
+        self.written = written
 
 
 class CommandAgent:

@@ -220,9 +220,7 @@ _FUNCTIONS: tuple[tuple[str, int, Callable[..., Any]], ...] = (
 
 def _exact_division(statement: str) -> str:
     """Let `/` divide whole numbers exactly; quoted text and comments stay."""
-    return re.sub(
-        r"""('[^']*'|"[^"]*"|`[^`]*`|/\*.*?\*/)|/""", lambda match: match[1] or " * 1.0 /", statement, flags=re.S
-    )
+    return _QUOTED_OR_DIVISION.sub(lambda match: match[1] or " * 1.0 /", statement)
 
 
 class _Average:

@@ -4,6 +4,7 @@ docs/scienceworld.md compares the third one, `paper`, with the authors' code.
 """
 
 import re
+from collections.abc import Sequence
 
 from ..text_game.actions import META
 from ..text_game.game import TextGame
@@ -54,6 +55,10 @@ class Game(TextGame):
         self._world = environment
         self._carried: tuple[str, ...] | None = None  # as last shown
         super().__init__(environment, episode, f"{ROLE}\n{_rules(environment, episode)}", state)
+
+    def replay(self, actions: Sequence[str]) -> None:
+        self._carried = None  # the first turn, which is after these actions, shows it
+        super().replay(actions)
 
     def _show(self, news: str) -> None:
         super()._show(news)

@@ -58,7 +58,7 @@ def validation_charts(lines: Sequence[Line]) -> list[Chart]:
     measured = {key for line in lines for run in line.runs for row in run.rows for key in row}
     charts = []
     for name, unit, scale in (("success_rate", "% of episodes", 100), ("return", "mean per episode", 1)):
-        prefixes = {key.removesuffix(name) for key in measured if re.fullmatch(rf"val/(\w+/)?{name}", key)}
+        prefixes = {key.removesuffix(name) for key in measured if re.fullmatch(rf"val/([^/]+/)?{name}", key)}
         panels = prefixes - {"val/", f"val/{TRAIN_PANEL}/"}
         if len(panels) == 1 and all(line.measured(f"{min(panels)}{name}") for line in lines):
             prefixes -= {"val/"}  # it is that panel

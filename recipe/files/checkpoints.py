@@ -18,6 +18,7 @@ from empo2.recipe.run_folder import (
     MEMORY_FILE,
     SETTINGS_FILE,
     complete_checkpoints,
+    is_checkpoint_name,
     is_complete,
     step_of,
 )
@@ -28,8 +29,13 @@ _LINES = 5
 
 def find_checkpoint(path: Path, step: int | None = None) -> Path:
     """Return a checkpoint's folder, the given one or a run's of a step (the last); a ConfigError if there is none."""
-    if is_complete(path) and step in (None, step_of(path)):
-        return path
+    path = path.absolute()
+    if is_complete(path):
+        if not is_checkpoint_name(path.name):
+            said = "a checkpoint's folder keeps its name, global_step_N, and its place in a run's folder"
+            raise ConfigError(f"{path}: {said}; give that, or make a model of it there by `empo2 export`")
+        if step in (None, step_of(path)):
+            return path
     if not (path / CONFIG_FILE).is_file() and not (path / CHECKPOINTS).is_dir():
         raise ConfigError(f"{path}: not a complete checkpoint, nor a run's folder")
     found = {step_of(each): each for each in complete_checkpoints(path / CHECKPOINTS)}
@@ -111,7 +117,7 @@ def find_model(name: str, server: str | None) -> NamedModel:
         return NamedModel(f"{run_of(checkpoint).name}-step-{step_of(checkpoint)}", checkpoint=checkpoint)
     try:
         model = resolve_model(name)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"MODEL {name}: {error}") from None
     if isinstance(model, str):
         _check_hub_name(model)

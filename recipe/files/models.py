@@ -63,7 +63,7 @@ def model_of(settings: Settings) -> str:
     """Return what `resolve_model` does for ``model.path``; a ConfigError if there is no such model."""
     try:
         return str(resolve_model(settings.model.path))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: {error}") from None
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from empo2.recipe.config import Settings, lay_over, load_settings, nested, read_layer
+from empo2.recipe.config import Settings, lay_over, load_settings, nested, read_layer, with_task_files
 from empo2.recipe.errors import ConfigError
 
 ABLATIONS = Path(__file__).parents[1] / "sweeps" / "ablations.yaml"
@@ -90,7 +90,9 @@ def read_plan(
             if trial in trials:
                 raise ConfigError(f"{file}: {trial} is the name of two runs; rename an arm, or change the grid")
             run = {"name": trial, "directory": str(folder), "resume": "auto"}
-            own = lay_over(settings.to_dict(), {"run": run, "algorithm": {"seed": seed}})
+            # Another process reads it, from a folder of its own.
+            complete = with_task_files(settings.to_dict(), Path.cwd())
+            own = lay_over(complete, {"run": run, "algorithm": {"seed": seed}})
             trials[trial] = Trial(name, title, seed, Settings.model_validate(own))
     return folder, sorted(trials.values(), key=lambda trial: trial.seed)
 
@@ -115,15 +117,18 @@ def _read(file: Path) -> Sweep:
 
 
 def _configurations(sweep: Sweep, file: Path) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
-    """Yield name, title, number of seeds and settings of each arm in each cell of the grid."""
+    """Yield name, title, number of seeds and settings of each arm in each cell of the grid; files are placed."""
     cells = [dict(zip(sweep.grid, values, strict=True)) for values in itertools.product(*sweep.grid.values())]
     for (name, arm), cell in itertools.product((sweep.arms or {"": Arm()}).items(), cells):
         layer = lay_over(sweep.settings, ablation(arm.ablation) if arm.ablation else {})
         layer = lay_over(layer, arm.settings)
         for key, value in cell.items():
             layer = lay_over(layer, nested(key, value))
-        values = {key.rpartition(".")[2]: value for key, value in cell.items()}
+        words = [key.rpartition(".")[2] for key in cell]
+        short = {key: word if words.count(word) == 1 else key for key, word in zip(cell, words, strict=True)}
+        values = {short[key]: value for key, value in cell.items()}
         parts = [name, *(re.sub(r"[^\w.]+", "-", f"{key}-{value}").strip("-") for key, value in values.items())]
         titles = [arm.title or name, *(f"{key}={value}" for key, value in values.items())]
-        found = "-".join(filter(None, parts)) or file.stem
-        yield found, ", ".join(filter(None, titles)) or found, arm.seeds or sweep.seeds, layer
+        found = "-".join(filter(None, parts)) or re.sub(r"[^\w.]+", "-", file.stem)
+        title = ", ".join(filter(None, titles)) or found
+        yield found, title, arm.seeds or sweep.seeds, with_task_files(layer, file.parent)

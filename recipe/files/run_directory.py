@@ -19,6 +19,7 @@ from empo2.recipe.rollout_log import rollout_files, step_of_file
 from empo2.recipe.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
+    EPISODES_FILE,
     MEMORY_FILE,
     METRICS_FILE,
     NODES,
@@ -31,6 +32,7 @@ from empo2.recipe.run_folder import (
 )
 
 _ASIDE = "set-aside-"
+_BY_STEP = (METRICS_FILE, EPISODES_FILE)  # a line for each
 # If these changed, the weights, tips and metrics so far would no longer be comparable with later ones.
 _FIXED = ("algorithm.name", "model.path", "model.lora_rank", "memory.scope", "memory.embedder")
 
@@ -100,7 +102,11 @@ def _begins_with(settings: Settings) -> Path | None:
 
 def last_set_aside(directory: Path) -> Path | None:
     """Return the subfolder with what the start before this one left; None if there was none."""
-    return max(directory.glob(f"{_ASIDE}*"), key=lambda path: int(path.name.removeprefix(_ASIDE)), default=None)
+    return max(directory.glob(f"{_ASIDE}*"), key=_number, default=None)
+
+
+def _number(aside: Path) -> int:
+    return int(aside.name.removeprefix(_ASIDE))
 
 
 def how_to_resume(directory: Path) -> str:
@@ -196,12 +202,11 @@ def _lock(directory: Path) -> int:
 
 def _set_aside(directory: Path, step: int, validates: bool) -> None:
     """Keep what is of steps up to ``step``, which the run may validate again; move everything else to a subfolder."""
-    number = 1 + sum(1 for _ in directory.glob(f"{_ASIDE}*"))
-    aside = directory / f"{_ASIDE}{number}"
+    last = last_set_aside(directory)
+    aside = directory / f"{_ASIDE}{_number(last) + 1 if last else 1}"
     aside.mkdir()
-    metrics = directory / METRICS_FILE
     for file in [path for path in directory.iterdir() if path.is_file()]:
-        if file.name in (METRICS_FILE, CONFIG_FILE):
+        if file.name in (*_BY_STEP, CONFIG_FILE):
             shutil.copy2(file, aside)
         else:
             file.rename(aside / file.name)
@@ -209,9 +214,9 @@ def _set_aside(directory: Path, step: int, validates: bool) -> None:
     for file in rollout_files(directory / ROLLOUTS):
         if step_of_file(file) > step or (validates and file.name.startswith(f"{step:06}-validation")):
             file.rename(aside / ROLLOUTS / file.name)
-    if metrics.exists():
-        kept = [row for row in read_lines(metrics) if row["step"] <= step]
-        _replace(metrics, "".join(json.dumps(row) + "\n" for row in kept))
+    for file in filter(Path.exists, (directory / name for name in _BY_STEP)):
+        kept = [row for row in read_lines(file) if row["step"] <= step]
+        _replace(file, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def memory_file(path: Path, settings: Settings, *, key: str) -> Path:

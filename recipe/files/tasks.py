@@ -3,6 +3,7 @@
 import codecs
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
         raise ConfigError(f"tasks.args={tasks.args}: {error}") from None
     if not train or not val:
         raise ConfigError(f"tasks.source={tasks.source!r}: gave {len(train)} training and {len(val)} validation tasks")
-    train, val = [dict(row) for row in train], [dict(row) for row in val]
+    train, val = _checked(train, tasks.source), _checked(val, tasks.source)
     if any(row.get(_CANARY) for row in [*train, *val]):
         asked = f"tasks.source={tasks.source!r}: its tasks have a canary, which asks that nobody trains on them"
         raise ConfigError(f"{asked}; evaluate on them (docs/memrl-worlds.md)")
@@ -90,7 +91,7 @@ def read_tasks(
     hub = source.startswith(_HUB)
     train = _of_hub(source, config, split) if hub else _of_file(source)
     if validation:
-        val = _of_hub(source, config, validation) if hub else _of_file(validation)
+        val = _of_hub(source, config, validation) if hub else _of_file(validation, "tasks.args.validation")
     else:
         if len(train) < 2:
             raise ConfigError(f"tasks.source={source!r}: has {len(train)} rows; give two or more")
@@ -100,13 +101,25 @@ def read_tasks(
     return train, val[:most_validation_tasks]
 
 
-def _of_file(name: str) -> Rows:
+def _checked(rows: Sequence[Any], source: str) -> Rows:
+    """Return rows as the inputs of rollouts, which travel as JSON."""
+    checked = []
+    for number, row in enumerate(rows):
+        try:
+            checked.append(dict(row))
+            json.dumps(checked[-1])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"tasks.source={source!r}: row {number} is not JSON-like: {error}") from None
+    return checked
+
+
+def _of_file(name: str, key: str = "tasks.source") -> Rows:
     from pyarrow import ArrowInvalid
     from pyarrow.parquet import read_table  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
-    file, source = Path(name).expanduser(), f"tasks.source={name!r}"
+    file, source = Path(name).expanduser(), f"{key}={name!r}"
     if not is_task_path(name):
-        raise ConfigError(f"tasks.args.validation={name!r}: give a {', '.join(TASK_FILES)} file")
+        raise ConfigError(f"{source}: give a {', '.join(TASK_FILES)} file")
     if not name.endswith(TASK_FILES):
         return _of_folder(file, source)
     try:
@@ -119,11 +132,6 @@ def _of_file(name: str) -> Rows:
         raise ConfigError(f"{source}: {error.strerror or error}") from None
     except ArrowInvalid as error:
         raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from None
-    for number, row in enumerate(rows):
-        try:
-            json.dumps(row)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{source}: row {number} is not JSON-like: {error}") from None
     return rows
 
 

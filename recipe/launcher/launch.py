@@ -84,7 +84,7 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
                 trainer = _trainer(directory, descriptor, url)
                 token = {name: os.environ[name] for name in _RAY_TOKEN if name in os.environ}
                 secrets = {commands.ADMIN_KEY: keys.admin, **token}
-                processes.start("trainer", trainer, secrets=secrets, inherit=(descriptor,), may_end=True, saves=True)
+                processes.start("trainer", trainer, secrets=secrets, inherit=(descriptor,), trains=True)
                 commands.start_gateway(processes, directory, descriptor, listener, keys, restartable=True)
                 commands.wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
                 if settings.agent.concurrency:

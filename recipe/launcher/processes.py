@@ -87,8 +87,7 @@ class Processes:
     warned: str | None = None  # the signal after which a process saves and ends
     _interrupted: bool = False
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _may_end: set[str] = field(default_factory=set)
-    _saving: set[str] = field(default_factory=set)
+    _trains: set[str] = field(default_factory=set)
     _restartable: dict[str, tuple[Callable[[], None], float]] = field(default_factory=dict)  # its start, and when
     _restarted: set[str] = field(default_factory=set)
 
@@ -100,8 +99,7 @@ class Processes:
         secrets: Mapping[str, str] | None = None,
         inherit: tuple[int, ...] = (),
         restartable: bool = False,
-        may_end: bool = False,
-        saves: bool = False,
+        trains: bool = False,
     ) -> None:
         """Start a command.
 
@@ -109,13 +107,10 @@ class Processes:
             secrets: variables of its own.
             inherit: file descriptors for the command.
             restartable: ``check`` may start the command again if it ends.
-            may_end: it is no error if the command ends with exit code 0.
-            saves: at SIGUSR1 it saves and ends, as a training does.
+            trains: it may end with exit code 0, and at SIGUSR1 it saves and ends.
         """
-        if may_end:
-            self._may_end.add(name)
-        if saves:
-            self._saving.add(name)
+        if trains:
+            self._trains.add(name)
         if restartable:
             again = partial(self.start, name, command, secrets=secrets, inherit=inherit, restartable=True)
             self._restartable[name] = again, time.monotonic()
@@ -147,8 +142,8 @@ class Processes:
             One line for each process that was started again.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C or SIGHUP; after SIGTERM or SIGUSR1 if nothing saves, or the second one.
-            Preempted: what saves has ended after the first one.
+            KeyboardInterrupt: after Ctrl-C or SIGHUP; after SIGTERM or SIGUSR1 if nothing trains, or the second one.
+            Preempted: what trains has ended after the first one.
             ProcessError: a process ended; the message has the first error in its log, or the end of it.
         """
         if self._interrupted:
@@ -156,9 +151,9 @@ class Processes:
         restarted = []
         for name, guard in list(self._guards.items()):
             code = guard.poll()
-            if code is None or (code == 0 and name in self._may_end):
+            if code is None or (code == 0 and name in self._trains):
                 continue
-            if self.warned and name in self._saving and _signal(code) in (signal.SIGINT, *preemption.WARNINGS):
+            if self.warned and name in self._trains and _signal(code) in (signal.SIGINT, *preemption.WARNINGS):
                 raise Preempted(f"{self.warned} ended the run")
             start_again, started = self._restartable.get(name, (None, math.inf))
             steady = time.monotonic() - started >= _STEADY_SECONDS
@@ -177,18 +172,18 @@ class Processes:
         self._interrupted = True
 
     def warn(self, number: int, _: Any) -> None:
-        """Let what saves do so, and the run end then; if nothing does, or at the second signal, interrupt (handler)."""
-        if self.warned or not self._saving:
+        """Let what trains save, and the run end then; if nothing does, or at the second signal, interrupt (handler)."""
+        if self.warned or not self._trains:
             self.interrupt()
             return
         self.warned = signal.Signals(number).name
-        for name in self._saving & self._guards.keys():
+        for name in self._trains & self._guards.keys():
             self._guards[name].send_signal(preemption.WARNING)
 
     def stop(self) -> None:
         """End all processes and their descendants: send SIGTERM, then SIGKILL after the grace time."""
         for name, guard in self._guards.items():
-            if name in self._saving:  # SIGTERM is then the second warning
+            if name in self._trains:  # SIGTERM is then the second warning
                 guard.send_signal(preemption.WARNING)
             assert guard.stdin
             guard.stdin.close()

@@ -1,5 +1,6 @@
 """Train the trials of a sweep, one after another; each can be interrupted and goes on from its last checkpoint."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,7 +10,13 @@ import yaml
 
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.files.plan import Trial
-from empo2.recipe.launcher.commands import empo2_command, environment_without, settings_descriptor
+from empo2.recipe.launcher.commands import (
+    ADMIN_KEY,
+    KEY,
+    empo2_command,
+    environment_without,
+    settings_descriptor,
+)
 from empo2.recipe.launcher.processes import running
 from empo2.recipe.launcher.progress import NewLines, step_summary
 from empo2.recipe.redaction import redacted
@@ -77,7 +84,8 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     new = NewLines(folder / trial.name / METRICS_FILE)
     with settings_descriptor(trial.settings) as descriptor, running(folder, environment_without()) as processes:
-        processes.start(trial.name, command(descriptor), inherit=(descriptor,), may_end=True, saves=True)
+        keys = {name: os.environ[name] for name in (KEY, ADMIN_KEY) if name in os.environ}
+        processes.start(trial.name, command(descriptor), secrets=keys, inherit=(descriptor,), trains=True)
         process = processes.pid(trial.name)
         while True:
             done = processes.done(trial.name)

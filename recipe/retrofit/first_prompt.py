@@ -9,7 +9,7 @@ from pathlib import Path
 
 from empo2.recipe.config import Settings, parse_yaml
 from empo2.recipe.files.models import files_of, is_built_in, model_of, read_file
-from empo2.recipe.gateway.tokens.tokenizer import tokenizer_of
+from empo2.recipe.gateway.tokens.tokenizer import EstimatedTokenizer, tokenizer_of
 from empo2.recipe.messages import text_of
 from empo2.recipe.retrofit.scripted_model import Body
 
@@ -42,7 +42,7 @@ def first_prompt(body: Body, settings: Settings) -> FirstPrompt:
     try:
         count = tokenizer_of(model_of(settings) if here else path, external=not here).count
     except OSError:  # a folder without one
-        count = tokenizer_of("", external=True).count
+        count = EstimatedTokenizer().count
     messages = body.get("messages") or [{"role": "user", "content": str(body.get("prompt"))}]
     sizes = {True: 0, False: 0}
     for message in messages:

@@ -5,12 +5,14 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 
 Body = dict[str, Any]
+_DEPTH = 12  # of a schema
 _DIMENSIONS = 1536  # of OpenAI's text-embedding-3-small
 
 
@@ -53,29 +55,33 @@ class Script:
             text = json.dumps(self.sample(schema, text))
         return {"message": {"role": "assistant", "content": text}}
 
-    def sample(self, schema: Body, text: str, root: Body | None = None) -> Any:
+    def sample(self, schema: Any, text: str, root: Any = None, depth: int = 0) -> Any:
         """Return a value that fits a JSON schema of the usual kind, with the text in it where it can be.
 
-        Of an enum without it the values take turns, so that a supervisor that chooses a worker comes to an end.
+        Of an enum without it the values take turns, so that a supervisor that chooses a worker comes to an end. A
+        schema that is none, such as `true`, or that contains itself without end, is one of texts.
         """
         root = schema if root is None else root
+        if not isinstance(schema, dict) or depth > _DEPTH:
+            return text
+        inner = partial(self.sample, text=text, root=root, depth=depth + 1)
         if reference := schema.get("$ref"):
-            return self.sample(root["$defs"][reference.rpartition("/")[2]], text, root)
+            return inner(_referred(root, reference))
         if values := schema.get("enum"):
             return text if text in values else self._next(values)
         if "const" in schema:
             return schema["const"]
         for key in ("anyOf", "oneOf", "allOf"):
-            if key in schema:
-                return self.sample(schema[key][0], text, root)
+            if schema.get(key):
+                return inner(schema[key][0])
         if "examples" in schema or "default" in schema:
             return [*schema.get("examples", ()), schema.get("default")][0]
         match schema.get("type"):
             case "object":
                 properties = schema.get("properties", {})
-                return {name: self.sample(properties[name], text, root) for name in schema.get("required", properties)}
+                return {name: inner(properties.get(name)) for name in schema.get("required", properties)}
             case "array":
-                return [self.sample(schema.get("items", {}), text, root) for _ in range(schema.get("minItems", 0))]
+                return [inner(schema.get("items")) for _ in range(schema.get("minItems", 0))]
             case "integer" | "number":
                 number = _parsed(text)
                 return number if type(number) in (int, float) else schema.get("minimum", 1)
@@ -88,6 +94,13 @@ class Script:
         key = json.dumps(values)
         self._chosen[key] += 1
         return values[(self._chosen[key] - 1) % len(values)]
+
+
+def _referred(root: Any, reference: str) -> Any:
+    """Return the part of a schema that ``#/$defs/NAME`` or another path in it names; None if there is none."""
+    for name in reference.removeprefix("#").strip("/").split("/"):
+        root = root.get(name) if isinstance(root, dict) else None
+    return root
 
 
 def _called(function: Body, arguments: Any, called: int) -> Body:

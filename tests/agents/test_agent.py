@@ -2,11 +2,14 @@
 
 import itertools
 import time
+from contextlib import nullcontext
 from functools import partial
 
 import openai
 import pytest
 
+from empo2.agents.frameworks import shared
+from empo2.agents.frameworks.shared import FrameworkAgent
 from empo2.agents.scienceworld.__main__ import main
 from empo2.agents.scienceworld.agent import ScienceWorldAgent
 from empo2.agents.text_game import agent as chat
@@ -66,6 +69,18 @@ def test_an_episode_starts_after_its_prefix(run, server, episode):
     assert again[0].startswith("Your task is to") and again[0].endswith(f"\n\n{shown[3]}")
     assert again[1:] == shown[4:] and "No known action" not in "".join(shown[3:])
     assert rest == whole and whole["actions"] == actions
+
+
+def test_an_agent_of_a_framework_starts_after_its_prefix_too(play_agent, episode, environment, monkeypatch):
+    monkeypatch.setattr(shared, "Environment", lambda: nullcontext(environment))
+
+    class LooksAround(FrameworkAgent):
+        def converse(self, game, server):
+            assert "You move to the kitchen." in game.turn
+            game.act("look around")
+
+    reward = play_agent(LooksAround, episode(), [], EPISODE_PREFIX="open door to kitchen\ngo to kitchen")
+    assert reward["actions"] == ["open door to kitchen", "go to kitchen", "look around"]
 
 
 def test_the_chosen_action_is_what_the_environment_does(run, server, episode, shared_simulator, monkeypatch):

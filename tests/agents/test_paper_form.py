@@ -63,6 +63,13 @@ def test_what_is_carried_is_shown_when_it_changes(environment, episode):
     assert game.turn.endswith("\nYou carry: orange, thermometer.")  # not its reading, which changes by itself
 
 
+def test_after_a_prefix_the_first_turn_names_what_to_focus_on_and_what_is_carried(environment, episode):
+    game = Game(environment, episode(task="use-thermometer", actions="paper"))
+    game.replay(["teleport to kitchen", "pick up thermometer"])
+    assert "Things to focus on may be thermometer, unknown substance B," in game.turn
+    assert game.turn.startswith("Your task is") and game.turn.endswith("\nYou carry: orange, thermometer.")
+
+
 def test_a_task_names_its_objects(environment):
     def names(task: str) -> list[str]:
         environment.reset(task, 0, "easy", 1)

@@ -30,6 +30,16 @@ def test_where_an_agents_exception_came_from(tmp_path: Path) -> None:
     assert error_of(raised.value, own=str(file)).where.startswith("test_failures.py:")
 
 
+def test_a_program_that_an_agent_class_runs_fails_as_other_calls_do(tmp_path: Path) -> None:
+    """Its error has an attribute `output`, which is empty, or is what the program wrote to stdout."""
+    file = tmp_path / "quiz_agent.py"
+    code = compile("import subprocess\nsubprocess.run('exit 3', shell=True, check=True)\n", str(file), "exec")
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        exec(code, {})
+    told = str(error_of(raised.value, own=__file__))
+    assert told == "CalledProcessError: Command 'exit 3' returned non-zero exit status 3. (quiz_agent.py:2 in <module>)"
+
+
 def test_failures_of_one_place_have_one_cause() -> None:
     red, blue = (AgentError(type="KeyError", message=door, where="quiz.py:1 in run") for door in ("'red'", "'blue'"))
     assert red.cause == blue.cause == "KeyError at quiz.py:1 in run"

@@ -1,7 +1,9 @@
 """Names of models, the small one's checkpoint made from its GGUF file, and exports of what was trained."""
 
+import contextlib
 import hashlib
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +17,7 @@ from empo2.memory import MemoryStore
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
 from empo2.recipe.files import models
-from empo2.recipe.files.checkpoints import find_model
+from empo2.recipe.files.checkpoints import find_checkpoint, find_model
 from empo2.recipe.files.models import SMOLLM2, resolve_model
 from empo2.recipe.files.run_directory import write_settings
 from empo2.recipe.run_folder import mark_complete
@@ -232,11 +234,15 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     complete.mkdir(parents=True)
     mark_complete(complete)
     write_settings(load_settings("cpu"), folder)
+    copied = shutil.copytree(complete, tmp_path / "best")
+    with contextlib.chdir(complete):
+        assert find_checkpoint(Path()) == complete
     for arguments, problem in (
         ([folder, "--step", "2"], "no checkpoint of step 2; there are those of 3"),
         ([folder, "--memory"], "has none; algorithm.name=grpo trains without"),
         ([folder, "--output", tmp_path], "exists; give another folder"),
         ([tmp_path], "not a complete checkpoint, nor a run's folder"),
+        ([copied], "a checkpoint's folder keeps its name, global_step_N"),
     ):
         code, message = run(["export", *map(str, arguments)])
         assert code == 2 and problem in message, message

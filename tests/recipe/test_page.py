@@ -95,6 +95,13 @@ class Reader(HTMLParser):
         self.texts.append(" ".join(data.split()))
 
 
+def test_a_panel_may_have_a_hyphen(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", 1.0)
+    write_metrics(run, [{"step": 4, "val/hard-ones/return": 7.0}, {"step": 4, "val/train/return": 8.0}])
+    keys = [chart.key for chart in charts_of(lines_of([run]))]
+    assert "val/hard-ones/return" in keys
+
+
 def test_runs_that_differ_in_the_seed_alone_are_one_line(page: Path):
     lines = lines_of([page.parent / name for name in ("empo2-1", "grpo", "empo2-2")])
     assert [(line.label, len(line.runs), line.last_step) for line in lines] == [("empo2", 2, 4), ("grpo", 1, 4)]

@@ -48,6 +48,7 @@ def begun(tmp_path: Path, steps: int) -> Path:
     write_settings(settings_in(tmp_path, "run.name=a"), run)
     lines = [json.dumps({"step": step, "training/return": 10.0 * step}) + "\n" for step in range(steps + 1)]
     (run / "metrics.jsonl").write_text("".join(lines) + '{"step": 9, "trai')
+    (run / "episodes.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, steps + 1)))
     for name in ("trainer.log", "memory.sqlite", "memory.sqlite-wal", "tasks.json"):
         (run / name).write_text(f"{name} of the first time")
     for step in range(steps + 1):
@@ -82,6 +83,16 @@ def test_a_run_goes_on_from_its_last_complete_checkpoint(tmp_path: Path) -> None
     assert (aside / "memory.sqlite-wal").exists() and (aside / "memory.sqlite").exists()
     assert config_of(aside)["run"]["steps"] == 6
     assert (aside / "metrics.jsonl").read_text().endswith('"trai')
+    assert (run / "episodes.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_what_is_set_aside_has_a_new_name_each_time(tmp_path: Path) -> None:
+    """Also where the user has removed an earlier folder."""
+    run = begun(tmp_path, 3)
+    for number in (2, 9):
+        (run / f"set-aside-{number}").mkdir()
+    open_run_directory(settings_in(tmp_path, "run.name=a", "run.resume=auto"), "cpu")
+    assert (run / "set-aside-10" / "trainer.log").exists()
 
 
 def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:

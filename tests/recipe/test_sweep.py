@@ -55,6 +55,27 @@ def test_arms_grid_and_seeds(tmp_path: Path):
     folder, (trial,) = read_plan(write(tmp_path, {"grid": {"algorithm.learning_rate": [0.1]}}), tmp_path / "here")
     assert (folder, trial.name, trial.title) == (tmp_path / "here", "learning_rate-0.1-1", "learning_rate=0.1")
     assert [trial.name for trial in read_plan(write(tmp_path, {}))[1]] == ["lr-1"]
+    assert [trial.name for trial in read_plan(write(tmp_path, {}, "my sweep.yaml"))[1]] == ["my-sweep-1"]
+    two = {"grid": {"model.temperature": [0.5], "reflection.temperature": [0.5, 1.0]}}
+    names = [trial.name for trial in read_plan(write(tmp_path, two))[1]]
+    assert names == [f"model.temperature-0.5-reflection.temperature-{value}-1" for value in (0.5, 1.0)]
+
+
+def test_files_of_tasks_are_found_by_the_process_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads its settings from another folder; and a run that goes on has what it began with."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"tasks": {"source": "mine.jsonl", "args": {"validation": "val.jsonl"}}}, "mine.yaml")
+    sweeps = [
+        read_plan(write(tmp_path, {"settings": {"tasks": {"source": "mine.jsonl"}}}), tmp_path, profile="cpu")[1],
+        read_plan(write(tmp_path, {}), tmp_path, profile="cpu", config=Path("mine.yaml"))[1],
+        read_plan(write(tmp_path, {}), tmp_path, profile="cpu", overrides=["tasks.source=mine.jsonl"])[1],
+    ]
+    for (trial,) in sweeps:
+        assert trial.settings.tasks.source == str(tmp_path / "mine.jsonl")
+        (tmp_path / trial.name).mkdir(exist_ok=True)
+        write_settings(trial.settings, tmp_path / trial.name)
+        check_settings([trial], tmp_path)
+    assert sweeps[1][0].settings.tasks.args == {"validation": str(tmp_path / "val.jsonl")}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +194,14 @@ def test_the_process_of_a_training_can_be_looked_at(tmp_path: Path):
     train(trial, tmp_path, print, command, lambda process, step: looks.append((process, step)))
     assert [step for _, step in looks if step is not None] == [1, 2, 3] and looks[0][1] is None
     assert len({process for process, _ in looks}) == 1
+
+
+def test_a_training_gets_the_keys_that_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMPO2_KEY", "mine")
+    _, (trial,) = read_plan(write(tmp_path, {"settings": {"run": {"steps": 3}}}), tmp_path, profile="cpu")
+    told = f"import os; open({str(tmp_path / 'key')!r}, 'w').write(os.environ['EMPO2_KEY'])\n"
+    train(trial, tmp_path, print, lambda file: [sys.executable, "-c", told + TRAINER, f"/dev/fd/{file}"])
+    assert (tmp_path / "key").read_text() == "mine"
 
 
 def test_a_run_that_began_with_other_settings_is_refused(tmp_path: Path):

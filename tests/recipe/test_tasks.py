@@ -54,7 +54,9 @@ def test_files_without_tasks_are_refused(tmp_path: Path) -> None:
     table = pyarrow.Table.from_pylist([{"day": datetime.date(2026, 1, 1)}] * 2)
     parquet.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(ConfigError, match=r"row 0 is not JSON-like: Object of type date"):
-        read_tasks(str(tmp_path / "x.parquet"))
+        load_tasks(load_settings("cpu", [f"tasks.source={tmp_path / 'x.parquet'}"]))
+    with pytest.raises(ConfigError, match=r"tasks\.args\.validation='none\.csv': No such file"):
+        read_tasks(str(Path(__file__).parents[2] / "examples/quiz/questions.jsonl"), validation="none.csv")
     with pytest.raises(ConfigError, match=r"tasks\.args\.validation='x\.txt': give a \.jsonl, \.json, \.csv, \.p"):
         read_tasks(str(Path(__file__).parents[2] / "examples/quiz/questions.jsonl"), validation="x.txt")
     with pytest.raises(ConfigError, match=r"tasks\.args=\{'valdation': 'x'\}: .*unexpected keyword"):
@@ -102,6 +104,13 @@ def test_tasks_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded("run.validate_training_tasks=true") == Tasks(TRAIN * 2, panels)
     module.load = lambda: (TRAIN, [{"task": "a"}])
     assert loaded().val == [{"task": "a"}]
+    module.load = lambda: (["a b"], VAL)
+    with pytest.raises(ConfigError, match=r"tasks\.source='made_tasks:load': row 0 is not JSON-like: dict"):
+        loaded()
+    module.load = lambda: (TRAIN, [{"task": "a", "day": datetime.date(2026, 1, 1)}])
+    with pytest.raises(ConfigError, match=r"row 0 is not JSON-like: Object of type date"):
+        loaded()
+    module.load = lambda: (TRAIN, [{"task": "a"}])
     with pytest.raises(ConfigError, match=r"memory\.scope.*no field 'variation'"):
         loaded("run.validate_with_memory=true")
 
