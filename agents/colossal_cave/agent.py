@@ -1,8 +1,6 @@
 """The agent that plays Colossal Cave (`uv pip install adventure==1.7`)."""
 
-import os
-
-from ..text_game.agent import Server, TextAgent, connect, play_chat, prefix_of
+from ..text_game.agent import Server, TextAgent, play_game
 from ..text_game.game import Outcome, TextGame
 from .environment import Environment
 from .tasks import Episode
@@ -27,5 +25,4 @@ class ColossalCaveAgent(TextAgent[Episode]):
     def play(self, episode: Episode, server: Server) -> Outcome:
         environment = Environment(episode.seed, episode.max_steps)
         game = TextGame(environment, episode, SYSTEM, environment.state)
-        game.replay(prefix_of(os.environ))
-        return play_chat(game, connect(server))
+        return play_game(game, server)

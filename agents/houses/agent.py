@@ -5,10 +5,9 @@ To train one (settings in coin.yaml and mapreader.yaml):
     empo2 train --profile cpu --config agents/houses/coin.yaml
 """
 
-import os
 from typing import ClassVar
 
-from ..text_game.agent import Server, TextAgent, connect, play_chat, prefix_of
+from ..text_game.agent import Server, TextAgent, play_game
 from ..text_game.game import Outcome, TextGame
 from .environment import HouseEnvironment
 from .tasks import CoinCollectorEpisode, HouseEpisode, MapReaderEpisode
@@ -30,8 +29,7 @@ class HouseAgent(TextAgent[HouseEpisode]):
         house = episode.game.house(episode.level, episode.seed, episode.disguise)
         environment = self.environment(episode.game, house, episode.max_steps)
         game = TextGame(environment, episode, SYSTEM, environment.state)
-        game.replay(prefix_of(os.environ))
-        return play_chat(game, connect(server))
+        return play_game(game, server)
 
 
 class CoinCollectorAgent(HouseAgent):

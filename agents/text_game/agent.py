@@ -7,7 +7,7 @@ from typing import Protocol, Self
 
 from ..rollout import MODEL, Rollout
 from .episode import ChatEpisode, read_integer
-from .game import Outcome
+from .game import Outcome, TextGame
 
 MAX_TOKENS = 32  # per reply, as in the EMPO2 paper
 MODEL_TIMEOUT_SECONDS = 300
@@ -71,6 +71,12 @@ def prefix_of(environ: Mapping[str, str]) -> list[str]:
     """
     prefix = environ.get("EPISODE_PREFIX")
     return prefix.split("\n") if prefix else []
+
+
+def play_game(game: TextGame, server: Server) -> Outcome:
+    """Play a started episode from the end of its prefix on."""
+    game.replay(prefix_of(os.environ))
+    return play_chat(game, connect(server))
 
 
 class Chat(Protocol):

@@ -5,10 +5,9 @@ To train it (settings in train.yaml):
     empo2 train --profile cpu --config agents/textworld/train.yaml
 """
 
-import os
 from importlib.util import find_spec
 
-from ..text_game.agent import Server, TextAgent, connect, play_chat, prefix_of
+from ..text_game.agent import Server, TextAgent, play_game
 from ..text_game.game import Outcome, TextGame
 from .environment import Environment, game_file
 from .tasks import Episode
@@ -42,5 +41,4 @@ class TextWorldAgent(TextAgent[Episode]):
         environment = Environment(file, episode.max_steps)
         system = f"{ROLE}\nEach turn you are told what happened. {REPLY[episode.actions]}"
         game = TextGame(environment, episode, system, environment.state)
-        game.replay(prefix_of(os.environ))
-        return play_chat(game, connect(server))
+        return play_game(game, server)

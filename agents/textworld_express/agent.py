@@ -5,7 +5,7 @@ To train it (settings in train.yaml):
     empo2 train --profile cpu --config agents/textworld_express/train.yaml
 """
 
-from ..text_game.agent import Server, TextAgent, connect, play_chat
+from ..text_game.agent import Server, TextAgent, play_game
 from ..text_game.game import Outcome, TextGame
 from ..text_game.java import java_executable
 from .environment import Environment
@@ -35,7 +35,7 @@ class TextWorldExpressAgent(TextAgent[Episode]):
 
     def play(self, episode: Episode, server: Server) -> Outcome:
         with Environment() as environment:
-            return play_chat(begin(environment, episode), connect(server))
+            return play_game(begin(environment, episode), server)
 
 
 def begin(environment: Environment, episode: Episode) -> TextGame:

@@ -7,7 +7,7 @@ To train it (settings in train.yaml):
 
 from contextlib import closing
 
-from ..text_game.agent import Server, TextAgent, connect, play_chat
+from ..text_game.agent import Server, TextAgent, play_game
 from ..text_game.game import Outcome, TextGame
 from .environment import Environment
 from .tasks import Episode, open_catalogue
@@ -43,4 +43,4 @@ class WebShopAgent(TextAgent[Episode]):
     def play(self, episode: Episode, server: Server) -> Outcome:
         with closing(open_catalogue(episode.catalogue)) as catalogue:
             environment = Environment(catalogue, episode.hits, episode.option_matching)
-            return play_chat(Game(environment, episode), connect(server))
+            return play_game(Game(environment, episode), server)

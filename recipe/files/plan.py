@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -116,7 +116,7 @@ def _read(file: Path) -> Sweep:
         raise ConfigError(f"{file}: {key}={problem['input']!r}: {problem['msg'].lower()}; {SHAPE}") from None
 
 
-def _configurations(sweep: Sweep, file: Path) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
+def _configurations(sweep: Sweep, file: Path) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
     """Yield name, title, number of seeds and settings of each arm in each cell of the grid; files are placed."""
     cells = [dict(zip(sweep.grid, values, strict=True)) for values in itertools.product(*sweep.grid.values())]
     for (name, arm), cell in itertools.product((sweep.arms or {"": Arm()}).items(), cells):

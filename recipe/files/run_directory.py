@@ -74,7 +74,8 @@ def check_run_directory(settings: Settings) -> str:
     elif _is_failed_start(directory):
         said = f"{directory} has a start that failed, and is used again"
     else:
-        raise _exists(settings, directory)
+        fix = "give another run.name, continue it with run.resume=auto, or remove it"
+        raise ConfigError(f"run.name={run.name!r}: {directory} exists; {fix}")
     os.close(_lock(directory))
     return said
 
@@ -87,11 +88,6 @@ def existing_folder(folder: Path) -> Path:
 def _unwritable(settings: Settings, what: str, why: str | None) -> ConfigError:
     said = f"{what} cannot be written: {why}; give a folder that can"
     return ConfigError(f"run.directory={settings.run.directory!r}: {said}")
-
-
-def _exists(settings: Settings, directory: Path) -> ConfigError:
-    fix = "give another run.name, continue it with run.resume=auto, or remove it"
-    return ConfigError(f"run.name={settings.run.name!r}: {directory} exists; {fix}")
 
 
 def _begins_with(settings: Settings) -> Path | None:
@@ -127,11 +123,9 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
         _lock(directory)
     elif run.resume == "auto":
         checkpoint = _continue(settings, directory)
-    elif _is_failed_start(directory):
+    else:  # a start that failed
         _lock(directory)
         _set_aside(directory, 0, run.validate_first)
-    else:
-        raise _exists(settings, directory)
     directory.chmod(0o700)
     if checkpoint is None and source is not None:
         copy_memory(source, directory / MEMORY_FILE)

@@ -139,19 +139,16 @@ def disk(start: Start) -> Iterator[Finding]:
     if shape is None:
         return
     folder = Path(settings.run.directory).absolute()
-    free, wanted = shutil.disk_usage(existing_folder(folder)).free, estimate.checkpoints(settings, shape)
+    existing, hub = existing_folder(folder), existing_folder(hub_cache())
+    free, wanted = shutil.disk_usage(existing).free, estimate.checkpoints(settings, shape)
     kept = f"{settings.run.keep_checkpoints} checkpoints" if wanted else "no checkpoints"
-    hub = existing_folder(hub_cache())
-    if settings.model.path in SHAPES and files_of(settings.model.path) is None and _same_disk(hub, folder):
+    same_disk = hub.stat().st_dev == existing.stat().st_dev
+    if settings.model.path in SHAPES and files_of(settings.model.path) is None and same_disk:
         wanted += 2 * shape.parameters
         kept = f"the model in {hub}, {kept}"
     fix = "lower run.keep_checkpoints, or give another run.directory" if wanted > free else ""
     said = f"{wanted / GIB:.0f} GiB needed, {free / GIB:.0f} free: {kept} in {folder}"
     yield Finding("disk", said, fix, "estimate")
-
-
-def _same_disk(one: Path, other: Path) -> bool:
-    return existing_folder(one).stat().st_dev == existing_folder(other).stat().st_dev
 
 
 def model_files(start: Start) -> Iterator[Finding]:

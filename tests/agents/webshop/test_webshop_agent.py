@@ -45,6 +45,13 @@ def test_the_right_purchase_is_posted_as_100(run, server, episode, goal_of):
     assert first["content"].startswith("I want a blue mug that is dishwasher safe, and price lower than ")
 
 
+def test_a_visit_starts_after_its_prefix(run, server, episode):
+    reward = run(episode(), [*BUY_THE_MUG[2:]], EPISODE_PREFIX="\n".join(BUY_THE_MUG[:2]))
+    assert (reward["value"], reward["actions"], len(server.chats)) == (100, [*BUY_THE_MUG], 3)
+    first = server.chats[0]["messages"][-1]["content"]
+    assert first.startswith("I want a blue mug") and "buy now" in first.lower()
+
+
 def test_a_shopper_by_numbers_can_buy_the_right_thing(run, server, episode):
     wanted = iter(["search[i want a blue mug that is dishwasher safe]", *BUY_THE_MUG[1:]])
 
