@@ -34,6 +34,7 @@ _START_SECONDS = 300  # heavy modules on a busy machine
 _SPARE_SECONDS = 10  # beyond a request's own limit
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHELL_MEMORY, _PYTHON_MEMORY = 1 * _GiB, 8 * _GiB  # address space of a process
+_CANNOT = 126  # exit code where a program cannot be run
 _DISK = "256m"  # of the files that are written
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -224,6 +225,13 @@ _ETC = (
 
 
 def _shell(script: str, seconds: float) -> tuple[int | None, str]:
+    try:
+        return _run_shell(script, seconds)
+    except (OSError, ValueError) as error:  # the player has removed what it needs; a null character in the script
+        return _CANNOT, str(error)
+
+
+def _run_shell(script: str, seconds: float) -> tuple[int | None, str]:
     with tempfile.TemporaryFile() as output:  # a pipe would be held open by what runs in the background
         limit = _SHELL_MEMORY, _SHELL_MEMORY
         process = subprocess.Popen(

@@ -51,7 +51,7 @@ from learning_plan import (
     provisional,
     read_plan,
 )
-from learning_report import KEPT, PLAYED, START, write_report
+from learning_report import KEPT, START, write_report
 from learning_rollouts import played, succeeded
 
 from empo2.agents.houses.games import COIN_COLLECTOR
@@ -184,7 +184,7 @@ def make_training(job: Training, of: Experiment, clock: Clock) -> None:
             train(phase, runs, lambda text, phase=phase: _show(phase, runs, clock, text), look=counter.look)
     run, model = runs / job.name, of.model_of(job.name)
     if job.rate != FROZEN:
-        if job.stage in PLAYED:
+        if job.stage in of.plan.get("probed", ()):
             probed(run, of.start, of.results / f"{job.name}.probe.jsonl")
         shutil.rmtree(model, ignore_errors=True)  # of an export that was interrupted
         _command("export", run, "--output", model)

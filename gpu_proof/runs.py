@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import psutil
 from rich.markup import escape
 
 from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.errors import Empo2Error
 from empo2.recipe.preflight import estimate, machine
 from empo2.recipe.preflight.estimate import GIB
 from empo2.recipe.run_folder import MEMORY_FILE, checkpoint_folder, is_complete, read_metrics
@@ -107,7 +108,7 @@ def stack(folder: Path, *, gpu: bool) -> Iterator[Part]:
 
 
 def _trained(steps: Sequence[dict[str, Any]]) -> Iterator[Part]:
-    norms = [step["actor/grad_norm"] or 0.0 for step in steps]
+    norms = [step.get("actor/grad_norm", 0.0) for step in steps]  # one that is not finite is not kept
     off_policy = [step["empo2/off_policy_fraction"] for step in steps]
     found = f"{len(steps)}, gradient norms {_list(norms)}, off-policy {_list(off_policy)}"
     both = all(0 < share < 1 for share in off_policy)
@@ -168,7 +169,10 @@ def learning(folder: Path, *, gpu: bool, steps: int) -> Iterator[Part]:
     command = ["sweep", str(ROOT / "gpu_proof/learning.yaml"), "--output", str(folder)]
     subprocess.run([*_CLI, *command, "--profile", "gpu-1" if gpu else "cpu", *settings], check=False)
     for arm in ("grpo", "empo2"):
-        yield curve(arm, read_metrics(folder / f"{arm}-1"), steps, rises=arm == "empo2" and gpu)
+        rows: Sequence[dict[str, Any]] = []
+        with suppress(Empo2Error):  # it has ended before its first step
+            rows = read_metrics(folder / f"{arm}-1")
+        yield curve(arm, rows, steps, rises=arm == "empo2" and gpu)
     page = folder / "report.html"
     yield Part("report", escape(str(page)) if page.exists() else "none", "a page", page.exists())
 

@@ -95,9 +95,11 @@ def houses(game: Game, seeds: Iterable[int], level: str) -> Iterator[tuple[int, 
 
 def first(seeds: Iterable[int], level: str, count: int, disguise: int = 0) -> list[House]:
     """Return the first `count` houses of CoinCollector of this level. Raises ValueError where the seeds have fewer."""
+    found: list[tuple[int, House]]
     if (deep := COIN_COLLECTOR.levels[level]).deep:
-        return [in_disguise(deep.made(seed), seed, disguise) for seed in islice(seeds, count)]
-    found = list(islice(houses(COIN_COLLECTOR, seeds, level), count))
+        found = [(seed, deep.made(seed)) for seed in islice(seeds, count)]
+    else:
+        found = list(islice(houses(COIN_COLLECTOR, seeds, level), count))
     if len(found) < count:
         raise ValueError(f"{level}: {len(found)} houses among {seeds}, {count} are wanted")
     return [in_disguise(house, seed, disguise) for seed, house in found]

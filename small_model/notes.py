@@ -112,8 +112,8 @@ class Turn:
     @property
     def move(self) -> str | None:
         """The direction of a move through a door that is there; None for every other action."""
-        direction = self.action.removeprefix("move ")
-        return direction if direction in self.exits else None
+        verb, _, direction = self.action.partition(" ")
+        return direction if verb == "move" and direction in self.exits else None
 
 
 def note_of(turns: Sequence[Turn], success: bool) -> Note:

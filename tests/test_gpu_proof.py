@@ -31,6 +31,17 @@ def test_every_part_of_a_tier_passes(tier: str, parts: list[str], tmp_path: Path
     assert [name for name, _, found in told if found in ("pass", "FAIL")] == parts  # beside what torch says
 
 
+def test_a_step_without_a_finite_gradient_and_a_run_without_steps_fail_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = {"empo2/off_policy_fraction": 0.5, "empo2/tips_injected_per_call": 1.0}
+    (steps, tips) = runs._trained([step, step])
+    assert not steps.passed and "gradient norms 0.00, 0.00" in steps.found and tips.passed
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    parts = [*runs.learning(tmp_path, gpu=False, steps=50)]
+    assert [(part.name, part.passed) for part in parts] == [("grpo", False), ("empo2", False), ("report", False)]
+
+
 def test_memory_that_was_freed_before_it_was_sampled_counts() -> None:
     code = "held = b'x' * (300 << 20); del held; print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

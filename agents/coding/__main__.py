@@ -48,6 +48,8 @@ def main() -> None:
     try:
         if given.task is None:
             raise Failed("no task is given: set TASK_FOLDER or --task to its folder")
+        if given.home is not None and not given.home.is_dir():
+            raise Failed(f"--home {given.home}: there is no such folder")
         programs = [os.path.abspath(os.path.expanduser(path)) for path in given.path]
         reward = play(read_task(given.task), given.agent, given.words, programs, given.home)
         if file := os.environ.get("EMPO2_REWARD_FILE"):

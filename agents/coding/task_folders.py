@@ -1,5 +1,6 @@
 """Read task folders of Harbor and of Terminal-Bench 1, as far as they can be played without a container."""
 
+import os
 import re
 import shlex
 import shutil
@@ -107,11 +108,13 @@ def _harbor(folder: Path) -> Task:
     if services := [*built.glob("*compose.y*ml")]:
         raise NeedsContainer(f"it has services: {services[0].name}")
     workdir, copies, variables = _built(built)
+    if (other := environment.get("workdir") or workdir) != workdir:
+        raise NeedsContainer(f"its environment's workdir is {other}, its Dockerfile's {workdir}")
     return Task(
         folder,
         "harbor",
         (folder / "instruction.md").read_text().strip(),
-        environment.get("workdir") or workdir,
+        workdir,
         copies,
         {**variables, **environment.get("env", {})},
         verifier.get("env", {}),
@@ -144,12 +147,16 @@ def _built(context: Path) -> tuple[str, tuple[tuple[Path, PurePosixPath], ...], 
     for word, rest in _instructions((context / "Dockerfile").read_text()):
         if word not in _UNDERSTOOD or (word == "COPY" and rest.startswith(("--", "["))):
             raise NeedsContainer(f"its Dockerfile has {word} {rest[:60]}".rstrip())
-        words = shlex.split(rest)
+        try:
+            words = shlex.split(rest) if word in ("WORKDIR", "COPY", "ENV") else []
+        except ValueError as error:
+            raise NeedsContainer(f"its Dockerfile has {word} {rest[:60]}: {error}") from None
         if word == "WORKDIR":
-            workdir /= words[0]
+            workdir = PurePosixPath(os.path.normpath(workdir / words[0]))
         elif word == "COPY":
             *sources, target = words
-            copied += [(context / source, workdir / target, target.endswith("/")) for source in sources]
+            place = PurePosixPath(os.path.normpath(workdir / target))
+            copied += [(context / source, place, target.endswith("/")) for source in sources]
         elif word == "ENV":
             pairs = words if "=" in words[0] else [f"{words[0]}={' '.join(words[1:])}"]
             variables |= {name: value for name, _, value in (pair.partition("=") for pair in pairs)}

@@ -26,7 +26,10 @@ async def main(folder: Path) -> None:
         logs_dir=folder,
         model_name="openai/policy",
         api_base=os.environ["OPENAI_BASE_URL"],
-        model_info={"max_input_tokens": int(os.environ.get("CONTEXT_TOKENS", 32_768)), "max_output_tokens": 4_096},
+        model_info={
+            "max_input_tokens": int(os.environ["CONTEXT_TOKENS"]),
+            "max_output_tokens": int(os.environ["REPLY_TOKENS"]),
+        },
         record_terminal_session=False,
     )
     here = SimpleNamespace(

@@ -16,6 +16,7 @@ SETTINGS = Path(__file__).with_name("hle.yaml")
 HUB = "hub:"
 _SPLIT = "test"  # the only one
 _READABLE = (".jsonl", ".parquet")
+_ANSWER = re.compile(r"answer\W*?:[*\s]*(.+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +38,13 @@ class Episode(ChatEpisode):
 
 def answer_of(reply: str) -> str:
     """Return what follows the last "Answer:", or the last line of a reply without one."""
-    found = re.findall(r"answer\W*?:\W*(.+)", reply, re.IGNORECASE)
-    lines = found or [line for line in reply.splitlines() if line.strip()]
+    lines = _ANSWER.findall(reply) or [line for line in reply.splitlines() if line.strip()]
     return lines[-1].strip(" *`$\t") if lines else ""
 
 
 def is_choice(reply: str, right: str) -> bool:
-    """Return whether a reply's answer begins with the letter of the right choice."""
-    letter = re.match(r"\W*([A-Z])\b", answer_of(reply))
+    """Return whether a reply's answer begins with the letter of the right choice; a last line must be it alone."""
+    letter = re.match(r"\W*([A-Z])\b" if _ANSWER.search(reply) else r"\W*([A-Z])\W*\Z", answer_of(reply))
     return letter is not None and letter[1] == right.strip()
 
 
@@ -54,7 +54,7 @@ def is_same(reply: str, right: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    return "".join(text.casefold().split()).strip("$.")
+    return "".join(text.casefold().split()).strip("$").rstrip(".").strip("$")
 
 
 def panel_of(source: str) -> tuple[dict[str, Any], int]:
@@ -99,8 +99,11 @@ def _read(source: str) -> Iterator[Mapping[str, Any]]:
                 f"{source} cannot be loaded ({reason}); accept its terms there, and set HF_TOKEN"
             ) from None
     elif source.endswith(_READABLE[0]):
-        for line in Path(source).read_text().splitlines():
-            yield json.loads(line)
+        for number, line in enumerate(Path(source).read_text().split("\n"), start=1):
+            try:
+                yield from [json.loads(line)] if line.strip() else []
+            except ValueError as error:
+                raise ValueError(f"{source}: line {number} is not JSON: {error}") from None
     elif source.endswith(_READABLE[1]):
         from pyarrow.parquet import read_table  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 

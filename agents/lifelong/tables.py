@@ -93,7 +93,7 @@ class SQLiteTable:
         return found
 
     def rows(self) -> Rows:
-        return self._database.execute(f"SELECT * FROM `{self._name}`").fetchall()
+        return self.execute(f"SELECT * FROM `{self._name}`")
 
     def close(self) -> None:
         self._database.close()
@@ -113,7 +113,10 @@ class ServerTable:
             raise ModuleNotFoundError("a server needs the package pymysql: `pip install pymysql`") from None
         self._name, columns, self._error = info["name"], info["column_info_list"], pymysql.Error
         self._database = f"lifelong_{uuid.uuid4().hex}"
-        self._connection = pymysql.connect(read_default_file=options, autocommit=True, read_timeout=_SECONDS)
+        try:
+            self._connection = pymysql.connect(read_default_file=options, autocommit=True, read_timeout=_SECONDS)
+        except pymysql.Error as error:
+            raise ConnectionError(f"{options}: {error}") from None
         with self._connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {self._database}")
             cursor.execute(f"USE {self._database}")
@@ -125,6 +128,9 @@ class ServerTable:
 
     def execute(self, statement: str) -> Rows:
         try:
+            if not self._connection.open:  # a statement that took too long has closed it
+                self._connection.connect()
+                self._connection.select_db(self._database)
             with self._connection.cursor() as cursor:
                 cursor.execute(statement)
                 found = cursor.fetchall()
@@ -136,6 +142,7 @@ class ServerTable:
         return self.execute(f"SELECT * FROM `{self._name}`")
 
     def close(self) -> None:
+        self._connection.ping(reconnect=True)
         with self._connection.cursor() as cursor:
             cursor.execute(f"DROP DATABASE {self._database}")
         self._connection.close()
@@ -190,9 +197,10 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _number(value: Any) -> float | None:
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
         return None
+    return number if math.isfinite(number) else None  # Nan and Infinity are names, too
 
 
 def _text(value: Any) -> str:

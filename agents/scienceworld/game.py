@@ -57,7 +57,8 @@ class Game(TextGame):
         super().__init__(environment, episode, f"{ROLE}\n{_rules(environment, episode)}", state)
 
     def replay(self, actions: Sequence[str]) -> None:
-        self._carried = None  # the first turn, which is after these actions, shows it
+        if actions:
+            self._carried = None  # the first turn, which comes after them, shows it
         super().replay(actions)
 
     def _show(self, news: str) -> None:

@@ -1,5 +1,6 @@
 """An agent that plays text games through any OpenAI-compatible server, without any code for training."""
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,12 +66,12 @@ class TextAgent[Episode: ChatEpisode]:
 
 
 def prefix_of(environ: Mapping[str, str]) -> list[str]:
-    """Return the actions in EPISODE_PREFIX, a line each, after which an episode starts; a blank line is a lost step.
+    """Return the actions in EPISODE_PREFIX, a list in JSON, after which an episode starts; "" is a lost step.
 
     Worlds are deterministic, so these actions lead where they once led; see `TextGame.replay`.
     """
     prefix = environ.get("EPISODE_PREFIX")
-    return prefix.split("\n") if prefix else []
+    return json.loads(prefix) if prefix else []
 
 
 def play_game(game: TextGame, server: Server) -> Outcome:

@@ -29,7 +29,7 @@ def main() -> None:
         "python -m empo2.agents.webshop build --items items_shuffle.json --attributes items_ins_v2.json "
         "--human items_human_ins.json --output webshop; "
         "python -m empo2.agents.webshop build --items items_shuffle_1000.json --attributes items_ins_v2_1000.json "
-        "--output webshop-1000",
+        "--output webshop-small",
     )
     builder.add_argument("--items", type=Path, required=True, metavar="FILE", help="the products, items_shuffle*.json")
     builder.add_argument(

@@ -1,6 +1,7 @@
 """The agent against a scripted model server and the real ScienceWorld."""
 
 import itertools
+import json
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -64,7 +65,7 @@ def test_an_episode_starts_after_its_prefix(run, server, episode):
     whole = run(episode(max_steps=6), actions)
     shown = [chat["messages"][-1]["content"] for chat in server.chats]
     server.chats.clear()
-    rest = run(episode(max_steps=6), actions[3:], EPISODE_PREFIX="\n".join(actions[:3]))
+    rest = run(episode(max_steps=6), actions[3:], EPISODE_PREFIX=json.dumps(actions[:3]))
     again = [chat["messages"][-1]["content"] for chat in server.chats]
     assert again[0].startswith("Your task is to") and again[0].endswith(f"\n\n{shown[3]}")
     assert again[1:] == shown[4:] and "No known action" not in "".join(shown[3:])
@@ -79,7 +80,7 @@ def test_an_agent_of_a_framework_starts_after_its_prefix_too(play_agent, episode
             assert "You move to the kitchen." in game.turn
             game.act("look around")
 
-    reward = play_agent(LooksAround, episode(), [], EPISODE_PREFIX="open door to kitchen\ngo to kitchen")
+    reward = play_agent(LooksAround, episode(), [], EPISODE_PREFIX='["open door to kitchen", "go to kitchen"]')
     assert reward["actions"] == ["open door to kitchen", "go to kitchen", "look around"]
 
 

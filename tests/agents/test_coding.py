@@ -187,6 +187,9 @@ NEED_CONTAINERS = [
     ("", "COPY nothing .", "nothing, which is not in the folder"),
     ("", "WORKDIR /usr/src", "WORKDIR /usr/src lies in a folder of the host"),
     ("[[steps]]\nname = 'one'\n", "", "several steps"),
+    ("[environment]\nworkdir = '/usr/src'\n", "COPY files/ .", "workdir is /usr/src, its Dockerfile's /app"),
+    ("", "COPY files/ ../x", "copies to /x, outside of WORKDIR /app"),
+    ("", "ENV WORD=it's", "ENV WORD=it's: No closing quotation"),
 ]
 
 
@@ -197,6 +200,7 @@ def test_what_needs_a_container_is_named(tmp_path: Path, toml: str, dockerfile: 
 
 
 def test_where_copies_go(tmp_path: Path) -> None:
+    read_task(harbor(tmp_path / "said", dockerfile="COPY files/ .\nCMD echo it's\n"))  # what is not read may be odd
     lines = "COPY files/answer.txt .\nCOPY files/answer.txt renamed.txt\nCOPY files/ \\\n  below/\n"
     lines += "COPY files/answer.txt in/\n"
     read_task(harbor(tmp_path / "task", dockerfile=lines)).copy_into(tmp_path / "copy")
@@ -227,5 +231,8 @@ def test_the_command_line(outside: Path) -> None:
     assert subprocess.run(words, env=environment, capture_output=True, check=True).stdout == b"1.0\n"
     assert reward.read_text() == "1.0\n"
     assert {path.name for path in outside.iterdir()} == {"task", "reward"}
+    nowhere = [*words[:3], "--home", str(outside / "none"), *words[3:]]
+    done = subprocess.run(nowhere, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "none: there is no such folder" in done.stderr
     done = subprocess.run(words, env=os.environ | {"TASK_FOLDER": ""}, capture_output=True, text=True)
     assert done.returncode == 1 and "TASK_FOLDER" in done.stderr

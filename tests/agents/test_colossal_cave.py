@@ -1,5 +1,6 @@
 """Colossal Cave: a known way to the first treasure, what may not be done, and the agent that plays it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_agent_plays_and_returns_to_a_state(play_agent, server):
     whole = play_agent(ColossalCaveAgent, episode, WAY)
     chats = [chat["messages"][-1]["content"] for chat in server.chats]
     server.chats.clear()
-    rest = play_agent(ColossalCaveAgent, episode, WAY[4:], EPISODE_PREFIX="\n".join(WAY[:4]))
+    rest = play_agent(ColossalCaveAgent, episode, WAY[4:], EPISODE_PREFIX=json.dumps(WAY[:4]))
     assert server.chats[0]["messages"][-1]["content"].endswith(chats[4])
     assert (rest["value"], rest["actions"]) == (whole["value"], WAY) and not whole["success"]
 

@@ -436,7 +436,7 @@ def test_an_episode_starts_after_its_prefix(play_agent, server):
     whole = play_agent(AGENTS[COIN_COLLECTOR], episode, walk)
     shown = [chat["messages"][-1]["content"] for chat in server.chats]
     server.chats.clear()
-    rest = play_agent(AGENTS[COIN_COLLECTOR], episode, walk[2:], EPISODE_PREFIX="look around\nfly")
+    rest = play_agent(AGENTS[COIN_COLLECTOR], episode, walk[2:], EPISODE_PREFIX='["look around", "fly"]')
     again = [chat["messages"][-1]["content"] for chat in server.chats]
     assert again[0].endswith(f"\n\n{shown[2]}") and again[1:] == shown[3:]
     assert whole["actions"] == rest["actions"] == walk and whole["value"] == rest["value"] == 100

@@ -55,6 +55,7 @@ def test_an_ambiguous_action_is_answered_by_a_number(run, episode, environment, 
 
 def test_what_is_carried_is_shown_when_it_changes(environment, episode):
     game = Game(environment, episode(task="use-thermometer", actions="paper"))
+    game.replay([])  # as each agent does
     assert game.turn.endswith("\nYou carry: orange.")
     assert "Things to focus on may be thermometer, unknown substance B," in game.turn
     game.act("teleport to kitchen")

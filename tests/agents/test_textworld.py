@@ -57,7 +57,7 @@ def test_the_agent_plays_and_returns_to_a_state(play_agent, server, game: Path, 
     whole = play_agent(TextWorldAgent, episode, walk)
     shown = [chat["messages"][-1]["content"] for chat in server.chats]
     server.chats.clear()
-    rest = play_agent(TextWorldAgent, episode, walk[3:], EPISODE_PREFIX="\n".join(walk[:3]))
+    rest = play_agent(TextWorldAgent, episode, walk[3:], EPISODE_PREFIX=json.dumps(walk[:3]))
     assert server.chats[0]["messages"][-1]["content"].endswith(shown[3])
     assert (whole["value"], rest["value"], rest["actions"], rest["success"]) == (100, 100, walk, True)
 

@@ -130,6 +130,6 @@ def test_a_found_coin_is_posted_as_100(play_agent, server, world):
     assert first["content"].startswith("Your task is to search the environment and find the coin.")
     way = gold(world, "coin", seed=0)
     rest = play_agent(
-        TextWorldExpressAgent, episode(params="", max_steps=100), way[2:], EPISODE_PREFIX="\n".join(way[:2])
+        TextWorldExpressAgent, episode(params="", max_steps=100), way[2:], EPISODE_PREFIX=json.dumps(way[:2])
     )
     assert (rest["value"], rest["actions"]) == (100, way)

@@ -70,10 +70,10 @@ async def test_a_group_starts_where_the_policy_says(tmp_path: Path, empty_stores
         gateway.model.reply = lambda body: next(answers) if "promising" in str(body["messages"]) else "go"
         group = await created(gateway, 3)
         asked = gateway.last().prompt
-        assert [each["input"]["prefix"] for each in group] == ["east\n"] * 3  # a step was lost on the way
+        assert [each["input"]["prefix"] for each in group] == ['["east", ""]'] * 3  # a step was lost on the way
         await play(gateway, group[0]["rollout_id"], ["Find it. attic", "roof"], ["east", "", "up", "wait"])
         drawn = {(await created(gateway))[0]["input"]["prefix"] for _ in range(2)}  # by count, as it names none
-        assert drawn <= {"", "east", "east\n", "east\n\nup"}
+        assert drawn <= {"", '["east"]', '["east", ""]', '["east", "", "up"]'}
         assert (await created(gateway, seed=4))[0]["input"]["prefix"] == ""  # another task
         assert (await created(gateway, is_train=False))[0]["input"]["prefix"] == ""
         gateway.model.fault = lambda path, body: 500

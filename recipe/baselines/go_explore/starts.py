@@ -26,7 +26,7 @@ from empo2.recipe.tip_block import without_tips
 
 log = structlog.get_logger()
 
-PREFIX, VARIABLE = "prefix", "EPISODE_PREFIX"  # of a task: actions, a line each; the agent's variable for it
+PREFIX, VARIABLE = "prefix", "EPISODE_PREFIX"  # of a task: actions, a list in JSON; the agent's variable for it
 _LISTED, _CHARACTERS, _SECONDS = 12, 300, 60  # states that the policy is asked about, of each, for its answer
 
 
@@ -110,7 +110,7 @@ class Starts:
                     chosen[task] = await self._choose(archive, rollout.get("rollout_id") or "")
                 prefix = chosen[task]
             self._services.metrics.counts["go_explore/returns"] += bool(prefix)
-            rollout["input"] = {**rollout["input"], PREFIX: "\n".join(prefix)}
+            rollout["input"] = {**rollout["input"], PREFIX: json.dumps(prefix) if prefix else ""}
             if local := (rollout.get("config") or {}).get("local"):
                 local["env_map"] = {**local.get("env_map", {}), VARIABLE: f"input.{PREFIX}"}
 
@@ -144,7 +144,7 @@ class Starts:
         archive, start = self._archives[_task(task)], task.get(PREFIX, "")
         known = len(archive.cells)
         states = [self._services.state.of_chat(without_tips(call["request"].get("messages") or [])) for call in calls]
-        archive.note(start.split("\n") if start else [], states, [str(action) for action in actions])
+        archive.note(json.loads(start) if start else [], states, [str(action) for action in actions])
         self._services.metrics.counts["go_explore/states"] += len(archive.cells) - known
 
 

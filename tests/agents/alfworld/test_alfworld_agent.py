@@ -168,7 +168,7 @@ def test_an_episode_starts_after_its_prefix(play_agent: Callable[..., dict], ser
     whole = play_agent(ALFWorldAgent, episode, walk)
     shown = [chat["messages"][-1]["content"] for chat in server.chats]
     server.chats.clear()
-    rest = play_agent(ALFWorldAgent, episode, walk[4:], EPISODE_PREFIX="\n".join(walk[:4]))
+    rest = play_agent(ALFWorldAgent, episode, walk[4:], EPISODE_PREFIX=json.dumps(walk[:4]))
     again = [chat["messages"][-1]["content"] for chat in server.chats]
     assert again == [f"{started(episode)[1].instruction}\n\n{shown[4]}", *shown[5:]]
     assert rest == whole and (whole["value"], whole["actions"]) == (10, walk)

@@ -11,7 +11,7 @@ from pyarrow.parquet import write_table  # pyright: ignore[reportMissingTypeStub
 
 from empo2.agents.hle import __main__ as command_line
 from empo2.agents.hle.agent import JUDGE, HLEAgent
-from empo2.agents.hle.questions import SETTINGS, Episode, answer_of, is_choice, is_same
+from empo2.agents.hle.questions import SETTINGS, Episode, answer_of, is_choice, is_same, panel_of
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.evaluation.panels import load_panel
@@ -75,6 +75,22 @@ def test_answers_are_compared_by_letter_or_as_text():
     for reply, right in (("Answer: B", True), ("Answer: (B) 23", True), ("B", True), ("Answer: Because", False)):
         assert is_choice(reply, "B") is right
     assert is_same("Answer: The Moon.", "the  moon") and not is_same("Answer: Moon", "the moon")
+    for text in ("-5", ".5", "√2", "(1,2)", r"\frac{1}{2}", "$x$", "**-1**"):
+        right = text.strip("*$")
+        assert is_same(f"Answer: {text}", right) and is_same(f"**Answer:** {text}", right), text
+        assert text == "$x$" or not is_same(f"Answer: {text}", right.lstrip("-.√(\\")), text
+    for reply in ("A careful reader sees that option B", "I think so", "I"):
+        assert is_choice(reply, "I") is (reply == "I") and not is_choice(reply, "A")
+
+
+def test_a_line_of_a_data_set_may_have_any_character_but_a_newline(tmp_path: Path):
+    source = tmp_path / "hle.jsonl"
+    rows = [{name: "a" for name in ("id", "question", "answer", "category", "canary")} | {"answer_type": EXACT}] * 2
+    source.write_text("".join(json.dumps(row | {"question": "a\u2028b"}, ensure_ascii=False) + "\n" for row in rows))
+    assert [row["question"] for row in panel_of(str(source))[0]["rows"]] == ["a\u2028b"] * 2
+    source.write_text(json.dumps(rows[0]) + "\n{")
+    with pytest.raises(ValueError, match=r"hle\.jsonl: line 2 is not JSON"):
+        panel_of(str(source))
 
 
 @pytest.mark.parametrize("row", load_panel(OWN).rows, ids=lambda row: row["id"])

@@ -102,6 +102,7 @@ def test_rows_are_compared_as_numbers_and_text():
     assert equal_rows([("b", 1), ("a", 2)], [("a", 2), ("b", 1)], ordered=False)
     assert not equal_rows([("b", 1), ("a", 2)], [("a", 2), ("b", 1)], ordered=True)
     assert not equal_rows([], [("a",)], ordered=False)
+    assert equal_rows([("Nan", 3), ("Infinity", 1)], [["Infinity", 1], ["Nan", 3]], ordered=False)  # names
 
 
 # Rows and episodes
@@ -163,6 +164,21 @@ def test_what_a_statement_or_a_command_gives_is_told(play_agent: Callable[..., d
     play_agent(MachineAgent, an_episode("os/own-4"), [*blocks, "Finish"])
     told = [message["content"] for message in server.chats[-1]["messages"][3::2]]
     assert told[:2] == ["a\nb\nc", "(no output; exit code 0)"] and told[2].endswith(" ... (cut)")
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE loans", "ALTER TABLE loans RENAME TO u"])
+def test_a_player_who_loses_the_table_has_not_solved_the_task(statement: str, play_agent: Callable[..., dict]):
+    assert OWN["db/own-3"]["md5"] and OWN["db/own-3"]["table"]["name"] == "loans"
+    reward = play_agent(LifelongAgent, an_episode("db/own-3"), [f"```sql\n{statement}\n```", "Answer: done"])
+    assert reward["value"] == 0
+
+
+@pytest.mark.parametrize("command", ["rm -rf /tmp", "rm -rf /usr/bin", "echo \0"])
+def test_a_player_who_breaks_the_machine_has_not_solved_the_task(command: str, play_agent: Callable[..., dict], server):
+    reward = play_agent(
+        MachineAgent, an_episode("os/own-4"), [f"```bash\n{command}\n```", "```bash\nls\n```", "Finish"]
+    )
+    assert (reward["value"], len(server.chats)) == (0, 3)
 
 
 def test_order_counts_where_the_statement_has_one(play_agent: Callable[..., dict]):
@@ -245,6 +261,9 @@ def test_a_real_server_in_place_of_sqlite(mariadb: Path, play_agent: Callable[..
     assert (
         shown(table, "SELECT COUNT(*) FROM information_schema.schemata WHERE schema_name LIKE 'lifelong%'") == "[(1,)]"
     )
+    with pytest.raises(StatementError):
+        table.execute("SELECT SLEEP(60)")  # longer than a statement may take: the connection is closed
+    assert len(table.rows()) == len(OWN["db/own-1"]["table"]["row_list"])
     table.close()
     wrong = {number for number, task in official("db").items() if of_table(task, str(mariadb)) is None}
     assert wrong | {"274"} == UNLIKE_MARIADB  # its LIMIT cuts equal rows, whose order varies

@@ -46,7 +46,7 @@ def test_the_right_purchase_is_posted_as_100(run, server, episode, goal_of):
 
 
 def test_a_visit_starts_after_its_prefix(run, server, episode):
-    reward = run(episode(), [*BUY_THE_MUG[2:]], EPISODE_PREFIX="\n".join(BUY_THE_MUG[:2]))
+    reward = run(episode(), [*BUY_THE_MUG[2:]], EPISODE_PREFIX=json.dumps(BUY_THE_MUG[:2]))
     assert (reward["value"], reward["actions"], len(server.chats)) == (100, [*BUY_THE_MUG], 3)
     first = server.chats[0]["messages"][-1]["content"]
     assert first.startswith("I want a blue mug") and "buy now" in first.lower()
