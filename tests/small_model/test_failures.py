@@ -11,6 +11,7 @@ from empo2.agents.houses.house import House
 from empo2.small_model import failures
 from empo2.small_model.failures import READING, WRITING, Earlier, known, misleading, played_with, rows, told
 from empo2.small_model.houses import DEV_SEEDS, MAKE_SEEDS
+from empo2.small_model.levels import first
 from empo2.small_model.make import reflections
 from empo2.small_model.notes import Note, frontier_of, parse, way_to
 from empo2.small_model.rows import Row
@@ -24,6 +25,14 @@ WAY = way_to(HOUSE.doors, HOUSE.start, HOUSE.coin)
 @pytest.fixture(scope="module")
 def made() -> list[Row]:
     return rows(400, READING, reflections(), random.Random(0))
+
+
+def test_a_level_gives_as_many_houses_as_are_wanted_or_none() -> None:
+    seeds = range(100_000, 100_003)
+    assert len(first(seeds, "deep-7", 3)) == 3 and first(seeds, "deep-7", 1)[0].doors == deep_house(100_000, 7).doors
+    for level in ("deep-7", "hard"):
+        with pytest.raises(ValueError, match=rf"{level}: \d houses among range\(100000, 100003\), 4 are wanted"):
+            first(seeds, level, 4)
 
 
 def doors_to_nowhere(house: House, at: int) -> list[str]:
