@@ -78,10 +78,11 @@ def normal_message(message: Message) -> Message:
 
 
 def _normal_call(call: Body) -> Body:
-    function = call["function"]
+    function = call.get("function", {})
     given = arguments_of(function)
     arguments = json.dumps(given if isinstance(given, dict) else {}, ensure_ascii=False)
-    return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    named = {"name": function.get("name"), "arguments": arguments}
+    return {"id": call.get("id"), "type": "function", "function": named}
 
 
 def _unmarked(value: Any) -> Any:

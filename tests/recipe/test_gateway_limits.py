@@ -129,6 +129,7 @@ HOLD_UP = [
     ({"allowed_token_ids": [*range(10_000)]}, "gateway.max_parameters"),
     ({"vllm_xargs": {"x" * 30_000: 1}}, "gateway.max_parameters"),
     ({"chat_template": "{% for _ in range(10**9) %}{% endfor %}"}, "chat_template: is the operator's"),
+    ({"chat_template_kwargs": ["enable_thinking"]}, "chat_template_kwargs: must be an object"),
     ({"chat_template_kwargs": {"chat_template": "{{ 'x' * 10**9 }}"}}, "chat_template: is the operator's"),
     *(({"chat_template_kwargs": {name: 10**8}}, f"chat_template_kwargs.{name}: is no") for name in OF_THE_TOKENIZER),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds: is the operator's"),

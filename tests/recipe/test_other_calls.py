@@ -41,7 +41,10 @@ async def gateway_and_other(folder: Path, *settings: str) -> AsyncIterator[tuple
             yield gateway, sent
 
 
-JUDGED = b'{"model":"judge-1",  "messages": [{"role": "user", "content": "x"}], "seed": 1.50}'
+JUDGED = (
+    b'{"model":"judge-1",  "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": '
+    b'[{"id": "1", "type": "custom", "custom": {"name": "a", "input": "b"}}]}], "seed": 1.50}'
+)
 PLAYED = b'{"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}'
 
 

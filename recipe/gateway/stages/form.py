@@ -73,7 +73,7 @@ def check_call(body: Any, *, chat: bool) -> None:
             raise ValueError(f"messages[{number}].content: must be a string, null, or a list of parts such as text")
         calls = message.get("tool_calls")
         if not (calls is None or (isinstance(calls, list) and all(map(_is_tool_call, calls)))):
-            raise ValueError(f"messages[{number}].tool_calls: must be calls of functions, each with an id and a name")
+            raise ValueError(f"messages[{number}].tool_calls: must be a list of calls, such as of functions by name")
 
 
 def _is_part(part: Any) -> bool:
@@ -81,7 +81,6 @@ def _is_part(part: Any) -> bool:
 
 
 def _is_tool_call(call: Any) -> bool:
-    match call:
-        case {"function": {"name": str()}}:
-            return isinstance(call.get("id"), str | None)
-    return False
+    function = call.get("function", {}) if isinstance(call, dict) else None  # OpenAI's custom tools are no functions
+    named = isinstance(function, dict) and isinstance(function.get("name"), str | None)
+    return named and isinstance(call.get("id"), str | None)

@@ -114,7 +114,8 @@ class CallLimits:
         if size > self._settings.max_parameters:
             limit = f"gateway.max_parameters={self._settings.max_parameters}"
             return f"the parameters but for messages and tools have {size} characters, more than {limit}"
-        kwargs = body["chat_template_kwargs"] if isinstance(body.get("chat_template_kwargs"), dict) else {}
+        if not isinstance(kwargs := body.get("chat_template_kwargs") or {}, dict):
+            return "chat_template_kwargs: must be an object"
         for name in (*body, *kwargs):
             if name in _OF_THE_OPERATOR:
                 return f"{name}: is the operator's to set"
