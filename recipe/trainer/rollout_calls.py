@@ -109,6 +109,7 @@ class PlayedCall:
         return Triplet(
             prompt={"token_ids": self.prompt},
             response={"token_ids": self.reply, "log_probs": self.log_probs},
+            metadata={"server": self.data.get("server", {})},
         )
 
 
