@@ -211,7 +211,7 @@ def _goals(found: dict[int, dict[str, float]], agents: int) -> list[Goal]:
             None if steps is None else _cell(steps),
             steps is not None and steps >= 1000,
         ),
-        goal(f"at most 150 MB for each of {AGENTS} agents, {full:,} products", full, "PSS MB", 150),
+        goal(f"at most 150 MB for each of {agents} agents, {full:,} products", full, "PSS MB", 150),
     ]
 
 
