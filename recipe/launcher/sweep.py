@@ -10,13 +10,7 @@ import yaml
 
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.files.plan import Trial
-from empo2.recipe.launcher.commands import (
-    ADMIN_KEY,
-    KEY,
-    empo2_command,
-    environment_without,
-    settings_descriptor,
-)
+from empo2.recipe.launcher.commands import empo2_command, settings_descriptor
 from empo2.recipe.launcher.processes import running
 from empo2.recipe.launcher.progress import NewLines, step_summary
 from empo2.recipe.redaction import redacted
@@ -83,9 +77,9 @@ def train(
     """
     folder.mkdir(parents=True, exist_ok=True)
     new = NewLines(folder / trial.name / METRICS_FILE)
-    with settings_descriptor(trial.settings) as descriptor, running(folder, environment_without()) as processes:
-        keys = {name: os.environ[name] for name in (KEY, ADMIN_KEY) if name in os.environ}
-        processes.start(trial.name, command(descriptor), secrets=keys, inherit=(descriptor,), trains=True)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}  # as `empo2 train` has it from a shell, keys included
+    with settings_descriptor(trial.settings) as descriptor, running(folder, environment) as processes:
+        processes.start(trial.name, command(descriptor), inherit=(descriptor,), trains=True)
         process = processes.pid(trial.name)
         while True:
             done = processes.done(trial.name)

@@ -16,6 +16,14 @@ from empo2.recipe.protocol import KEY_CHECK, PROMPT_IDS, scope_of
 from empo2.recipe.redaction import redacted
 from empo2.recipe.scopes import recurrence_warning
 
+# Settings of the objective by the keys below verl's actor, which computes it.
+_OBJECTIVE = {
+    "learning_rate": "optim.lr",
+    "clip_low": "clip_ratio_low",
+    "clip_high": "clip_ratio_high",
+    "kl_coefficient": "kl_loss_coef",
+}
+
 
 def build_verl_config(
     settings: Settings,
@@ -189,12 +197,8 @@ def read_settings(config: DictConfig) -> Settings:
 def _objective(config: DictConfig) -> dict[str, float]:
     """Return by setting what verl computes the objective with, by its own keys."""
     actor = config.actor_rollout_ref.actor
-    return {
-        "learning_rate": actor.optim.lr,
-        "clip_low": actor.clip_ratio_low,
-        "clip_high": actor.clip_ratio_high,
-        "kl_coefficient": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
-    }
+    values = {name: OmegaConf.select(actor, key) for name, key in _OBJECTIVE.items()}
+    return values if actor.use_kl_loss else values | {"kl_coefficient": 0.0}
 
 
 def _check_objective(config: DictConfig, layer: Mapping[str, Any]) -> None:
@@ -204,11 +208,10 @@ def _check_objective(config: DictConfig, layer: Mapping[str, Any]) -> None:
         ConfigError: names both.
     """
     asked, plain, given = load_settings(layer=layer).algorithm, load_settings().algorithm, layer.get("algorithm", {})
-    keys = dict(zip(_objective(config), ("optim.lr", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef"), strict=True))
     for name, value in _objective(config).items():
         if (wanted := getattr(asked, name)) != value and (name in given or wanted != getattr(plain, name)):
             also = " and use_kl_loss=True" if name == "kl_coefficient" else ""
-            fix = f"give it actor_rollout_ref.actor.{keys[name]}={wanted:g}{also}"
+            fix = f"give it actor_rollout_ref.actor.{_OBJECTIVE[name]}={wanted:g}{also}"
             raise ConfigError(f"algorithm.{name}={wanted:g}: the script has {value:g}, which verl reads; {fix}")
 
 
@@ -296,12 +299,9 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         f"{actor}.ppo_mini_batch_size": max(1, algorithm.tasks_per_step // algorithm.updates_per_step),
         f"{actor}.ppo_micro_batch_size_per_gpu": hardware.micro_batch,
         f"{actor}.use_torch_compile": False,
-        f"{actor}.clip_ratio_low": algorithm.clip_low,
-        f"{actor}.clip_ratio_high": algorithm.clip_high,
+        **{f"{actor}.{key}": getattr(algorithm, name) for name, key in _OBJECTIVE.items()},
         f"{actor}.clip_ratio_c": 10.0,  # of the dual clip, for negative advantages [paper]
         f"{actor}.use_kl_loss": algorithm.kl_coefficient > 0,
-        f"{actor}.kl_loss_coef": algorithm.kl_coefficient,
-        f"{actor}.optim.lr": algorithm.learning_rate,
         f"{actor}.fsdp_config.param_offload": hardware.offload,
         f"{actor}.fsdp_config.optimizer_offload": hardware.offload,
         # The next layer's weights are gathered while this one computes, for one more layer in memory.

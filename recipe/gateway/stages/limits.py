@@ -92,14 +92,14 @@ class CallLimits:
         self._metrics = metrics
 
     async def __call__(self, request: Request, forward: Next) -> Response:
-        if request.is_completion and (problem := self._problem(request.body, request)):
+        if request.is_completion and (problem := self._problem(request)):
             self._metrics.counts["refused/parameters"] += 1
             return refusal(400, problem)
         return await forward(request)
 
-    def _problem(self, body: dict[str, Any], request: Request) -> str:
+    def _problem(self, request: Request) -> str:
         """Return why a request is refused; "" if it is not."""
-        most = self._settings.max_choices
+        body, most = request.body, self._settings.max_choices
         prompts = body["prompt"] if isinstance(body.get("prompt"), list) else []
         batch = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
         wanted = max(1, _number(body.get("n")), _number(body.get("best_of")))
