@@ -109,7 +109,8 @@ def gateway_of_this_run() -> psutil.Process:
     """The gateway that the launcher has started, a parent of this process."""
     for parent in psutil.Process().parents():
         for each in parent.children(recursive=True):
-            words = each.cmdline()
-            if {"gateway", "--fd"} <= {*words} and not any("process_guard" in word for word in words):
-                return each
+            with contextlib.suppress(psutil.NoSuchProcess):  # another agent, which ends meanwhile
+                words = each.cmdline()
+                if {"gateway", "--fd"} <= {*words} and not any("process_guard" in word for word in words):
+                    return each
     raise LookupError("no parent has a gateway")
