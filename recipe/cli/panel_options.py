@@ -85,5 +85,6 @@ def settings_file(options: SettingsOptions, named: "NamedModel") -> Path | None:
 
 def playing_layer(server: str | None, *, remembers: bool) -> dict[str, Any]:
     """Return the settings of a command that trains nothing; without a memory no embedder is loaded."""
-    algorithm = {"name": "empo2"} if remembers else {"name": "grpo", "form": "paper"}  # forms are EMPO²'s
-    return {"model": {"server": server}, "algorithm": algorithm}
+    # Forms, and a KL term of rows with tips, are EMPO²'s.
+    plain = {"name": "grpo", "form": "paper", "kl_coefficient": 0.0}
+    return {"model": {"server": server}, "algorithm": {"name": "empo2"} if remembers else plain}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import panels as make
 import pytest
+import yaml
 from rich.console import Console
 
 from empo2.recipe.cli import main
@@ -208,9 +209,10 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path, monkeypatch: pytest
         request("any", "scienceworld-paper", server=server, memory_from=tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("trained", ["off_policy_loss: distillation", "form: internalise"])
+@pytest.mark.parametrize("trained", ["off_policy_loss=distillation", "form=internalise"])
 def test_a_distilled_model_is_evaluated_without_memory(tmp_path: Path, trained: str) -> None:
-    (tmp_path / "distilled.yaml").write_text(f"algorithm: {{{trained}}}")
+    trained_with = load_settings("cpu", [f"algorithm.{trained}"]).to_dict()  # as a run keeps it, all values
+    (tmp_path / "distilled.yaml").write_text(yaml.safe_dump(trained_with))
     options = PanelOptions(model="any", server="http://127.0.0.1:9/v1", panel="scienceworld-paper", profile="cpu",
                            config=tmp_path / "distilled.yaml")  # fmt: skip
     assert options.read("eval", remembers=False).settings.algorithm.name == "grpo"
