@@ -1,12 +1,13 @@
 """The table and the picture of the experiment in deep houses, for docs/learning.md, from what is kept so far."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learning_plan import FROZEN, SCORE
+from learning_plan import FROZEN, SCORE, WARM
 from learning_report import (
     ALONE,
     DELETED,
@@ -26,6 +27,8 @@ from learning_report import (
     points,
     table_of_adaptation,
     table_of_development,
+    titles_of_models,
+    trials,
 )
 from learning_statistics import Curve, curve, first_reach, p_of_pairs
 
@@ -42,7 +45,19 @@ def write_deep_report(plan: Mapping[str, Any], results: Path, docs: Path) -> Non
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
         draw_arms(kept, docs / PICTURE)
         made.append(f"![The arms in deep houses]({PICTURE})")
-    between(docs / "learning.md", BEGIN, [*made, table_of_adaptation(kept), table_of_development(kept)])
+    adapted = [table_of_adaptation(kept), against_start(kept)]
+    between(docs / "learning.md", BEGIN, [*made, *adapted, table_of_development(kept)])
+
+
+def against_start(kept: Kept) -> str:
+    """Return by model how its last trial with own notes differs from the start's, house by house."""
+    told = []
+    for model in kept.plan["stages"]["adaptation"]["of"]:
+        start = trials(kept, WARM, "write")
+        pairs = {seed: each[-1] - start[0][-1] for seed, each in trials(kept, model, "write").items() if start}
+        if pairs:
+            told.append(f"{titles_of_models(kept)[model]} {points(pairs, same_houses=True)}")
+    return f"In the last trial, against the warm start: {'; '.join(told)}." if told else ""
 
 
 def alone(kept: Kept, stage: str, arm: str) -> dict[int, np.ndarray]:
@@ -66,8 +81,9 @@ def claims(kept: Kept) -> str:
         told = f"- against {titles[arm]}: {points(found)}, seed by seed {', '.join(f'{d:+.0f}' for d in seeds[arm])}"
         lines.append(f"{told}; p = {corrected[arm]:.4f} by Holm's correction for two" if arm in corrected else told)
     planned = len(kept.plan["stages"]["claim"]["seeds"])
-    head = f"{titles[OURS]} without notes at the end, {len(seeds[BESIDE])} of {planned} seeds:"
-    return "\n".join([head, "", *lines])
+    differs = "; ".join(f"by {np.mean(seeds[arm]):+.0f} points from {titles[arm]}" for arm in pairs)
+    of = f"{min(map(len, seeds.values()))} of {planned} seeds"
+    return "\n".join([f"Without notes at the end, {of}, {titles[OURS]} differs {differs}.", "", *lines])
 
 
 def holm(found: Mapping[str, float]) -> dict[str, float]:
@@ -86,17 +102,33 @@ def table_of_arms(kept: Kept) -> str:
         like = kept.plan["arms"][values["like"]]
         if not (found := alone(kept, stage, arm)):
             continue
-        runs = kept.runs(stage, like.get("of", arm))
+        runs = [run for seed, run in kept.runs(stage, like.get("of", arm)).items() if seed in found]
         cells = [interval(kept.by_house(stage, arm, WITH_NOTES)) if values.get("notes") else "-", interval(found)]
-        cells.append(interval(kept.by_house(stage, arm, DELETED)) if "of" not in like else "-")
-        cells.append(f"{sum(len(run.facts['found']) for run in runs.values())} of {sum(map(len, found.values()))}")
-        true = np.sum([run.facts["notes_true"] for run in runs.values() if "notes_true" in run.facts], axis=0)
+        after = kept.by_house(stage, arm, DELETED) if "of" not in like else {}
+        cells.append(interval(after) + f", {len(after)} of {len(found)} seeds" * (0 < len(after) < len(found)))
+        cells.append(f"{sum(len(run.facts['found']) for run in runs)} of {sum(map(len, found.values()))}")
+        true = np.sum([run.facts["notes_true"] for run in runs if "notes_true" in run.facts], axis=0)
         cells.append(f"{100 * true[0] / true[1]:.0f} % of {true[1]}" if np.size(true) == 2 else "-")
-        cells.append("-" if "of" in like or like.get("rates") == [FROZEN] else half(list(runs.values())))
-        cells.append(f"{np.mean([run.rows[-1]['cpu_seconds'] for run in runs.values()]) / 60:.0f}")
-        rows.append([values["title"], str(len(found)), *cells])
+        cells.append("-" if "of" in like or like.get("rates") == [FROZEN] else half(runs))
+        minutes = np.mean([cpu_minutes(run) for run in runs])
+        if "of" in like and (own := fine_tuning_minutes(kept, stage, arm)):
+            minutes += np.mean(own)
+        rows.append([values["title"], str(len(found)), *cells, f"{minutes:.0f}"])
     head = ["arm", "seeds", "with notes", "without notes", "memory deleted", "houses found in training"]
-    return markdown([*head, "notes true", "half by step", "CPU minutes of training"], rows) if rows else ""
+    return markdown([*head, "distinct notes, true", "half by step", "CPU minutes"], rows) if rows else ""
+
+
+def cpu_minutes(run: Run) -> float:
+    """Return the CPU minutes of a run's steps: their median times their number, without validations and starts."""
+    steps, seconds = ([row[name] for row in run.rows] for name in ("step", "cpu_seconds"))
+    return float(np.median(np.diff(seconds))) * steps[-1] / 60
+
+
+def fine_tuning_minutes(kept: Kept, stage: str, arm: str) -> list[float]:
+    """Return the CPU minutes of an arm's fine-tunings, of those seeds of which they were counted."""
+    files = (kept.results / f"{arm}-{seed}.json" for seed in kept.plan["stages"][stage]["seeds"])
+    facts = [json.loads(file.read_text()) for file in files if file.is_file()]
+    return [each["cpu_seconds"] / 60 for each in facts if "cpu_seconds" in each]
 
 
 def half(runs: Sequence[Run]) -> str:

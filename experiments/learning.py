@@ -58,7 +58,7 @@ from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.tasks import CoinCollectorEpisode, coin_collector
 from empo2.memory import copy_memory
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.errors import ProcessError
+from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.adaptation import memory_of
 from empo2.recipe.evaluation.episode_results import read_results
 from empo2.recipe.files.models import NOTES, resolve_model
@@ -82,6 +82,10 @@ DISGUISE = 1  # of the houses of adaptation; their level is not trained on
 
 type Counts = dict[str, list[int]]
 """By seed of a house: [episodes that succeeded, episodes]."""
+
+
+class FailedJobError(Empo2Error):
+    """A job that cannot be made; the others can."""
 
 
 class OutOfTimeError(Exception):
@@ -214,7 +218,8 @@ def keep_training(job: Training, of: Experiment) -> None:
     if job.stage != "mapreader" and settings.algorithm.name == "empo2" and settings.memory.scope != "all-tasks":
         houses = training_houses(load_tasks(settings).train)
         facts["notes"] = outcomes_by_notes(run / MEMORY_FILE, houses)
-        facts["notes_true"] = true_notes(run / MEMORY_FILE, houses)
+        if settings.reflection.form != "transcript":  # what it was, no statement
+            facts["notes_true"] = true_notes(run / MEMORY_FILE, houses)
     _write(of.results / f"{job.name}.json", json.dumps(facts))
     seconds = {line["step"]: line["cpu_seconds"] for line in read_lines(cpu_file(job.phases[0], of.runs))}
     lines = []
@@ -266,13 +271,14 @@ def make_fine_tuning(job: FineTuning, of: Experiment) -> None:
     """Fine-tune the start on a training's successes without their notes, and play the houses of that training."""
     model, settings, run = of.model_of(job.name), job.of.phases[-1].settings, of.runs / job.of.name
     if not run.is_dir():
-        kept = file_of(job.of, of.results).name
-        raise SystemExit(f"{job.name}: the rollouts of {job.of.name} are not here; remove {kept}, and it is made again")
+        raise _gone(f"the rollouts of {job.of.name}", file_of(job.of, of.results))
     chats = successes(run, settings.algorithm.success_return)
     say(job.name, f"{len(chats)} successes")
+    before = time.process_time()
     fine_tune(Path(resolve_model(of.start)), chats, model, rate=job.rate, seed=job.seed, **of.plan["fine_tuning"])
+    seconds = round(time.process_time() - before)
     rows = coin_collector(**settings.tasks.args)[0]
-    play(job, rows, of, "eval", model, *WORLD, "--memory", "off", "--samples", job.samples)
+    play(job, rows, of, "eval", model, *WORLD, "--memory", "off", "--samples", job.samples, cpu_seconds=seconds)
 
 
 def make_evaluation(job: Evaluation, of: Experiment) -> None:
@@ -282,19 +288,25 @@ def make_evaluation(job: Evaluation, of: Experiment) -> None:
     if job.model == WARM or job.kind == "by-start":
         shown = of.plan["settings"].get("memory", {})
         model = [of.start, *WORLD, *(f"memory.{key}={value}" for key, value in shown.items())]
+    elif not model[0].is_dir():
+        raise _gone(f"the weights of {job.model}", of.results / f"{job.model}.jsonl")
     if job.kind == "deleted":
         play(job, rows, of, "eval", *model, "--memory", "off", "--samples", stage["samples"])
     else:
         trials = stage["trials"] - 1 if job.kind in ("write", "off") else 1  # after the first, which has no notes
         options = ["--trials", trials, "--rollouts", stage["rollouts"], "--seeds", 1, "reflection.form=sentence"]
-        options += memory_options(job, of.runs, [scope_of(row, ["level", "seed"]) for row in rows])
+        options += memory_options(job, of, [scope_of(row, ["level", "seed"]) for row in rows])
         play(job, rows, of, "adapt", *model, *options)
 
 
+def _gone(what: str, kept: Path) -> FailedJobError:
+    return FailedJobError(f"{what} are not here; remove {kept.name}, and they are made again")
+
+
 def play(
-    job: FineTuning | Evaluation, rows: Sequence[dict[str, Any]], of: Experiment, verb: str, *options: Any
+    job: FineTuning | Evaluation, rows: Sequence[dict[str, Any]], of: Experiment, verb: str, *options: Any, **facts: Any
 ) -> None:
-    """Play the tasks `rows` with a command, and keep how often each house was solved in each of its parts."""
+    """Play the tasks `rows` with a command; keep `facts`, and how often each house was solved in each of its parts."""
     folder, panel = of.runs / job.name, of.runs / f"{job.name}.panel.json"
     of.runs.mkdir(parents=True, exist_ok=True)
     write_panel(panel, rows)
@@ -303,7 +315,7 @@ def play(
     for result in read_results(folder):
         counts = parts.setdefault(result.part, {})
         count(counts, rows[result.index]["seed"], result.return_)
-    _write(file_of(job, of.results), json.dumps({"stage": job.stage, "parts": parts}))
+    _write(file_of(job, of.results), json.dumps({"stage": job.stage, "parts": parts} | facts))
 
 
 def write_panel(file: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -320,29 +332,30 @@ def rows_of(job: Evaluation, plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [asdict(CoinCollectorEpisode(seed=seed, **common)) for seed in COIN_COLLECTOR.panel(level)["unseen"][:16]]
 
 
-def memory_options(job: Evaluation, runs: Path, scopes: Sequence[str]) -> list[Any]:
+def memory_options(job: Evaluation, of: Experiment, scopes: Sequence[str]) -> list[Any]:
     """Return the options for the memory of an adaptation.
 
-    of-start, by-start: all notes that the start has written, read by the model, and the model's, read by the start.
-    other: all that the model has written, each house's under the next one.
+    own, of-start, by-start: all notes that the model has written, read once more; the start's, read by the model; the
+    model's, read by the start. other: all that the model has written, each house's under the next one.
     """
     if job.kind == "off":
         return ["--memory", "off"]
     if job.kind == "write":
         return ["--memory", "write", "--empty"]
     writer = WARM if job.kind == "of-start" else job.model
-    _, written = memory_of(runs / f"{writer}.write", 0)
+    _, written = memory_of(of.runs / f"{writer}.write", 0)
     if written is None:
-        raise SystemExit(f"{job.name}: make {writer}.write first")
+        raise _gone(f"the notes of {writer}.write", of.results / f"{writer}.write.json")
     if job.kind != "other":
         return ["--memory", "read", "--memory-from", written]
-    target = runs / f"{job.name}.sqlite"
+    target = of.runs / f"{job.name}.sqlite"
     refile(written, target, scopes)
     return ["--memory", "read", "--memory-from", target]
 
 
 def refile(memory: Path, target: Path, scopes: Sequence[str]) -> None:
     """Write a copy of a memory with the tips of each scope under the next one, those of the last under the first."""
+    target.unlink(missing_ok=True)  # of an evaluation that was interrupted
     copy_memory(memory, target)
     following = dict(zip(scopes, [*scopes[1:], scopes[0]], strict=True))
     with closing(sqlite3.connect(target)) as db, db:
@@ -378,10 +391,10 @@ def chances_of_start(of: Experiment) -> dict[str, dict[str, float]]:
 
 
 def _command(verb: str, *words: Any) -> None:
-    """Run `empo2`. Raises SystemExit when it fails; it is ended when this process is interrupted."""
+    """Run `empo2`; it is ended when this process is interrupted."""
     command = [*EMPO2, verb, *map(str, words)]
     if subprocess.run(command).returncode:
-        raise SystemExit(f"failed: empo2 {' '.join(command[3:])}")
+        raise FailedJobError(f"empo2 {' '.join(command[3:])}")
 
 
 def _write(file: Path, text: str) -> None:
@@ -395,17 +408,27 @@ def say(name: str, text: str) -> None:
 
 
 def make(of: Experiment, wanted: Callable[[Job], bool], clock: Clock) -> None:
-    """Make all jobs that are wanted and not kept, in their order."""
+    """Make all jobs that are wanted and not kept, in their order; one that fails is told, and the others are made.
+
+    Raises SystemExit at the end if one has failed.
+    """
     of.results.mkdir(exist_ok=True)
+    failed = []
     for job in of.jobs():
         if wanted(job) and not file_of(job, of.results).exists():
             say(job.name, "begins")
-            if isinstance(job, Training):
-                make_training(job, of, clock)
-            elif isinstance(job, FineTuning):
-                make_fine_tuning(job, of)
-            else:
-                make_evaluation(job, of)
+            try:
+                if isinstance(job, Training):
+                    make_training(job, of, clock)
+                elif isinstance(job, FineTuning):
+                    make_fine_tuning(job, of)
+                else:
+                    make_evaluation(job, of)
+            except Empo2Error as error:
+                say(job.name, f"failed: {error}")
+                failed.append(job.name)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def main() -> None:
@@ -436,8 +459,6 @@ def main() -> None:
             make(of, wanted, Clock(arguments.until))
         except OutOfTimeError:
             print(f"stopped before {arguments.until:%H:%M}; the same command goes on")
-        except ProcessError as error:
-            raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

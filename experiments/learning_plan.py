@@ -16,9 +16,10 @@ ROOT = Path(__file__).parents[1]
 PLANS = ("learning", "deep")
 RESULTS = Path(__file__).parent  # a folder for each plan, of its name
 SCORE = "val/train/success_rate"
-BEST = "best"
+CLAIM, BEST = "claim", "best"
 WARM = "warm-start"
 ADAPTATIONS = ("write", "off", "other")  # own notes; none; those of another house
+OWN = "own"  # once more, all notes of its own
 CROSSED = ("of-start", "by-start")  # the start's notes, read by the model; the model's, read by the start
 FROZEN = 0.0  # the rate of an arm whose weights do not change
 
@@ -51,7 +52,7 @@ class Evaluation:
     """Episodes of a model with frozen weights. model: a training's name, or WARM."""
 
     stage: str
-    kind: Literal["write", "off", "other", "of-start", "by-start", "deleted"]
+    kind: Literal["write", "off", "other", "own", "of-start", "by-start", "deleted"]
     model: str
     seed: int
 
@@ -92,20 +93,21 @@ def read_plan(name: str = PLANS[0]) -> dict[str, Any]:
 def all_jobs(
     plan: Mapping[str, Any], runs: Path, choose: Callable[[Collection[str]], Mapping[str, tuple[str, float]]]
 ) -> Iterator[Job]:
-    """Yield what is to be made in its order: development of the claim's arms, the claim, then all the rest.
+    """Yield what is to be made in its order: the claim, then the other stages, each after its arms' development.
 
     choose: given arms whose development has been yielded, returns as `chosen` does.
     """
-    arms, rest = claimed(plan), [stage for stage in plan["stages"] if stage != "claim"]
-    yield from development(plan, arms, runs)
-    yield from later(plan, choose(arms), ("claim",), runs)
-    yield from development(plan, plan["arms"].keys() - arms, runs)
-    yield from later(plan, choose(plan["arms"]), rest, runs)
+    developed: set[str] = set()
+    for stage in sorted(plan["stages"].keys() - {"development"}, key=[CLAIM, *plan["stages"]].index):
+        arms = needed(plan, stage)
+        yield from development(plan, arms - developed, runs)
+        developed |= arms
+        yield from later(plan, choose(developed), stage, runs)
 
 
-def claimed(plan: Mapping[str, Any]) -> set[str]:
-    """Return the arms of development that the claim needs."""
-    likes = {values["like"] for values in plan["stages"]["claim"]["arms"].values()}
+def needed(plan: Mapping[str, Any], stage: str = CLAIM) -> set[str]:
+    """Return the arms of development that a stage needs."""
+    likes = {values["like"] for values in plan["stages"][stage].get("arms", {}).values()}
     return likes - {BEST} | (set(plan["forms"]) if BEST in likes else set())
 
 
@@ -176,24 +178,21 @@ def provisional(plan: Mapping[str, Any], results: Path, arms: Collection[str]) -
         return found | ({BEST: found[plan["forms"][-1]]} if plan["forms"] else {})
 
 
-def later(
-    plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], stages: Collection[str], runs: Path
-) -> list[Job]:
-    """Return the trainings of `stages` whose arms are chosen, seed by seed, each with what is evaluated of it.
+def later(plan: Mapping[str, Any], choice: Mapping[str, tuple[str, float]], stage: str, runs: Path) -> list[Job]:
+    """Return the trainings of a stage, seed by seed, each with what is evaluated of it.
 
     A model is evaluated as soon as it is trained, while its weights are there: they are not kept. The start is
     evaluated where its stage stands.
     """
-    names = [name for name in plan["stages"] if name != "development"]
-    jobs = [
-        job for name in names for seed in plan["stages"][name]["seeds"] for job in _jobs(plan, name, seed, choice, runs)
-    ]
-    in_order = sorted(jobs, key=lambda job: job.seed)
+
+    def jobs(name: str) -> list[Job]:
+        return [job for seed in plan["stages"][name]["seeds"] for job in _jobs(plan, name, seed, choice, runs)]
+
     of_models: dict[str, list[Job]] = {}
-    for job in in_order:
-        if isinstance(job, Evaluation) and job.model != WARM:
+    for job in (job for name, values in plan["stages"].items() if "of" in values for job in jobs(name)):
+        if isinstance(job, Evaluation):
             of_models.setdefault(job.model, []).append(job)
-    made = [job for job in in_order if job.stage in stages and (not isinstance(job, Evaluation) or job.model == WARM)]
+    made = [job for job in jobs(stage) if not isinstance(job, Evaluation) or job.model == WARM]
     return [each for job in made for each in (job, *of_models.get(job.name, ()))]
 
 
@@ -210,7 +209,8 @@ def _jobs(
         yield from (Evaluation(name, "deleted", model, seed) for model in models)
     if name == "adaptation":
         for model in [WARM] * (seed == stage["seeds"][0]) + models:
-            kinds = (*ADAPTATIONS, *(CROSSED if stage.get("crossed") and model != WARM else ()))
+            crossed = (OWN,) if model == WARM else (OWN, *CROSSED)
+            kinds = (*ADAPTATIONS, *(crossed if stage.get("crossed") else ()))
             yield from (Evaluation(name, kind, model, seed) for kind in kinds)
 
 

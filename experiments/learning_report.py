@@ -17,9 +17,9 @@ from learning_plan import (
     WARM,
     all_jobs,
     chosen,
-    claimed,
     development,
     file_of,
+    needed,
     provisional,
     reached_in,
     read_rows,
@@ -193,7 +193,7 @@ def table_of_development(kept: Kept) -> str:
     if not plan["forms"]:
         return told
     try:
-        best, rate = chosen(plan, kept.results, claimed(plan))[BEST]
+        best, rate = chosen(plan, kept.results, needed(plan))[BEST]
     except SystemExit:
         return told
     return f"{told}\n\nThe best form is *{plan['arms'][best]['title']}*, with {rate:.0e}."
@@ -362,9 +362,8 @@ def table_of_adaptation(kept: Kept) -> str:
     """
     stage, titles, rows = kept.plan["stages"]["adaptation"], titles_of_models(kept), []
     controls = {"off": "no memory, last trial", "other": "another house's notes, trial 2"}
-    controls |= (
-        {"of-start": "the start's notes", "by-start": "its notes, read by the start"} if stage.get("crossed") else {}
-    )
+    crossed = {"own": "all its notes, once more", "of-start": "the start's", "by-start": "its notes, read by the start"}
+    controls |= crossed if stage.get("crossed") else {}
     for model in (WARM, *stage["of"]):
         if found := trials(kept, model, "write"):
             cells = [interval(each, same_houses=True) for each in by_trial(found)]

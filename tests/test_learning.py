@@ -23,6 +23,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from empo2.agents.houses.house import House
 from empo2.memory import MemoryStore
+from empo2.memory.browse import stored_tips
+from empo2.memory.file import reading
 from empo2.recipe.config import lay_over
 from empo2.recipe.files.models import SMOLLM2, resolve_model
 from empo2.recipe.files.tasks import load_tasks
@@ -164,12 +166,14 @@ def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
     (tuned,) = [job for job in made if job.name == "dev-tuned-memory-2e-5-0"]
     assert isinstance(tuned, plans.FineTuning) and tuned.of == made[1] and made[1].name == "dev-frozen-memory-0"
     with pytest.raises(SystemExit, match="lacks dev-frozen-0, dev-frozen-memory-0, dev-internalise-1e-5-0"):
-        plans.chosen(plan, tmp_path, plans.claimed(plan))
+        plans.chosen(plan, tmp_path, plans.needed(plan))
     listed = [*plans.all_jobs(plan, tmp_path, partial(plans.provisional, plan, tmp_path))]
-    stages = [stage for stage, _ in itertools.groupby(job.stage for job in listed if job.stage != "deleted")]
-    assert stages[:4] == ["development", "claim", "development", "described"]  # what the claim needs comes first
+    places = {"deleted": None, "adaptation": "meta"}  # evaluations stand with what they are of
+    stages = [places.get(job.stage, job.stage) for job in listed]
+    order = [stage for stage, _ in itertools.groupby(filter(None, stages))]
+    assert order == ["development", "claim", "meta", "development", "described"]  # what the claim needs comes first
     first = itertools.takewhile(lambda job: job.stage == "development", listed)
-    assert {job.like for job in first if not isinstance(job, plans.Evaluation)} == plans.claimed(plan)
+    assert {job.like for job in first if not isinstance(job, plans.Evaluation)} == plans.needed(plan)
     assert len({job.name for job in listed}) == len(listed)
     for job in made:  # the second rate is the best one of all
         if isinstance(job, plans.FineTuning):
@@ -185,10 +189,10 @@ def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
     first = [job.name for job in jobs if job.seed == 1]
     assert first[:4] == ["grpo-1", "internalise-1", "internalise-1.deleted", "frozen-1"]
     assert [job.name for job in jobs if job.stage == "claim"][-2:] == ["frozen-memory-10", "tuned-memory-10"]
-    kinds = ("write", "off", "other")
+    kinds = ("write", "off", "other", "own")
     own = [f"meta-grpo-1.{kind}" for kind in (*kinds, "of-start", "by-start")]
     meta = [job.name for job in jobs if job.stage in ("adaptation", "meta")]
-    assert meta[:9] == [*(f"warm-start.{kind}" for kind in kinds), "meta-grpo-1", *own]  # the start's notes are read
+    assert meta[:11] == [*(f"warm-start.{kind}" for kind in kinds), "meta-grpo-1", *own]  # the start's notes are read
     (stream,) = [job for job in jobs if job.name == "meta-internalise-3" and isinstance(job, plans.Training)]
     seeds = [row["seed"] for row in load_tasks(stream.phases[-1].settings).train]
     assert len(seeds) == 48 * 2 and [len({*seeds[n : n + 12]}) for n in range(0, 96, 12)] == [2] * 8
@@ -196,13 +200,35 @@ def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
     assert sorted({*blocks}) == [*range(1, 11)]
 
 
-def test_a_fine_tuning_without_its_rollouts_says_so(tmp_path: Path):
+def test_jobs_that_cannot_be_made_are_told_and_the_others_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     plan = plans.read_plan("deep")
-    of = learning.Experiment(plan, tmp_path, tmp_path / "runs")
-    jobs = plans.development(plan, ["tuned-memory"], of.runs)
-    assert isinstance(jobs[0], plans.FineTuning)
-    with pytest.raises(SystemExit, match=r"remove dev-frozen-memory-0\.jsonl, and it"):
-        learning.make_fine_tuning(jobs[0], of)
+    of = learning.Experiment(plan, tmp_path / "kept", tmp_path / "runs")
+    tuned, _ = plans.development(plan, ["tuned-memory"], of.runs)[:2]
+    own, by_start = (plans.Evaluation("adaptation", kind, "meta-grpo-1", 1) for kind in ("own", "by-start"))
+    done = plans.Evaluation("adaptation", "off", plans.WARM, 1)
+    monkeypatch.setattr(learning.Experiment, "jobs", lambda _: [tuned, own, by_start, done])
+    monkeypatch.setattr(learning, "play", lambda job, *_, **__: print(f"plays {job.name}"))
+    with pytest.raises(SystemExit, match=f"failed: {tuned.name}, meta-grpo-1.own, meta-grpo-1.by-start$"):
+        learning.make(of, lambda _: True, learning.Clock(None))
+    said = capsys.readouterr().out
+    assert "the rollouts of dev-frozen-memory-0 are not here; remove dev-frozen-memory-0.jsonl, and they" in said
+    assert "the weights of meta-grpo-1 are not here; remove meta-grpo-1.jsonl, and they are made again" in said
+    assert "the notes of meta-grpo-1.write are not here; remove meta-grpo-1.write.json, and they" in said
+    assert said.endswith("plays warm-start.off\n")
+
+
+def test_another_houses_notes_are_those_of_the_one_before(tmp_path: Path):
+    store = MemoryStore(tmp_path / "memory.sqlite", embedder="none", dimension=2)
+    for scope in ("a", "b", "c"):
+        add(store, f"episode {scope}", np.array([1.0, 0.0]), scope=scope, tip=f"of {scope}")
+    store.close()
+    for _ in range(2):  # the second time after an interruption
+        learning.refile(tmp_path / "memory.sqlite", tmp_path / "other.sqlite", ["a", "b", "c"])
+    with reading(tmp_path / "other.sqlite") as db:
+        found = {tip.scope: tip.text for tip in stored_tips(db, order="newest")}
+    assert found == {"a": "of c", "b": "of a", "c": "of b"}
 
 
 def test_the_ten_runs_of_the_demo_have_its_settings():
@@ -343,13 +369,16 @@ def test_the_report_of_deep_houses(tmp_path: Path):
     for arm, hits in (("tuned", 8), ("tuned-memory", 4)):
         for seed in (1, 2, 3):
             parts = {"memory off": {"7": [hits, 8], "12": [0, 8]}}
-            (tmp_path / f"{arm}-{seed}.json").write_text(json.dumps({"parts": parts}))
+            counted = {"cpu_seconds": 60 * seed} if seed > 1 and arm == "tuned" else {}  # once it was not counted
+            (tmp_path / f"{arm}-{seed}.json").write_text(json.dumps({"parts": parts} | counted))
+    parts = {"memory off": {"7": [4, 8], "12": [4, 8]}}
+    (tmp_path / "internalise-1.deleted.json").write_text(json.dumps({"parts": parts}))
     for name, ends in (("warm-start.write", (0, 4)), ("meta-grpo-1.write", (0, 8)), ("meta-grpo-1.of-start", (2,))):
         parts = {f"seed 0, trial {n}, tasks": {"160": [end, 8]} for n, end in enumerate(ends)}
         (tmp_path / f"{name}.json").write_text(json.dumps({"parts": parts}))
     deep.write_deep_report(plan, tmp_path, tmp_path)
     text = page.read_text()
-    cells = "0 % (0 to 0) | 100 % (100 to 100) | 0 % | - | - | - | 25 % (25 to 25) | - | - |"
+    cells = "0 % (0 to 0) | 100 % (100 to 100) | 0 % | - | - | - | - | 25 % (25 to 25) | - | - |"
     assert (
         f"| GRPO: own notes | 1 | {cells}" in text and "| the warm start: own notes | 1 | 0 % (0 to 0) | 50 %" in text
     )
@@ -358,10 +387,17 @@ def test_the_report_of_deep_houses(tmp_path: Path):
     assert "against GRPO: +100 points (+100 to +100), seed by seed +100, +100, +100; p = 0.5000 by Holm" in text
     assert "fine-tuned on its successes: +50 points (+17 to +83), seed by seed +50, +50, +50; p = 0.5000 by" in text
     assert "with memory, fine-tuned on its successes: +75 points (+58 to +92), seed by seed +75, +75, +75\n" in text
-    cells = "100 % (100 to 100) | 100 % (100 to 100) | - | 6 of 6 | 75 % of 24 | 1 (3 of 3) | 2 |"
-    assert f"| EMPO² (internalise) | 3 | {cells}" in text
+    assert "from GRPO; by +50 points from frozen start, fine-tuned on its successes; by +75 points from" in text
+    assert "In the last trial, against the warm start: GRPO +50 points (+50 to +50)." in text
+    cells = (
+        "100 % (100 to 100) | 100 % (100 to 100) | 50 % (50 to 50), 1 of 3 seeds | 6 of 6 | 75 % of 24 | 1 (3 of 3) |"
+    )
+    assert f"| EMPO² (internalise) | 3 | {cells} 2 |" in text
     assert "| GRPO | 3 | - | 0 % (0 to 0) | - | 0 of 6 | - | never | 2 |" in text
-    assert "| frozen start, fine-tuned on its successes | 3 | - | 50 % (17 to 83) | - | 3 of 6 | - | - | 2 |" in text
+    assert (
+        "| frozen start, fine-tuned on its successes | 3 | - | 50 % (17 to 83) | - | 3 of 6 | - | - | 4 |" in text
+    )  # 2.5 minutes more
+
     assert (tmp_path / deep.PICTURE).read_bytes().startswith(b"\x89PNG")
     curves = deep.finding(deep.Kept(plan, tmp_path))["EMPO² (internalise)"]  # of four houses a seed
     assert [curves[0][1][n] for n in (0, 2, 3, 95, 96)] == [0, 0, 0.25, 0.25, 0.5]
