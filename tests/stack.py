@@ -31,7 +31,8 @@ def empo2(folder: Path, *arguments: str, code: int = 0, **variables: str) -> sub
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may still be written
 
 
 def weights_of(run: Path, step: int) -> dict[str, torch.Tensor]:

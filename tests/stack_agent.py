@@ -43,7 +43,7 @@ class AnyAgent:
 
 
 class GuessingAgent:
-    """A guessing game. With GAME_TROUBLE=sometimes it raises in a fifth of the episodes."""
+    """A guessing game. With GAME_TROUBLE=sometimes it raises in a third of the episodes."""
 
     def run(self) -> None:
         number = int(os.environ["GAME_NUMBER"])
@@ -55,7 +55,7 @@ class GuessingAgent:
         for _ in range(3):
             answer = client.chat.completions.create(model="any", messages=messages, max_tokens=6)
             text = answer.choices[0].message.content or ""
-            if trouble == "sometimes" and draw < 0.2:
+            if trouble == "sometimes" and draw < 0.33:
                 raise RuntimeError("the game server went away")
             score += 10.0 * str(number).count("1") + sum(character.isdigit() for character in text) + draw
             reply = "Higher." if len(text) % 2 else "Lower."

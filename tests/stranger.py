@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import ray
 
-_SECONDS = 3
+_SECONDS = 15
 _REMOTE = Path(ray.__file__).parent / "core" / "generated"
 _OBJECTS = [f"/ray.rpc.ObjectManagerService/{name}" for name in ("Push", "Pull", "FreeObjects")]  # not in that folder
 

@@ -218,8 +218,9 @@ def facts_of(model: str, file: Path, network: str | None, address: str | None = 
     if address is not None:  # Ray hides the GPUs from a task that requests none; its raylet has those that it was given
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         raylet = psutil.Process().parent()
-        given = raylet.environ().get("CUDA_VISIBLE_DEVICES") if raylet is not None else None
-        os.environ |= {"CUDA_VISIBLE_DEVICES": given} if given is not None else {}
+        with contextlib.suppress(psutil.AccessDenied):  # another user's
+            if raylet is not None and (given := raylet.environ().get("CUDA_VISIBLE_DEVICES")) is not None:
+                os.environ["CUDA_VISIBLE_DEVICES"] = given
     return facts, machine.read_gpus()
 
 

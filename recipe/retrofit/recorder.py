@@ -193,8 +193,11 @@ def _run(
 
 def _interrupt(pid: int) -> None:
     """Interrupt the programs that a process has started: Python writes then where it was."""
+    started = []
     with contextlib.suppress(psutil.Error):
-        for each in psutil.Process(pid).children(recursive=True):
+        started = psutil.Process(pid).children(recursive=True)
+    for each in started:
+        with contextlib.suppress(psutil.Error):  # one may end meanwhile
             if not each.children() and process_guard.__file__ not in each.cmdline():
                 each.send_signal(signal.SIGINT)
 

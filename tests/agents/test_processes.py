@@ -54,24 +54,24 @@ def test_a_stopped_agent_leaves_no_java(start, server, episode, variables, stop)
 
     def reply(messages: list[dict]) -> str:
         asked.set()
-        release.wait(30)
+        release.wait(250)
         return "look around"
 
     server.reply = reply
     agent = start(CONTROLLER, **variables(episode()), **server.variables)
-    assert asked.wait(30)
+    assert asked.wait(250)
     (java,) = psutil.Process(agent.pid).children()
     assert java.name() == "java"
     agent.send_signal(stop)
-    agent.communicate(timeout=10)
+    agent.communicate(timeout=250)
     release.set()
-    java.wait(10)
+    java.wait(250)
     assert server.events == []
 
 
 def test_a_wrong_setting_fails_the_rollout_with_one_clear_line(start, server, episode, variables):
     agent = start(CONTROLLER, **variables(episode()), **server.variables, JAVA_TOOL_OPTIONS="-Xnonsense")
-    _, errors = agent.communicate(timeout=60)
+    _, errors = agent.communicate(timeout=250)
     assert agent.returncode == 1
     says = "RuntimeError: .*java did not start with JAVA_TOOL_OPTIONS='-Xnonsense'"
     assert re.match(says, errors.strip().splitlines()[-1])

@@ -24,7 +24,7 @@ def test_a_machine_keeps_what_scripts_do_and_the_host_sees_none_of_it(tmp_path: 
         assert machine.run("cat /opt/here; pgrep -c sleep; id -un; cat") == (0, "/tmp\n1\nroot\n")
         assert machine.run("touch /usr/bin/new && rm /usr/bin/env && ls /usr/bin/new") == (0, "/usr/bin/new\n")
         assert machine.run(f"cat {secret}; ls /work /home /root /srv")[1].count("No such file") == 2
-        assert machine.run("ls /proc | grep -c '^[0-9]'")[1].strip() <= "6"
+        assert int(machine.run("ls /proc | grep -c '^[0-9]'")[1]) <= 8
         assert machine.run("mknod /tmp/disk b 8 0; mount -o remount,rw /; cat /proc/1/environ | tr '\\0' '\\n'")[
             1
         ].count("not permitted")
@@ -79,7 +79,7 @@ def test_programs_are_forks_of_which_each_has_files_and_a_network_of_its_own():
 )
 def test_a_program_that_fails_is_told_in_a_line_and_the_next_one_runs(source: str, says: str):
     with Sandbox("python") as programs:
-        _, failures = programs.test(source, seconds=0.5)
+        _, failures = programs.test(source, seconds=0.5 if "while True" in source else 60)
         assert failures == [says]
         assert programs.test(TESTS + "  def test_a(self): pass\n") == (1, [])
 

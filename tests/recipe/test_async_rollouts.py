@@ -55,7 +55,7 @@ async def test_a_pause_waits_for_the_calls_under_way(tmp_path: Path) -> None:
         def call(model: str) -> asyncio.Task[httpx.Response]:
             return asyncio.create_task(gateway.call(rollout, {**ROOMS[0], "model": model}))
 
-        gateway.model.delay = lambda path, body: 1.0
+        gateway.model.delay = lambda path, body: 3.0
         before = [call("policy"), call("judge")]
         await until(lambda: len(gateway.model.requests(CHAT)) == 2)
         assert await pause(gateway, timeout=0.01) == (2, 2)

@@ -305,7 +305,7 @@ async def test_a_tip_has_its_own_length_limit_and_is_stored_unless_it_is_degener
 @pytest.mark.parametrize("fault", [500, 400, "hang"])
 async def test_a_failed_reflection_is_counted_and_costs_the_rollout_nothing(tmp_path: Path, fault: Any):
     """Error 6: in the authors' code it fails the rollout."""
-    async with running_gateway(tmp_path, "reflection.timeout=0.5") as gateway:
+    async with running_gateway(tmp_path, f"reflection.timeout={3 if fault == 'hang' else 60}") as gateway:
         gateway.model.fault = in_reflection(fault)
         rollout = await gateway.episode()
         metrics = await gateway.drain()

@@ -342,7 +342,7 @@ async def test_a_tip_gets_the_reward_of_the_attempt_that_counts(
 
 @pytest.mark.slow
 async def test_rollouts_that_nobody_deletes_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(app, "_LIFETIME_SECONDS", 2)
+    monkeypatch.setattr(app, "_LIFETIME_SECONDS", 6)
     async with running_gateway(tmp_path) as gateway:
         old = [await gateway.create("memory"), await gateway.create(None)]
         await gateway.play(old[0], ROOMS[:1])

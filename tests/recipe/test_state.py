@@ -76,13 +76,13 @@ def test_blocks_of_an_agents_program_are_no_state(text: str, state: str):
 @pytest.mark.parametrize("unit", ["<context>", "<context-", "<context></", "<a-context>b</a-context>", "</context>"])
 def test_what_an_agent_writes_is_read_in_linear_time(unit: str):
     """An unclosed block for each of 100,000 others took a quarter of an hour, in which the gateway answered nobody."""
-    text, numbered = unit * 100_000, "".join(f"<context{n}>" for n in range(100_000))
-    begin = time.perf_counter()
+    text, numbered = unit * 20_000, "".join(f"<context{n}>" for n in range(20_000))
+    begin = time.process_time()
     for said in (text, f"{text}</", f"{numbered}</"):
         newest_observation([user(said)])
         task_in(said)
         transcript(["", said, "f0" * 100_000], ["go"] * 3, 12_000)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5  # quadratic: 36
 
 
 def test_the_state_is_the_newest_observation():
