@@ -47,6 +47,9 @@ install_packages() {
     if [[ $profile == cpu ]]; then
         "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
             fail "vLLM on a CPU needs the system library libnuma.so.1: apt install libnuma1"
+    else
+        "$python" -c 'import platform; exit(platform.libc_ver()[1].split(".") < ["2", "35"])' ||
+            fail "vLLM's wheel needs glibc 2.35, that of Ubuntu 22.04, or newer; else examples/cluster/Containerfile"
     fi
     echo "setup: installing the $(grep -c == "$list") packages of $list with $("$python" --version)"
     rm -rf "$venv"

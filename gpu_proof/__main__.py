@@ -17,7 +17,7 @@ Tier `stack`: ten minutes, one card from 16 GB. The small model plays CoinCollec
   weights     log-probs of vLLM and trainer agree, in the second step and after the run goes on from its checkpoint
   sleep       vLLM gives its memory back while the policy is trained
   checkpoint  the run goes on after step 2, with weights and memory
-  memory      the update's peak against the estimate of `empo2 check`
+  memory      the trainer's peak, in an update or a weight push, against the estimate of `empo2 check`
   LoRA        the same agreement for a LoRA after its first update
   seconds     where they went
 

@@ -177,6 +177,11 @@ def _attention(device: torch.device) -> Part:
         torch.randn(1, count, 8_192, 128, device=device, dtype=torch.bfloat16) for count in heads.values()
     )
 
+    import empo2.recipe.trainer.ray_environment  # noqa: F401 - its variables have a say in it
+
+    chosen = torch._fused_sdp_choice(query, key, value, is_causal=True, enable_gqa=True)
+    taken = SDPBackend(chosen).name.lower()
+
     def flash() -> None:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
@@ -190,7 +195,8 @@ def _attention(device: torch.device) -> Part:
         times = [_milliseconds(way, device) for way in (flash, masked)]
     except RuntimeError as error:
         return Part("attention", f"no flash kernel: {str(error).splitlines()[0]}", "a flash kernel", False)
-    return Part("attention", f"{times[0]:.1f} ms; with a dense mask {times[1]:.1f} ms", "a flash kernel", True)
+    found = f"{taken} is taken; flash {times[0]:.1f} ms, with a dense mask {times[1]:.1f} ms"
+    return Part("attention", found, "a flash kernel", taken == "flash_attention")
 
 
 def _milliseconds(compute: Callable[[], None], device: torch.device) -> float:

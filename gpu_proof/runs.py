@@ -136,7 +136,8 @@ def sleep(samples: Sequence[float]) -> Part:
 def memory(settings: Settings, trainings: Sequence[Training], steps: Sequence[dict[str, Any]], *, gpu: bool) -> Part:
     """Compare the peak with the estimate at the longest row that was trained.
 
-    On a GPU it is the trainer's in an update, by PyTorch's allocator: the card's own is what vLLM was told to take.
+    On a GPU it is the trainer's in an update or a weight push, by PyTorch's allocator, which verl never resets: the
+    card's own is what vLLM was told to take.
     """
     row = int(max(step["prompt_length/max"] + step["response_length/max"] for step in steps))
     prompt = min(row - 1, settings.model.max_prompt_tokens)
@@ -145,8 +146,9 @@ def memory(settings: Settings, trainings: Sequence[Training], steps: Sequence[di
     shape = machine.find_shape(settings)
     assert shape is not None
     if gpu:
-        terms = estimate.update_memory(settings, shape)
-        expected = sum(terms.values()) - terms["vLLM asleep"] - terms["CUDA context, NCCL"]
+        phases = (estimate.update_memory(settings, shape), estimate.push_memory(settings, shape))
+        others = ("vLLM", "CUDA context")
+        expected = max(sum(size for name, size in terms.items() if not name.startswith(others)) for terms in phases)
         peak = max(step["actor/perf/max_memory_allocated_gb"] for step in steps) * GIB
     else:
         expected = sum(machine.cpu_memory(settings, shape).values())

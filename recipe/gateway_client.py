@@ -104,6 +104,10 @@ class GatewayClient:
             state = protocol.PauseState.model_validate(self._post(protocol.PAUSE, request))
         return first.at_pause
 
+    def hold(self) -> None:
+        """Hold the policy's calls and reflections from now on; do not wait for those under way."""
+        self._post(protocol.PAUSE, protocol.TimeLimit(timeout=0))
+
     def resume(self) -> None:
         """Let the policy's calls and reflections go on."""
         self._post(protocol.RESUME)

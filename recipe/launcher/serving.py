@@ -95,6 +95,7 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
     if hardware.device == "cpu":
         # vLLM starts with a batch of the second size to measure memory.
         options |= {"dtype": fast_dtype(), "max-num-batched-tokens": 1024, "block-size": CACHE_BLOCK}
+        flags = ["--enforce-eager"]
     else:
         options |= {
             "dtype": "bfloat16",
@@ -102,7 +103,7 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
             "tensor-parallel-size": hardware.tensor_parallel,
             "data-parallel-size": hardware.gpus_per_node // hardware.tensor_parallel,
         }
-    flags = ["--enforce-eager"]
+        flags = []
     if endpoint := traces_endpoint(settings):
         options["otlp-traces-endpoint"] = endpoint
         flags.append("--enable-prompt-tokens-details")  # which of them were cached

@@ -42,6 +42,7 @@ SERVED: Checks = {
     "calls": settings.calls,
     "server": settings.served,
     "GPUs": machine.gpus,
+    "compiler": machine.compiler,
     "port": machine.port,
 }
 PLAYED: Checks = {**SERVED, **AGENT, "concurrency": settings.concurrency_here}

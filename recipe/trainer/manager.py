@@ -293,6 +293,8 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
                 self.metrics["training/async/proxy_drain_seconds"] = perf_counter() - ended
             if is_train or not self._pauses:  # training rollouts go on during a validation: the next step counts it
                 self.metrics |= self._gateway.drain(self._settings.reflection.timeout)
+            if not self._pauses:  # vLLM sleeps now; a call of what an agent has left behind would end it as it wakes
+                self._gateway.hold()
         self.metrics |= {
             "timing_s/rollouts": ended - begin,
             "timing_s/embedding": self._settling,

@@ -45,7 +45,8 @@ def device() -> str:
 def _variables() -> dict[str, str]:
     variables = {DEVICE: device(), "VERL_USE_EXTERNAL_MODULES": "empo2.recipe.trainer.compat.verl"}
     if variables[DEVICE] == "gpu":
-        return variables
+        # PyTorch 2.11 would take cuDNN's attention on Hopper, which makes a plan for each new length of a row.
+        return variables | {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
     cores = sorted(os.sched_getaffinity(0))
     return variables | {
         # vLLM 0.20.2 crashes on "nobind" and "all"; an explicit list works.
@@ -81,7 +82,7 @@ def use_network() -> None:
 
     if ray.is_initialized():
         # verl sets this variable for its vLLM servers; each keeps to one node, and agents reach it by HTTP.
-        alone = LOOPBACK if "NCCL_CUMEM_ENABLE" in os.environ else None
+        alone = LOOPBACK if "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES" in os.environ else None
         address, interface = address_in(alone or os.environ.get(NETWORK) or ray.util.get_node_ip_address())
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)

@@ -1,6 +1,7 @@
 """Translate settings to the configuration of verl and agent-lightning: every translated key in one place."""
 
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -299,6 +300,7 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         f"{actor}.ppo_mini_batch_size": max(1, algorithm.tasks_per_step // algorithm.updates_per_step),
         f"{actor}.ppo_micro_batch_size_per_gpu": hardware.micro_batch,
         f"{actor}.use_torch_compile": False,
+        f"{actor}.optim.override_optimizer_config.fused": True,  # else FSDP's shards are updated one by one
         **{f"{actor}.{key}": getattr(algorithm, name) for name, key in _OBJECTIVE.items()},
         f"{actor}.clip_ratio_c": 10.0,  # of the dual clip, for negative advantages [paper]
         f"{actor}.use_kl_loss": algorithm.kl_coefficient > 0,
@@ -348,6 +350,8 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
     if hardware.cluster is None:  # vLLM's server listens on the address that Ray reports for the node
         ray = "ray_kwargs.ray_init"
         values |= {f"{ray}._node_ip_address": LOOPBACK, f"{ray}.include_dashboard": False}
+        # verl asks for three of a node's cores a GPU, and would wait for ever where Ray counts fewer.
+        values[f"{ray}.num_cpus"] = max(os.cpu_count() or 1, 3 * hardware.gpus_per_node)
     if model.lora_rank:
         values |= {
             f"{policy}.lora_rank": model.lora_rank,
@@ -367,7 +371,6 @@ def cpu_options(settings: Settings) -> dict[str, Any]:
         f"{actor}.fsdp_config.mixed_precision.param_dtype": dtype,  # verl's default for the rest is float32
         f"{actor}.fsdp_config.param_offload": False,
         f"{actor}.fsdp_config.optimizer_offload": False,
-        f"{actor}.optim.override_optimizer_config.fused": True,
         "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype": dtype,
         "actor_rollout_ref.ref.fsdp_config.param_offload": False,
         f"{rollout}.free_cache_engine": False,

@@ -91,6 +91,25 @@ def test_the_trainer_asks_until_all_calls_are_answered() -> None:
     assert answers == []
 
 
+async def test_a_call_that_comes_while_the_policy_is_trained_waits_for_its_new_weights(
+    gateway: GatewayUnderTest,
+) -> None:
+    """On a GPU vLLM sleeps then, and what an agent has left behind would end it as it wakes (vLLM's issue 44395)."""
+    with manager(gateway, step=1, pauses=False) as made:
+        playing = asyncio.create_task(asyncio.to_thread(made.play, {"name": ["a"]}, is_train=False))
+        await until(lambda: len(_rollouts) > 0)
+        for rollout in list(_rollouts):
+            await gateway.patch(rollout, "running")
+            await gateway.call(rollout, ROOMS[0])
+            await gateway.finish(rollout)
+        await playing
+        late = asyncio.create_task(gateway.call(await gateway.create("no-memory"), ROOMS[0]))
+        done, _ = await asyncio.wait([late], timeout=_A_WHILE)
+        assert not done
+        await asyncio.to_thread(made.register_model, [gateway.model.url.removeprefix("http://").removesuffix("/v1")])
+        assert (await late).status_code == 200
+
+
 @contextmanager
 def manager(gateway: GatewayUnderTest, *, step: int, pauses: bool = True) -> Iterator[Empo2RolloutManager]:
     url = str(gateway.client.base_url)

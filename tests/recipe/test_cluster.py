@@ -64,6 +64,9 @@ def test_a_cluster_that_runs_is_joined_and_told_nothing(monkeypatch: pytest.Monk
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     own = {"address": "local", "num_cpus": 3, "num_gpus": 1, "_node_ip_address": "127.0.0.1"}
     assert options() == own | {"include_dashboard": False}
+    # Of two cards verl takes three cores each, and would wait for ever where Ray counts fewer.
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert options("hardware.device=gpu", "hardware.gpus_per_node=2")["num_cpus"] == 6
     assert options("hardware.ray_address=auto", "hardware.nodes=2") == {"address": "auto"}
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert options("hardware.nodes=2") == {"address": "head:6379"}

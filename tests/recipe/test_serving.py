@@ -164,3 +164,5 @@ def test_vllm_answers_under_the_name_that_is_served() -> None:
     words = vllm_command(load_settings("cpu"), "/somewhere/merged", 1, "mine")
     place = words.index("--served-model-name")
     assert words[place + 1 : place + 3] == ["mine", "/somewhere/merged"]
+    # CUDA graphs, as in training: decoding a small model waits for launches. A CPU has none.
+    assert "--enforce-eager" in words and "--enforce-eager" not in vllm_command(load_settings("gpu"), "m", 1)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_torch_device
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
 from empo2.recipe.trainer.log_probs import log_probs_of, trained_places
@@ -30,6 +31,11 @@ class TrainedLogitsEngine(FSDPEngineWithLMHead):
         # verl collects garbage some eight times in a step, among a million objects of imported modules: a third of the
         # worker's time. Nothing of them is garbage.
         gc.freeze()
+
+    def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
+        super().to(device, model, optimizer, grad)
+        # verl does so only behind the weight push, with which vLLM takes its memory back.
+        get_torch_device().empty_cache()
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         inputs, arguments = super().prepare_model_inputs(micro_batch)
