@@ -179,8 +179,8 @@ def _attention(device: torch.device) -> Part:
 
     import empo2.recipe.trainer.ray_environment  # noqa: F401 - its variables have a say in it
 
-    chosen = torch._fused_sdp_choice(query, key, value, is_causal=True, enable_gqa=True)
-    taken = SDPBackend(chosen).name.lower()
+    choice = torch.ops.aten._fused_sdp_choice(query, key, value, is_causal=True, enable_gqa=True)
+    taken = SDPBackend(choice).name.lower()
 
     def flash() -> None:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
