@@ -307,6 +307,7 @@ async def running_gateway(
         client = await stack.enter_async_context(as_trainer(url))
         gateway = GatewayUnderTest(client, model, words, folder)
         model.reply = gateway.reply
+        (await client.delete("/api/models")).raise_for_status()  # of a gateway before, whose model is gone
         (await client.post("/api/models", json=[{"model": MODEL, "endpoint": model.url}])).raise_for_status()
         yield gateway
 

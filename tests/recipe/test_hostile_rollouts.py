@@ -145,10 +145,13 @@ def test_agents_metrics_are_few_and_short() -> None:
 
 
 class OfItsOwnServer(GatewayClient):
-    """agent-lightning's server has no list of statuses."""
+    """agent-lightning's server has no list of statuses, and no gate."""
 
     def statuses(self) -> dict[str, Any]:
         return {}
+
+    def hold(self) -> None:
+        pass
 
 
 @pytest.fixture
