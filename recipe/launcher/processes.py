@@ -209,8 +209,9 @@ def _reason_in(log: Path, code: int) -> str:
         lines = file.read().decode(errors="replace").splitlines()
     if (free := shutil.disk_usage(log.parent).free) < _LEAST_FREE:  # what it said last may not be in its log
         return f"the disk of {log.parent} is full ({free / 2**20:.1f} MiB left); make room there"
-    if errors := [line for line in lines if line.startswith(_ERROR)]:
-        return errors[-1].removeprefix(_ERROR)
+    # Behind a worker's line, if Ray had not ended that yet.
+    if errors := [error for line in lines for _, found, error in [line.partition(_ERROR)] if found]:
+        return errors[-1]
     if not _signal(code) and (error := first_error("\n".join(lines[-_ERROR_LINES:]))):
         return f"{error} ({log})"
     return f"the end of {log}:\n" + "\n".join(lines[-_LOG_LINES:])

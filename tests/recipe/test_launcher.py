@@ -69,6 +69,10 @@ NONE_ADDED = "TypeError: unsupported operand type(s) for +: 'int' and 'NoneType'
             "print('noise'); print('empo2: error: the disk is full'); print('more'); raise SystemExit(1)",
             "gateway ended with exit code 1: the disk is full",
         ),
+        (
+            "print('(a worker) says', end=''); print('empo2: error: the disk is full\\n'); raise SystemExit(1)",
+            "gateway ended with exit code 1: the disk is full",
+        ),
         (AT_THE_END + "1 + None", f"gateway ended with exit code 1: {NONE_ADDED} (LOG)"),
         (AT_THE_END + "import os; os.kill(os.getpid(), 9)", "gateway was ended by SIGKILL: the end of LOG:\n"),
     ],
