@@ -1,13 +1,12 @@
 """The table and the picture of the experiment in deep houses, for docs/learning.md, from what is kept so far."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learning_plan import FROZEN, SCORE, WARM
+from learning_plan import FROZEN, SCORE
 from learning_report import (
     ALONE,
     DELETED,
@@ -16,6 +15,7 @@ from learning_report import (
     Kept,
     Panel,
     Run,
+    against_start,
     between,
     curves_of,
     draw,
@@ -28,7 +28,6 @@ from learning_report import (
     table_of_adaptation,
     table_of_development,
     titles_of_models,
-    trials,
 )
 from learning_statistics import Curve, curve, first_reach, p_of_pairs
 
@@ -45,18 +44,14 @@ def write_deep_report(plan: Mapping[str, Any], results: Path, docs: Path) -> Non
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
         draw_arms(kept, docs / PICTURE)
         made.append(f"![The arms in deep houses]({PICTURE})")
-    adapted = [table_of_adaptation(kept), against_start(kept)]
-    between(docs / "learning.md", BEGIN, [*made, *adapted, table_of_development(kept)])
+    made += [table_of_adaptation(kept), adapted(kept), table_of_development(kept)]
+    between(docs / "learning.md", BEGIN, made)
 
 
-def against_start(kept: Kept) -> str:
-    """Return by model how its last trial with own notes differs from the start's, house by house."""
-    told = []
-    for model in kept.plan["stages"]["adaptation"]["of"]:
-        start = trials(kept, WARM, "write")
-        pairs = {seed: each[-1] - start[0][-1] for seed, each in trials(kept, model, "write").items() if start}
-        if pairs:
-            told.append(f"{titles_of_models(kept)[model]} {points(pairs, same_houses=True)}")
+def adapted(kept: Kept) -> str:
+    """Return how the models' last trials with own notes differ from the start's."""
+    titles, models = titles_of_models(kept), kept.plan["stages"]["adaptation"]["of"]
+    told = [f"{titles[model]} {beside}" for model in models if (beside := against_start(kept, model))]
     return f"In the last trial, against the warm start: {'; '.join(told)}." if told else ""
 
 
@@ -126,8 +121,7 @@ def cpu_minutes(run: Run) -> float:
 
 def fine_tuning_minutes(kept: Kept, stage: str, arm: str) -> list[float]:
     """Return the CPU minutes of an arm's fine-tunings, of those seeds of which they were counted."""
-    files = (kept.results / f"{arm}-{seed}.json" for seed in kept.plan["stages"][stage]["seeds"])
-    facts = [json.loads(file.read_text()) for file in files if file.is_file()]
+    facts = [kept.facts(f"{arm}-{seed}") or {} for seed in kept.plan["stages"][stage]["seeds"]]
     return [each["cpu_seconds"] / 60 for each in facts if "cpu_seconds" in each]
 
 

@@ -97,10 +97,13 @@ class Kept:
 
     def parts(self, name: str) -> dict[str, np.ndarray] | None:
         """Return success by house [houses] in each part of an evaluation or fine-tuning; None if there is none."""
+        facts = self.facts(name)
+        return {part: shares(counts) for part, counts in facts["parts"].items()} if facts else None
+
+    def facts(self, name: str) -> dict[str, Any] | None:
+        """Return NAME.json; None if there is none."""
         file = self.results / f"{name}.json"
-        if not file.is_file():
-            return None
-        return {part: shares(counts) for part, counts in json.loads(file.read_text())["parts"].items()}
+        return json.loads(file.read_text()) if file.is_file() else None
 
     def arms(self, *stages: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         """Yield stage, name and values of the stages' arms."""
@@ -264,11 +267,16 @@ def adapted(kept: Kept) -> str:
         control = {seed: each[-1] - each[0] for seed, each in trials(kept, "empo2", kind).items()}
         if more := paired(gain, control):
             told.append(f"more than {name} by {points(more, same_houses=True)}")
-    if warm := trials(kept, WARM, "write"):
-        (last,) = (each[-1] for each in warm.values())
-        beside = {seed: each[-1] - last for seed, each in own.items()}
-        told.append(f"in the fourth trial {points(beside, same_houses=True)} against the warm start")
+    if beside := against_start(kept, "empo2"):
+        told.append(f"in the fourth trial {beside} against the warm start")
     return f"*EMPO²: {'; '.join(told)}.*"
+
+
+def against_start(kept: Kept, model: str) -> str:
+    """Return how a model's last trial with own notes differs from the warm start's, house by house; "" without both."""
+    starts, own = trials(kept, WARM, "write"), trials(kept, model, "write")
+    beside = {seed: each[-1] - start[-1] for start in starts.values() for seed, each in own.items()}
+    return points(beside, same_houses=True) if beside else ""
 
 
 def followed(kept: Kept) -> str:
