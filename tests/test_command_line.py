@@ -1,6 +1,7 @@
 """Wrong input: one clear line, the right exit code, nothing started. And processes: nothing left running."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from empo2.recipe.cli import main
 from empo2.recipe.config import TRACES_VARIABLES
 from empo2.recipe.preflight.finding import Finding
 from empo2.recipe.preflight.machine import Gpus
+from empo2.small_model.demo import ALONE, WITH_NOTES
 
 from .processes import until
 from .stack import CLI
@@ -78,6 +80,15 @@ def test_wrong_settings_are_one_line(cli: Cli, tmp_path: Path, arguments: list[s
     assert line.startswith("empo2: error: ")
     assert all(word.replace("PORT", port) in line for word in words), line
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_memory_that_cannot_be_read_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    rates = {name: 0.5 for name in (ALONE, WITH_NOTES)}
+    (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps({"step": n, **rates}) + "\n" for n in (0, 1)))
+    (tmp_path / "run/memory.sqlite").write_text("years of work")
+    code, _, errors = cli("demo", "--run", "run")
+    assert (code, errors.count("\n")) == (1, 1) and errors.startswith("empo2: error: run/memory.sqlite: "), errors
 
 
 def test_a_key_and_java_that_are_missing_are_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

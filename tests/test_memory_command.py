@@ -183,6 +183,7 @@ def test_export_and_import(run: Path, tmp_path: Path, ask: Ask) -> None:
     assert [json.loads(line)["kind"] for line in lines] == ["meta", *["tip"] * 4, "state", *["play"] * 3]
     file, new = tmp_path / "tips.jsonl", tmp_path / "new.sqlite"
     assert ask("export", run, "--output", file) == []
+    assert file.stat().st_mode & 0o777 == 0o600
     assert file.read_text() == "".join(line + "\n" for line in lines)
     (said,) = ask("import", file, new, "--embedder", "bigger")
     assert said.endswith("new.sqlite: 4 tips added (0 known), visits of 1 states, 3 plays (0 known)")

@@ -181,6 +181,7 @@ def init(
     if trace.output.strip():
         log = (config or output).with_suffix(".log")
         _write(log, trace.output)
+        log.chmod(0o600)  # chats are for their owner only
         lines = len(trace.output.splitlines())
         say("output", f"{log} has all that the agent wrote, {lines} line{'s' * (lines > 1)}")
     if wrong := sum(finding.level == "wrong" for finding in findings):

@@ -177,6 +177,7 @@ def export(
             raise ConfigError(f"--output {output}: exists already; give a new file")
         unfinished = output.with_name(output.name + ".tmp")
         try:
+            unfinished.touch(0o600)  # tips are for their owner only
             with unfinished.open("w", encoding="utf-8") as file:
                 file.writelines(lines)
             unfinished.rename(output)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from empo2.memory.file import MemoryFileError
 from empo2.recipe import __version__
 from empo2.recipe.cli import adapt, check, controller, eval, export, init, memory, serve, show, sweep
 from empo2.recipe.cli.gateway import gateway
@@ -63,6 +64,8 @@ def run(arguments: list[str] | None = None) -> tuple[int, str]:
         return end.exit_code, f"empo2: {end}"
     except Empo2Error as error:
         return error.exit_code, f"empo2: error: {error}"
+    except MemoryFileError as error:
+        return 1, f"empo2: error: {error}"
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

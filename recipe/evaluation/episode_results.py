@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.failures import FAILED_BY_SYSTEM
-from empo2.recipe.run_folder import read_lines
+from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, read_lines
 
 RESULTS_FILE = "results.jsonl"
 FACTS_FILE = "evaluation.json"
@@ -64,8 +64,8 @@ class Results:
         facts: what decides the results (model, panel, settings). A folder that has results of other facts is refused.
 
     Raises:
-        ConfigError: another process writes to the folder, or it holds results of something else; the message names
-            the fact that differs.
+        ConfigError: another process writes to the folder, or it holds a run, a memory, or results of something else;
+            the message names the fact that differs.
     """
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
@@ -86,6 +86,9 @@ class Results:
                         f"--output {folder}: its results have {name}={_short(before.get(name))}, this command "
                         f"{name}={_short(value)}; give another --output, or remove that folder"
                     )
+        elif any((folder / name).exists() for name in (CONFIG_FILE, MEMORY_FILE, CHECKPOINTS)):
+            self.close()  # what is played writes such files, too
+            raise ConfigError(f"--output {folder}: has a run or a memory; give the results a folder of their own")
         else:
             (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1))
         self._found = {result.key: result for result in read_results(folder)}

@@ -234,7 +234,13 @@ def memory_file(path: Path, settings: Settings, *, key: str) -> Path:
 
 
 def put_memory(file: Path | None, folder: Path) -> None:
-    """Copy a memory to where the gateway keeps its own; without one, only remove what an earlier command left."""
+    """Copy a memory to where the gateway keeps its own; without one, only remove what an earlier command left.
+
+    Raises:
+        ConfigError: the memory is the one that would be removed.
+    """
+    if file is not None and file.resolve() == (folder / MEMORY_FILE).resolve():
+        raise ConfigError(f"--memory-from {file}: is in the folder of the results; copy it elsewhere and give the copy")
     for suffix in ("", "-wal", "-shm", ".lock"):
         (folder / f"{MEMORY_FILE}{suffix}").unlink(missing_ok=True)
     if file is not None:

@@ -534,6 +534,7 @@ REFUSED: list[tuple[str, Body, str]] = [
     ("responses", {"input": "x", "tools": [{"type": "function"}]}, "tools[0].name=None"),
     ("responses", {"input": "x", "background": True}, "background: needs OpenAI's own servers"),
     ("responses", {"input": "x", "text": "y"}, "not one of /responses"),
+    ("completions", {"prompt": "x", "messages": [1]}, "messages: a completion has a prompt"),
 ]
 
 

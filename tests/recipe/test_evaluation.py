@@ -239,6 +239,11 @@ def test_results_go_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
     again.close()
     with pytest.raises(ConfigError, match=r'its results have model="m", this command model="n"'):
         Results(tmp_path, {"model": "n"})
+    for name in ("config.yaml", "memory.sqlite", "checkpoints"):
+        (tmp_path / name / name).mkdir(parents=True)
+        with pytest.raises(ConfigError, match="has a run or a memory; give the results a folder of their own"):
+            Results(tmp_path / name, {"model": "m"})
+        assert [file.name for file in (tmp_path / name).iterdir()] == [name]
     played = {each.key[1:]: each.return_ for each in read_results(tmp_path)}
     assert played == {(0, 0): 1.0, (0, 1): 0.5, (1, 0): None}
 

@@ -16,7 +16,7 @@ from empo2.memory import MemoryStore, Step
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.files import run_directory
-from empo2.recipe.files.run_directory import last_set_aside, open_run_directory, write_settings
+from empo2.recipe.files.run_directory import last_set_aside, open_run_directory, put_memory, write_settings
 from empo2.recipe.rollout_log import read_rollouts, write_rollouts
 from empo2.recipe.run_folder import damage_of, last_checkpoint, mark_complete, remove_old_checkpoints
 
@@ -162,6 +162,18 @@ def test_a_memory_can_start_from_another_runs_of_the_same_embedder(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"memory.from=.*embedder 'other'.*memory.embedder='all-MiniLM-L6-v2'"):
         open_run_directory(settings_in(tmp_path, "run.name=b", f"memory.from={other}"), "cpu")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_memory_is_not_replaced_by_itself(tmp_path: Path) -> None:
+    file = tmp_path / "memory.sqlite"
+    MemoryStore(file, embedder="any", dimension=8).close()
+    with pytest.raises(ConfigError, match=r"--memory-from .*: is in the folder of the results"):
+        put_memory(file, tmp_path)
+    (tmp_path / "other").mkdir()
+    for source in (file, file, None):
+        put_memory(source, tmp_path / "other")
+        assert (tmp_path / "other/memory.sqlite").exists() == (source is not None)
+    assert file.exists()
 
 
 def test_checkpoints_are_the_latest_complete_ones(tmp_path: Path) -> None:

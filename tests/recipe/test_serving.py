@@ -108,6 +108,19 @@ async def test_every_dialect_is_served(serving: GatewayUnderTest) -> None:
         assert message.content[0].to_dict()["text"] == "go 0" and shown() == 1
 
 
+async def test_no_agent_can_use_up_or_end_what_serves_all(quiet: None, empty_stores: None, tmp_path: Path) -> None:
+    setting = "gateway.max_rollout=0.01"  # as much as ten of these calls have
+    async with running_gateway(tmp_path, setting, serving_agents=WITHOUT_TIPS) as gateway, client_of(gateway) as client:
+        for _ in range(12):
+            await client.chat.completions.create(model="mine", **turns("x" * 1000)[0])
+        async with gateway.as_agent() as agent:
+            ended = await agent.patch(f"/api/rollouts/{SERVED}", json={"status": {"state": "failed"}})
+            event = {"event_type": "reward", "data": {"value": 1}}
+            posted = await agent.post(f"/api/rollouts/{SERVED}/attempt/0/events", json=event)
+            assert (ended.status_code, posted.status_code) == (403, 403) and "has only calls" in ended.json()["detail"]
+        await client.chat.completions.create(model="mine", **ROOMS[0])
+
+
 async def test_nothing_grows(serving: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_chats, "_MOST_CHATS", 2)
     monkeypatch.setattr(dialect, "_MOST", 1)

@@ -42,8 +42,7 @@ class Dialects:
             return await forward(request)
         try:
             dialect = self._dialect(request)
-            if dialect.path == "chat/completions":
-                check_call(dialect.body, chat=True)
+            check_call(dialect.body, dialect.path)
         except ValueError as error:
             return refusal(400, str(error))
         except (LookupError, TypeError, AttributeError):  # lists in the place of objects, and the like

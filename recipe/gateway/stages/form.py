@@ -29,7 +29,7 @@ class Form:
         try:
             body = parse(content) if content or request.is_call else None
             if request.is_call:
-                check_call(body, chat=request.api == "chat/completions")
+                check_call(body, request.api)
         except ValueError as error:
             return refusal(400, str(error))
         return await forward(replace(request, content=content, body=body))
@@ -51,15 +51,17 @@ class Form:
         return b"".join(chunks)
 
 
-def check_call(body: Any, *, chat: bool) -> None:
+def check_call(body: Any, api: str) -> None:
     """Check a model call.
 
     Raises:
-        ValueError: the body is no object, or a chat's messages have no known shape.
+        ValueError: the body is no object, a chat's messages have no known shape, or a completion has messages.
     """
     if not isinstance(body, dict):
         raise ValueError("the request's body must be a JSON object")
-    if not chat:
+    if api == "completions" and "messages" in body:
+        raise ValueError("messages: a completion has a prompt; send messages to chat/completions")
+    if api != "chat/completions":
         return
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:

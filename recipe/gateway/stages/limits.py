@@ -8,7 +8,7 @@ from starlette.responses import Response
 from empo2.recipe.config import Gateway
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.metrics import StepMetrics
-from empo2.recipe.gateway.request import Next, Request, refusal
+from empo2.recipe.gateway.request import SERVED, Next, Request, refusal
 from empo2.recipe.protocol import ERROR_EVENT, MODEL_EVENT
 
 _OWN = "empo2_"  # how the types of the gateway's own events begin
@@ -46,9 +46,10 @@ def checked(request: Request) -> Request:
 class AgentLimits:
     """Refuse what an agent may not send; each refusal is counted as ``refused/REASON``.
 
-    - 403 to an event that only the gateway writes, and to an agent's change of anything but its rollout's state;
+    - 403 to an event that only the gateway writes, and to an agent's change of anything but its rollout's state; of the
+      rollout of all agents that are served, to anything but calls;
     - 410 to a call or an event of a rollout that has ended;
-    - 413 beyond ``gateway.max_rollout``, over all calls and events of a rollout.
+    - 413 beyond ``gateway.max_rollout``, over all calls and events of a rollout that keeps them.
     """
 
     def __init__(self, max_bytes: float, metrics: StepMetrics) -> None:
@@ -67,6 +68,8 @@ class AgentLimits:
         """Return status, reason and message of a refusal; None for none."""
         is_event = request.kind == "attempt events" and request.method == "POST"
         if request.asker != "operator":
+            if request.rollout_id == SERVED and (is_event or request.kind == "rollout"):
+                return 403, "served", f"the rollout {SERVED} is of all agents that are served: it has only calls"
             set_by_agent = _status_in(request.body) if request.asker == "agent" and request.kind == "rollout" else {}
             if others := sorted({*set_by_agent} - {"state", "error_message"}):
                 return 403, "status", f"status.{others[0]}: is the controller's to set, not an agent's"
@@ -75,7 +78,7 @@ class AgentLimits:
                 return 410, "after_end", f"the rollout {request.rollout_id} has ended"
             if is_event and _is_reserved(request.body):
                 return 403, "event", "event_type: is the gateway's; agents post rewards and events of their own types"
-        if is_event or request.is_call:
+        if (is_event or request.is_call) and request.rollout_id != SERVED:
             self._sent[request.rollout_id] += len(request.content or b"")
             if self._sent[request.rollout_id] > self._max_bytes:
                 limit = f"gateway.max_rollout={self._max_bytes / 2**20:g} MiB"
