@@ -218,7 +218,7 @@ def phases(settings: Settings, shape: Shape, card: Card) -> dict[str, Terms]:
         "generation": generation_memory(settings, shape, card),
         "weight push": push_memory(settings, shape),
     }
-    if settings.memory.embedder_device == "cuda":
+    if settings.memory.accelerated:
         found = {name: terms | {"embedder, on GPU 0": EMBEDDER} for name, terms in found.items()}
     return found
 
@@ -314,9 +314,12 @@ def offloaded(settings: Settings, shape: Shape) -> float:
 
 
 def checkpoints(settings: Settings, shape: Shape) -> float:
-    """Return the bytes of the checkpoints that a run keeps: weights and optimizer in float32, weights in bfloat16."""
+    """Return the bytes of the checkpoints that a run keeps: weights and optimizer in float32, weights in bfloat16.
+
+    The last one is kept until the next one is complete, so there are at least two.
+    """
     each = 6 * shape.parameters + 8 * shape.trained(settings.model.lora_rank)
-    return each * settings.run.keep_checkpoints if settings.run.save_every else 0
+    return each * max(2, settings.run.keep_checkpoints) if settings.run.save_every else 0
 
 
 def java_of(settings: Settings) -> tuple[float, float]:

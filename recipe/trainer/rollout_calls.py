@@ -105,10 +105,10 @@ class PlayedCall:
         return None if tip_free is None else replace(self, prompt=tip_free)
 
     def triplet(self) -> Triplet:
-        """Return the call as agent-lightning's adapter takes it."""
+        """Return the call as agent-lightning's adapter takes it, which extends log-probs in place by later turns'."""
         return Triplet(
             prompt={"token_ids": self.prompt},
-            response={"token_ids": self.reply, "log_probs": self.log_probs},
+            response={"token_ids": self.reply, "log_probs": self.log_probs and [*self.log_probs]},
             metadata={"server": self.data.get("server", {})},
         )
 

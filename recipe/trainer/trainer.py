@@ -86,12 +86,16 @@ class Empo2Trainer(PlayingTrainer):
 
     def _save_checkpoint(self) -> None:
         timing: dict[str, float] = {}
+        keep = self.config.trainer.max_actor_ckpt_to_keep  # None: all
         with marked_timer("save_checkpoint", timing):
+            # With 1, verl would remove the last one before this one has its memory and is marked as complete.
+            self.config.trainer.max_actor_ckpt_to_keep = keep and max(2, keep)
             super()._save_checkpoint()
+            self.config.trainer.max_actor_ckpt_to_keep = keep
             if self.settings.algorithm.name == "empo2":
                 self.gateway.snapshot(self._checkpoint / run_folder.MEMORY_FILE)
             run_folder.mark_complete(self._checkpoint)
-            if keep := self.config.trainer.max_actor_ckpt_to_keep:
+            if keep:
                 run_folder.remove_old_checkpoints(self._checkpoint.parent, keep)
         if self._metrics is not None:  # `fit` has copied its own timers already
             self._metrics["timing_s/save_checkpoint"] = timing["save_checkpoint"]

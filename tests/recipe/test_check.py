@@ -192,12 +192,14 @@ def test_main_memory_and_disk() -> None:
     assert estimate.offloaded(settings, SEVEN) == 12 * P
     assert estimate.offloaded(load_settings("gpu", ["algorithm.kl_coefficient=0.01"]), SEVEN) == 16 * P
     assert estimate.checkpoints(settings, SEVEN) == 2 * 14 * P
+    assert estimate.checkpoints(load_settings("gpu", ["run.keep_checkpoints=1"]), SEVEN) == 2 * 14 * P  # for a while
+    assert estimate.checkpoints(load_settings("gpu", ["run.keep_checkpoints=3"]), SEVEN) == 3 * 14 * P
     # Imports of the trainer, eight workers, vLLM's eight, four servers and engines; gateway, Ray, launcher, controller.
     stack = 25 * 0.9 * GIB + 0.75 * GIB + 0.4 * GIB + 0.2 * GIB
     assert estimate.stack_memory(settings, SEVEN) == pytest.approx(stack)
     assert estimate.stack_memory(load_settings("gpu", ["model.lora_rank=64"]), SEVEN) == pytest.approx(stack + 4 * P)
     assert estimate.java_seconds(settings) == pytest.approx(128 * 2.3)
-    cuda = load_settings("gpu", ["memory.embedder_device=cuda"])
+    cuda = load_settings("gpu", ["memory.embedder_device=cuda:0"])
     plain, more = (estimate.phases(each, SEVEN, CARDS["a100-40"]) for each in (settings, cuda))
     for name, terms in more.items():
         assert sum(terms.values()) == pytest.approx(sum(plain[name].values()) + 1e9)

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 
@@ -16,12 +16,14 @@ from agentlightning.verl.agl_rollout_manager import CompletedRollout, EnqueuedRo
 from omegaconf import OmegaConf
 from verl import DataProto
 from verl.utils import tensordict_utils
+from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from empo2.recipe import preemption
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.protocol import Mode
 from empo2.recipe.rollout_log import read_calls, read_rollouts, write_rollouts
+from empo2.recipe.run_folder import complete_checkpoints, last_checkpoint, step_of
 from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating
 from empo2.recipe.trainer.passes import old_log_probs, reference_log_probs, rows_with_kl
 from empo2.recipe.trainer.row_text import episode_record
@@ -120,6 +122,8 @@ def test_masks_are_kept_by_call(tmp_path: Path) -> None:
         ([], None),
     ]
     assert [call["masked"] for call in read_calls(tmp_path / "rollouts", "g2")] == [None, None, [no, no], None]
+    kept = [call["log_probs"] or [] for call in read_calls(tmp_path / "rollouts", "g1")]
+    assert [*map(len, kept)] == [len(reply) for _, reply in turns]
 
 
 def test_rows_without_tips_and_the_teacher_of_each_token() -> None:
@@ -282,6 +286,43 @@ class StepUnderTest(Empo2Trainer):
 def in_groups(count: int) -> dict[str, float]:
     """The returns of groups of about eight."""
     return {f"g{i % max(1, round(count / 8))}-{i}": float(7 * i % 11 - 40) for i in range(count)}
+
+
+@pytest.mark.parametrize("keep", [1, 2, None])
+def test_the_last_checkpoint_is_kept_until_the_next_one_is_complete(keep: int | None, tmp_path: Path) -> None:
+    trainer, saved = StepUnderTest([], "algorithm.name=empo2"), tmp_path / "checkpoints"
+    trainer.config = OmegaConf.create(
+        {
+            "trainer": {"default_local_dir": str(saved), "default_hdfs_dir": None, "max_actor_ckpt_to_keep": keep},
+            "actor_rollout_ref": {"actor": {"checkpoint": {}}},
+        }
+    )
+    trainer.use_critic = False
+    trainer.train_dataloader = cast(Any, SimpleNamespace(state_dict=dict))
+    verls: Any = object.__new__(BaseCheckpointManager)
+    verls.previous_saved_paths = []
+
+    def save(folder: str, remote: None, step: int, max_ckpt_to_keep: int | None) -> None:
+        verls.ensure_checkpoint_capacity(max_ckpt_to_keep)
+        Path(folder).mkdir(parents=True)
+        Path(folder, "weights").write_text(str(step))
+        verls.register_checkpoint(folder, max_ckpt_to_keep)
+
+    def snapshot(file: Path) -> None:
+        last = last_checkpoint(saved)
+        assert (last is None) == (trainer.global_steps == 1)
+        assert last is None or (last / "actor/weights").exists()  # a kill here leaves it
+        file.write_text("tips")
+
+    trainer.actor_rollout_wg, trainer.gateway = (
+        SimpleNamespace(save_checkpoint=save),
+        SimpleNamespace(snapshot=snapshot),
+    )
+    for trainer.global_steps in (1, 2, 3, 4):
+        trainer._save_checkpoint()
+        whole = sorted(int(file.read_text()) for file in saved.glob("*/actor/weights"))
+        assert whole == [*range(1, 5)][: trainer.global_steps][-(keep or 4) :]
+        assert [step_of(each) for each in complete_checkpoints(saved)] == whole
 
 
 @pytest.mark.parametrize("last", [True, False])
