@@ -19,15 +19,10 @@ class EmbedderError(Exception):
 
 
 class Embedder(Protocol):
-    """An object that turns texts into keys.
+    """An object that turns texts into keys."""
 
-    Attributes:
-        name: the model's identity; keys of equal names can be compared, also across processes.
-        dimension: length of a key.
-    """
-
-    name: str
-    dimension: int
+    name: str  # the model's identity; keys of equal names can be compared, also across processes
+    dimension: int  # length of a key
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [len(texts), dimension], each row of L2 norm 1."""

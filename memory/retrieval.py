@@ -9,19 +9,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries that a policy ranks, as arrays [n], oldest entry first.
+    """The entries that a policy ranks, as arrays [n], oldest entry first."""
 
-    Attributes:
-        similarities: cosine of each entry's key with the query.
-        scores: score of the entry's episode.
-        values: learned value Q of the entry's tip.
-        texts: a number per entry, equal for equal tip texts. All entries of an episode share one tip, so "each text
-            once" implies "each episode once".
-    """
-
-    similarities: np.ndarray
-    scores: np.ndarray
-    values: np.ndarray
+    similarities: np.ndarray  # cosine of each entry's key with the query
+    scores: np.ndarray  # score of the entry's episode
+    values: np.ndarray  # learned value Q of the entry's tip
+    # A number per entry, equal for equal tip texts. All entries of an episode share one tip, so "each text once"
+    # implies "each episode once".
     texts: np.ndarray
 
 
@@ -34,16 +28,11 @@ class Ranked:
     """The entries that are similar enough, ordered by columns of `Entries`, all descending, then newest first.
 
     Each text counts once, by its first entry in this order.
-
-    Attributes:
-        order: names of the columns.
-        k: most rows to return.
-        min_similarity: entries need a cosine strictly above it.
     """
 
-    order: Sequence[str]
-    k: int
-    min_similarity: float
+    order: Sequence[str]  # names of the columns
+    k: int  # most rows to return
+    min_similarity: float  # entries need a cosine strictly above it
 
     def __call__(self, entries: Entries) -> np.ndarray:
         similar = np.flatnonzero(entries.similarities > self.min_similarity)
@@ -59,15 +48,10 @@ BySimilarity = partial(Ranked, ("similarities", "scores"))
 
 @dataclass(frozen=True)
 class AtRandom:
-    """Any tips of the scope, whatever their similarity: a control, which tells what choosing tips is worth.
+    """Any tips of the scope, whatever their similarity: a control, which tells what choosing tips is worth."""
 
-    Attributes:
-        k: most rows to return.
-        generator: random generator of the draws; each text is drawn with the same probability.
-    """
-
-    k: int
-    generator: np.random.Generator
+    k: int  # most rows to return
+    generator: np.random.Generator  # random generator of the draws; each text is drawn with the same probability
 
     def __call__(self, entries: Entries) -> np.ndarray:
         _, rows = np.unique(entries.texts, return_index=True)

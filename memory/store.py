@@ -41,24 +41,17 @@ class Tip:
 
 @dataclass(frozen=True)
 class NewPlay:
-    """An episode for which tips were looked up.
-
-    Attributes:
-        score: the environment's return.
-        searches: turns for which tips were looked up.
-        hits: turns for which some were found.
-        shown: ids of the tips shown, each with the number of turns. Tips dropped since are recorded too.
-        reward: the return as the trainer scales it.
-    """
+    """An episode for which tips were looked up."""
 
     scope: str
     episode: str
-    score: float
+    score: float  # the environment's return
     success: bool | None
-    searches: int
-    hits: int
+    searches: int  # turns for which tips were looked up
+    hits: int  # turns for which some were found
+    # Ids of the tips shown, each with the number of turns. Tips dropped since are recorded too.
     shown: Mapping[int, int]
-    reward: float
+    reward: float  # the return as the trainer scales it
 
 
 class MemoryStore:

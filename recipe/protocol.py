@@ -45,16 +45,12 @@ SETTLE_SECONDS = 30.0  # after which it answers all the same
 
 @dataclass(frozen=True)
 class Keys:
-    """The gateway's keys; both empty where it asks for none.
+    """The gateway's keys; both empty where it asks for none."""
 
-    Attributes:
-        agent: presented by the controller, for the list and the states of rollouts; and by agents that have no key of
-            their own, for model calls and events.
-        admin: presented by the trainer and the operator; opens every route.
-    """
-
+    # Presented by the controller, for the list and the states of rollouts; and by agents that have no key of their own,
+    # for model calls and events.
     agent: str = ""
-    admin: str = ""
+    admin: str = ""  # presented by the trainer and the operator; opens every route
 
     def of_rollout(self, rollout_id: str) -> str:
         """Return the key of one rollout's agent: HMAC-SHA256 of its id under ``agent``; "" if there is no ``agent``."""
@@ -92,14 +88,10 @@ class _Message(BaseModel):
 
 
 class Mode(_Message):
-    """The mode of a rollout: with or without memory, updated on-policy or off-policy.
+    """The mode of a rollout: with or without memory, updated on-policy or off-policy."""
 
-    Attributes:
-        rollout_mode: ``memory`` if the gateway shows tips.
-        update_mode: ``off-policy`` if the update removes the tips from the prompts.
-    """
-
-    rollout_mode: Literal["memory", "no-memory"] = "no-memory"
+    rollout_mode: Literal["memory", "no-memory"] = "no-memory"  # ``memory`` if the gateway shows tips
+    # ``off-policy`` if the update removes the tips from the prompts.
     update_mode: Literal["on-policy", "off-policy"] = "on-policy"
 
     @classmethod
@@ -125,21 +117,14 @@ class Mode(_Message):
 
 
 class RolloutTag(Mode):
-    """The content of a rollout's ``metadata.empo2``, written by the trainer.
+    """The content of a rollout's ``metadata.empo2``, written by the trainer."""
 
-    Attributes:
-        scope: its memory scope.
-        pair: name of its paired group, some of whose rollouts see tips and some do not; None in every other group.
-        read_only: True in validation: the rollout sees tips and leaves nothing in the memory.
-        teaches: True if the likeliest tokens are recorded beside each sampled one, for `CallEvent`.
-        step: the training step that it was issued in; None outside of training.
-    """
-
-    scope: str
+    scope: str  # its memory scope
+    # Name of its paired group, some of whose rollouts see tips and some do not; None in every other group.
     pair: str | None = None
-    read_only: bool = False
-    teaches: bool = False
-    step: int | None = None
+    read_only: bool = False  # True in validation: the rollout sees tips and leaves nothing in the memory
+    teaches: bool = False  # True if the likeliest tokens are recorded beside each sampled one, for `CallEvent`
+    step: int | None = None  # the training step that it was issued in; None outside of training
 
     @property
     def mode(self) -> Mode:
@@ -156,29 +141,18 @@ class RolloutTag(Mode):
 
 
 class Serving(_Message):
-    """How the gateway answers agents that have no rollout: told by ``empo2 serve`` when it starts the gateway.
+    """How the gateway answers agents that have no rollout: told by ``empo2 serve`` when it starts the gateway."""
 
-    Attributes:
-        name: of the model, as agents see it.
-        tag: of their calls, read-only; None if they are shown no tips.
-    """
-
-    name: str
-    tag: RolloutTag | None = None
+    name: str  # of the model, as agents see it
+    tag: RolloutTag | None = None  # of their calls, read-only; None if they are shown no tips
 
 
 class Continued(TypedDict):
-    """A list that begins as that of an earlier call of its attempt does.
+    """A list that begins as that of an earlier call of its attempt does."""
 
-    Attributes:
-        call: number of that call among the attempt's events of type `MODEL_EVENT`, from 0.
-        first: how many elements of its messages, or of its prompt and reply, come first.
-        more: the elements after them.
-    """
-
-    call: int
-    first: int
-    more: list[Any]
+    call: int  # number of that call among the attempt's events of type `MODEL_EVENT`, from 0
+    first: int  # how many elements of its messages, or of its prompt and reply, come first
+    more: list[Any]  # the elements after them
 
 
 class CallEvent(_Message):
@@ -186,28 +160,22 @@ class CallEvent(_Message):
 
     The gateway keeps ``call``, the number of its call, in the place of the prompt; and the tip-free prompt only where
     it is another one, as a `Continued`, or None if it is not known.
-
-    Attributes:
-        prompt_token_ids: the prompt as it was sent, tips included.
-        tip_free_prompt_token_ids: the prompt as the agent wrote it; equal to ``prompt_token_ids`` if no tips were
-            shown, None if the model server did not return it.
-        tip_ids: tips that were put into this call's newest turn.
-        scope: memory scope of the rollout.
-        observation: the newest one, as the agent wrote it; "" for a call without messages.
-        visits: visits to similar states: those before the step, the rollout's own so far, and this one; None if the
-            memory failed. A request that is sent again before its answer came makes no other visit.
-        intrinsic_reward: the visit's novelty, 1 / visits; 0 if the memory failed, or if an equal call's visit counts.
-        top_tokens, top_log_probs: of each token of the reply the at most `TOP_TOKENS` likeliest ones, the sampled one
-            among them, as ids, and their log-probs as vLLM sampled; None unless the tag asks for them.
     """
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[int]  # the prompt as it was sent, tips included
+    # The prompt as the agent wrote it; equal to ``prompt_token_ids`` if no tips were shown, None if the model server
+    # did not return it.
     tip_free_prompt_token_ids: list[int] | None = None
-    tip_ids: list[int] = []
-    scope: str = ""
-    observation: str = ""
+    tip_ids: list[int] = []  # tips that were put into this call's newest turn
+    scope: str = ""  # memory scope of the rollout
+    observation: str = ""  # the newest one, as the agent wrote it; "" for a call without messages
+    # Visits to similar states: those before the step, the rollout's own so far, and this one; None if the memory
+    # failed. A request that is sent again before its answer came makes no other visit.
     visits: int | None = None
+    # The visit's novelty, 1 / visits; 0 if the memory failed, or if an equal call's visit counts.
     intrinsic_reward: FiniteFloat = 0.0
+    # Of each token of the reply the at most `TOP_TOKENS` likeliest ones, the sampled one among them, as ids, and their
+    # log-probs as vLLM sampled; None unless the tag asks for them.
     top_tokens: list[list[int]] | None = None
     top_log_probs: list[list[float]] | None = None
 
@@ -216,19 +184,12 @@ _Line = Annotated[str, AfterValidator(one_line)]
 
 
 class AgentError(_Message):
-    """Data of an ``empo2_agent_error`` event: the exception that ended an agent.
+    """Data of an ``empo2_agent_error`` event: the exception that ended an agent."""
 
-    Attributes:
-        type: its class, without the module.
-        message: its text.
-        where: the last frame in the user's own files, ``quiz_agent.py:12 in run``; "" if it is not known.
-        output: the end of its traceback, or of what the agent's command wrote to stderr.
-    """
-
-    type: _Line
-    message: _Line = ""
-    where: _Line = ""
-    output: str = ""
+    type: _Line  # its class, without the module
+    message: _Line = ""  # its text
+    where: _Line = ""  # the last frame in the user's own files, ``quiz_agent.py:12 in run``; "" if it is not known
+    output: str = ""  # the end of its traceback, or of what the agent's command wrote to stderr
 
     @property
     def cause(self) -> str:
@@ -243,107 +204,63 @@ type Controllers = Literal["silent", "refused", "ask"]
 
 
 class StepProgress(_Message):
-    """How far the rollouts of a step, or of a validation, have come.
+    """How far the rollouts of a step, or of a validation, have come."""
 
-    Attributes:
-        rollouts: that there are; 0 while the trainer plays none.
-        ended: how many of them have ended.
-        queued: how many of them no controller has started.
-        controllers: whether one asks for rollouts, or was refused, since its key is wrong.
-        problem: what a controller says of a rollout that has not ended; "" for nothing.
-        validation: True if those that have not ended are validation rollouts.
-        calls: to the model.
-        tips: that were written.
-    """
-
-    rollouts: int = 0
-    ended: int = 0
-    queued: int = 0
-    controllers: Controllers = "silent"
-    problem: str = ""
-    validation: bool = False
-    calls: int = 0
-    tips: int = 0
+    rollouts: int = 0  # that there are; 0 while the trainer plays none
+    ended: int = 0  # how many of them have ended
+    queued: int = 0  # how many of them no controller has started
+    controllers: Controllers = "silent"  # whether one asks for rollouts, or was refused, since its key is wrong
+    problem: str = ""  # what a controller says of a rollout that has not ended; "" for nothing
+    validation: bool = False  # True if those that have not ended are validation rollouts
+    calls: int = 0  # to the model
+    tips: int = 0  # that were written
 
 
 class GatewayState(_Message):
-    """Response of ``GET /empo2/state``: the facts that the trainer compares before a run, and sizes for monitoring.
+    """Response of ``GET /empo2/state``: the facts that the trainer compares before a run, and sizes for monitoring."""
 
-    Attributes:
-        model: name under which the gateway serves the policy.
-        memory_size: tips stored.
-        episodes: tagged rollouts that the trainer has not read yet.
-        reflections: reflections under way.
-        temperature: forced on training rollouts; None if the gateway does not report it.
-        val_temperature: forced on validation rollouts.
-        success_return: by which a reflection is told of success, and the values of tips learn.
-        failure_return: the other end of the returns' range.
-        episode_tokens: most tokens of tips in one prompt.
-        progress: of the current step.
-    """
-
-    model: str
-    memory_size: int
-    episodes: int
-    reflections: int
-    temperature: float | None = None
-    val_temperature: float | None = None
-    success_return: float | None = None
-    failure_return: float | None = None
-    episode_tokens: int | None = None
-    progress: StepProgress = StepProgress()
+    model: str  # name under which the gateway serves the policy
+    memory_size: int  # tips stored
+    episodes: int  # tagged rollouts that the trainer has not read yet
+    reflections: int  # reflections under way
+    temperature: float | None = None  # forced on training rollouts; None if the gateway does not report it
+    val_temperature: float | None = None  # forced on validation rollouts
+    success_return: float | None = None  # by which a reflection is told of success, and the values of tips learn
+    failure_return: float | None = None  # the other end of the returns' range
+    episode_tokens: int | None = None  # most tokens of tips in one prompt
+    progress: StepProgress = StepProgress()  # of the current step
 
 
 class TimeLimit(_Message):
-    """Body of ``POST /empo2/drain`` and ``POST /empo2/pause``.
+    """Body of ``POST /empo2/drain`` and ``POST /empo2/pause``."""
 
-    Attributes:
-        timeout: seconds that what is under way may take: reflections and events of a drain, whose answer comes at most
-            10 seconds later; calls and reflections of a pause, behind which new ones wait for ``POST /empo2/resume``.
-    """
-
+    # Seconds that what is under way may take: reflections and events of a drain, whose answer comes at most 10 seconds
+    # later; calls and reflections of a pause, behind which new ones wait for ``POST /empo2/resume``.
     timeout: float
 
 
 class Unsettled(_Message):
-    """Response of ``POST /empo2/settle``: the answered calls whose states are still to be embedded and counted.
+    """Response of ``POST /empo2/settle``: the answered calls whose states are still to be embedded and counted."""
 
-    Attributes:
-        late: of the rollouts that were asked about.
-        of_all: of all rollouts; does not change while the memory stands still.
-    """
-
-    late: int = 0
-    of_all: int = 0
+    late: int = 0  # of the rollouts that were asked about
+    of_all: int = 0  # of all rollouts; does not change while the memory stands still
 
 
 class PauseState(_Message):
-    """Response of ``POST /empo2/pause``.
+    """Response of ``POST /empo2/pause``."""
 
-    Attributes:
-        at_pause: calls and reflections that were under way when it came.
-        under_way: those of them that still are.
-    """
-
-    at_pause: int
-    under_way: int
+    at_pause: int  # calls and reflections that were under way when it came
+    under_way: int  # those of them that still are
 
 
 class UpdateResult(Mode):
-    """What an update made of one rollout, whose mode it has; told for its trace.
-
-    Attributes:
-        return_: as in training; None if the rollout has none.
-        advantage: mean over its trained tokens; None if it was not trained on.
-        masked_tokens: of them; None where the update left it out, since its group has no gradient.
-        dropped: why it was not trained on; None if it was.
-    """
+    """What an update made of one rollout, whose mode it has; told for its trace."""
 
     rollout_id: str
-    return_: float | None = None
-    advantage: float | None = None
-    masked_tokens: int | None = None
-    dropped: str | None = None
+    return_: float | None = None  # as in training; None if the rollout has none
+    advantage: float | None = None  # mean over its trained tokens; None if it was not trained on
+    masked_tokens: int | None = None  # of them; None where the update left it out, since its group has no gradient
+    dropped: str | None = None  # why it was not trained on; None if it was
 
 
 class UpdatedRequest(_Message):
@@ -354,13 +271,9 @@ class UpdatedRequest(_Message):
 
 
 class FileRequest(_Message):
-    """Body of ``POST /empo2/snapshot`` and ``POST /empo2/restore``.
+    """Body of ``POST /empo2/snapshot`` and ``POST /empo2/restore``."""
 
-    Attributes:
-        path: of a memory file (``*.sqlite``) below the gateway's folder; relative to it, or absolute.
-    """
-
-    path: str
+    path: str  # of a memory file (``*.sqlite``) below the gateway's folder; relative to it, or absolute
 
 
 def data_of(events: Iterable[Mapping[str, Any]], event_type: str) -> list[dict[str, Any]]:

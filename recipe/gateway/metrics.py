@@ -9,22 +9,15 @@ from empo2.recipe.protocol import Controllers, StepProgress
 
 @dataclass
 class StepMetrics:
-    """Counts and sums since the step began; `drain` returns them as metrics and starts the next step.
+    """Counts and sums since the step began; `drain` returns them as metrics and starts the next step."""
 
-    Attributes:
-        counts: by name, such as ``requests`` for the model calls of all rollouts; with a slash in it, such as
-            ``text_calls/REASON``, a count is a metric by itself.
-        ended_before: rollouts that had ended when the step began.
-        memory_seconds: spent on calls before they were sent.
-        embedding_seconds: the part of it spent waiting for embeddings.
-        controllers: what became of the last request for the list of rollouts.
-    """
-
+    # By name, such as ``requests`` for the model calls of all rollouts; with a slash in it, such as
+    # ``text_calls/REASON``, a count is a metric by itself.
     counts: Counter[str] = field(default_factory=Counter)
-    memory_seconds: float = 0.0
-    embedding_seconds: float = 0.0
-    controllers: Controllers = "silent"
-    ended_before: int = field(default_factory=upstream.rollouts_ended)
+    memory_seconds: float = 0.0  # spent on calls before they were sent
+    embedding_seconds: float = 0.0  # the part of it spent waiting for embeddings
+    controllers: Controllers = "silent"  # what became of the last request for the list of rollouts
+    ended_before: int = field(default_factory=upstream.rollouts_ended)  # rollouts that had ended when the step began
 
     def progress(self) -> StepProgress:
         """Return how far the step has come."""

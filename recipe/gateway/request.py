@@ -31,28 +31,21 @@ _BODY_HEADERS = (b"content-length", b"content-type", b"transfer-encoding")
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request; a stage passes it on as it is, or a changed copy.
-
-    Attributes:
-        kind: what its path names: ``call`` is all below a rollout's OpenAI address; "" for a path that has no stage.
-        api: of a call, relative to ``/v1``: ``chat/completions``, ``models``, ``messages/count_tokens``, ...
-        mode: of a call, ``train`` or ``val``.
-        content: the body's bytes; None while the body is unread, which the stage `Form` does.
-        body: the body's JSON value; None while it is unread, and for an empty one.
-        asker: whose key it has, which the stage `KeyCheck` finds; the operator's where the gateway asks for none.
-        aside: of a completion that the stage `Aside` answers: one that is not trained, or that only counts its tokens.
-    """
+    """One HTTP request; a stage passes it on as it is, or a changed copy."""
 
     scope: Scope
     receive: Receive
+    # What its path names: ``call`` is all below a rollout's OpenAI address; "" for a path that has no stage.
     kind: Kind = ""
     rollout_id: str = ""
     attempt_id: str = ""
-    mode: str = ""
-    api: str = ""
-    content: bytes | None = None
-    body: Any = None
+    mode: str = ""  # of a call, ``train`` or ``val``
+    api: str = ""  # of a call, relative to ``/v1``: ``chat/completions``, ``models``, ``messages/count_tokens``, ...
+    content: bytes | None = None  # the body's bytes; None while the body is unread, which the stage `Form` does
+    body: Any = None  # the body's JSON value; None while it is unread, and for an empty one
+    # Whose key it has, which the stage `KeyCheck` finds; the operator's where the gateway asks for none.
     asker: Asker = "operator"
+    # Of a completion that the stage `Aside` answers: one that is not trained, or that only counts its tokens.
     aside: Literal["", "untrained", "count"] = ""
 
     @classmethod

@@ -6,17 +6,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """One line about the settings or the machine.
-
-    Attributes:
-        said: how it is; "" if ``fix`` says that, too, as a ConfigError does.
-        fix: what would be right; "" if nothing is wrong.
-        weight: whether what is wrong refuses a start, or only warns of it: an estimate, or advice.
-    """
+    """One line about the settings or the machine."""
 
     name: str
-    said: str
-    fix: str = ""
+    said: str  # how it is; "" if ``fix`` says that, too, as a ConfigError does
+    fix: str = ""  # what would be right; "" if nothing is wrong
+    # Whether what is wrong refuses a start, or only warns of it: an estimate, or advice.
     weight: Literal["refuses", "estimate", "advice"] = "refuses"
 
     @property

@@ -23,12 +23,9 @@ _DIALECTS = ("responses", "messages")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to tell the user.
+    """One thing to tell the user."""
 
-    Attributes:
-        level: ``wrong`` if it prevents training, ``note`` if the user should know it, else ``ok``.
-    """
-
+    # ``wrong`` if it prevents training, ``note`` if the user should know it, else ``ok``.
     level: Literal["ok", "note", "wrong"]
     text: str
 

@@ -54,51 +54,31 @@ _EMBEDS = "http://embeddings/v1"  # stands for gateway.other_server where there 
 
 @dataclass
 class Call:
-    """One request on the rollout's address, and its answer.
+    """One request on the rollout's address, and its answer."""
 
-    Attributes:
-        path: relative to the address, such as ``chat/completions``; of a translated request, that which it became.
-        body: as the agent meant it, translated; empty if it was refused or passed to another server.
-        begun: when it came, Unix time.
-        ended: when it was answered.
-        answer: to the body.
-        asked: the path that the agent asked for, such as ``responses``; "" for ``path``.
-        streamed: True if the agent asked for a stream.
-        trained: False if it is not to be trained, by ``gateway.trained_calls``, or for embeddings.
-        status: HTTP status; 0 if the agent did not wait for the answer.
-        left_out: names of header lines before its system message, which are no part of the prompt.
-    """
-
-    path: str
-    body: Body
-    begun: float = 0.0
-    ended: float = 0.0
-    status: int = 0
-    answer: Body = field(default_factory=dict)
-    asked: str = ""
-    streamed: bool = False
-    trained: bool = True
+    path: str  # relative to the address, such as ``chat/completions``; of a translated request, that which it became
+    body: Body  # as the agent meant it, translated; empty if it was refused or passed to another server
+    begun: float = 0.0  # when it came, Unix time
+    ended: float = 0.0  # when it was answered
+    status: int = 0  # HTTP status; 0 if the agent did not wait for the answer
+    answer: Body = field(default_factory=dict)  # to the body
+    asked: str = ""  # the path that the agent asked for, such as ``responses``; "" for ``path``
+    streamed: bool = False  # True if the agent asked for a stream
+    trained: bool = True  # False if it is not to be trained, by ``gateway.trained_calls``, or for embeddings
+    # Names of header lines before its system message, which are no part of the prompt.
     left_out: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Trace:
-    """The record of an episode.
-
-    Attributes:
-        events: as agent-lightning returns them, in order.
-        refused_events: status and answer of each.
-        exit_code: None after the time limit.
-        output: what the agent wrote to stdout and stderr.
-        address: that it was given.
-    """
+    """The record of an episode."""
 
     calls: list[Call] = field(default_factory=list)
-    events: list[Body] = field(default_factory=list)
-    refused_events: list[tuple[int, str]] = field(default_factory=list)
-    exit_code: int | None = None
-    output: str = ""
-    address: str = ""
+    events: list[Body] = field(default_factory=list)  # as agent-lightning returns them, in order
+    refused_events: list[tuple[int, str]] = field(default_factory=list)  # status and answer of each
+    exit_code: int | None = None  # None after the time limit
+    output: str = ""  # what the agent wrote to stdout and stderr
+    address: str = ""  # that it was given
 
 
 def record(

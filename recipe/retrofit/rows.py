@@ -25,17 +25,11 @@ _IMAGES = "has images, which are not trained"
 
 @dataclass(frozen=True)
 class Told:
-    """What training makes of a call.
+    """What training makes of a call."""
 
-    Attributes:
-        row: its training row, from 1; None if it is not trained.
-        beside: True if it stands beside the main chat.
-        why: it is not trained, or opens another row than the first; "" otherwise.
-    """
-
-    row: int | None = None
-    beside: bool = False
-    why: str = ""
+    row: int | None = None  # its training row, from 1; None if it is not trained
+    beside: bool = False  # True if it stands beside the main chat
+    why: str = ""  # it is not trained, or opens another row than the first; "" otherwise
 
 
 def tell(calls: Sequence[Call], settings: Gateway) -> list[Told]:

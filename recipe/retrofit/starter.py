@@ -48,15 +48,10 @@ algorithm:
 
 @dataclass(frozen=True)
 class Scope:
-    """A choice of ``memory.scope``.
+    """A choice of ``memory.scope``."""
 
-    Attributes:
-        fields: what to write as ``memory.scope``.
-        share: of the memory rollouts that can find tips of earlier steps.
-    """
-
-    fields: str | list[str]
-    share: float
+    fields: str | list[str]  # what to write as ``memory.scope``
+    share: float  # of the memory rollouts that can find tips of earlier steps
 
 
 def parse_variables(arguments: Sequence[str]) -> dict[str, str]:

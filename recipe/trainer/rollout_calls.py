@@ -36,27 +36,16 @@ class _ModelRequest(BaseModel):
 
 @dataclass(frozen=True)
 class PlayedCall:
-    """A model call of a rollout.
+    """A model call of a rollout."""
 
-    Attributes:
-        number: among the calls of the rollout that have a reply, from 0, in their order.
-        data: of agent-lightning's ``model_request`` event.
-        ended: when it was answered, Unix time.
-        prompt: token ids as they were sent, tips included; empty if the call was refused.
-        reply: token ids; empty if the call was refused.
-        log_probs: of the reply, as vLLM sampled it; None if they are unknown, one of them is enough.
-        event: the gateway's; None if the rollout has no tag.
-        intrinsic: 1/n of the visit that it made; in a turn, that of its request, however often it was sent.
-    """
-
-    number: int
-    data: Mapping[str, Any]
-    ended: float
-    prompt: list[int]
-    reply: list[int]
-    log_probs: list[float] | None
-    event: CallEvent | None
-    intrinsic: float = 0.0
+    number: int  # among the calls of the rollout that have a reply, from 0, in their order
+    data: Mapping[str, Any]  # of agent-lightning's ``model_request`` event
+    ended: float  # when it was answered, Unix time
+    prompt: list[int]  # token ids as they were sent, tips included; empty if the call was refused
+    reply: list[int]  # token ids; empty if the call was refused
+    log_probs: list[float] | None  # of the reply, as vLLM sampled it; None if they are unknown, one of them is enough
+    event: CallEvent | None  # the gateway's; None if the rollout has no tag
+    intrinsic: float = 0.0  # 1/n of the visit that it made; in a turn, that of its request, however often it was sent
 
     @property
     def seconds(self) -> float:

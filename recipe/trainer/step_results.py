@@ -18,47 +18,30 @@ from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, main_calls,
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """One rollout that is trained on or validated.
+    """One rollout that is trained on or validated."""
 
-    Attributes:
-        group: rollouts of one task share it (agent-lightning's ``data_id``).
-        mode: its mode (see `Mode`).
-        return_: the environment's return, in its own units.
-        intrinsic: sum of 1/n over the turns of the rollout.
-        reply_tokens: tokens that the policy sampled in its turns, before any row is cut or left out.
-        panel: name of the set of validation tasks that it belongs to; "" for none.
-        agent_metrics: numbers by name that the agent reported beside its reward.
-        task: its input.
-        tips: ids of the tips that it was shown, in their order.
-        versions: those of the weights that sampled its turns (updates before them), ascending.
-        rows: the turns of each training row, by their numbers among its calls (`PlayedCall`).
-    """
-
-    group: str
-    mode: Mode
-    return_: float
-    intrinsic: float = 0.0
-    reply_tokens: int = 0
-    panel: str = ""
+    group: str  # rollouts of one task share it (agent-lightning's ``data_id``)
+    mode: Mode  # its mode (see `Mode`)
+    return_: float  # the environment's return, in its own units
+    intrinsic: float = 0.0  # sum of 1/n over the turns of the rollout
+    reply_tokens: int = 0  # tokens that the policy sampled in its turns, before any row is cut or left out
+    panel: str = ""  # name of the set of validation tasks that it belongs to; "" for none
+    # Numbers by name that the agent reported beside its reward.
     agent_metrics: Mapping[str, float] = field(default_factory=dict)
-    task: Mapping[str, Any] = field(default_factory=dict)
-    tips: Sequence[int] = ()
-    versions: Sequence[int] = ()
+    task: Mapping[str, Any] = field(default_factory=dict)  # its input
+    tips: Sequence[int] = ()  # ids of the tips that it was shown, in their order
+    versions: Sequence[int] = ()  # those of the weights that sampled its turns (updates before them), ascending
+    # The turns of each training row, by their numbers among its calls (`PlayedCall`).
     rows: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True)
 class DroppedRollout:
-    """One rollout that is not used.
+    """One rollout that is not used."""
 
-    Attributes:
-        reason: such as ``failed_by_agent``.
-        error: what happened, in one line; "" if that is the reason already.
-        panel, mode: as in `RolloutResult`.
-    """
-
-    reason: str
-    error: str
+    reason: str  # such as ``failed_by_agent``
+    error: str  # what happened, in one line; "" if that is the reason already
+    # Both as in `RolloutResult`.
     panel: str
     mode: Mode
 
@@ -77,29 +60,21 @@ class Unusable(Exception):
 
 @dataclass
 class StepResults:
-    """The results of one step's rollouts.
+    """The results of one step's rollouts."""
 
-    Attributes:
-        max_prompt_tokens: of a training row's prompt.
-        failed_rollout_return: given to training rollouts that failed by their agent; None to leave them out.
-        main_chat_only: False if the user's rules choose the calls that are trained.
-        vocabulary: the model's number of tokens.
-        kept, dropped: by rollout id.
-        left_out: what is not trained of the rollouts: of ``turns_dropped`` the tip-free prompt, the log-probs or the
-            tokens are not known, ``side_calls_dropped`` stand beside the main chat (see `main_calls`),
-            ``repeated_calls`` are requests that were sent again (see `turns_of`), ``image_calls`` have images,
-            ``overlong_rows`` have a prompt that is too long.
-        calls: of all rollouts that were played, by id.
-    """
-
-    max_prompt_tokens: float = math.inf
+    max_prompt_tokens: float = math.inf  # of a training row's prompt
+    # Given to training rollouts that failed by their agent; None to leave them out.
     failed_rollout_return: float | None = None
-    main_chat_only: bool = True
-    vocabulary: float = math.inf
+    main_chat_only: bool = True  # False if the user's rules choose the calls that are trained
+    vocabulary: float = math.inf  # the model's number of tokens
+    # Both by rollout id.
     kept: dict[str, RolloutResult] = field(default_factory=dict)
     dropped: dict[str, DroppedRollout] = field(default_factory=dict)
+    # What is not trained of the rollouts: of ``turns_dropped`` the tip-free prompt, the log-probs or the tokens are not
+    # known, ``side_calls_dropped`` stand beside the main chat (see `main_calls`), ``repeated_calls`` are requests that
+    # were sent again (see `turns_of`), ``image_calls`` have images, ``overlong_rows`` have a prompt that is too long.
     left_out: Counter[str] = field(default_factory=Counter)
-    calls: dict[str, list[PlayedCall]] = field(default_factory=dict)
+    calls: dict[str, list[PlayedCall]] = field(default_factory=dict)  # of all rollouts that were played, by id
 
     @property
     def reasons(self) -> Counter[str]:

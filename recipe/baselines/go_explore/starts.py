@@ -32,15 +32,10 @@ _LISTED, _CHARACTERS, _SECONDS = 12, 300, 60  # states that the policy is asked 
 
 @dataclass
 class Cell:
-    """A state of a task.
+    """A state of a task."""
 
-    Attributes:
-        prefix: the fewest actions known that lead there.
-        visits: turns in which it was seen, and episodes that started there.
-    """
-
-    prefix: Sequence[str]
-    visits: int = 0
+    prefix: Sequence[str]  # the fewest actions known that lead there
+    visits: int = 0  # turns in which it was seen, and episodes that started there
 
 
 @dataclass

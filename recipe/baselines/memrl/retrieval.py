@@ -17,23 +17,16 @@ class ByValue:
     equals). Over them, rank = (1 - weight) z(similarity) + weight z(Q), z with the population's standard deviation
     and 0 where that is 0. Ties are broken by similarity, then newest first. The paper takes both z over the
     candidates, the authors' code z(similarity) by a mean and a deviation fixed for their encoder and data.
-
-    Attributes:
-        k: most rows to return (MemRL's k2).
-        min_similarity: lowest cosine of a candidate (δ).
-        candidates: most candidates (k1).
-        weight: weight of the learned value (λ): 0 is similarity alone, 1 the learned value alone.
-        exploration: probability that the k are drawn at random from the candidates; they are returned best first too.
-        generator: random generator of these draws.
-        statistics: mean and deviation of cosines for z(similarity); None for those of the candidates.
     """
 
-    k: int
-    min_similarity: float
-    candidates: int
-    weight: float
+    k: int  # most rows to return (MemRL's k2)
+    min_similarity: float  # lowest cosine of a candidate (δ)
+    candidates: int  # most candidates (k1)
+    weight: float  # weight of the learned value (λ): 0 is similarity alone, 1 the learned value alone
+    # Probability that the k are drawn at random from the candidates; they are returned best first too.
     exploration: float
-    generator: np.random.Generator
+    generator: np.random.Generator  # random generator of these draws
+    # Mean and deviation of cosines for z(similarity); None for those of the candidates.
     statistics: Sequence[float] | None = None
 
     def __call__(self, entries: Entries) -> np.ndarray:

@@ -39,32 +39,21 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 
 @dataclass
 class ModelCall:
-    """One call of a tagged rollout, made by `prepare_call`; `answered` or `refused` concludes it.
-
-    Attributes:
-        body: the agent's request.
-        asked: what it asks, maybe not for the first time.
-        found: its state and tips.
-        chat: the request with the tips in it.
-        sent: the request that is sent.
-        tokens: of the prompt that is sent.
-        tip_free: the prompt without tips, which the server is asked for while the policy generates; None if it is the
-            one that is sent.
-        teaches: True if the likeliest tokens are recorded beside each sampled one.
-        span: of the call.
-    """
+    """One call of a tagged rollout, made by `prepare_call`; `answered` or `refused` concludes it."""
 
     services: Services
     episode: Episode
-    body: Body
-    asked: Asked
-    found: TipSearch
-    chat: Body
-    sent: Body
-    tokens: ChatTokens
+    body: Body  # the agent's request
+    asked: Asked  # what it asks, maybe not for the first time
+    found: TipSearch  # its state and tips
+    chat: Body  # the request with the tips in it
+    sent: Body  # the request that is sent
+    tokens: ChatTokens  # of the prompt that is sent
+    # The prompt without tips, which the server is asked for while the policy generates; None if it is the one that is
+    # sent.
     tip_free: asyncio.Task[Prompt] | None
-    teaches: bool
-    span: Span
+    teaches: bool  # True if the likeliest tokens are recorded beside each sampled one
+    span: Span  # of the call
 
     async def shorter(self, answer: Body | None) -> Body | None:
         """Return what to send in the place of a request that was refused; None if nothing shorter is left.

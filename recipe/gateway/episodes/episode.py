@@ -17,38 +17,24 @@ from empo2.recipe.protocol import RolloutTag
 
 @dataclass
 class Turn:
-    """A model call that was answered.
+    """A model call that was answered."""
 
-    Attributes:
-        state: text by which the episode's tip can be found; empty if the request has no text.
-        chat: the messages as sent, tips included.
-        reply: the model's message.
-        shared: fields of the request that a reflection repeats, so that its prompt continues this one.
-        embedding: of the state, [dimension]; None until it is known.
-        tokens: of the prompt; 0 if the model server does not tell.
-    """
-
-    state: str
-    chat: list[Message]
-    reply: Message
-    shared: dict[str, Any]
-    embedding: np.ndarray | None = None
-    tokens: int = 0
+    state: str  # text by which the episode's tip can be found; empty if the request has no text
+    chat: list[Message]  # the messages as sent, tips included
+    reply: Message  # the model's message
+    shared: dict[str, Any]  # fields of the request that a reflection repeats, so that its prompt continues this one
+    embedding: np.ndarray | None = None  # of the state, [dimension]; None until it is known
+    tokens: int = 0  # of the prompt; 0 if the model server does not tell
 
 
 @dataclass(eq=False)
 class Asked:
-    """A request of an agent, however often it is sent: its state is visited once.
+    """A request of an agent, however often it is sent: its state is visited once."""
 
-    Attributes:
-        content: its messages, or its prompt, as the agent wrote them.
-        visits: n, once its visit is counted.
-        again: visits by the same request, sent right after its answer. They are taken back if the next one goes on from
-            it: the agent did not return to the state, its chat shows that it acted once.
-    """
-
-    content: Any
-    visits: int | None = None
+    content: Any  # its messages, or its prompt, as the agent wrote them
+    visits: int | None = None  # n, once its visit is counted
+    # Visits by the same request, sent right after its answer. They are taken back if the next one goes on from it: the
+    # agent did not return to the state, its chat shows that it acted once.
     again: int = 0
 
     def goes_on(self, before: "Asked") -> bool:
@@ -61,39 +47,26 @@ class Asked:
 
 @dataclass
 class Episode:
-    """One attempt at a tagged rollout.
-
-    Attributes:
-        replies: as they were sampled.
-        turns: its answered calls, in the order of their answers.
-        pending: answered calls whose events are not yet recorded.
-        under_way: the request of each call that is not answered yet.
-        asked: the last one whose visit was counted.
-        recording: lock held while a call is recorded, so that visits and events keep the order of the answers.
-        searches: calls that tips were looked up for.
-        hits: those of them that were sent with tips.
-        shown: ids of the tips shown, each with the number of turns it was put into.
-        tip_tokens: the largest number of tip tokens in one of its prompts.
-        context_full: True if its last call was refused as too long for the model's context.
-        with_tools: True if one of its calls has offered tools.
-    """
+    """One attempt at a tagged rollout."""
 
     rollout_id: str
     attempt_id: str
     tag: RolloutTag
-    replies: Replies = field(default_factory=Replies)
+    replies: Replies = field(default_factory=Replies)  # as they were sampled
     tips: EpisodeTips = field(default_factory=EpisodeTips)
-    turns: list[Turn] = field(default_factory=list)
-    pending: set[asyncio.Task[None]] = field(default_factory=set)
-    under_way: list[Asked] = field(default_factory=list)
-    asked: Asked | None = None
+    turns: list[Turn] = field(default_factory=list)  # its answered calls, in the order of their answers
+    pending: set[asyncio.Task[None]] = field(default_factory=set)  # answered calls whose events are not yet recorded
+    under_way: list[Asked] = field(default_factory=list)  # the request of each call that is not answered yet
+    asked: Asked | None = None  # the last one whose visit was counted
+    # Lock held while a call is recorded, so that visits and events keep the order of the answers.
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
-    searches: int = 0
-    hits: int = 0
+    searches: int = 0  # calls that tips were looked up for
+    hits: int = 0  # those of them that were sent with tips
+    # Ids of the tips shown, each with the number of turns it was put into.
     shown: Counter[int] = field(default_factory=Counter)
-    tip_tokens: int = 0
-    context_full: bool = False
-    with_tools: bool = False
+    tip_tokens: int = 0  # the largest number of tip tokens in one of its prompts
+    context_full: bool = False  # True if its last call was refused as too long for the model's context
+    with_tools: bool = False  # True if one of its calls has offered tools
 
     def ask(self, body: dict[str, Any]) -> Asked:
         """Note a call until it is taken from `under_way`: one that comes before an equal one is answered repeats it."""

@@ -21,17 +21,11 @@ from empo2.recipe.tip_block import TIPS_HEADING, render_tips, tip_line
 
 @dataclass
 class TipSearch:
-    """The result of looking up tips for a request.
+    """The result of looking up tips for a request."""
 
-    Attributes:
-        state: the text of the current state; empty where the request has none.
-        embedding: of the state, [dimension]; None if no tips were looked up.
-        request: the request with the tips in it; None if the rollout does not use tips.
-    """
-
-    state: str = ""
-    embedding: np.ndarray | None = None
-    request: ChatRequest | None = None
+    state: str = ""  # the text of the current state; empty where the request has none
+    embedding: np.ndarray | None = None  # of the state, [dimension]; None if no tips were looked up
+    request: ChatRequest | None = None  # the request with the tips in it; None if the rollout does not use tips
 
 
 async def find_tips(services: Services, episode: Episode, body: Body) -> TipSearch:

@@ -15,17 +15,11 @@ from empo2.recipe.messages import Message, digests, newest_turn, task_in
 
 @dataclass(frozen=True)
 class Block:
-    """The tips of one turn.
+    """The tips of one turn."""
 
-    Attributes:
-        text: the text put before the turn's own text; empty for no tips.
-        tips: in the order of the text.
-        tokens: length of the text in tokens of the policy.
-    """
-
-    text: str = ""
-    tips: tuple[Tip, ...] = ()
-    tokens: int = 0
+    text: str = ""  # the text put before the turn's own text; empty for no tips
+    tips: tuple[Tip, ...] = ()  # in the order of the text
+    tokens: int = 0  # length of the text in tokens of the policy
 
 
 @dataclass
@@ -34,15 +28,12 @@ class EpisodeTips:
 
     A turn is identified by all of the agent's messages up to it. If an agent rewrites its history, its turns count as
     new: they are still trained correctly, but may not merge into one row.
-
-    Attributes:
-        blocks: of each turn.
-        chats: of each ``completions`` prompt, as the chat that it is: prompts and replies in turn.
-        answered: the same, by a prompt with the reply to it, which a new prompt may extend.
     """
 
-    blocks: dict[bytes, Block] = field(default_factory=dict)
+    blocks: dict[bytes, Block] = field(default_factory=dict)  # of each turn
+    # Of each ``completions`` prompt, as the chat that it is: prompts and replies in turn.
     chats: dict[str, list[Message]] = field(default_factory=dict)
+    # The same, by a prompt with the reply to it, which a new prompt may extend.
     answered: dict[str, list[Message]] = field(default_factory=dict)
 
     def withdraw(self) -> None:

@@ -18,38 +18,23 @@ Ids = array  # of C ints: an episode has one prompt for each turn
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of one call.
+    """The prompt of one call."""
 
-    Attributes:
-        ids: as the model is given it.
-        rendered: as the server renders and tokenizes the chat; the same until a reply was tokenized differently.
-    """
-
-    ids: Ids
-    rendered: Ids
+    ids: Ids  # as the model is given it
+    rendered: Ids  # as the server renders and tokenizes the chat; the same until a reply was tokenized differently
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply, as it was sampled.
+    """A reply, as it was sampled."""
 
-    Attributes:
-        prompt: that it answers; pending while the server still renders it.
-        rendering: the fields of the request, other than the messages, that decide how it is rendered.
-        said: the message, in a form in which an agent's copy of it is equal.
-        ids: sampled, the end of the turn included.
-        cut: True if it met its length limit, so that it has no end of turn.
-        stopped: True if it ended at a string of the request's ``stop``, so that no chat can continue from the ids.
-        thoughts: that vLLM took out of the text; "" for none.
-    """
-
-    prompt: asyncio.Future[Prompt]
-    rendering: Body
-    said: tuple[Any, ...]
-    ids: Ids
-    cut: bool
-    stopped: bool
-    thoughts: str
+    prompt: asyncio.Future[Prompt]  # that it answers; pending while the server still renders it
+    rendering: Body  # the fields of the request, other than the messages, that decide how it is rendered
+    said: tuple[Any, ...]  # the message, in a form in which an agent's copy of it is equal
+    ids: Ids  # sampled, the end of the turn included
+    cut: bool  # True if it met its length limit, so that it has no end of turn
+    stopped: bool  # True if it ended at a string of the request's ``stop``, so that no chat can continue from the ids
+    thoughts: str  # that vLLM took out of the text; "" for none
 
 
 class AsText(Exception):
