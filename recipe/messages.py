@@ -26,6 +26,14 @@ _SUMMARY_WORDS = ("summar", "compact", "respond")  # one is in whatever matches;
 _SUMMARY_CHARACTERS = 600
 
 
+def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many elements, such as messages or token ids, two lists begin with alike."""
+    if other[: len(one)] == one:
+        return len(one)
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def text_of(content: Any) -> str:
     """Return the text of a message's content: a string, a list of parts, or nothing."""
     if isinstance(content, str):

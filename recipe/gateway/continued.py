@@ -6,11 +6,11 @@ A chat repeats all that was said before. `protocol.whole_events` reads what is w
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
+from empo2.recipe.messages import shared
 from empo2.recipe.protocol import Continued, prompt_and_reply
 
 _CHATS = 16  # of a rollout that may go on: its agent's, its sub-agents'
@@ -47,7 +47,7 @@ class Continuations:
         if not isinstance(messages, list) or ids is None or not given:
             return request, response
         base, tokens = _base(self._sent, ids)
-        first = 0 if base is None else _same(base.messages, messages)
+        first = 0 if base is None else shared(base.messages, messages)
         chat = _Chat(number, messages, ids + _reply(response))
         _keep(self._sent, chat, base if base is not None and first == len(base.messages) else None)
         if base is None:
@@ -89,13 +89,6 @@ def _begin(before: array, ids: array) -> int:
     differs = np.frombuffer(before, np.int32)[:length] != np.frombuffer(ids, np.int32)[:length]
     place = int(differs.argmax())
     return place if differs[place] else length
-
-
-def _same(before: Sequence[Any], messages: Sequence[Any]) -> int:
-    """Return how many messages two chats begin with alike."""
-    if messages[: len(before)] == before:
-        return len(before)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, messages, strict=False)))
 
 
 def _reply(response: dict[str, Any]) -> array:

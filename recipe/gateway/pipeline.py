@@ -16,10 +16,9 @@ from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.access import KeyCheck
 from empo2.recipe.gateway.stages.aside import Aside
 from empo2.recipe.gateway.stages.asked import AsAsked
-from empo2.recipe.gateway.stages.dialect import Dialects
+from empo2.recipe.gateway.stages.dialect import Dialects, ErrorForms
 from empo2.recipe.gateway.stages.direct_calls import DirectCalls
 from empo2.recipe.gateway.stages.episode_ends import EpisodeEnds
-from empo2.recipe.gateway.stages.errors import ErrorForms
 from empo2.recipe.gateway.stages.events import Events
 from empo2.recipe.gateway.stages.form import Form
 from empo2.recipe.gateway.stages.gate import Gated

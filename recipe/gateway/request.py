@@ -132,7 +132,7 @@ class Answer(Response):
 
     @cached_property
     def value(self) -> Body | None:
-        """Return the JSON object in it; None if it is none."""
+        """Return the JSON object in it; None if it is none, or has NaN or half of a surrogate pair in it."""
         if self._value is not None:
             return self._value
         try:
@@ -166,12 +166,6 @@ def parse(content: bytes) -> Any:
     except ValueError as error:
         raise ValueError(f"the request's body is not JSON that can be used: {error}") from None
     return value
-
-
-def openai_error(status: int, problem: str) -> Body:
-    """Return OpenAI's object of an error."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": problem, "type": kind, "param": None, "code": None}
 
 
 def refusal(status: int, problem: str) -> JSONResponse:

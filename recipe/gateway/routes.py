@@ -2,8 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,17 +85,21 @@ def empo2_routes(
         services.traces.updated(request.step, request.results)
         return {"status": "ok"}
 
+    async def moved(action: Callable[[Path], Awaitable[None]], path: str) -> dict[str, str]:
+        """Write or read a memory file; an error of the memory becomes a response that says why."""
+        try:
+            await action(_below(folder, path))
+        except _MEMORY_ERRORS as error:
+            raise HTTPException(409, detail=f"{path}: {error}") from None
+        return {"path": path}
+
     @router.post(protocol.SNAPSHOT)
     async def snapshot(request: protocol.FileRequest) -> dict[str, str]:
-        with _refusing(request.path):
-            await memory.snapshot(_below(folder, request.path))
-        return {"path": request.path}
+        return await moved(memory.snapshot, request.path)
 
     @router.post(protocol.RESTORE)
     async def restore(request: protocol.FileRequest) -> dict[str, str]:
-        with _refusing(request.path):
-            await memory.restore(_below(folder, request.path))
-        return {"path": request.path}
+        return await moved(memory.restore, request.path)
 
     return router
 
@@ -111,15 +114,6 @@ def _below(folder: Path, path: str) -> Path:
     if not resolved.is_relative_to(folder) or resolved.suffix != ".sqlite":
         raise ValueError(f"must be a *.sqlite below {folder}; `empo2 gateway --snapshots` names another folder")
     return resolved
-
-
-@contextmanager
-def _refusing(path: str) -> Iterator[None]:
-    """Turn an error of the memory into a response that says why."""
-    try:
-        yield
-    except _MEMORY_ERRORS as error:
-        raise HTTPException(409, detail=f"{path}: {error}") from None
 
 
 def model_routes(name: str) -> APIRouter:

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from empo2.recipe.gateway.request import Body, Request
 from empo2.recipe.protocol import RolloutTag, UpdateResult
 
 
-class Span(Protocol):
-    """What is told of one call, or of one operation of the memory."""
+class Span:
+    """What is told of one call, or of one operation of the memory; this one drops it."""
 
     def set(self, values: Mapping[str, Any]) -> None:
         """Add attributes; those that are None are left out."""
@@ -31,25 +31,25 @@ class Span(Protocol):
         """Send the span only when a task is done, which may still add to it; its end stays where it was."""
 
 
-class Traces(Protocol):
-    """Makes the spans of a gateway."""
+class Traces:
+    """Makes the spans of a gateway; this one, where ``gateway.traces`` is off, makes none."""
 
     @property
     def hooks(self) -> Mapping[str, Any]:
         """Return httpx's ``event_hooks`` of clients whose requests are to be children of the current span."""
-        ...
+        return {}
 
     def current(self) -> Span:
         """Return the innermost span that is open here."""
-        ...
+        return NO_SPAN
 
     def call(self, request: Request) -> AbstractContextManager[Span]:
         """Open the span of an agent's call."""
-        ...
+        return nullcontext(NO_SPAN)
 
     def memory(self, operation: str, rollout_id: str, tag: RolloutTag) -> AbstractContextManager[Span]:
         """Open the span of an operation of the memory: below the current call, or below the rollout."""
-        ...
+        return nullcontext(NO_SPAN)
 
     def rollout_ended(self, rollout_id: str, since: float, shown: Collection[int] | None = None) -> None:
         """Send the span of a rollout that has ended, or is about to be deleted.
@@ -64,34 +64,10 @@ class Traces(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the traces themselves since the last call."""
-        ...
+        return {}
 
     async def close(self, seconds: float) -> None:
         """Send what is left, for at most so many seconds."""
 
 
-class NoSpan(Span):
-    """Stands where nothing is recorded: what is told is dropped."""
-
-
-class NoTraces(Traces):
-    """Stands where ``gateway.traces`` is off."""
-
-    @property
-    def hooks(self) -> Mapping[str, Any]:
-        return {}
-
-    def current(self) -> Span:
-        return NO_SPAN
-
-    def call(self, request: Request) -> AbstractContextManager[Span]:
-        return nullcontext(NO_SPAN)
-
-    def memory(self, operation: str, rollout_id: str, tag: RolloutTag) -> AbstractContextManager[Span]:
-        return nullcontext(NO_SPAN)
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-
-NO_SPAN, NO_TRACES = NoSpan(), NoTraces()
+NO_SPAN, NO_TRACES = Span(), Traces()

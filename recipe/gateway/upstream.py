@@ -141,11 +141,11 @@ class Completions:
             response = await _send_upstream_with_retries(client=client, url=url, body=body)
             latency_ms = (time.perf_counter() - started) * 1000
             is_json = response.headers.get("content-type", "").startswith("application/json")
-            value = _object_in(response.content) if is_json else {}
-            if value is None:
+            content = response.content if is_json else b"{}"
+            if (value := Answer(content).value) is None:
                 self._counts["answers_refused"] += 1
                 return refusal(502, "the model server's answer is no JSON object that can be used")
-            chats, content = continuations(rollout_id, request.attempt_id), response.content
+            chats = continuations(rollout_id, request.attempt_id)
             if self._paper is not None and value and response.status_code == HTTPStatus.OK:
                 value = await self._paper.picked(request, value, chats.calls)
                 content = orjson.dumps(value)
@@ -165,22 +165,12 @@ class Completions:
             return refusal(error.status_code, error.detail)
         finally:
             await _dec_inflight(pause)
-        content = content if is_json else b"{}"
         return Answer(content, response.status_code, value=value, call=number, prompt=chats.prompt)
 
 
 async def _hung_up(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _object_in(content: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in an answer; None if it is none, or has NaN or half of a surrogate pair in it."""
-    try:
-        value = orjson.loads(content)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _paused(pause: ProxyPauseState) -> Response:

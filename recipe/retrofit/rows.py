@@ -12,7 +12,7 @@ from typing import Any
 from empo2.recipe.config import Gateway
 from empo2.recipe.gateway.normal_form import normal, normal_message
 from empo2.recipe.gateway.tokens.sampled_messages import SampledMessages
-from empo2.recipe.messages import Message, arguments_of, is_compaction, text_of
+from empo2.recipe.messages import Message, arguments_of, is_compaction, shared, text_of
 from empo2.recipe.retrofit.recorder import Call
 from empo2.recipe.trainer.rollout_calls import PlayedCall, main_calls, rows_of, turns_of
 
@@ -108,7 +108,7 @@ class _Chats:
         tools, *new = turn.prompt
 
         def likeness(row: Sequence[PlayedCall]) -> tuple[int, int]:
-            return sum(each.reply[0] in new for each in row), _shared(row[-1].prompt[1:] + row[-1].reply, new)
+            return sum(each.reply[0] in new for each in row), shared(row[-1].prompt[1:] + row[-1].reply, new)
 
         row = max(alike, key=likeness)
         old_tools, *expected = row[-1].prompt + row[-1].reply
@@ -138,12 +138,6 @@ class _Chats:
 
 
 _PARALLEL = "calls are made in parallel: they do not follow from each other, and each is a training row"
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many messages two chats begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _difference(replied: int, expected: list[Message], new: list[Message]) -> str:

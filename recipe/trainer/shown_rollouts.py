@@ -17,7 +17,7 @@ from empo2.recipe import run_folder
 from empo2.recipe.config import Run
 from empo2.recipe.failures import reported_error
 from empo2.recipe.marked_lines import say_note
-from empo2.recipe.messages import Message, reply_of
+from empo2.recipe.messages import Message, reply_of, shared
 from empo2.recipe.protocol import RolloutTag
 from empo2.recipe.redaction import redacted
 from empo2.recipe.rollout_log import CallRow, Phase, write_rollouts
@@ -119,7 +119,7 @@ def _measured(calls: Sequence[PlayedCall]) -> Iterator[dict[str, Any]]:
             "seconds": call.seconds,
             "finish_reason": call.data.get("finish_reason"),
             "prompt_tokens": len(call.prompt),
-            "prompt_ids": np.array(call.prompt[_shared(before, call.prompt) :], np.int32),
+            "prompt_ids": np.array(call.prompt[shared(before, call.prompt) :], np.int32),
             "response_ids": np.array(call.reply, np.int32),
             "log_probs": None if call.log_probs is None else np.array(call.log_probs, np.float32),
             "trained": np.zeros(len(call.reply), bool),
@@ -129,13 +129,6 @@ def _measured(calls: Sequence[PlayedCall]) -> Iterator[dict[str, Any]]:
             "version": call.data.get("server", {}).get("version"),
         }
         before = call.prompt + call.reply
-
-
-def _shared(before: list[int], ids: list[int]) -> int:
-    """Return how many tokens both begin with."""
-    if ids[: len(before)] == before:
-        return len(before)
-    return next((place for place, (one, other) in enumerate(zip(before, ids, strict=False)) if one != other), len(ids))
 
 
 def _short(value: Any) -> Any:

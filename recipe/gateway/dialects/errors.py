@@ -3,10 +3,9 @@
 import contextlib
 import json
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from empo2.recipe.gateway.dialects.dialect import Body, with_headers
-from empo2.recipe.gateway.request import openai_error
+from empo2.recipe.gateway.dialects.dialect import Body
 
 _CHARACTERS = 300  # of an error that is no JSON
 _ANTHROPIC = {
@@ -29,9 +28,7 @@ def error_of(answer: Response, *, anthropic: bool) -> Body:
     if anthropic:
         kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": problem}}
-    return {"error": error if isinstance(error, dict) and "message" in error else openai_error(status, problem)}
-
-
-def told(answer: Response, *, anthropic: bool) -> Response:
-    """Return an error as the API has it, with the headers of the one that it was made from."""
-    return with_headers(JSONResponse(error_of(answer, anthropic=anthropic), answer.status_code), answer)
+    if isinstance(error, dict) and "message" in error:
+        return {"error": error}
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": problem, "type": kind, "param": None, "code": None}}

@@ -96,7 +96,7 @@ class ModelCall:
         """
         episode, body = self.episode, self.body
         episode.under_way.remove(self.asked)
-        tops: tuple[list[list[int]], list[list[float]]] = ([], [])
+        tops: sampling.Tops = ([], [])
         if self.teaches:
             asked = body.get("top_logprobs")
             asked = asked if isinstance(asked, int) else 0
@@ -120,20 +120,12 @@ class ModelCall:
         turn = Turn(self.found.state, chat, reply, shared, self.found.embedding, len(prompt or ()))
         episode.turns.append(turn)
         visited = bool(turn.state) and response["choices"][0].get("token_ids") != []  # an empty reply is no action
-        task = asyncio.create_task(self._record(turn, visited, response, number, *tops))
+        task = asyncio.create_task(self._record(turn, visited, response, number, tops))
         episode.pending.add(task)
         self.span.wait_for(task)
         task.add_done_callback(episode.pending.discard)
 
-    async def _record(
-        self,
-        turn: Turn,
-        visited: bool,
-        response: Body,
-        number: int,
-        top_tokens: list[list[int]],
-        top_log_probs: list[list[float]],
-    ) -> None:
+    async def _record(self, turn: Turn, visited: bool, response: Body, number: int, tops: sampling.Tops) -> None:
         episode = self.episode
         async with episode.recording:
             again = self.asked.visits is not None
@@ -151,8 +143,8 @@ class ModelCall:
                 "observation": newest_observation(self.body.get("messages") or []),
                 "visits": visits,
                 "intrinsic_reward": reward,
-                "top_tokens": top_tokens or None,
-                "top_log_probs": top_log_probs or None,
+                "top_tokens": tops[0] or None,
+                "top_log_probs": tops[1] or None,
             }
             data: Body = {name: value for name, value in event.items() if value is not None}
             if self.tip_free is not None:

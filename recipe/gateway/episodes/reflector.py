@@ -5,6 +5,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import structlog
 
@@ -48,7 +49,7 @@ class Reflector:
     def __len__(self) -> int:
         return len(self._running)
 
-    def finished(self, episode: Episode, *, succeeded: bool, rewards: Sequence[object]) -> None:
+    def finished(self, episode: Episode, *, succeeded: bool, rewards: Sequence[Any]) -> None:
         """Credit the episode's tips and start its reflection.
 
         A rollout that failed, or has no states or no score, is neither credited nor reflected on; nor is validation.
@@ -59,13 +60,8 @@ class Reflector:
         if episode.tag.read_only:
             return
         self._count(episode)
-        score = rewards[-1] if rewards else None
-        if (
-            succeeded
-            and isinstance(score, int | float)
-            and not isinstance(score, bool)
-            and any(turn.state for turn in episode.turns)
-        ):
+        score: Any = rewards[-1] if rewards else None
+        if succeeded and type(score) in (int, float) and any(turn.state for turn in episode.turns):
             task = asyncio.create_task(self._conclude(episode, float(score)))
             self._running.add(task)
             task.add_done_callback(self._running.discard)

@@ -1,15 +1,16 @@
-"""Let an agent speak its dialect: behind this stage there are chat completions and completions only."""
+"""Let an agent speak its dialect: behind these stages there are chat completions and completions only."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.dialect import Body, with_headers
+from empo2.recipe.gateway.dialects.errors import error_of
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
@@ -20,6 +21,21 @@ Dialect = AnthropicCall | ResponsesCall | StreamedCompletion
 
 _KEEP_ALIVE_SECONDS = 15  # clients give up after 300 seconds without an event
 _COUNT = "messages/count_tokens"  # of Anthropic's
+
+
+class ErrorForms:
+    """Tell an agent each error in the form of the API that it asked; those of ``gateway.other_server`` pass unchanged.
+
+    Stands before all that may refuse a call.
+    """
+
+    async def __call__(self, request: Request, forward: Next) -> Response:
+        answer = await forward(request)
+        if request.kind != "call" or answer.status_code < 400 or isinstance(answer, StreamingResponse):
+            return answer
+        # Clients of Anthropic's ask for models, too.
+        anthropic = request.api.partition("/")[0] == "messages" or "anthropic-version" in request.headers
+        return with_headers(JSONResponse(error_of(answer, anthropic=anthropic), answer.status_code), answer)
 
 
 class Dialects:

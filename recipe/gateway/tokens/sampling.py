@@ -58,19 +58,18 @@ def constraints(body: dict[str, Any]) -> list[str]:
     return found
 
 
-def take_tops(
-    response: dict[str, Any], asked: int, decoded: Callable[[int], str]
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Take out of a chat's answer what `TOPS` asked for, in place, and return it.
+type Tops = tuple[list[list[int]], list[list[float]]]
+"""Of each token of a reply the likeliest ones, as ids and as log-probs; empty without log-probs."""
+
+
+def take_tops(response: dict[str, Any], asked: int, decoded: Callable[[int], str]) -> Tops:
+    """Take out of a chat's answer what `TOPS` asked for, in place, and return it, of the first choice.
 
     The agent gets the answer that it would have got without.
 
     Args:
         asked: the agent's own ``top_logprobs``; vLLM has the sampled token among them, first.
         decoded: returns the text of a token.
-
-    Returns:
-        Of each token of the first choice the likeliest ones, as ids and as log-probs; empty without log-probs.
     """
     ids: list[list[int]] = []
     log_probs: list[list[float]] = []
