@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN
@@ -15,10 +16,6 @@ from empo2.recipe.evaluation.statistics import Interval, area, cumulative_succes
 from empo2.recipe.evaluation.summary import Groups, failures_line, task_means
 from empo2.recipe.evaluation.tables import interval_text, picture, show_table, table_of
 from empo2.recipe.protocol import is_success
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 _PART = re.compile(r"seed (\d+), trial (\d+), (\w+)")
 _SHOWN = ("raw", "success %", "cumulative success %", "lost", "failing")
@@ -61,7 +58,7 @@ def read_adaptation(folder: Path) -> Adapted:
     return Adapted(folder.resolve().name, panels, results, blind)
 
 
-def show_adaptations(folders: Sequence[Path], console: "Console", target: Path) -> Path:
+def show_adaptations(folders: Sequence[Path], console: Console, target: Path) -> Path:
     """Print each adaptation's tables; return the picture of all their curves; raise as `read_adaptation`."""
     adapted = [read_adaptation(folder) for folder in folders]
     for each in adapted:
@@ -78,7 +75,7 @@ def show_adaptations(folders: Sequence[Path], console: "Console", target: Path) 
     return _draw(adapted, target / "adaptation.png")
 
 
-def _trials_table(found: Curves) -> "Table":
+def _trials_table(found: Curves) -> Table:
     """Return a table with a line per trial: means over seeds above their intervals."""
     table = table_of("trial", *_SHOWN)
     columns = [by_trial(found[name]) for name in _SHOWN]
@@ -87,7 +84,7 @@ def _trials_table(found: Curves) -> "Table":
     return table
 
 
-def _figures_table(found: Curves) -> "Table":
+def _figures_table(found: Curves) -> Table:
     """Return a table of first, last and best trial and of the area under the curve."""
     rows = {name: figures(found[name]) for name in _DRAWN}
     table = table_of("", *rows[_DRAWN[0]])

@@ -9,7 +9,6 @@ import numpy as np
 
 from empo2.recipe.evaluation.run_lines import Line
 from empo2.recipe.evaluation.statistics import Interval
-from empo2.recipe.evaluation.tables import pyplot
 from empo2.recipe.protocol import TRAIN_PANEL, UNSEEN_PANEL
 from empo2.recipe.run_folder import step_mode
 
@@ -81,19 +80,21 @@ def drawing(chart: Chart, lines: Sequence[Line]) -> str:
 
     Line i has the color ``var(--line-i)``, everything else that of the text.
     """
-    plt = pyplot()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     colors = [f"#{0xFACE00 + number:06x}" for number in range(len(lines))]  # each stands for a variable
     style: dict[Any, Any] = {f"{part}.color": _TEXT for part in ("text", "xtick", "ytick", "grid")}
     style |= {"axes.edgecolor": _TEXT, "axes.labelcolor": _TEXT, "axes.grid": True, "grid.alpha": 0.15}
     style |= {"svg.fonttype": "none", "svg.hashsalt": chart.title, "legend.frameon": False, "legend.fontsize": 8}
-    with plt.rc_context(style):
-        figure, axes = plt.subplots(figsize=(4.4, 2.7), layout="constrained")
+    with rc_context(style):
+        figure = Figure(figsize=(4.4, 2.7), layout="constrained")
+        axes = figure.subplots()
         _draw(axes, chart, lines, colors)
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Type": None})
-        plt.close(figure)
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub("<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -4,9 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.episode_results import Result, read_facts, read_results
@@ -14,10 +16,6 @@ from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON
 from empo2.recipe.evaluation.statistics import Interval
 from empo2.recipe.evaluation.summary import OVERALL, Line, differences, failures_line, summarize
 from empo2.recipe.evaluation.tables import interval_text, picture, show_table, table_of
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 SUMMARY_FILE = "summary.json"
 
@@ -47,7 +45,7 @@ def read_evaluations(folder: Path) -> list[Evaluation]:
     ]
 
 
-def show_evaluations(folders: Sequence[Path], console: "Console") -> list[Evaluation]:
+def show_evaluations(folders: Sequence[Path], console: Console) -> list[Evaluation]:
     """Print each evaluation, and the differences of all others from the first; return them.
 
     The numbers of each folder's tables are written to its ``summary.json``.
@@ -68,7 +66,7 @@ def show_evaluations(folders: Sequence[Path], console: "Console") -> list[Evalua
     return [first, *others]
 
 
-def _show_folder(folder: Path, parts: Sequence[Evaluation], console: "Console") -> None:
+def _show_folder(folder: Path, parts: Sequence[Evaluation], console: Console) -> None:
     summary: dict[str, Any] = {}
     for evaluation in parts:
         summary[evaluation.part] = {name: asdict(line) for name, line in evaluation.lines.items()}
@@ -81,7 +79,7 @@ def _show_folder(folder: Path, parts: Sequence[Evaluation], console: "Console") 
     (folder / SUMMARY_FILE).write_text(text)
 
 
-def _show_difference(before: Evaluation, after: Evaluation, console: "Console") -> dict[str, dict[str, Interval]]:
+def _show_difference(before: Evaluation, after: Evaluation, console: Console) -> dict[str, dict[str, Interval]]:
     facts = before.facts
     lines = differences(before.results, after.results, facts["groups"], facts["algorithm"]["success_return"])
     print(f"\n{after.name}  minus  {before.name}, task by task")
@@ -93,7 +91,7 @@ def _show_difference(before: Evaluation, after: Evaluation, console: "Console") 
     return lines
 
 
-def _results_table(lines: Mapping[str, Line]) -> "Table":
+def _results_table(lines: Mapping[str, Line]) -> Table:
     """Return a table with a line per group: means above their intervals."""
     shown = _known({name: line.values for name, line in lines.items()})
     table = table_of("task", "episodes", *shown, "failed", text=["task"])

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from empo2.recipe.evaluation.charts import scaled, validation_charts
 from empo2.recipe.evaluation.page import write_page
@@ -10,19 +13,15 @@ from empo2.recipe.evaluation.run_lines import Line, lines_of
 from empo2.recipe.evaluation.tables import interval_text, show_table, table_of
 from empo2.recipe.run_folder import Row, read_metrics, step_mode
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
-
-def show_runs(folders: Sequence[Path], target: Path, console: "Console") -> None:
+def show_runs(folders: Sequence[Path], target: Path, console: Console) -> None:
     """Print each run's table, then what `show_lines` does; raise as `read_metrics`."""
     for folder in folders:
         console.print(_steps_table(read_metrics(folder), title=str(folder)))
     show_lines(lines_of(folders), target, console)
 
 
-def _steps_table(rows: Sequence[Row], title: str) -> "Table":
+def _steps_table(rows: Sequence[Row], title: str) -> Table:
     """Return a table with one line for each of `read_metrics`'s rows; metrics that were not measured stay empty."""
     columns = {
         "return": ("training/return", "{:.2f}"),
@@ -47,17 +46,15 @@ def _mode_text(row: Row) -> str:
     return f"{row['empo2/memory_fraction']:.0%} mem, {row.get('empo2/off_policy_fraction', 0):.0%} off"
 
 
-def show_lines(lines: Sequence[Line], folder: Path, console: "Console") -> None:
+def show_lines(lines: Sequence[Line], folder: Path, console: Console) -> None:
     """Print what several lines come to, and write the page ``report.html`` to a folder."""
     if sum(len(line.runs) for line in lines) > 1:
         show_table(_figures_table(lines), console)
     print(f"report  {write_page(lines, folder / 'report.html')}")
 
 
-def _figures_table(lines: Sequence[Line]) -> "Table":
+def _figures_table(lines: Sequence[Line]) -> Table:
     """Return a table of the last validations without tips: means over seeds above their intervals."""
-    from rich.text import Text
-
     charts = validation_charts(lines)
     charts = [chart for chart in charts if chart.key.endswith("success_rate")] or charts  # 80 columns hold no more
     table = table_of("", "seeds", "steps", *(chart.title.lower().replace(", ", ",\n") for chart in charts))

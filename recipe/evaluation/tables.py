@@ -3,18 +3,17 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from empo2.recipe.evaluation.statistics import Interval
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
 _WIDEST = 1000  # characters of a line
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "axes.spines.top": False,
@@ -26,16 +25,13 @@ _STYLE = {
 }
 
 
-def table_of(*headings: str, text: Sequence[str] = ("",), **options: Any) -> "Table":
+def table_of(*headings: str, text: Sequence[str] = ("",), **options: Any) -> Table:
     """Return an empty table.
 
     Args:
         text: headings of columns that hold text; all others hold numbers, which are never wrapped.
         options: of `rich.table.Table`.
     """
-    from rich import box
-    from rich.table import Table
-
     table = Table(
         box=box.SIMPLE_HEAD,
         **{"show_edge": False, "pad_edge": False, "padding": 0, "title_justify": "left", "caption_justify": "left"}
@@ -47,7 +43,7 @@ def table_of(*headings: str, text: Sequence[str] = ("",), **options: Any) -> "Ta
     return table
 
 
-def show_table(table: "Table", console: "Console") -> None:
+def show_table(table: Table, console: Console) -> None:
     """Print a table as wide as it is: a narrow terminal wraps its lines, but no figure is cut."""
     width = console.width
     whole = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
@@ -71,27 +67,18 @@ def _three_digits(value: float, sign: str) -> str:
     return f"{value:{sign}.{decimals}f}"
 
 
-def pyplot() -> Any:
-    """Return `matplotlib.pyplot`, which draws into files alone."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
 @contextlib.contextmanager
 def picture(target: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float], **options: Any) -> Iterator:
     """Yield a figure and its axes, [rows, columns]; write them to a PNG file when the block is left.
 
     Args:
         size: of the figure, width and height in inches.
-        options: of `pyplot.subplots`.
+        options: of `Figure.subplots`.
     """
-    plt = pyplot()
-    with plt.rc_context(_STYLE):
-        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
-        yield figure, grid
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure, figure.subplots(rows, columns, squeeze=False, **options)
         figure.savefig(target, dpi=150)
-        plt.close(figure)

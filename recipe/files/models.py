@@ -46,7 +46,9 @@ def resolve_model(name: str, cache: Path | None = None) -> Path | str:
     if name == SMOLLM2:
         return _smollm2(cache)
     if name in ADAPTERS:
-        return _merged(cache, name, _adapter(name))
+        base, adapter = _smollm2(cache), _adapter(name)
+        checksum = verify(adapter)  # part of the folder's name: a new LoRA gets one of its own
+        return built(cache / f"{name}-{_REVISION}-{checksum[:12]}", lambda target: merge_adapter(base, adapter, target))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -107,12 +109,6 @@ def read_file(model: str, name: str) -> str | None:
 
 def _smollm2(cache: Path) -> Path:
     return built(cache / f"{SMOLLM2}-{_REVISION}", lambda target: _convert(_smollm2_gguf(), target))
-
-
-def _merged(cache: Path, name: str, adapter: Path) -> Path:
-    """A new LoRA gets a directory of its own: part of the name is its checksum."""
-    base, checksum = _smollm2(cache), verify(adapter)
-    return built(cache / f"{name}-{_REVISION}-{checksum[:12]}", lambda target: merge_adapter(base, adapter, target))
 
 
 def built(target: Path, build: Callable[[Path], None]) -> Path:

@@ -117,15 +117,15 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
     check_run_directory(settings)
     name = run.name or f"{profile or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = Path(run.directory, name).absolute()
-    source, checkpoint = _begins_with(settings), None
-    if _is_new(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        _lock(directory)
-    elif run.resume == "auto":
-        checkpoint = _continue(settings, directory)
-    else:  # a start that failed
-        _lock(directory)
-        _set_aside(directory, 0, run.validate_first)
+    source, checkpoint, step, is_new = _begins_with(settings), None, 0, _is_new(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    _lock(directory)
+    if not is_new and run.resume == "auto":
+        checkpoint, step = _step_to_continue(settings, directory)
+        if checkpoint and (damage := damage_of(checkpoint)):  # which reads all of it, and is not for `empo2 check`
+            raise ConfigError(f"run.resume='auto': {damage}; {_without(checkpoint)}")
+    if not is_new:  # continued, or begun again after a start that failed
+        _set_aside(directory, step, run.validate_first)
     directory.chmod(0o700)
     if checkpoint is None and source is not None:
         copy_memory(source, directory / MEMORY_FILE)
@@ -142,16 +142,6 @@ def _is_failed_start(directory: Path) -> bool:
     if not (directory / CONFIG_FILE).is_file():
         return False
     return not read_lines(directory / METRICS_FILE) and last_checkpoint(directory / CHECKPOINTS) is None
-
-
-def _continue(settings: Settings, directory: Path) -> Path | None:
-    """Set aside everything after the last checkpoint, and return that checkpoint; None if the run must start over."""
-    _lock(directory)
-    checkpoint, step = _step_to_continue(settings, directory)
-    if checkpoint and (damage := damage_of(checkpoint)):  # which reads all of it, and is not for `empo2 check`
-        raise ConfigError(f"run.resume='auto': {damage}; {_without(checkpoint)}")
-    _set_aside(directory, step, settings.run.validate_first)
-    return checkpoint
 
 
 def _step_to_continue(settings: Settings, directory: Path) -> tuple[Path | None, int]:
