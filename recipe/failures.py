@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from empo2.recipe.printed import one_line
-from empo2.recipe.protocol import ERROR_EVENT, AgentError, data_of
+from empo2.recipe.protocol import ERROR_EVENT, REWARD_EVENT, AgentError, data_of
 
 FAILED_BY_AGENT, FAILED_BY_SYSTEM = "failed_by_agent", "failed_by_system"
 _MOST_METRICS = 100
@@ -35,8 +35,10 @@ def cause_of_failure(error_message: str | None, calls: Sequence[Mapping[str, Any
     return FAILED_BY_AGENT if exited and answered and not unanswered else FAILED_BY_SYSTEM
 
 
-def numbers_of(metrics: Any) -> dict[str, float]:
-    """Return the finite numbers among the first hundred of an agent's ``metrics``; ignore all else."""
+def reported_metrics(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the finite numbers among the first hundred ``metrics`` of the last reward event; ignore all else."""
+    rewards = data_of(events, REWARD_EVENT)
+    metrics = rewards[-1].get("metrics") if rewards else None
     if not isinstance(metrics, Mapping):
         return {}
     return {

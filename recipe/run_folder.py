@@ -69,6 +69,29 @@ def step_mode(metrics: Mapping[str, Any]) -> str | None:
     return "mixed"
 
 
+# By metric, with what mends it.
+_LOSSES = {
+    "repeated_calls": "calls not trained (their request was sent again)",
+    "turns_dropped": "turns dropped (their tip-free prompt, tokens or log-probs are unknown: see gateway.log)",
+    "image_calls": "calls not trained (they have images)",
+    "overlong_rows": "rows dropped (raise model.max_prompt_tokens)",
+    "cut_rows": "rows cut (raise model.max_episode_tokens)",
+    "reply_tokens_lost": "reply tokens without gradient (of what was dropped or cut)",
+    "untaught_tokens": "reply tokens not distilled (vLLM gave no other tokens with them)",
+    "memory_failures": "memory failures (see gateway.log)",
+    "memory_late": "calls sent without tips (raise memory.embedder_threads or memory.deadline)",
+    "disagreeing_rows": "rows without their clipped term (algorithm.log_prob_gap_limit: vLLM and trainer disagree)",
+    "reflections_failed": "tips not written (see gateway.log; reflection.timeout)",
+    "spans_lost": "spans lost (see gateway.log; gateway.traces)",
+}
+
+
+def losses(metrics: Mapping[str, Any]) -> list[str]:
+    """Return what a step lost of the rollouts that it trained on, or was short of."""
+    found = ((metrics.get(f"empo2/{name}"), told) for name, told in _LOSSES.items())
+    return [f"{count:.0f} {told}" for count, told in found if count]
+
+
 def checkpoint_folder(directory: Path, step: int) -> Path:
     """Return the folder in which verl puts the checkpoint of a step."""
     return directory / f"{_STEP}{step}"

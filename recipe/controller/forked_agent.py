@@ -16,7 +16,7 @@ import os
 import stat
 import sys
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from empo2.recipe.controller.agent_process import ALONE, play
@@ -28,27 +28,11 @@ _USED_BY_MOST = ("openai", "openai.resources.chat.completions")
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-@dataclass(frozen=True)
-class Imported:
-    """What is known of an agent's class after its import."""
+def import_class(agent_class: str) -> Callable[[str, Mapping[str, str]], str | None]:
+    """Import the module of an agent's class, and what most agents use.
 
-    agent_class: str  # ``module:Class``
-    environment: dict[str, str]  # the variables during the import
-    read: frozenset[str]  # names of those that were read, and of absent ones that were asked for
-    refused: str | None  # why no agent can be forked; None if they can
-
-    def refuses(self, agent_class: str, environment: dict[str, str]) -> str | None:
-        """Return why an agent of this class with these variables cannot be forked; None if it can."""
-        if agent_class != self.agent_class:
-            return f"the run's agent is {self.agent_class}"
-        differ = {name for name in self.read if environment.get(name) != self.environment.get(name)}
-        return self.refused or (
-            f"its module reads {', '.join(sorted(differ))} while it is imported; read it in run()" if differ else None
-        )
-
-
-def import_class(agent_class: str) -> Imported:
-    """Import the module of an agent's class, and what most agents use."""
+    Return a function of an agent's class and variables: why it cannot be forked, or None if it can.
+    """
     environment = dict(os.environ)
     module, name = agent_class.split(":")
     one_thread = {variable: "1" for variable in _ONE_THREAD if variable not in environment}
@@ -68,7 +52,18 @@ def import_class(agent_class: str) -> Imported:
         refused = refused or "its module reads the whole environment while it is imported; read it in run()"
     sys.stdout.flush()  # what the import has printed would be printed by each fork
     gc.freeze()  # the collector would write into every shared page
-    return Imported(agent_class, environment, frozenset(read - one_thread.keys()), refused or _cannot_fork())
+    refused = refused or _cannot_fork()
+    read -= one_thread.keys()
+
+    def refuses(asked: str, variables: Mapping[str, str]) -> str | None:
+        if asked != agent_class:
+            return f"the run's agent is {agent_class}"
+        differ = {name for name in read if variables.get(name) != environment.get(name)}
+        return refused or (
+            f"its module reads {', '.join(sorted(differ))} while it is imported; read it in run()" if differ else None
+        )
+
+    return refuses
 
 
 @contextlib.contextmanager
@@ -102,14 +97,14 @@ def _cannot_fork() -> str | None:
     return None
 
 
-_IMPORTED = import_class(os.environ[AGENT_CLASS])
+_refuses = import_class(os.environ[AGENT_CLASS])
 _SAID = mmap.mmap(-1, 1)  # shared by all forks: not 0 once one has said why it is refused
 
 
 def run_agent(agent_class: str, environment: dict[str, str]) -> None:
     """Run an agent in this forked process; exit with its code."""
     os.setsid()
-    if reason := _IMPORTED.refuses(agent_class, environment):
+    if reason := _refuses(agent_class, environment):
         if not _SAID[0]:
             _SAID[0] = 1
             print(f"empo2: every agent starts a Python of its own, which takes seconds: {reason}", file=sys.stderr)

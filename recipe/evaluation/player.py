@@ -13,7 +13,7 @@ from empo2.recipe.config import Settings
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.evaluation.episode_results import Planned, Result, Results
 from empo2.recipe.evaluation.panels import Panel
-from empo2.recipe.failures import FAILED_BY_AGENT, FAILED_BY_SYSTEM, cause_of_failure, numbers_of, reported_error
+from empo2.recipe.failures import FAILED_BY_AGENT, FAILED_BY_SYSTEM, cause_of_failure, reported_error, reported_metrics
 from empo2.recipe.protocol import MODEL_EVENT, REWARD_EVENT, TAG, RolloutTag, data_of, scope_of
 from empo2.recipe.tip_block import blocks_in
 
@@ -145,7 +145,7 @@ def result_of(episode: Planned, status: dict[str, Any], events: Sequence[Event])
         return_=None if failed else float(value),
         calls=len(answered),
         calls_with_tips=sum(bool(blocks_in(str(call["request"]))) for call in answered),
-        metrics=numbers_of(rewards[-1].get("metrics")) if rewards else {},
+        metrics=reported_metrics(events),
         prompt_tokens=sum(each.get("prompt_tokens") or 0 for each in usage),
         reply_tokens=sum(each.get("completion_tokens") or 0 for each in usage),
         failed=failed,

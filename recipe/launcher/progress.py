@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from empo2.recipe.marked_lines import STAGES
 from empo2.recipe.printed import printable
 from empo2.recipe.protocol import StepProgress
-from empo2.recipe.run_folder import step_mode
+from empo2.recipe.run_folder import losses, step_mode
 
 type Metrics = dict[str, Any]
 
@@ -46,24 +46,6 @@ class NewLines:
         return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
-# What a step lost, with what mends it.
-_LOSSES = {
-    "rollouts_dropped": "rollouts dropped (empo2 show --dropped; agent.time_limit, algorithm.failed_rollout_return)",
-    "repeated_calls": "repeated calls",
-    "turns_dropped": "turns dropped (their tip-free prompt, tokens or log-probs are unknown: see gateway.log)",
-    "image_calls": "calls with images, which are not trained",
-    "overlong_rows": "rows dropped (raise model.max_prompt_tokens)",
-    "cut_rows": "rows cut (raise model.max_episode_tokens)",
-    "reply_tokens_lost": "reply tokens without gradient (of what was dropped or cut)",
-    "untaught_tokens": "reply tokens not distilled (vLLM gave no other tokens with them)",
-    "memory_failures": "memory failures (see gateway.log)",
-    "memory_late": "calls sent without tips (raise memory.embedder_threads or memory.deadline)",
-    "disagreeing_rows": "rows without their clipped term (algorithm.log_prob_gap_limit: vLLM and trainer disagree)",
-    "reflections_failed": "tips not written (see gateway.log; reflection.timeout)",
-    "spans_lost": "spans lost (see gateway.log; gateway.traces)",
-}
-
-
 def step_summary(metrics: Metrics) -> str:
     """Return one line on a step: return, mode, tips, seconds, failures, and the validation if there was one."""
     parts = []
@@ -72,9 +54,10 @@ def step_summary(metrics: Metrics) -> str:
             f"return {metrics.get('training/return', math.nan):7.2f}  {step_mode(metrics):18}"
             f"  {metrics.get('empo2/memory_size', 0):.0f} tips  {metrics.get('timing_s/step', 0):.0f} s"
         )
-        for key, told in _LOSSES.items():
-            if metrics.get(f"empo2/{key}"):
-                parts.append(f"{metrics[f'empo2/{key}']:.0f} {told}")
+        if dropped := metrics.get("empo2/rollouts_dropped"):
+            fix = "empo2 show --dropped; agent.time_limit, algorithm.failed_rollout_return"
+            parts.append(f"{dropped:.0f} rollouts dropped ({fix})")
+        parts += losses(metrics)
     if "val/return" in metrics:
         parts.append(f"validation {metrics['val/return']:.2f}")
         for key, name in (("train/return", "training tasks"), ("train/memory_return", "with tips")):

@@ -11,8 +11,8 @@ from agentlightning.schemas import RolloutState
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
 
 from empo2.recipe.errors import NoUsableRollouts
-from empo2.recipe.failures import FAILED_BY_AGENT, cause_of_failure, error_of, numbers_of, reported_error
-from empo2.recipe.protocol import PANEL, REWARD_EVENT, Mode, RolloutTag, data_of
+from empo2.recipe.failures import FAILED_BY_AGENT, cause_of_failure, error_of, reported_error, reported_metrics
+from empo2.recipe.protocol import PANEL, Mode, RolloutTag
 from empo2.recipe.trainer.rollout_calls import PlayedCall, calls_of, main_calls, rows_of, turns_of
 
 
@@ -145,7 +145,7 @@ class StepResults:
             mode=mode_of(rollout),
             return_=_return_of(rollout, calls, None),
             panel=panel_of(rollout),
-            agent_metrics=_agent_metrics(rollout),
+            agent_metrics=reported_metrics(rollout.events),
         )
         return result
 
@@ -187,7 +187,7 @@ class StepResults:
             return_=return_,
             intrinsic=sum(turn.intrinsic for turn in turns),
             reply_tokens=sum(len(turn.reply) for turn in known),
-            agent_metrics=_agent_metrics(rollout),
+            agent_metrics=reported_metrics(rollout.events),
             task=rollout.input or {},
             tips=list(dict.fromkeys(tip for call in calls if call.event for tip in call.event.tip_ids)),
             versions=sorted({call.data.get("server", {}).get("version") for call in answered} - {None}),
@@ -258,9 +258,3 @@ def _return_of(rollout: CompletedRollout, calls: Sequence[PlayedCall], failed_ro
     if rollout.final_reward is None or not math.isfinite(rollout.final_reward):
         raise Unusable("no_reward")
     return rollout.final_reward
-
-
-def _agent_metrics(rollout: CompletedRollout) -> dict[str, float]:
-    """Return the finite numbers in ``metrics`` of a rollout's last reward event; ignore all else that stands there."""
-    rewards = data_of(rollout.events, REWARD_EVENT)
-    return numbers_of(rewards[-1].get("metrics")) if rewards else {}

@@ -19,7 +19,7 @@ from empo2.recipe.config import Algorithm
 from empo2.recipe.marked_lines import say_note
 from empo2.recipe.protocol import TRAIN_PANEL, is_success
 from empo2.recipe.redaction import redacted
-from empo2.recipe.run_folder import METRICS_FILE
+from empo2.recipe.run_folder import METRICS_FILE, losses
 from empo2.recipe.trainer.advantages import range_warning, tip_gain, tolerance_warning
 from empo2.recipe.trainer.objective import by_kind
 from empo2.recipe.trainer.rows import groups_without_gradient
@@ -154,16 +154,7 @@ def step_line(step: int, metrics: Mapping[str, Any], *, rollouts: int, rows: int
     }
     if seen := [f"{count:.0f} {what}" for what, count in beside.items() if count]:
         said += f"; {', '.join(seen)}"
-    losses = {
-        "rows dropped, their prompt exceeds model.max_prompt_tokens": metrics["empo2/overlong_rows"],
-        "rows cut at model.max_episode_tokens": metrics["empo2/cut_rows"],
-        "turns dropped, their tip-free prompt, tokens or log-probs are not known": metrics["empo2/turns_dropped"],
-        "calls not trained, their request was sent again": metrics["empo2/repeated_calls"],
-        "calls not trained, they have images": metrics["empo2/image_calls"],
-        "reply tokens without gradient": metrics["empo2/reply_tokens_lost"],
-        "reply tokens not distilled, vLLM gave no other tokens with them": metrics.get("empo2/untaught_tokens", 0),
-    }
-    if lost := [f"{count:.0f} {what}" for what, count in losses.items() if count]:
+    if lost := losses(metrics):
         said += f"; WARNING: {', '.join(lost)}"
     return said
 

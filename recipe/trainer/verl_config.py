@@ -337,7 +337,6 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         "trainer.nnodes": hardware.nodes,
         "trainer.n_gpus_per_node": hardware.gpus_per_node,
         "trainer.total_training_steps": run.steps,
-        "trainer.total_epochs": run.steps,
         "trainer.val_before_train": run.validate_first,
         "trainer.test_freq": run.validate_every or run.steps,
         "trainer.save_freq": run.save_every or -1,
@@ -356,7 +355,6 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         values |= {
             f"{policy}.lora_rank": model.lora_rank,
             f"{policy}.lora_alpha": model.lora_alpha,
-            f"{policy}.target_modules": "all-linear",
             f"{policy}.lora.merge": True,  # see check_options; compat/verl.py mends verl's merging
         }
     return values

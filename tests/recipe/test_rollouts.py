@@ -160,8 +160,8 @@ def test_a_rollout_left_alone_by_overlong_ones_is_not_overlong() -> None:
     assert (metrics["training/return"], metrics["training/return_std"]) == (70, 10)
     split_and_cut = {"empo2/unmerged_rollouts": 0, "empo2/cut_rows": 0, "empo2/reply_tokens_lost": 0}
     assert step_line(7, metrics | split_and_cut, rollouts=2, rows=2) == (
-        "step 7: training on 2 rollouts in 2 rows; dropped 3 overlong, 1 alone in group; WARNING: 3 rows dropped, "
-        "their prompt exceeds model.max_prompt_tokens"
+        "step 7: training on 2 rollouts in 2 rows; dropped 3 overlong, 1 alone in group; WARNING: 3 rows dropped "
+        "(raise model.max_prompt_tokens)"
     )
 
 

@@ -475,8 +475,8 @@ def test_what_gets_no_gradient_is_said(capsys: pytest.CaptureFixture[str]) -> No
     assert lost == sampled - int(batch.batch["response_mask"].sum())
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert line == (
-        "step 7: training on 16 rollouts in 16 rows; dropped 2 failed by agent; WARNING: 3 calls not trained, their "
-        f"request was sent again, {lost} reply tokens without gradient"
+        "step 7: training on 16 rollouts in 16 rows; dropped 2 failed by agent; WARNING: 3 calls not trained "
+        f"(their request was sent again), {lost} reply tokens without gradient (of what was dropped or cut)"
     )
 
 
