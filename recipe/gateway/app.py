@@ -5,7 +5,6 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ def make_gateway(
     folder: Path,
     memory: MemoryService,
     serving: protocol.Serving | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
     watch: Stage | None = None,
 ) -> FastAPI:
     """Return agent-lightning's app with EMPO²'s pipeline and routes, to be served instead of ``agl-server``.
@@ -56,7 +54,6 @@ def make_gateway(
         folder: below it, and nowhere else, snapshots are written and restored.
         memory: closed with the app.
         serving: how agents are answered that have no rollout; None if there are none.
-        transport: reaches the model servers; by default over the network.
         watch: stage that sees each call that the policy answers, in the form of a chat completion or completion.
 
     Raises:
@@ -67,20 +64,13 @@ def make_gateway(
     external = settings.model.server is not None
     tokenizer = tokenizer_of(model_path, external=external)
     traces = _traces(settings, folder.resolve().name, tokenizer.special_tokens)
-    client_of: Any = partial(httpx.AsyncClient, timeout=server_client.CALL_SECONDS, event_hooks=traces.hooks)
-    others = client_of(transport=transport or server_client.Network())
-    headers = {}  # of requests to the model servers
-    plain = transport is None and not external and not traces.hooks
-    if transport is None and not external and (key := protocol.model_key(keys.admin)):
-        headers["Authorization"] = f"Bearer {key}"
-    if transport is None:
-        openai_key = os.environ.get("OPENAI_API_KEY")
-        transport = server_client.OpenAITransport(openai_key) if external else server_client.Network()
-    client = (
-        server_client.ServerClient(headers)
-        if plain
-        else client_of(transport=server_client.JsonErrors(transport), headers=headers)
+    key = os.environ.get("OPENAI_API_KEY") if external else protocol.model_key(keys.admin)
+    client = server_client.ServerClient(
+        {"Authorization": f"Bearer {key}"} if key else {},
+        traces.headers,
+        left_out=server_client.NOT_OPENAI if external else (),
     )
+    others = httpx.AsyncClient(transport=server_client.Network(), timeout=server_client.CALL_SECONDS)
     services = Services(
         settings=settings,
         memory=memory,
@@ -109,10 +99,7 @@ def make_gateway(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with contextlib.AsyncExitStack() as opened:
-            state = await opened.enter_async_context(upstream_lifespan(app))
-            for each in (client, others):
-                await opened.enter_async_context(each)
+        async with upstream_lifespan(app) as state, client, others:
             sweeping = asyncio.create_task(_sweep(services, episodes))
             try:
                 yield state

@@ -20,7 +20,6 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
-import httpx
 import structlog
 from opentelemetry import trace as otel
 from opentelemetry.context import Context
@@ -141,15 +140,12 @@ class OtelTraces(Traces):
         self._tracer = provider.get_tracer(_NAME)
         self._current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
         self._joined: OrderedDict[str, otel.SpanContext] = OrderedDict()
-        self._hooks = {"request": [self._carry]}
 
-    @property
-    def hooks(self) -> Mapping[str, Any]:
-        return self._hooks
-
-    async def _carry(self, request: httpx.Request) -> None:
+    def headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
         if isinstance(span := self.current(), OtelSpan):
-            _W3C.inject(request.headers, otel.set_span_in_context(span.otel, Context()))
+            _W3C.inject(headers, otel.set_span_in_context(span.otel, Context()))
+        return headers
 
     def current(self) -> Span:
         return self._current.get()

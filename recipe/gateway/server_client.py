@@ -1,6 +1,6 @@
-"""The connections to model servers: aiohttp for the many completions, httpx for streams, spans and other servers."""
+"""The connections to model servers: aiohttp for the many completions, httpx for ``gateway.other_server``."""
 
-import json
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import cycle
@@ -19,7 +19,7 @@ _ERROR_CHARACTERS = 1000
 _AT_ONCE = 2**20  # bytes; aiohttp warns of more, which would hold up the event loop, and sends a file in parts
 
 # Fields of the gateway's requests that are vLLM's own; OpenAI's servers refuse a request that has one.
-_NOT_OPENAI = ("return_token_ids", "top_k", "min_p", "repetition_penalty")
+NOT_OPENAI = ("return_token_ids", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass
@@ -48,13 +48,21 @@ class ServerAnswer:
 class ServerClient:
     """What the gateway needs of `httpx.AsyncClient`, at a fifth of its CPU: JSON is posted, and the answer read whole.
 
-    It knows neither streams nor hooks, and no limit on connections lets agents and reflections wait for each other's.
+    It knows no streams, and no limit on connections lets agents and reflections wait for each other's.
+
+    Args:
+        headers: of all requests.
+        carried: returns further headers of the request that is sent.
+        left_out: fields that are taken out of a body.
     """
 
     _session: aiohttp.ClientSession
 
-    def __init__(self, headers: dict[str, str]) -> None:
+    def __init__(
+        self, headers: Mapping[str, str], carried: Callable[[], Mapping[str, str]], left_out: Collection[str] = ()
+    ) -> None:
         self._headers = {"content-type": "application/json", **headers}
+        self._carried, self._left_out = carried, left_out
 
     async def __aenter__(self) -> Self:
         context = httpx.create_ssl_context()
@@ -68,16 +76,17 @@ class ServerClient:
     async def post(
         self, url: str, *, json: Any, headers: dict[str, str] | None = None, timeout: float = CALL_SECONDS
     ) -> ServerAnswer:
-        """Send JSON and return the answer, as httpx does; an error that is no JSON is told as one (`JsonErrors`).
+        """Send JSON and return the answer, as httpx does; an error that is no JSON becomes one with its text.
 
         Raises:
             httpx.TransportError: no answer within ``timeout`` seconds.
         """
-        limit, body = aiohttp.ClientTimeout(timeout), dumped(json)
+        limit = aiohttp.ClientTimeout(timeout)
+        body = dumped({name: value for name, value in json.items() if name not in self._left_out})
         data = body if len(body) < _AT_ONCE else BytesIO(body)
         try:
             async with self._session.post(
-                url, data=data, headers=headers, timeout=limit, allow_redirects=False
+                url, data=data, headers={**(headers or {}), **self._carried()}, timeout=limit, allow_redirects=False
             ) as answer:
                 content, kind = await answer.read(), answer.headers.get("content-type", "")
         except TimeoutError:  # aiohttp's own are of this type, too
@@ -109,38 +118,6 @@ class Network(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         for pool in self._pools:
             await pool.aclose()
-
-
-class OpenAITransport(Network):
-    """Sends requests as any OpenAI-compatible server takes them: with its key, and without vLLM's own fields."""
-
-    def __init__(self, key: str | None) -> None:
-        super().__init__()
-        self._key = key
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        body = {name: value for name, value in json.loads(request.content).items() if name not in _NOT_OPENAI}
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        sent = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=request.extensions)
-        return await super().handle_async_request(sent)
-
-
-class JsonErrors(httpx.AsyncBaseTransport):
-    """Gives each error that is no JSON as one with its text, which the agent is told."""
-
-    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
-        self._transport = transport
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        answer = await self._transport.handle_async_request(request)
-        if answer.status_code < 400 or answer.headers.get("content-type", "").startswith("application/json"):
-            return answer
-        told = _error(answer.status_code, await answer.aread())
-        await answer.aclose()
-        return httpx.Response(answer.status_code, json=told, extensions=answer.extensions)
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
 
 
 def _error(status: int, content: bytes) -> dict[str, Any]:

@@ -34,9 +34,8 @@ class Span:
 class Traces:
     """Makes the spans of a gateway; this one, where ``gateway.traces`` is off, makes none."""
 
-    @property
-    def hooks(self) -> Mapping[str, Any]:
-        """Return httpx's ``event_hooks`` of clients whose requests are to be children of the current span."""
+    def headers(self) -> dict[str, str]:
+        """Return the headers of a request that is to be a child of the current span."""
         return {}
 
     def current(self) -> Span:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
-import httpx
 import orjson
 import structlog
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID as DEFAULT_ATTEMPT_ID
@@ -71,8 +70,6 @@ def _is_tried_again(status: int) -> bool:
 
 
 log = structlog.get_logger()
-Client = httpx.AsyncClient | ServerClient
-WholeAnswer = httpx.Response | ServerAnswer
 
 
 class Completions:
@@ -93,7 +90,7 @@ class Completions:
         self,
         app: FastAPI,
         proxy: dict[str, Any],
-        client: Client,
+        client: ServerClient,
         *,
         trained: bool,
         counts: Counter[str],
@@ -334,11 +331,11 @@ class ModelServers:
     holds the episode.
     """
 
-    def __init__(self, proxy: dict[str, Any], client: Client) -> None:
+    def __init__(self, proxy: dict[str, Any], client: ServerClient) -> None:
         self._router = ProxyRouter(proxy)
         self._client = client
 
-    async def post(self, rollout_id: str, path: str, body: dict[str, Any], timeout: float) -> WholeAnswer:
+    async def post(self, rollout_id: str, path: str, body: dict[str, Any], timeout: float) -> ServerAnswer:
         """Send a request; ``path`` is relative to ``/v1``, or is ``/tokenize``, which is at the root.
 
         Raises:

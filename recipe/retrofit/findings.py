@@ -71,7 +71,8 @@ def _calls(trace: Trace, main: list[Call], told: list[Told], settings: Settings)
         yield Finding("ok", f"{_count(beside, 'call')} {stand} beside the main chat, and not trained: {why}")
     others = [call for call in trace.calls if not call.trained]
     if made_up := sum(call.asked == "embeddings" and settings.gateway.other_server is None for call in others):
-        why = "went to /embeddings, which the policy does not have: it got made-up vectors here, in training status 400"
+        got = "status 400" if settings.gateway.trained_calls else "made-up vectors here, in training status 400"
+        why = f"went to /embeddings, which the policy does not have: it got {got}"
         yield Finding("note", f"{_count(made_up, 'call')} {why}; name a server that embeds with gateway.other_server")
         others = [call for call in others if call.asked != "embeddings"]
     if others:

@@ -19,11 +19,13 @@ from typing import Any
 
 import httpx
 import psutil
+import starlette.requests
 import structlog
 import uvicorn
 from agentlightning.controller.local_reconciler import _build_env_from_map
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID
-from starlette.responses import Response
+from fastapi import FastAPI
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from empo2.agents import process_guard
@@ -35,7 +37,7 @@ from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.pipeline import Pipeline
 from empo2.recipe.gateway.request import Answer, Next, Request
-from empo2.recipe.gateway.server_client import Network, OpenAITransport
+from empo2.recipe.gateway.server_client import CALL_SECONDS
 from empo2.recipe.gateway.stages.normal_form import LEFT_OUT
 from empo2.recipe.messages import is_beside
 from empo2.recipe.network import direct
@@ -49,7 +51,6 @@ _HUNG_UP = 499  # what agent-lightning answers to a client that is gone
 _REPLY_SECONDS = 0.2
 _POLL_SECONDS = 0.2
 _TRACEBACK_SECONDS = 2  # to write where it is
-_EMBEDS = "http://embeddings/v1"  # stands for gateway.other_server where there is none
 
 
 @dataclass
@@ -105,13 +106,15 @@ def record(
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     variables = agent_variables(task, settings.agent.env)
     trace, keys = Trace(), Keys(agent=secrets.token_urlsafe(16), admin=secrets.token_urlsafe(16))
-    endpoint, model = server or ("http://model/v1", _MODEL)
-    model_server = OpenAITransport(os.environ.get("OPENAI_API_KEY")) if server else _ScriptedModel(Script(replies))
-    transport = _Servers(model_server)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(_gateway(trace, settings, keys, model, transport, Path(folder))) as url,
-    ):
+    own = settings.gateway
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        scripted = stack.enter_context(serving(_scripted(Script(replies), own.other_server)))
+        endpoint, model = server or (scripted, _MODEL)
+        # A script answers judges, too. Without a server for them, the other one would get all that is not trained.
+        other = own.other_server if server else own.other_server and scripted
+        other = other or (None if own.trained_calls else scripted)
+        url = stack.enter_context(serving(_gateway(trace, settings, keys, model, other, folder)))
         headers = {"Authorization": f"Bearer {keys.admin}"}
         with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
             client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
@@ -182,59 +185,45 @@ def _interrupt(pid: int) -> None:
                 each.send_signal(signal.SIGINT)
 
 
-class _Servers(httpx.AsyncBaseTransport):
-    """Reaches the model and ``gateway.other_server``; makes embeddings up where there is none."""
+def _scripted(script: Script, embedder: str | None) -> ASGIApp:
+    """Return a model server whose replies are given; embeddings are those of ``embedder``, or made up."""
+    app = FastAPI()
 
-    def __init__(self, model: httpx.AsyncBaseTransport) -> None:
-        self._model, self._network = model, Network()
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if not request.url.path.endswith("/embeddings"):
-            return await self._model.handle_async_request(request)
-        if str(request.url).startswith(_EMBEDS):
-            return _json(embeddings(json.loads(request.content)))
-        return await self._network.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        await self._model.aclose()
-        await self._network.aclose()
-
-
-class _ScriptedModel(httpx.AsyncBaseTransport):
-    """Answers as a model server whose replies are given."""
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        path, body = request.url.path, json.loads(request.content)
-        if path.endswith("/tokenize"):
-            return _json({"tokens": [1]})
+    @app.post("/{path:path}")
+    async def answer(path: str, request: starlette.requests.Request) -> Response:
+        content = await request.body()
+        if path.endswith("embeddings") and embedder:
+            kept = ("authorization", "content-type")
+            headers = {name: value for name, value in request.headers.items() if name in kept}
+            async with httpx.AsyncClient(timeout=CALL_SECONDS, trust_env=False) as client:
+                told = await client.post(f"{embedder.rstrip('/')}/embeddings", content=content, headers=headers)
+            return Response(told.content, told.status_code, media_type=told.headers.get("content-type"))
+        body = json.loads(content)
+        if path.endswith("embeddings"):
+            return JSONResponse(embeddings(body))
+        if path.endswith("tokenize"):
+            return JSONResponse({"tokens": [1]})
         await asyncio.sleep(_REPLY_SECONDS)
         choices = [
-            {"index": index, "finish_reason": "stop", "token_ids": [1], **self._script.choice(body)}
+            {"index": index, "finish_reason": "stop", "token_ids": [1], **script.choice(body)}
             for index in range(body.get("n") or 1)
         ]
-        kind = "chat.completion" if path.endswith("/chat/completions") else "text_completion"
+        kind = "chat.completion" if path.endswith("chat/completions") else "text_completion"
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        return _json({"id": "1", "object": kind, "created": 0, "model": _MODEL, "choices": choices, "usage": usage})
+        return JSONResponse(
+            {"id": "1", "object": kind, "created": 0, "model": _MODEL, "choices": choices, "usage": usage}
+        )
 
-
-def _json(value: Body) -> httpx.Response:
-    """Return a response that can be read as a stream, as one of the network can."""
-    stream = httpx.ByteStream(json.dumps(value).encode())
-    return httpx.Response(200, headers={"content-type": "application/json"}, stream=stream)
+    return app
 
 
 def _gateway(
-    trace: Trace, settings: Settings, keys: Keys, model: str, transport: httpx.AsyncBaseTransport, folder: Path
+    trace: Trace, settings: Settings, keys: Keys, model: str, other_server: str | None, folder: Path
 ) -> ASGIApp:
     """Return the gateway of a training run, with a memory that is off, and with what fills the trace around it."""
     algorithm = settings.algorithm.model_copy(update={"name": "grpo"})
-    own = settings.gateway
-    other = own.other_server or (None if own.trained_calls else _EMBEDS)  # which else gets all that is not trained
     # A script's replies have no tokens.
-    gateway = own.model_copy(update={"cumulative_tokens": False, "other_server": other})
+    gateway = settings.gateway.model_copy(update={"cumulative_tokens": False, "other_server": other_server})
     # As an external server's: no tokenizer of the model is looked for.
     served = settings.model.model_copy(update={"server": "http://model/v1", "temperature": 1.0})
     trial = settings.model_copy(update={"algorithm": algorithm, "gateway": gateway, "model": served})
@@ -267,9 +256,7 @@ def _gateway(
             call.left_out = request.scope.get(LEFT_OUT, [])
         return answer
 
-    app = make_gateway(
-        trial, model_path=model, keys=keys, folder=folder, memory=memory, transport=transport, watch=translated
-    )
+    app = make_gateway(trial, model_path=model, keys=keys, folder=folder, memory=memory, watch=translated)
     return Pipeline(app, [asked])
 
 

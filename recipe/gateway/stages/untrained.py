@@ -64,6 +64,7 @@ class UntrainedCalls:
         headers["accept-encoding"] = "identity"
         if key := os.environ.get("OPENAI_API_KEY"):
             headers |= {"authorization": f"Bearer {key}", "x-api-key": key}
+        headers |= self._services.traces.headers()
         url = f"{server.rstrip('/')}/{request.api}"
         sent = self._client.build_request("POST", url, content=request.content, headers=headers)
         try:
