@@ -50,6 +50,10 @@ class BigCodeBenchAgent(TextAgent[Episode]):
 
 
 def code_of(reply: str) -> str:
-    """Return the reply's last block that defines a function, else its last block, else the reply."""
-    found = blocks(reply) or [reply]
-    return ([block for block in found if "def " in block] or found)[-1]
+    """Return the reply's last block that defines `task_func`, else a function, else its last block, else the reply.
+
+    A block may be without an end, where the reply is.
+    """
+    found = blocks(reply, cut=True) or [reply]
+    having = ([block for block in found if words in block] for words in ("def task_func", "def ", ""))
+    return next(filter(None, having))[-1]

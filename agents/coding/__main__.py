@@ -41,7 +41,9 @@ def main() -> None:
         "--task", type=Path, default=os.environ.get("TASK_FOLDER") or None, help="default: $TASK_FOLDER"
     )
     parser.add_argument(
-        "agent", choices=[*KNOWN], help="`command`: the words that follow, in which {NAME} is a variable"
+        "agent",
+        choices=[*KNOWN],
+        help="`command`: the words that follow, in which CommandAgent fills in each {NAME}",
     )
     parser.add_argument("words", nargs=argparse.REMAINDER, help="more words for the agent's command")
     given = parser.parse_args()
@@ -81,9 +83,16 @@ def play(task: Task, name: str, words: Sequence[str], programs: Sequence[str] = 
         task.copy_into(work)
         make_repository(work)
         variables = {name: value for name, value in os.environ.items() if not _NOT_FOR_THE_AGENT.match(name)}
-        variables |= {"PATH": search, **room.variables, **task.variables}
+        variables |= {"PATH": search, **room.variables}
+        for variable, value in task.variables.items():  # a later one may hold an earlier one
+            variables[variable] = _expanded(room.shown(value), variables)
+        if search not in variables["PATH"]:
+            variables["PATH"] += os.pathsep + search
+        variables |= room.variables
         variables = {"CONTEXT_TOKENS": str(CONTEXT_TOKENS), "REPLY_TOKENS": str(REPLY_TOKENS)} | variables
-        known = {**variables, "INSTRUCTION": room.shown(task.instruction)}
+        instruction = room.shown(task.instruction)
+        # One that begins with a dash would be read as an option.
+        known = {**variables, "INSTRUCTION": f"\n{instruction}" if instruction.startswith("-") else instruction}
         variables |= {name: _filled(value, known) for name, value in agent.variables.items()}
         warm = _warm_home(name, search)
         for source in (warm, home):
@@ -137,7 +146,8 @@ def run_tests(task: Task, room: Room, variables: Mapping[str, str]) -> float:
     for left in logs.glob("reward.*"):  # by the agent
         left.unlink()
     command = ["bash", room.shown(f"{TESTS}/{script.name}")]
-    tests_variables = {"TEST_DIR": room.shown(TESTS), **variables, **task.verifier_variables}
+    own = {name: _expanded(room.shown(value), variables) for name, value in task.verifier_variables.items()}
+    tests_variables = {"TEST_DIR": room.shown(TESTS), **variables, **own}
     with (logs / "test-stdout.txt").open("wb") as output:
         code = room.run(command, tests_variables, task.verifier_seconds, output)
     if task.form == "terminal-bench":
@@ -169,6 +179,11 @@ def _filled(text: str, variables: Mapping[str, str]) -> str:
         if name not in variables:
             raise Failed(f"{name} is not set; empo2.agents.command:CommandAgent sets it")
     return _PLACEHOLDER.sub(lambda found: variables[found[1]], text)
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """Return a value of a Dockerfile's ENV with other variables filled in, as a build does."""
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: variables.get(found[1] or found[2], ""), text)
 
 
 def _warm_home(agent: str, path: str) -> Path:

@@ -7,7 +7,7 @@ from empo2.agents.scienceworld.agent import ScienceWorldAgent
 from empo2.agents.scienceworld.environment import Environment
 from empo2.agents.scienceworld.game import Game
 from empo2.agents.scienceworld.tasks import Episode
-from empo2.agents.text_game.agent import OUTGROWN, Server, prefix_of
+from empo2.agents.text_game.agent import OUTGROWN, Server, is_too_long, prefix_of
 from empo2.agents.text_game.game import Outcome
 
 TOOL_CALL_TOKENS = 32  # of a call beyond its action: brackets, and the names of tool and argument
@@ -23,7 +23,7 @@ class FrameworkAgent(ScienceWorldAgent):
             try:
                 self.converse(game, server)
             except Exception as error:  # each framework raises its own error for it
-                if "context length" not in str(error):
+                if not is_too_long(error):
                     raise
                 return game.outcome(OUTGROWN)
             return game.outcome()

@@ -46,7 +46,7 @@ class HLEAgent(TextAgent[Episode]):
             right, by = is_choice(reply, episode.answer), "its letter"
         elif judge := os.environ.get(JUDGE):
             question = JUDGEMENT.format(question=episode.question, answer=episode.answer, reply=reply)
-            said = connect(replace(server, model=judge))([{"role": "user", "content": question}])
+            said = connect(replace(server, model=judge), limited=False)([{"role": "user", "content": question}])
             right, by = said.strip().lower().startswith("yes"), "the judge"
         else:
             right, by = is_same(reply, episode.answer), "its text"

@@ -16,6 +16,8 @@ SETTINGS = Path(__file__).with_name("hle.yaml")
 HUB = "hub:"
 _SPLIT = "test"  # the only one
 _READABLE = (".jsonl", ".parquet")
+_MARKUP = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}")
+_NAMED = re.compile(r"^\W*(?:option|choice)\s+", re.IGNORECASE)
 _ANSWER = re.compile(r"answer\W*?:[*\s]*(.+)", re.IGNORECASE)
 
 
@@ -44,8 +46,13 @@ def answer_of(reply: str) -> str:
 
 def is_choice(reply: str, right: str) -> bool:
     """Return whether a reply's answer begins with the letter of the right choice; a last line must be it alone."""
-    letter = re.match(r"\W*([A-Z])\b" if _ANSWER.search(reply) else r"\W*([A-Z])\W*\Z", answer_of(reply))
-    return letter is not None and letter[1] == right.strip()
+    text = answer_of(reply)
+    while (plain := _MARKUP.sub(r"\1", text)) != text:  # one in another
+        text = plain
+    text = _NAMED.sub("", text)
+    letter = re.match(r"\W*([A-Z])\b" if _ANSWER.search(reply) else r"\W*([A-Z])\W*\Z", text)
+    letter = letter or re.fullmatch(r"\W*([a-z])\W*", text)
+    return letter is not None and letter[1].upper() == right.strip()
 
 
 def is_same(reply: str, right: str) -> bool:

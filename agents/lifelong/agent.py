@@ -22,6 +22,9 @@ SERVER = "LIFELONG_MYSQL"  # a variable: an option file of MySQL's clients, in p
 
 NOTHING = "Nothing was run: your reply has neither a block nor {ending}."
 _OUTPUT_CHARACTERS = 1000
+_CHECK_SECONDS = 60  # of a machine's start and check, which are not the player's
+# An answer in a block that is no statement.
+_ANSWER_BLOCK = re.compile(r"(answer\W*?:\s*)```(?!sql)\w*\n(.*?)```", re.IGNORECASE | re.DOTALL)
 
 
 class Game(ABC):
@@ -93,6 +96,9 @@ class TableGame(Game):
         self._answer = ""
         return f"{task['instruction']}\n\nTable: {described(task['table'])}"
 
+    def act(self, reply: str) -> None:
+        super().act(_ANSWER_BLOCK.sub(r"\1\2", reply))
+
     def _run(self, block: str) -> str:
         return shown(self._table, block)
 
@@ -127,7 +133,7 @@ class MachineGame(Game):
 
     def _begin(self, task: Task) -> str:
         self._machine = Sandbox("shell")
-        code, output = self._machine.run(task["start"])
+        code, output = self._machine.run(task["start"], _CHECK_SECONDS)
         if code != 0:
             self.close()
             raise RuntimeError(f"{self.episode.name}: its start ended with {code}: {output[-200:]}")
@@ -142,7 +148,10 @@ class MachineGame(Game):
         return re.search(r"\bfinish", reply, re.IGNORECASE) is not None
 
     def _solved(self) -> bool:
-        return self._machine.run(self.task["check"])[0] == 0
+        code, _ = self._machine.run(self.task["check"], _CHECK_SECONDS)
+        if code is None:
+            raise RuntimeError(f"{self.episode.name}: its check took longer than {_CHECK_SECONDS} s")
+        return code == 0
 
     def close(self) -> None:
         self._machine.close()

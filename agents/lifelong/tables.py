@@ -5,6 +5,7 @@ divides exactly, a whole column rounds what is written to it, and text is compar
 """
 
 import ast
+import contextlib
 import hashlib
 import json
 import math
@@ -13,11 +14,13 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Protocol
 
 _SECONDS = 5  # of a statement
 _CHARACTERS = 2000  # of a result that a player sees
+_ROWS = 10_000  # of a result: a join by mistake would fill the memory
 _CONCAT_BYTES = 1024  # MySQL's group_concat_max_len, which cuts the fingerprint of a long table
 
 Rows = list[tuple[Any, ...]]
@@ -67,9 +70,8 @@ class SQLiteTable:
         self._database = sqlite3.connect(":memory:", isolation_level=None)
         for name, arguments, function in _FUNCTIONS:
             self._database.create_function(name, arguments, function, deterministic=True)
-        self._database.create_aggregate("avg", 1, _Average)  # pyright: ignore[reportArgumentType] (a protocol)
-        for name in ("stddev", "std", "stddev_pop"):
-            self._database.create_aggregate(name, 1, _Deviation)  # pyright: ignore[reportArgumentType]
+        for name, aggregate in _AGGREGATES.items():
+            self._database.create_window_function(name, 1, aggregate)  # pyright: ignore[reportArgumentType] (a protocol)
         types = (f"`{column['name']}` {column['type']} COLLATE NOCASE" for column in columns)
         self._database.execute(f"CREATE TABLE `{self._name}` ({', '.join(types)})")
         values = [[str(value) for value in row] for row in info["row_list"]]
@@ -80,10 +82,11 @@ class SQLiteTable:
         deadline = time.monotonic() + _SECONDS
         self._database.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
         try:
-            cursor = self._database.execute(_exact_division(statement.strip().rstrip(";")))
-            found = cursor.fetchall()
-            if cursor.description is None:
-                for column in self._whole:
+            cursor = self._database.execute(_for_sqlite(statement.strip().rstrip(";")))
+            found, changes = cursor.fetchmany(_ROWS), cursor.description is None
+            cursor.close()  # an open one locks the table
+            for column in self._whole if changes else ():
+                with contextlib.suppress(sqlite3.OperationalError):  # the column, or the table, has another name now
                     self._database.execute(
                         f"UPDATE `{self._name}` SET `{column}` = CAST(ROUND(`{column}`) AS INT) "
                         f"WHERE typeof(`{column}`) = 'real'"
@@ -114,12 +117,13 @@ class ServerTable:
         self._name, columns, self._error = info["name"], info["column_info_list"], pymysql.Error
         self._database = f"lifelong_{uuid.uuid4().hex}"
         try:
-            self._connection = pymysql.connect(read_default_file=options, autocommit=True, read_timeout=_SECONDS)
+            # The server ends statements first: one that goes on alone would hold its locks.
+            self._connection = pymysql.connect(read_default_file=options, autocommit=True, read_timeout=2 * _SECONDS)
         except pymysql.Error as error:
             raise ConnectionError(f"{options}: {error}") from None
         with self._connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {self._database}")
-            cursor.execute(f"USE {self._database}")
+            self._set_up()
             types = (f"`{column['name']}` {column['type']}" for column in columns)
             cursor.execute(f"CREATE TABLE `{self._name}` ({', '.join(types)})")
             cursor.executemany(
@@ -130,7 +134,7 @@ class ServerTable:
         try:
             if not self._connection.open:  # a statement that took too long has closed it
                 self._connection.connect()
-                self._connection.select_db(self._database)
+                self._set_up()
             with self._connection.cursor() as cursor:
                 cursor.execute(statement)
                 found = cursor.fetchall()
@@ -142,10 +146,20 @@ class ServerTable:
         return self.execute(f"SELECT * FROM `{self._name}`")
 
     def close(self) -> None:
-        self._connection.ping(reconnect=True)
+        with contextlib.suppress(self._error):  # the episode's result is there already
+            self._connection.ping(reconnect=True)
+            with self._connection.cursor() as cursor:
+                cursor.execute(f"DROP DATABASE IF EXISTS {self._database}")
+            self._connection.close()
+
+    def _set_up(self) -> None:
+        self._connection.select_db(self._database)
+        # MySQL's and MariaDB's names of a statement's limit.
+        limits = (f"max_execution_time = {1000 * _SECONDS}", f"max_statement_time = {_SECONDS}")
         with self._connection.cursor() as cursor:
-            cursor.execute(f"DROP DATABASE {self._database}")
-        self._connection.close()
+            for setting in (f"sql_select_limit = {_ROWS}", *limits):
+                with contextlib.suppress(self._error):
+                    cursor.execute(f"SET SESSION {setting}")
 
 
 # Verdicts
@@ -178,7 +192,7 @@ def parse_answer(text: str) -> list[list[Any]] | None:
         try:
             rows = read(text)
             break
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
     else:
         return None
@@ -198,7 +212,7 @@ def _equal(one: Any, other: Any) -> bool:
 def _number(value: Any) -> float | None:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None  # Nan and Infinity are names, too
 
@@ -213,11 +227,22 @@ def _order(row: Sequence[Any]) -> list[str]:
 
 # What SQLite lacks or does otherwise
 
-_QUOTED_OR_DIVISION = re.compile(r"""('[^']*'|"[^"]*"|`[^`]*`|/\*.*?\*/)|/""", re.DOTALL)
+_UNLIKE = re.compile(r"""('[^']*'|"[^"]*"|`[^`]*`|/\*.*?\*/)|\b(left|right)\s*\(|/""", re.DOTALL | re.IGNORECASE)
+# MySQL's letters of DATE_FORMAT that are others in Python.
+_DATE_LETTERS = {"%i": "%M", "%s": "%S", "%M": "%B", "%W": "%A", "%T": "%H:%M:%S", "%h": "%I"}
 _FORBIDDEN = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA}
 _FUNCTIONS: tuple[tuple[str, int, Callable[..., Any]], ...] = (
     ("concat", -1, lambda *parts: None if None in parts else "".join(map(str, parts))),
     ("if", 3, lambda condition, yes, no: yes if condition else no),
+    ("concat_ws", -1, lambda between, *parts: str(between).join(str(part) for part in parts if part is not None)),
+    ("char_length", 1, lambda text: None if text is None else len(str(text))),
+    ("leftmost", 2, lambda text, size: None if text is None else str(text)[: max(size, 0)]),
+    ("rightmost", 2, lambda text, size: None if text is None else str(text)[-size:] if size > 0 else ""),
+    ("regexp", 2, lambda pattern, text: None if text is None else bool(re.search(pattern, str(text), re.IGNORECASE))),
+    ("now", 0, lambda: f"{datetime.now():%Y-%m-%d %H:%M:%S}"),
+    ("curdate", 0, lambda: f"{datetime.now():%Y-%m-%d}"),
+    ("datediff", 2, lambda one, other: (_date(one).date() - _date(other).date()).days if one and other else None),
+    ("date_format", 2, lambda date, form: _date(date).strftime(_pythons(form)) if date else None),
     ("year", 1, lambda date: int(date[:4]) if date else None),
     ("month", 1, lambda date: int(date[5:7]) if date else None),
     ("day", 1, lambda date: int(date[8:10]) if date else None),
@@ -226,9 +251,18 @@ _FUNCTIONS: tuple[tuple[str, int, Callable[..., Any]], ...] = (
 )
 
 
-def _exact_division(statement: str) -> str:
-    """Let `/` divide whole numbers exactly; quoted text and comments stay."""
-    return _QUOTED_OR_DIVISION.sub(lambda match: match[1] or " * 1.0 /", statement)
+def _for_sqlite(statement: str) -> str:
+    """Let `/` divide whole numbers exactly, and LEFT and RIGHT be functions; quoted text and comments stay."""
+    return _UNLIKE.sub(lambda match: match[1] or (f"{match[2]}most(" if match[2] else " * 1.0 /"), statement)
+
+
+def _date(text: str) -> datetime:
+    """Return a time, or the beginning of a day; a player sees SQLite's "user-defined function raised exception"."""
+    return datetime.fromisoformat(text) if ":" in text else datetime.fromisoformat(text[:10])
+
+
+def _pythons(form: str) -> str:
+    return re.sub("%.", lambda found: _DATE_LETTERS.get(found[0], found[0]), form)
 
 
 class _Average:
@@ -239,6 +273,13 @@ class _Average:
         if value is not None:
             self.values.append(value if isinstance(value, int) else _leading_number(value))
 
+    def inverse(self, value: Any) -> None:  # of the row that leaves a window, which is the oldest one
+        if value is not None:
+            del self.values[0]
+
+    def value(self) -> float | None:
+        return self.finalize()
+
     def finalize(self) -> float | None:
         if not self.values:
             return None
@@ -248,12 +289,25 @@ class _Average:
         return math.fsum(self.values) / len(self.values)
 
 
-class _Deviation(_Average):
+class _Variance(_Average):
     def finalize(self) -> float | None:
         if not self.values:
             return None
         mean = math.fsum(self.values) / len(self.values)
-        return math.sqrt(math.fsum((value - mean) ** 2 for value in self.values) / len(self.values))
+        return math.fsum((value - mean) ** 2 for value in self.values) / len(self.values)
+
+
+class _Deviation(_Variance):
+    def finalize(self) -> float | None:
+        variance = super().finalize()
+        return None if variance is None else math.sqrt(variance)
+
+
+_AGGREGATES = {
+    "avg": _Average,
+    **dict.fromkeys(("stddev", "std", "stddev_pop"), _Deviation),
+    **dict.fromkeys(("variance", "var_pop"), _Variance),
+}
 
 
 def _leading_number(value: Any) -> float:

@@ -59,9 +59,9 @@ def tagged(reply: str, thoughts: Sequence[str] = ("think",)) -> tuple[str, bool]
     return text[start + len("<action>") : end].strip(), valid
 
 
-def blocks(reply: str) -> list[str]:
-    """Return what stands between lines of three backticks."""
-    return re.findall(r"```(?:\w+)?[ \t]*\n(.*?)```", reply, re.DOTALL)
+def blocks(reply: str, *, cut: bool = False) -> list[str]:
+    """Return what stands between lines of three backticks; with `cut`, also between the last one and the end."""
+    return re.findall(rf"```(?:\w+)?[ \t]*\n(.*?)(?:```{r'|\Z' if cut else ''})", reply, re.DOTALL)
 
 
 def nearest(text: str, valid_actions: Sequence[str]) -> str:

@@ -13,6 +13,8 @@ from .game import Outcome, TextGame
 MAX_TOKENS = 32  # per reply, as in the EMPO2 paper
 MODEL_TIMEOUT_SECONDS = 300
 MODEL_RETRIES = 3
+# In the messages of OpenAI and of vLLM 0.20; the last one is of a prompt that is just as long as the context.
+_TOO_LONG = ("context length", "maximum model length", "max_tokens must be at least 1, got 0")
 OUTGROWN = "; ended there because the chat outgrew the model's context"
 
 Message = dict[str, str]
@@ -21,6 +23,11 @@ Model = Callable[[list[Message]], str]
 
 class ContextOverflow(Exception):
     """The chat no longer fits into the model's context."""
+
+
+def is_too_long(error: Exception) -> bool:
+    """Return whether a server refused a chat that outgrew the context; there is no error code that all servers send."""
+    return any(words in str(error) for words in _TOO_LONG)
 
 
 @dataclass(frozen=True)
@@ -117,9 +124,12 @@ def play_chat(game: Chat, model: Model, show: Callable[[str], object] = lambda t
     return game.outcome()
 
 
-def connect(server: Server) -> Model:
-    """Return a function from a chat to the model's reply. It raises openai's errors after the retries."""
-    from openai import BadRequestError, OpenAI  # takes 1.8 s, so only after the task has been checked
+def connect(server: Server, *, limited: bool = True) -> Model:
+    """Return a function from a chat to the model's reply. It raises openai's errors after the retries.
+
+    Models of OpenAI's that reason refuse `max_tokens`: with `limited` false none are sent.
+    """
+    from openai import BadRequestError, OpenAI, omit  # takes 1.8 s, so only after the task has been checked
 
     # Without a key the header would be "Bearer ", which is not a valid one.
     key = server.key or "none"
@@ -130,11 +140,10 @@ def connect(server: Server) -> Model:
             answer = client.chat.completions.create(
                 model=server.model,
                 messages=messages,  # pyright: ignore[reportArgumentType] (plain dicts)
-                max_tokens=server.max_tokens,
+                max_tokens=server.max_tokens if limited else omit,
             )
         except BadRequestError as error:
-            # The messages of vLLM 0.20 and of OpenAI; there is no error code that all servers send.
-            if "context length" in str(error):
+            if is_too_long(error):
                 raise ContextOverflow(str(error)) from error
             raise
         return answer.choices[0].message.content or ""

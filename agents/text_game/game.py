@@ -69,7 +69,7 @@ class TextGame:
     def __init__(self, environment: TextEnvironment, episode: TextEpisode, system: str, state: State) -> None:
         self._environment, self.episode, self._state = environment, episode, state
         self._actions: list[str] = []
-        self._corrected = self._invalid = 0
+        self._replayed = self._corrected = self._invalid = 0
         self.system = system
         self._show(f"{environment.task_description}\n\n{state.observation}")
 
@@ -90,6 +90,7 @@ class TextGame:
         """Take actions before the first turn, which then shows the task and what the last one came to."""
         for action in actions:
             self._take(action or None)
+        self._replayed = len(actions)
         if actions:
             self._show(f"{self._environment.task_description}\n\n{self._state.observation}")
 
@@ -109,7 +110,8 @@ class TextGame:
         invalid = "invalid_actions", self._invalid
         counts = {"paper": ("corrected_actions", self._corrected), "choice": invalid, "tags": invalid, "meta": invalid}
         name, count = counts.get(self.episode.actions, ("", 0))
-        metrics = {name: count / self._steps} if name and self._steps else {}
+        played = self._steps - self._replayed
+        metrics = {name: count / played} if name and played else {}
         return Outcome(self._state.score, message, metrics, self.episode.full_score, self._actions)
 
     def _action(self, reply: str) -> str | None:

@@ -76,6 +76,7 @@ class WarmAgent:
                 with contextlib.suppress(ProcessLookupError):
                     kill(self.pid, signal.SIGKILL)
             self.returncode = -signal.SIGKILL
+        self._process.close()  # its descriptors: agent-lightning keeps every agent that it has started
         self._ended.set()
 
 

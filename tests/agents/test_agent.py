@@ -19,6 +19,7 @@ from empo2.agents.text_game.game import NOT_LISTED
 pytestmark = [pytest.mark.stack, pytest.mark.usefixtures("shared_simulator")]
 
 OVERFLOW = "This model's maximum context length is 2048 tokens. However, you requested 32 output tokens."
+JUST_FULL = "max_tokens must be at least 1, got 0."  # of a prompt that is as long as the context (vLLM 0.20)
 
 
 @pytest.fixture
@@ -96,9 +97,10 @@ def test_the_chosen_action_is_what_the_environment_does(run, server, episode, sh
     assert server.events[0]["data"]["message"].endswith("after 4 of 4 steps")
 
 
-def test_a_chat_that_outgrows_the_context_ends_the_episode(run, server, episode):
+@pytest.mark.parametrize("said", [OVERFLOW, JUST_FULL])
+def test_a_chat_that_outgrows_the_context_ends_the_episode(run, server, episode, said: str):
     def reply(messages: list[dict]) -> str:
-        server.refusal = (400, OVERFLOW)
+        server.refusal = (400, said)
         return "teleport to kitchen"
 
     server.reply = reply

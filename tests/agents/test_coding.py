@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from empo2.agents.coding import room
+from empo2.agents.coding import known, room
 from empo2.agents.coding.__main__ import Failed, play
 from empo2.agents.coding.task_folders import NeedsContainer, read_folder, read_task
 from empo2.recipe.config import load_settings
@@ -79,6 +79,27 @@ def test_a_reward_in_either_form(outside: Path, form: str) -> None:
     assert say(task, "echo right > /app/answer.txt") == 1
     assert say(task, "true") == 0.25
     assert (task / "environment/files/answer.txt").read_text() == "wrong\n"
+
+
+def test_variables_of_a_dockerfile_are_filled_in_and_name_the_rooms_folders(outside: Path, form: str) -> None:
+    """The room's HOME stays, and the host's programs are found."""
+    files = 'ENV PYTHONPATH=/app/deeper HOME=/root\nENV PATH="/app/bin:$PATH" WORD=${NAME}right${NO_SUCH}\n'
+    toml = "[environment.env]\nPLACE = '/app/answer.txt'\n[verifier.env]\nMORE = '$PLACE'\n"
+    tests = "cd / && python3 -c 'import more' && cp \"$MORE\" /logs/verifier/reward.txt\n"
+    task = harbor(outside / "task", tests, toml, f"COPY files/ .\n{files}")
+    (task / "environment/files/deeper/more.py").write_text("")
+    line = 'test "$WORD" = right && test "$HOME" != /root && touch "$HOME/mine" && echo 0.5 > "$PLACE"'
+    assert say(task, line) == 0.5
+
+
+def test_an_instruction_is_no_option(outside: Path) -> None:
+    task = harbor(outside / "task")
+    (task / "instruction.md").write_text("- Write the right word.\n")
+    agent = known.CodingAgent("", "sh -c 'echo \"$0\" > answer.txt' {INSTRUCTION}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(known.KNOWN, "mine", agent)
+        assert play(read_task(task), "mine", []) == 1
+        assert play(read_task(task), "mine", []) == 1
 
 
 def test_all_that_an_agent_started_ends_at_its_time_limit(outside: Path, form: str) -> None:

@@ -100,6 +100,16 @@ async def test_an_agents_end_is_its_own(warm, act: str, code: int, said: str | N
     assert await running.wait() == -signal.SIGKILL
 
 
+async def test_agents_that_have_ended_hold_no_descriptors(warm) -> None:
+    """`LocalReconciler` keeps every agent that it has started."""
+    agents = warm()
+    await agents.play("write")
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [await agents.start("write") for _ in range(4)]
+    assert [await agent.wait() for agent in kept] == [0] * 4
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 async def test_a_killed_agent_takes_its_children_along_as_agent_lightning_kills(warm) -> None:
     """`LocalReconciler._kill_process_group` kills the group of `pid` and waits for 5 s."""
     agents = warm()

@@ -32,8 +32,9 @@ log = structlog.get_logger()
 
 # A reflection repeats these fields of the call before it, so that its prompt continues that call's prompt.
 _SHARED = ("tools", "chat_template_kwargs", *TEMPLATE_ARGUMENTS)
-# In vLLM 0.20's refusals (vllm.renderers.params, vllm.v1.engine.input_processor).
-_TOO_LONG = ("context length", "maximum model length")
+# In vLLM 0.20's refusals (vllm.renderers.params, vllm.v1.engine.input_processor); the last is of a prompt that is just
+# as long as the context.
+_TOO_LONG = ("context length", "maximum model length", "max_tokens must be at least 1, got 0")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 
 

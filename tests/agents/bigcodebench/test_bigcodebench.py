@@ -38,6 +38,9 @@ def test_each_task_is_solved_by_its_solution_and_by_no_empty_one(task: str, play
 
 def test_the_code_is_the_last_block_with_a_function():
     assert code_of("a\n```python\ndef f(): 1\n```\nb\n```\nf()\n```") == "def f(): 1\n"
+    solved = "```python\ndef task_func(): 1\n```\nExample:\n"
+    assert code_of(solved + "```python\ndef main(): task_func()\n```") == "def task_func(): 1\n"
+    assert code_of("Here:\n```python\ndef task_func(): 1\n") == "def task_func(): 1\n"  # the reply was cut
     assert code_of("```\nx = 1\n```\n```py\ny = 1\n```") == "y = 1\n" and code_of("def f(): 1") == "def f(): 1"
 
 

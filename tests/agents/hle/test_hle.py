@@ -74,6 +74,8 @@ def test_answers_are_compared_by_letter_or_as_text():
     assert answer_of("Answer: A\nNo.\nAnswer: B") == "B"
     for reply, right in (("Answer: B", True), ("Answer: (B) 23", True), ("B", True), ("Answer: Because", False)):
         assert is_choice(reply, "B") is right
+    for said in (r"\boxed{B}", r"$\boxed{\text{B}}$", r"\textbf{B}", "Option B", "choice (B)", "b", "**B**"):
+        assert is_choice(f"Answer: {said}", "B") and not is_choice(f"Answer: {said}", "A"), said
     assert is_same("Answer: The Moon.", "the  moon") and not is_same("Answer: Moon", "the moon")
     for text in ("-5", ".5", "√2", "(1,2)", r"\frac{1}{2}", "$x$", "**-1**"):
         right = text.strip("*$")

@@ -49,6 +49,12 @@ def an_episode(name: str, **changes: Any) -> Episode:
         ("SELECT COUNT(*) FROM t GROUP BY b ORDER BY b", [(1,), (2,)]),  # ann; Ben and ben
         ("SELECT AVG(b) FROM t WHERE a < 0", [(None,)]),
         ('SELECT IF(a > 3, "much", CONCAT(b, "!")) FROM t', [("ann!",), ("Ben!",), ("much",)]),
+        ("SELECT AVG(a) OVER (ORDER BY a ROWS 1 PRECEDING) FROM t", [(1.0,), (1.5,), (3.0,)]),
+        ("SELECT VAR_POP(a) FROM t", [(pytest.approx(14 / 9),)]),
+        ("SELECT LEFT(b, 2), RIGHT (b, 1), CHAR_LENGTH(b), 'LEFT(' FROM t WHERE a = 1", [("an", "n", 3, "LEFT(")]),
+        ("SELECT t.a FROM t LEFT JOIN t AS u ON t.a = u.a WHERE t.b REGEXP '^B'", [(2,), (4,)]),
+        ("SELECT DATEDIFF('2024-03-01', '2024-02-01 08:00:00'), CONCAT_WS('-', 1, NULL, 'x')", [(29, "1-x")]),
+        ("SELECT DATE_FORMAT('2024-03-01 08:05:06', '%d.%m.%Y %H:%i:%s, %M')", [("01.03.2024 08:05:06, March",)]),
         ("SELECT YEAR('2024-05-06'), MONTH('2024-05-06'), GREATEST(1, 3, 2)", [(2024, 5, 3)]),
     ],
 )
@@ -60,6 +66,18 @@ def test_what_is_written_to_a_whole_column_is_rounded():
     table = a_table([[1, "x"], [2, "y"], [3, "z"]])
     table.execute("UPDATE t SET a = a * 1.5")  # 1.5, 3, 4.5
     assert table.rows() == [(2, "x"), (3, "y"), (5, "z")]
+
+
+def test_a_renamed_column_is_no_error_of_what_is_written_later():
+    table = a_table([[1, "x"]])
+    table.execute("ALTER TABLE t RENAME COLUMN a TO n")
+    assert table.execute("INSERT INTO t VALUES (2, 'y')") == [] and table.rows() == [(1, "x"), (2, "y")]
+
+
+def test_a_join_by_mistake_does_not_fill_the_memory():
+    table = a_table([[number, "x"] for number in range(100)])
+    assert len(table.execute("SELECT * FROM t AS u, t AS v, t AS w")) == 10_000
+    assert table.execute("DROP TABLE t") == []
 
 
 def test_other_files_and_endless_statements_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -89,6 +107,7 @@ def test_other_files_and_endless_statements_are_refused(monkeypatch: pytest.Monk
         ("42", [[42]]),
         ("[]", []),
         ("Ann and Ben", None),
+        ('{["Ann", 3]}', None),
         ("[" * 10_000, None),
     ],
 )
@@ -102,6 +121,7 @@ def test_rows_are_compared_as_numbers_and_text():
     assert equal_rows([("b", 1), ("a", 2)], [("a", 2), ("b", 1)], ordered=False)
     assert not equal_rows([("b", 1), ("a", 2)], [("a", 2), ("b", 1)], ordered=True)
     assert not equal_rows([], [("a",)], ordered=False)
+    assert not equal_rows([(10**400,)], [[1]], ordered=False)
     assert equal_rows([("Nan", 3), ("Infinity", 1)], [["Infinity", 1], ["Nan", 3]], ordered=False)  # names
 
 
@@ -181,11 +201,22 @@ def test_a_player_who_breaks_the_machine_has_not_solved_the_task(command: str, p
     assert (reward["value"], len(server.chats)) == (0, 3)
 
 
+def test_a_check_that_takes_too_long_is_no_verdict(monkeypatch: pytest.MonkeyPatch):
+    game: Any = MachineAgent.game(an_episode("os/own-4"))
+    monkeypatch.setattr(game._machine, "run", lambda *_: (None, ""))
+    with pytest.raises(RuntimeError, match=r"os/own-4: its check took longer than 60 s"):
+        game.outcome()
+    monkeypatch.undo()
+    game.close()
+
+
 def test_order_counts_where_the_statement_has_one(play_agent: Callable[..., dict]):
     right = OWN["db/own-1"]["answers"][0]
     assert [row[0] for row in right] == ["North", "South", "East"]
     for rows, value in ((right, 1), (right[::-1], 0)):
         assert play_agent(LifelongAgent, an_episode("db/own-1"), [f"Answer: {json.dumps(rows)}"])["value"] == value
+    fenced = f"Answer:\n```json\n{json.dumps(right)}\n```"
+    assert play_agent(LifelongAgent, an_episode("db/own-1"), [fenced])["value"] == 1
     rows = OWN["db/own-4"]["answers"][0][::-1]
     assert play_agent(LifelongAgent, an_episode("db/own-4"), [f"Answer: {json.dumps(rows)}"])["value"] == 1
 
