@@ -111,6 +111,7 @@ def test_a_judge_decides_on_answers_that_are_no_choices(play_agent: Callable[...
         assert play_agent(HLEAgent, an_episode("0.5"), replies, **{JUDGE: "judge-1"})["value"] == value
         answer, judgement = server.chats
         assert (answer["model"], judgement["model"]) == ("policy", "judge-1")
+        assert "max_tokens" in answer and "max_tokens" not in judgement
         assert "0.5" not in str(answer) and "The right answer: 0.5" in judgement["messages"][0]["content"]
     server.chats.clear()
     assert play_agent(HLEAgent, an_episode("B", CHOICE), ["Answer: B"], **{JUDGE: "judge-1"})["value"] == 1
