@@ -129,6 +129,8 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
     directory.chmod(0o700)
     if checkpoint is None and source is not None:
         copy_memory(source, directory / MEMORY_FILE)
+        if (beside := source.with_suffix(".npz")).exists():  # what `algorithm.novelty: rnd` has learned
+            shutil.copy2(beside, (directory / MEMORY_FILE).with_suffix(".npz"))
     write_settings(settings, directory)
     return directory, checkpoint
 

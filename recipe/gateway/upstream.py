@@ -41,7 +41,7 @@ from empo2.recipe.config import Model
 from empo2.recipe.gateway.continued import Continuations
 from empo2.recipe.gateway.request import SERVED, Answer, Next, Request, refusal
 from empo2.recipe.gateway.server_client import ServerAnswer, ServerClient
-from empo2.recipe.protocol import CONTINUED, REWARD_EVENT, RolloutTag, data_of, whole_events
+from empo2.recipe.protocol import CONTINUED, MODEL_EVENT, REWARD_EVENT, RolloutTag, data_of, whole_events
 
 
 def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Completions:
         try:
             server = self._router.select_server(self._router.model_name, rollout_id)
         except NoServersError as error:
-            return refusal(503, str(error))
+            return _unanswered(request, 503, str(error))
         async with pause.lock:
             if pause.paused:
                 return _paused(pause)
@@ -141,7 +141,7 @@ class Completions:
             content = response.content if is_json else b"{}"
             if (value := Answer(content).value) is None:
                 self._counts["answers_refused"] += 1
-                return refusal(502, "the model server's answer is no JSON object that can be used")
+                return _unanswered(request, 502, "the model server's answer is no JSON object that can be used")
             chats = continuations(rollout_id, request.attempt_id)
             if self._paper is not None and value and response.status_code == HTTPStatus.OK:
                 value = await self._paper.picked(request, value, chats.calls)
@@ -159,10 +159,19 @@ class Completions:
                 retry_count=response.extensions.get("agl_retry_count", 0),
             )
         except HTTPException as error:
-            return refusal(error.status_code, error.detail)
+            return _unanswered(request, error.status_code, error.detail)
         finally:
             await _dec_inflight(pause)
         return Answer(content, response.status_code, value=value, call=number, prompt=chats.prompt)
+
+
+def _unanswered(request: Request, status: int, problem: str) -> Response:
+    """Refuse a call that no model server has answered, and record it: its rollout does not fail by its agent."""
+    chats = continuations(request.rollout_id, request.attempt_id)
+    asked, answered = chats.code_call(request.body, {})
+    event = {"request": asked, "response": answered, "status": "error", "http_status": status}
+    record(request.rollout_id, request.attempt_id, MODEL_EVENT, event)
+    return refusal(status, problem)
 
 
 async def _hung_up(receive: Receive) -> None:

@@ -168,7 +168,7 @@ def hybrid_loss(
         "trained_tokens": count,
         "off_policy_tokens": float((tokens & off_policy.unsqueeze(-1)).sum()),
         "compared_rows": float(rows.sum()),
-        "disagreeing_rows": float((~agreeing).sum()),
+        "disagreeing_rows": float((~agreeing).sum()) * ranks,  # of sums verl takes the mean over ranks
         "log_ppl_gap": float(log_ppl_gap[rows].abs().sum()),
     }
     if masks:

@@ -253,8 +253,9 @@ def rollout_times(rollouts: Iterable[CompletedRollout], calls: Mapping[str, Sequ
         if not of_rollout or rollout.running_at is None or rollout.finished_at is None:
             continue
         first, model = min(call.begun for call in of_rollout), sum(call.seconds for call in of_rollout)
-        parts["queue"].append(rollout.running_at - rollout.enqueue_time)
-        parts["start"].append(first - rollout.running_at)
+        running = min(rollout.running_at, first)  # a short episode is seen running at its end
+        parts["queue"].append(running - rollout.enqueue_time)
+        parts["start"].append(first - running)
         parts["model"].append(model)
         parts["agent"].append(rollout.finished_at - first - model)
     return {f"timing_s/rollout_{name}": sum(seconds) / len(seconds) for name, seconds in parts.items()}

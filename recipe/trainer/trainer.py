@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.profiler.performance import marked_timer
@@ -102,9 +103,13 @@ class Empo2Trainer(PlayingTrainer):
 
     def _load_checkpoint(self) -> Any:
         result = super()._load_checkpoint()
-        if self.global_steps > 0 and self.settings.algorithm.name == "empo2":
+        if self.global_steps > 0:
             trainer, folder = self.config.trainer, self._checkpoint
             if trainer.resume_mode == "resume_path":
                 folder = Path(trainer.resume_from_path).absolute()
-            self.gateway.restore(folder / run_folder.MEMORY_FILE)
+            # verl leaves it out at the end of an epoch, and would draw the tasks in the first one's order again.
+            if (order := folder / "data.pt").exists():
+                self.train_dataloader.load_state_dict(torch.load(order, weights_only=False))
+            if self.settings.algorithm.name == "empo2":
+                self.gateway.restore(folder / run_folder.MEMORY_FILE)
         return result

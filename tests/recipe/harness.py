@@ -154,7 +154,7 @@ class GatewayUnderTest:
             answer = await self.call(rollout, {"model": "any", "max_tokens": 8, **body})
             assert answer.status_code == 200, answer.text
         await self.client.post(f"/empo2/rollouts/{rollout}/settle")
-        return [prompt_ids(event) for event in await self.events(rollout, "model_request")]
+        return [prompt_ids(call) for call in await self.events(rollout, "model_request") if call["status"] == "ok"]
 
     async def episode(self, mode: str | None = "memory", bodies: list[Body] | None = None, score: Any = 1.0) -> str:
         rollout = await self.create(mode)

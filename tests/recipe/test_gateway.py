@@ -13,6 +13,7 @@ import pytest
 from agentlightning.server.store import _events, _rollouts
 
 from empo2.recipe.config import load_settings
+from empo2.recipe.failures import cause_of_failure
 from empo2.recipe.gateway.tokens import rendering
 from empo2.recipe.gateway.tokens.tokenizer import PolicyTokenizer
 from empo2.recipe.protocol import StepProgress
@@ -128,7 +129,12 @@ async def test_an_answer_that_events_cannot_hold_is_refused_and_counted(gateway:
         assert refused.status_code == 502 and "no JSON object" in refused.json()["error"]["message"], answer
     gateway.model.answer = None
     await gateway.play(rollout, ROOMS[:1])
-    assert [event["http_status"] for event in await gateway.events(rollout, "model_request")] == [200]
+    # They are recorded, so that the rollout does not fail by its agent; so is a call when there is no server.
+    (await gateway.client.delete("/api/models")).raise_for_status()
+    assert (await gateway.call(rollout, ROOMS[1])).status_code == 503
+    calls = await gateway.events(rollout, "model_request")
+    assert [call["http_status"] for call in calls] == [502] * len(UNREADABLE) + [200, 503]
+    assert cause_of_failure("subprocess exited with code 1", calls, answered=True) == "failed_by_system"
     assert (await gateway.drain())["empo2/answers_refused"] == len(UNREADABLE)
 
 

@@ -109,6 +109,7 @@ def test_parts_of_a_rollout() -> None:
     for calls, running_at, finished_at in (  # calls by their ends and seconds
         ([(106, 2), (110, 1)], 101, 112),  # first call from 104, 3 s of 8 in the model
         ([(104, 1)], 103, 104),  # its first call began as it started
+        ([(104, 1)], 104, 104),  # it was seen only at its end
         ([], 101, 150),
         ([(104, 1)], None, 104),
     ):
@@ -117,9 +118,9 @@ def test_parts_of_a_rollout() -> None:
         rollouts.append(rollout_of(str(len(rollouts)), events, **times))
     calls = {rollout.rollout_id: calls_of(rollout.events) for rollout in rollouts}
     assert rollout_times(rollouts, calls) == {
-        "timing_s/rollout_queue": np.mean([1, 3]),
-        "timing_s/rollout_start": np.mean([3, 0]),
-        "timing_s/rollout_model": np.mean([3, 1]),
-        "timing_s/rollout_agent": np.mean([5, 0]),
+        "timing_s/rollout_queue": np.mean([1, 3, 3]),
+        "timing_s/rollout_start": np.mean([3, 0, 0]),
+        "timing_s/rollout_model": np.mean([3, 1, 1]),
+        "timing_s/rollout_agent": np.mean([5, 0, 0]),
     }
-    assert rollout_times(rollouts[2:], calls) == {}
+    assert rollout_times(rollouts[3:], calls) == {}

@@ -153,8 +153,9 @@ def test_a_memory_can_start_from_another_runs_of_the_same_embedder(tmp_path: Pat
     with closing(MemoryStore(tmp_path / "other" / "memory.sqlite", **of)) as store:
         store.add_episode("task", "e", tip="a tip", score=3, success=False, steps=[Step("state", key, "go")])
         settings = settings_in(tmp_path, "run.name=a", f"memory.from={tmp_path / 'other'}")
+        (tmp_path / "other" / "memory.npz").write_bytes(b"learned")  # by `algorithm.novelty: rnd`
         run, _ = open_run_directory(settings, "cpu")
-        assert store.size() == 1
+        assert store.size() == 1 and (run / "memory.npz").read_bytes() == b"learned"
     with closing(MemoryStore(run / "memory.sqlite", **of)) as store:
         assert store.size() == 1
     other = tmp_path / "of_another_embedder.sqlite"

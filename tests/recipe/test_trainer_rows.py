@@ -1,7 +1,9 @@
 """Training rows between agent-lightning's adapter and verl's update, and the training step without Ray."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +16,8 @@ import pytest
 import torch
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, EnqueuedRollout
 from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler  # verl's
 from verl import DataProto
 from verl.utils import tensordict_utils
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
@@ -323,6 +327,43 @@ def test_the_last_checkpoint_is_kept_until_the_next_one_is_complete(keep: int | 
         whole = sorted(int(file.read_text()) for file in saved.glob("*/actor/weights"))
         assert whole == [*range(1, 5)][: trainer.global_steps][-(keep or 4) :]
         assert [step_of(each) for each in complete_checkpoints(saved)] == whole
+
+
+@pytest.mark.parametrize("steps", [3, 4, 8])  # of four an epoch
+def test_a_continued_run_draws_the_tasks_that_come_next(steps: int, tmp_path: Path) -> None:
+    def trainer_of() -> StepUnderTest:
+        trainer = StepUnderTest([], "algorithm.name=grpo")
+        order = RandomSampler(range(8), generator=torch.Generator().manual_seed(1))
+        trainer.train_dataloader = StatefulDataLoader([*range(8)], batch_size=2, sampler=order)  # type: ignore[arg-type]
+        trainer.config = OmegaConf.create(
+            {
+                "trainer": {
+                    "default_local_dir": str(tmp_path),
+                    "default_hdfs_dir": None,
+                    "resume_mode": "resume_path",
+                    "resume_from_path": str(tmp_path / f"global_step_{steps}"),
+                    "del_local_ckpt_after_load": False,
+                }
+            }
+        )
+        trainer.use_critic = False
+        trainer.actor_rollout_wg = SimpleNamespace(load_checkpoint=lambda *_, **__: None)
+        return trainer
+
+    def batches(trainer: StepUnderTest) -> Iterator[list[int]]:
+        while True:
+            for batch in trainer.train_dataloader:
+                yield cast(torch.Tensor, batch).tolist()
+
+    first, again = trainer_of(), trainer_of()
+    drawn = batches(first)
+    for _ in range(steps):
+        next(drawn)
+    (tmp_path / f"global_step_{steps}").mkdir()
+    torch.save(first.train_dataloader.state_dict(), tmp_path / f"global_step_{steps}" / "data.pt")
+    again._load_checkpoint()
+    assert again.global_steps == steps
+    assert [*islice(batches(again), 6)] == [*islice(drawn, 6)]
 
 
 @pytest.mark.parametrize("last", [True, False])
