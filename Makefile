@@ -2,7 +2,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-profile ?= cpu
+# What .venv was made for, so that no other target makes it anew.
+profile ?= $(or $(shell sed -n 's|^requirements/\([a-z]*\)\.txt .*|\1|p' $(VENV)/.packages 2>/dev/null),cpu)
 only ?= *
 tier ?= parts
 

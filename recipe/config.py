@@ -29,6 +29,7 @@ _TRACES = "/v1/traces"
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+_Path = Annotated[str, AfterValidator(os.path.expanduser)]  # `~` stays in `run.directory=~/runs`, as bash has it
 
 
 def _checked_scope(value: Any) -> Any:
@@ -90,7 +91,7 @@ class _Section(BaseModel):
 
 class Run(_Section):
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] | None
-    directory: str
+    directory: _Path
     steps: Positive
     validate_every: NotNegative
     validate_first: bool
@@ -198,7 +199,7 @@ class Tasks(_Section):
 
 
 class Memory(_Section):
-    from_: Annotated[str | None, Field(alias="from")]
+    from_: Annotated[_Path | None, Field(alias="from")]
     scope: Scope
     state: Annotated[str, AfterValidator(_checked_state)]
     state_characters: Positive
@@ -236,7 +237,7 @@ class Reflection(_Section):
 
 
 class CriticSettings(_Section):
-    path: str | None
+    path: _Path | None
     samples: Annotated[int, Field(ge=2)]
     decay: Probability
     least_weight: Probability
@@ -568,5 +569,6 @@ def imported(name: str, key: str) -> Any:
     sys.path += [os.getcwd()] if os.getcwd() not in sys.path else []
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise ConfigError(f"{key}={name!r}: cannot be imported: {error}") from None
+    except (Exception, SystemExit) as error:
+        said = error if isinstance(error, Exception) else f"it ends with sys.exit({error})"
+        raise ConfigError(f"{key}={name!r}: cannot be imported: {said}") from None

@@ -1,5 +1,6 @@
 """The network that the hosts of a run share: this host's address and interface in it, and the gateway's socket."""
 
+import errno
 import ipaddress
 import os
 import socket
@@ -72,6 +73,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"gateway.port={port} on {host}: {error.strerror}; 0 takes a free one") from None
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise ConfigError(f"gateway.port={port} on {host}: {error.strerror}; 0 takes a free one") from None
+        raise ConfigError(f"gateway.host={host!r}: {error.strerror}; give an address of this machine") from None
     listener.listen(1024)
     return listener

@@ -15,6 +15,8 @@ _SECRET_WORDS = frozenset(
 _HEADERS = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?HEADERS")  # authorization=Bearer KEY,...
 # Columns of verl's data sets.
 _NO_SECRETS = frozenset({"prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "teacher_key"})
+_NO_SECRETS |= {"answer_key", "answerKey"}  # of a task
+_OF_MODELS_TOKENS = re.compile(r"token_(len|ids?|level|veto)(?![a-z])")  # such as verl's ppo_max_token_len_per_gpu
 _FOLDERS = ("PWD", "OLDPWD")  # in the environment these are a shell's folders, not passwords
 _PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")  # in linear time
 _SHORTEST = 8  # characters of a value that is looked for inside other text; "1" would be found everywhere
@@ -25,7 +27,7 @@ def is_secret(name: str) -> bool:
 
     ``max_tokens`` is none: the words must be singular.
     """
-    words = (word.lower() for word in _WORDS.findall(name))
+    words = (word.lower() for word in _WORDS.findall(_OF_MODELS_TOKENS.sub("", name)))
     return name not in _NO_SECRETS and (not _SECRET_WORDS.isdisjoint(words) or bool(_HEADERS.fullmatch(name)))
 
 

@@ -22,6 +22,7 @@ ROLLOUTS = "rollouts"  # a folder, see rollout_log.py
 CONFIG_FILE = "config.yaml"
 SETTINGS_FILE = "empo2.yaml"  # the same in the folder of an exported model, whose config.json is the model's
 TASKS_FILE = "tasks.json"
+FACTS_FILE = "evaluation.json"  # what decides the results of an evaluation's folder
 CHECKPOINTS = "checkpoints"
 NODES = "nodes"  # logs of a cluster's nodes, which examples/cluster/train.sbatch begins before the run
 
@@ -158,6 +159,11 @@ def is_complete(folder: Path) -> bool:
     return (folder / _COMPLETE).is_file()
 
 
+def saved_at(folder: Path) -> int:
+    """Return when a complete checkpoint was saved, in nanoseconds of Unix time."""
+    return (folder / _COMPLETE).stat().st_mtime_ns
+
+
 def last_checkpoint(directory: Path) -> Path | None:
     """Return the complete checkpoint of the latest step; None if there is none."""
     return next(reversed(complete_checkpoints(directory)), None)
@@ -165,10 +171,12 @@ def last_checkpoint(directory: Path) -> Path | None:
 
 def remove_old_checkpoints(directory: Path, keep: int) -> None:
     """Remove all but the latest ``keep`` complete ones; verl forgets older ones when a run is continued."""
-    for folder in set(directory.glob(f"{_STEP}*")) - set(complete_checkpoints(directory)[-keep:]):
+    there = {folder for folder in directory.glob(f"{_STEP}*") if is_checkpoint_name(folder.name)}
+    for folder in there - set(complete_checkpoints(directory)[-keep:]):
         shutil.rmtree(folder)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """Return the complete checkpoints, earliest step first."""
-    return sorted((marker.parent for marker in directory.glob(f"{_STEP}*/{_COMPLETE}")), key=step_of)
+    """Return the complete checkpoints, earliest step first; a copy of another name is none."""
+    marked = (marker.parent for marker in directory.glob(f"{_STEP}*/{_COMPLETE}"))
+    return sorted((folder for folder in marked if is_checkpoint_name(folder.name)), key=step_of)

@@ -91,6 +91,13 @@ def test_a_memory_that_cannot_be_read_is_one_line(cli: Cli, tmp_path: Path) -> N
     assert (code, errors.count("\n")) == (1, 1) and errors.startswith("empo2: error: run/memory.sqlite: "), errors
 
 
+def test_a_file_that_cannot_be_used_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "FILE").write_text("")
+    model = ["smollm2-135m-notes", "--profile", "cpu", "--panel", "coin-medium"]
+    code, _, errors = cli("eval", *model, "--output", "FILE")
+    assert (code, errors) == (1, "empo2: error: FILE: File exists\n"), errors
+
+
 def test_a_key_and_java_that_are_missing_are_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMPO2_KEY", "")
     code, _, errors = cli("gateway", "--profile", "cpu", "gateway.host=0.0.0.0")

@@ -269,8 +269,8 @@ def chosen_scopes(db: sqlite3.Connection, asked: str | None) -> list[str]:
     there = scopes(db)
     if asked is None:
         return there
-    if asked in there:
-        return [asked]
+    if same := [scope for scope in there if asked in (scope, scope_text(scope))]:
+        return same
     parts = (part.partition("=") for part in asked.split(","))
     fields = scope_fields(asked) or {name: value for name, equals, value in parts if equals}
     matching = [scope for scope in there if fields and fields.items() <= scope_fields(scope).items()]

@@ -32,6 +32,7 @@ def report(
     from empo2.recipe.evaluation.run_report import show_runs
 
     os.umask(0o077)  # chats and tips are for their owner only
+    folders = [*{folder.resolve(): folder for folder in folders}.values()]  # one given twice is one seed
     kinds = {folder: kind_of(folder) for folder in folders}
     if len(set(kinds.values())) > 1:
         told = ", ".join(f"{folder} is of a {kind}" for folder, kind in kinds.items())

@@ -67,9 +67,10 @@ def run(arguments: list[str] | None = None) -> tuple[int, str]:
     except MemoryFileError as error:
         return 1, f"empo2: error: {error}"
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not full and error.filename is None:
             raise
-        return 1, f"empo2: error: {error.filename or 'a file'}: {error.strerror}; make room on that disk"
+        return 1, f"empo2: error: {error.filename or 'a file'}: {error.strerror}{'; make room on that disk' * full}"
     except typer.TyperException as error:  # wrong options
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "empo2"

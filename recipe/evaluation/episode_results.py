@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from empo2.recipe.config import flat
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.failures import FAILED_BY_SYSTEM
-from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, read_lines
+from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, FACTS_FILE, MEMORY_FILE, read_lines
 
 RESULTS_FILE = "results.jsonl"
-FACTS_FILE = "evaluation.json"
+# Where and how fast episodes are played decides no result.
+_NO_FACTS = {"agent.concurrency", "memory.embedder_threads", "memory.embedder_device", "sampling.server"}
 
 type MemoryUse = Literal["off", "read", "write", "read and write"]
 """``read``: the agent is shown tips; ``write``: its episode leaves a tip, and counts for the tips that it was shown."""
@@ -78,21 +80,23 @@ class Results:
         except BlockingIOError:
             self.close()
             raise ConfigError(f"--output {folder}: another process is writing to it; wait for it, or stop it") from None
-        if (folder / FACTS_FILE).exists():
-            before = read_facts(folder)
-            for name, value in json.loads(json.dumps(facts)).items():
-                if before.get(name) != value:
-                    raise ConfigError(
-                        f"--output {folder}: its results have {name}={_short(before.get(name))}, this command "
-                        f"{name}={_short(value)}; give another --output, or remove that folder"
-                    )
-        elif any((folder / name).exists() for name in (CONFIG_FILE, MEMORY_FILE, CHECKPOINTS)):
-            self.close()  # what is played writes such files, too
-            raise ConfigError(f"--output {folder}: has a run or a memory; give the results a folder of their own")
-        else:
-            (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1))
-        self._found = {result.key: result for result in read_results(folder)}
+        try:
+            self._begin(facts)
+        except ConfigError:
+            self.close()
+            raise
         self._rewrite()  # drops an incomplete last line, so that the next one starts on a line of its own
+
+    def _begin(self, facts: Mapping[str, Any]) -> None:
+        before = read_facts(self.folder) if (self.folder / FACTS_FILE).exists() else None
+        if before is None and any((self.folder / name).exists() for name in (CONFIG_FILE, MEMORY_FILE, CHECKPOINTS)):
+            said = "has a run or a memory; give the results a folder of their own"  # what is played writes such files
+            raise ConfigError(f"--output {self.folder}: {said}")
+        self._found = {result.key: result for result in read_results(self.folder)}
+        if before is None or not self._found:
+            (self.folder / FACTS_FILE).write_text(json.dumps(facts, indent=1))
+        else:
+            _check_equal(self.folder, before, facts)
 
     def close(self) -> None:
         """Let other processes write to the folder."""
@@ -147,6 +151,16 @@ def read_results(folder: Path) -> list[Result]:
 def _line(result: Result) -> str:
     values = {"return" if name == "return_" else name: value for name, value in asdict(result).items()}
     return json.dumps({name: value for name, value in values.items() if value is not None or name == "return"}) + "\n"
+
+
+def _check_equal(folder: Path, before: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    had, has = (dict(flat(json.loads(json.dumps(each)))) for each in (before, facts))
+    for key in sorted({*had, *has} - _NO_FACTS):
+        if had.get(key) != has.get(key):
+            raise ConfigError(
+                f"--output {folder}: its results have {key}={_short(had.get(key))}, this command "
+                f"{key}={_short(has.get(key))}; give another --output, or remove that folder"
+            )
 
 
 def _short(value: Any) -> str:

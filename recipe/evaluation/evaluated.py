@@ -14,6 +14,7 @@ from empo2.recipe.launcher.serving import Served, serving
 from empo2.recipe.preflight.checks import PLAYED, require
 from empo2.recipe.preflight.start import Start
 from empo2.recipe.redaction import redacted
+from empo2.recipe.run_folder import saved_at
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,16 @@ class Evaluated:
     @property
     def facts(self) -> dict[str, Any]:
         """What decides the results; a folder of results belongs to one set of facts."""
-        values = redacted(self.settings.to_dict())
+        values, checkpoint = redacted(self.settings.to_dict()), self.named.checkpoint
+        more = {
+            "critic": values["critic"] if self.settings.critic.path else None,
+            "chat_template_kwargs": values["model"]["chat_template_kwargs"],
+            "tool_parser": values["model"]["tool_parser"].removeprefix("auto"),
+            "starts": values["tasks"]["starts"].removeprefix("first"),
+            "other_server": values["gateway"]["other_server"],
+            # Of a run that was removed and trained again the path is the same.
+            "saved": checkpoint and saved_at(checkpoint),
+        }
         return {
             "kind": self.verb,
             "model": str(self.named.checkpoint or self.named.model),
@@ -42,7 +52,7 @@ class Evaluated:
             "algorithm": {"success_return": values["algorithm"]["success_return"]},
             "sampling": {name: values["model"][name] for name in ("server", "val_temperature", "max_context_tokens")},
             "memory": values["memory"],
-            **({} if self.settings.critic.path is None else {"critic": values["critic"]}),
+            **{name: value for name, value in more.items() if value},
         }
 
     def announce(self, missing: int, total: int) -> None:

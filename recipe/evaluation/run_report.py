@@ -17,11 +17,11 @@ from empo2.recipe.run_folder import Row, read_metrics, step_mode
 def show_runs(folders: Sequence[Path], target: Path, console: Console) -> None:
     """Print each run's table, then what `show_lines` does; raise as `read_metrics`."""
     for folder in folders:
-        console.print(_steps_table(read_metrics(folder), title=str(folder)))
+        show_table(_steps_table(read_metrics(folder), title=Text(str(folder))), console)
     show_lines(lines_of(folders), target, console)
 
 
-def _steps_table(rows: Sequence[Row], title: str) -> Table:
+def _steps_table(rows: Sequence[Row], title: Text) -> Table:
     """Return a table with one line for each of `read_metrics`'s rows; metrics that were not measured stay empty."""
     columns = {
         "return": ("training/return", "{:.2f}"),

@@ -27,16 +27,20 @@ def bootstrap(groups: Sequence[Sequence[float]]) -> Interval:
 
     Args:
         groups: for each group the means of its tasks. Groups without a task are left out; with none left, all is NaN.
+            A group of one task varies by nothing; if all are, the bounds are NaN.
     """
     filled = [np.asarray(group, dtype=float) for group in groups if len(group)]
     if not filled:
         return Interval(np.nan, np.nan, np.nan)
+    mean = float(np.mean([group.mean() for group in filled]))
+    if max(map(len, filled)) < 2:
+        return Interval(mean, np.nan, np.nan)
     generator = np.random.default_rng(_SEED)
     means = np.zeros(_RESAMPLES)
     for group in filled:
         means += group[generator.integers(len(group), size=(_RESAMPLES, len(group)))].mean(axis=1)
     low, high = np.quantile(means / len(filled), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-    return Interval(float(np.mean([group.mean() for group in filled])), float(low), float(high))
+    return Interval(mean, float(low), float(high))
 
 
 def over_seeds(values: Sequence[float]) -> Interval:

@@ -89,8 +89,9 @@ def files_of(name: str) -> Path | None:
 
 def hub_cache() -> Path:
     """Return the folder in which huggingface_hub keeps models."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
 
 
 def read_file(model: str, name: str) -> str | None:

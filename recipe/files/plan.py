@@ -16,7 +16,7 @@ from empo2.recipe.errors import ConfigError
 ABLATIONS = Path(__file__).parents[1] / "sweeps" / "ablations.yaml"
 SHAPE = "a sweep has seeds, settings, arms (each with title, seeds, ablation, settings) and grid (key: [values])"
 
-_Name = Annotated[str, Field(pattern=r"^[\w.-]+$")]
+_Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 _Count = Annotated[int, Field(gt=0)]
 
 

@@ -20,6 +20,7 @@ from empo2.recipe.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     EPISODES_FILE,
+    FACTS_FILE,
     MEMORY_FILE,
     METRICS_FILE,
     NODES,
@@ -98,7 +99,8 @@ def _begins_with(settings: Settings) -> Path | None:
 
 def last_set_aside(directory: Path) -> Path | None:
     """Return the subfolder with what the start before this one left; None if there was none."""
-    return max(directory.glob(f"{_ASIDE}*"), key=_number, default=None)
+    there = (folder for folder in directory.glob(f"{_ASIDE}*") if folder.name.removeprefix(_ASIDE).isdecimal())
+    return max(there, key=_number, default=None)
 
 
 def _number(aside: Path) -> int:
@@ -141,7 +143,7 @@ def _is_new(directory: Path) -> bool:
 
 def _is_failed_start(directory: Path) -> bool:
     """Return True for the folder of a run that has done no step, not even the validation before the first one."""
-    if not (directory / CONFIG_FILE).is_file():
+    if not (directory / CONFIG_FILE).is_file() or (directory / FACTS_FILE).exists():  # of an evaluation
         return False
     return not read_lines(directory / METRICS_FILE) and last_checkpoint(directory / CHECKPOINTS) is None
 

@@ -3,7 +3,7 @@
 import codecs
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,10 @@ def load_tasks(settings: Settings, *, made_up: bool = False) -> Tasks:
         if tasks.source.startswith(_HUB) or is_task_path(tasks.source):
             train, val = read_tasks(tasks.source, **tasks.args)
         else:
-            train, val = imported(tasks.source, "tasks.source")(**tasks.args)
+            found = imported(tasks.source, "tasks.source")(**tasks.args)
+            if len(found) != 2 or any(isinstance(rows, Mapping) for rows in found):
+                raise ConfigError(f"tasks.source={tasks.source!r}: must return two lists, training and validation")
+            train, val = found
     except (TypeError, ValueError, KeyError, OSError) as error:
         raise ConfigError(f"tasks.args={tasks.args}: {error}") from None
     if not train or not val:

@@ -1,7 +1,6 @@
 """What training and evaluation start alike: gateway and controller, with their settings and keys."""
 
 import contextlib
-import json
 import os
 import secrets
 import socket
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
+import yaml
 
 from empo2.recipe.config import TRACES_VARIABLES, Settings, traces_endpoint
 from empo2.recipe.launcher.processes import Processes
@@ -41,12 +41,10 @@ def environment_without(*names: str, url: str = "") -> dict[str, str]:
 @contextlib.contextmanager
 def settings_descriptor(settings: Settings) -> Iterator[int]:
     """Yield the descriptor of a file in RAM with all settings; the one in the run's folder has no secrets."""
-    file = os.memfd_create("settings")
-    try:
-        os.write(file, json.dumps(settings.to_dict()).encode())  # JSON is YAML
-        yield file
-    finally:
-        os.close(file)
+    with os.fdopen(os.memfd_create("settings"), "w") as file:
+        yaml.safe_dump(settings.to_dict(), file)
+        file.flush()
+        yield file.fileno()
 
 
 def empo2_command(verb: str, descriptor: int) -> list[str]:

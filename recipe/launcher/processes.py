@@ -1,8 +1,8 @@
 """Start, check and stop the processes of a run, each under a guard so that none outlives the launcher."""
 
 import contextlib
-import getpass
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -43,7 +43,7 @@ def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes
         temporary = Path(tempfile.gettempdir())
         kept = {
             "RAY_TMPDIR": str(temporary / "ray"),
-            "TORCHINDUCTOR_CACHE_DIR": str(temporary / f"torchinductor_{getpass.getuser()}"),
+            "TORCHINDUCTOR_CACHE_DIR": str(temporary / f"torchinductor_{os.environ.get('USER') or os.getuid()}"),
         }
         with _handling(Processes(directory, {**kept, **environment, "TMPDIR": scratch}, scratch)) as processes:
             yield processes
@@ -88,6 +88,7 @@ class Processes:
     _interrupted: bool = False
     _guards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _trains: set[str] = field(default_factory=set)
+    _begun: dict[str, int] = field(default_factory=dict)  # bytes of a log before its process was first started
     _restartable: dict[str, tuple[Callable[[], None], float]] = field(default_factory=dict)  # its start, and when
     _restarted: set[str] = field(default_factory=set)
 
@@ -115,6 +116,7 @@ class Processes:
             again = partial(self.start, name, command, secrets=secrets, inherit=inherit, restartable=True)
             self._restartable[name] = again, time.monotonic()
         with (self.directory / f"{name}.log").open("ab") as log:
+            self._begun.setdefault(name, log.tell())
             self._guards[name] = subprocess.Popen(
                 guarded(command, grace=_STOP_SECONDS, scratch=self.scratch),
                 stdin=subprocess.PIPE,  # held open while this process lives
@@ -159,7 +161,7 @@ class Processes:
             steady = time.monotonic() - started >= _STEADY_SECONDS
             killed_once = _signal(code) and name not in self._restarted
             if start_again is None or not (steady or killed_once):
-                raise ProcessError(f"{name} {_describe_exit(code)}: {_reason_in(self.directory / f'{name}.log', code)}")
+                raise ProcessError(f"{name} {_describe_exit(code)}: {self._reason(name, code)}")
             assert guard.stdin
             guard.stdin.close()
             start_again()
@@ -179,6 +181,9 @@ class Processes:
         self.warned = signal.Signals(number).name
         for name in self._trains & self._guards.keys():
             self._guards[name].send_signal(preemption.WARNING)
+
+    def _reason(self, name: str, code: int) -> str:
+        return _reason_in(self.directory / f"{name}.log", self._begun[name], code)
 
     def stop(self) -> None:
         """End all processes and their descendants: send SIGTERM, then SIGKILL after the grace time."""
@@ -203,9 +208,9 @@ def _signal(code: int) -> int:
     return number if number in {*signal.Signals} else 0
 
 
-def _reason_in(log: Path, code: int) -> str:
+def _reason_in(log: Path, begun: int, code: int) -> str:
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        file.seek(max(begun, log.stat().st_size - _LOG_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     if (free := shutil.disk_usage(log.parent).free) < _LEAST_FREE:  # what it said last may not be in its log
         return f"the disk of {log.parent} is full ({free / 2**20:.1f} MiB left); make room there"

@@ -107,7 +107,8 @@ def agent(start: Start) -> Iterator[Finding]:
 
 def tasks(start: Start) -> Iterator[Finding]:
     settings, found = start.settings, start.tasks
-    check_fields(settings, f"tasks.source={settings.tasks.source!r}, training", found.train)
+    for name, rows in (("training", found.train), ("validation", found.val)):
+        check_fields(settings, f"tasks.source={settings.tasks.source!r}, {name}", rows)
     yield Finding("tasks", f"{len(found.train)} for training, {len(found.val)} for validation")
     scopes = [scope_of(task, settings.memory.scope) for task in found.train]
     if warning := recurrence_warning(scopes, settings, settings.run.steps):

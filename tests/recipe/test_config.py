@@ -25,6 +25,13 @@ def refused(*overrides: str, profile: str | None = None, **layers: Any) -> str:
     return message
 
 
+def test_folders_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    settings = load_settings("cpu", ["run.directory=~/runs", "memory.from=~/a.sqlite", "critic.path=~/c.pt"])
+    found = settings.run.directory, settings.memory.from_, settings.critic.path
+    assert found == ("/home/me/runs", "/home/me/a.sqlite", "/home/me/c.pt")
+
+
 def test_a_profile_plays_scienceworld_unless_other_tasks_are_given() -> None:
     """Nothing of ScienceWorld is left for others: without it, the profile gpu is what stands in config.yaml."""
     mine = {"agent": {"class": "mine:Agent"}, "tasks": {"source": "mine:load"}}

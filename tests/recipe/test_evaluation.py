@@ -57,6 +57,10 @@ def test_intervals_by_hand(groups: list[list[float]], interval: tuple[float, ...
     assert bootstrap(groups) == pytest.approx(interval, nan_ok=True)
 
 
+def test_one_task_tells_no_interval() -> None:
+    assert bootstrap([[0.0], [1.0]]) == pytest.approx((0.5, math.nan, math.nan), nan_ok=True)
+
+
 def test_interval_over_three_seeds() -> None:
     """Mean 12, s = 2, t(0.975, 2) = 4.3027 of the tables: 12 ± 4.3027 * 2 / sqrt(3)."""
     assert over_seeds([10, 12, 14]) == pytest.approx((12, 12 - 4.9683, 12 + 4.9683), abs=1e-3)
@@ -239,6 +243,13 @@ def test_results_go_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
     again.close()
     with pytest.raises(ConfigError, match=r'its results have model="m", this command model="n"'):
         Results(tmp_path, {"model": "n"})
+    for facts, key in (({"model": "m", "critic": {"path": "c"}}, "critic.path=null"), ({}, 'model="m"')):
+        with pytest.raises(ConfigError, match=f"its results have {key}, this command"):
+            Results(tmp_path, facts)
+    Results(tmp_path, {"model": "m", "agent": {"concurrency": 2}, "sampling": {"server": "http://b/v1"}}).close()
+    (tmp_path / "failed").mkdir()
+    for model in ("m", "n"):  # a start that failed leaves no result
+        Results(tmp_path / "failed", {"model": model}).close()
     for name in ("config.yaml", "memory.sqlite", "checkpoints"):
         (tmp_path / name / name).mkdir(parents=True)
         with pytest.raises(ConfigError, match="has a run or a memory; give the results a folder of their own"):

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Preempted, ProcessError
 from empo2.recipe.files import run_directory
-from empo2.recipe.launcher.commands import controller_command, empo2_command, environment_without
+from empo2.recipe.launcher.commands import controller_command, empo2_command, environment_without, settings_descriptor
 from empo2.recipe.launcher.launch import launch
 from empo2.recipe.launcher.processes import Processes, running
 from empo2.recipe.launcher.progress import NewLines, RunProgress
@@ -78,10 +79,18 @@ NONE_ADDED = "TypeError: unsupported operand type(s) for +: 'int' and 'NoneType'
     ],
 )
 def test_a_process_that_ends_is_named_with_its_reason(processes: Processes, code: str, says: str) -> None:
+    """Its log goes on behind that of an earlier start, whose error it does not have."""
+    (processes.directory / "gateway.log").write_text("empo2: error: an old one\n")
     processes.start("controller", SLEEP)
     processes.check()
     processes.start("gateway", [sys.executable, "-c", code])
     assert failure(processes) == says.replace("LOG", str(processes.directory / "gateway.log"))
+
+
+def test_settings_reach_a_process_whatever_characters_they_have() -> None:
+    settings = load_settings("cpu", ["reflection.prompt='Note 😀\u2028 {score}'", "agent.env={A: '\\x07'}"])
+    with settings_descriptor(settings) as file:
+        assert load_settings(None, file=Path(f"/dev/fd/{file}")) == settings
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -242,7 +251,7 @@ def test_the_settings_reach_the_processes_with_their_secrets_and_the_run_folder_
         + read.format(str(tmp_path / "trainer"), 0),
     )
     for name in ("trainer", "gateway"):
-        given = json.loads((tmp_path / name).read_text())
+        given = yaml.safe_load((tmp_path / name).read_text())
         assert (given["agent"]["env"], given["verl"]["trainer"]["project_name"]) == (env, "http://me:password@proxy")
     written = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file())
     for secret in ("key-of-the-gateway", "sk-secret-1", "hf_of_the_environment", "me:password"):

@@ -45,6 +45,10 @@ class NoRun: pass
 def two(rows=2, **fields): return [fields] * rows, [fields]
 
 def none(): return [], []
+
+def one_list(): return [{}] * 3
+
+def without_a_field(): return [{"door": 1}] * 2, [{}]
 """
 MIXTURE = {"model_type": "qwen3_moe", "num_experts": 128}
 ACTOR, ROLLOUT = "verl.actor_rollout_ref.actor", "verl.actor_rollout_ref.rollout"
@@ -55,6 +59,7 @@ WRONG: Mapping[str, list[Case]] = {
     "agent": [
         (["agent.class=no_such:Agent"], "agent.class='no_such:Agent': cannot be imported: No module named 'no_such'"),
         (["agent.class=mine:NoRun"], "agent.class='mine:NoRun': has no run() method"),
+        (["agent.class=leaves:Agent"], "agent.class='leaves:Agent': cannot be imported: it ends with sys.exit(3)"),
         (["agent.class=mine:Broken"], "agent.class='mine:Broken': no world is installed"),
         (["agent.class=null"], "agent.class=None: give the agent"),
     ],
@@ -80,6 +85,14 @@ WRONG: Mapping[str, list[Case]] = {
     "tasks": [
         (["tasks.source=null"], "tasks.source=None: give the tasks"),
         (["tasks.source=mine:nothing"], "tasks.source='mine:nothing': cannot be imported"),
+        (
+            ["tasks.source=mine:one_list"],
+            "tasks.source='mine:one_list': must return two lists, training and validation",
+        ),
+        (
+            ["tasks.source=mine:without_a_field", "agent.env.DOOR=input.door", "memory.scope=all-tasks"],
+            "tasks.source='mine:without_a_field', validation, row 0: has no field 'door', which agent.env names",
+        ),
         (["tasks.source=mine:none"], "tasks.source='mine:none': gave 0 training and 0 validation tasks"),
         (["tasks.source=mine:none", "tasks.args.seed=1"], "tasks.args={'seed': 1}: none() got an unexpected keyword"),
         (["tasks.source=absent.jsonl"], "tasks.source='absent.jsonl': No such file or directory"),
@@ -126,6 +139,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "mine.py").write_text(AGENT)
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
     for name, count in (("tasks", 20), ("one", 1)):
         lines = [json.dumps({"question": str(number)}) for number in range(count)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))

@@ -19,7 +19,17 @@ def test_names_of_secrets() -> None:
     secrets = ("HF_TOKEN", "WANDB_API_KEY", "agl_key", "apiKey", "key", "db_password", "PWD")
     for name in (*secrets, "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
         assert is_secret(name), name
-    for name in ("max_tokens", "tokenizer", "prompt_key", "keyboard", "SCIENCEWORLD_MAX_TOKENS"):
+    for name in (
+        "max_tokens",
+        "tokenizer",
+        "prompt_key",
+        "keyboard",
+        "SCIENCEWORLD_MAX_TOKENS",
+        "answer_key",
+        "answerKey",
+    ):
+        assert not is_secret(name), name
+    for name in ("ppo_max_token_len_per_gpu", "stop_token_ids", "log_prob_max_token_len_per_gpu"):
         assert not is_secret(name), name
 
 

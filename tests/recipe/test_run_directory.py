@@ -182,9 +182,12 @@ def test_checkpoints_are_the_latest_complete_ones(tmp_path: Path) -> None:
     for step in (2, 9, 10):
         checkpoint(tmp_path, step)
     checkpoint(tmp_path, 11, complete=False)
+    own = [
+        shutil.copytree(tmp_path / "global_step_10", tmp_path / f"global_step_10{name}") for name in ("-best", "_hf")
+    ]
     assert last_checkpoint(tmp_path) == tmp_path / "global_step_10"
     remove_old_checkpoints(tmp_path, keep=2)
-    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["global_step_10", "global_step_9"]
+    assert {*tmp_path.iterdir()} == {tmp_path / "global_step_10", tmp_path / "global_step_9", *own}
 
 
 def damaged(folder: Path, how: str) -> None:

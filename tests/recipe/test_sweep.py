@@ -86,6 +86,7 @@ def test_files_of_tasks_are_found_by_the_process_that_trains(tmp_path: Path, mon
         ({"arms": {"a": {"ablation": "no-musk"}}}, ["'no-musk'", "did you mean no-mask?"]),
         ({"arms": {"a": {"settings": {"algorithm": {"sed": 1}}}}}, ["arm a", "algorithm.sed", "algorithm.seed?"]),
         ({"arms": {"a": {}}, "grid": {"memory.scope": [["task", "x"], "task-x"]}}, ["arm a-scope-task-x", "list"]),
+        ({"arms": {"-x": {}}}, ["arms.-x", "pattern"]),
         ({"grid": {"model.path": ["a/b", "a-b"]}}, ["path-a-b-1 is the name of two runs"]),
     ],
 )
@@ -120,9 +121,9 @@ def test_an_ablation_changes_its_part_alone_and_arms_differ():
 
 # Trains as `empo2 train` does, as far as a sweep sees it: it continues after the steps that are in metrics.jsonl.
 TRAINER = """
-import json, sys, time
+import json, sys, time, yaml
 from pathlib import Path
-settings = json.load(open(sys.argv[1]))
+settings = yaml.safe_load(open(sys.argv[1]))
 run = settings["run"]
 folder = Path(run["directory"], run["name"])
 folder.mkdir(exist_ok=True)
