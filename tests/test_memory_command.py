@@ -178,6 +178,13 @@ def test_an_empty_memory(tmp_path: Path, ask: Ask) -> None:
     assert ask("prune", file, "--never-shown", "--yes") == ["0 of 0 tips removed"]
 
 
+def test_a_scope_is_found_as_it_is_shown(tmp_path: Path, ask: Ask) -> None:
+    file, scope = tmp_path / "commas.sqlite", json.dumps({"task": "find, then eat", "variation": 1})
+    with closing(MemoryStore(file, embedder="words", dimension=32)) as store:
+        add(store, "a", ("s", Words("words").embed(["s"])[0]), scope=scope, tip="Look.")
+    assert len(rows(ask("show", file, "--scope", "task=find, then eat,variation=1"))) == 1
+
+
 def test_export_and_import(run: Path, tmp_path: Path, ask: Ask) -> None:
     lines = ask("export", run)
     assert [json.loads(line)["kind"] for line in lines] == ["meta", *["tip"] * 4, "state", *["play"] * 3]

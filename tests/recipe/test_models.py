@@ -246,3 +246,15 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     ):
         code, message = run(["export", *map(str, arguments)])
         assert code == 2 and problem in message, message
+
+
+def test_the_hubs_folder_is_where_huggingface_hub_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    found = [str(models.hub_cache())]
+    for name, folder in (("XDG_CACHE_HOME", "~/xdg"), ("HF_HOME", "~/hf"), ("HF_HUB_CACHE", "~/hub")):
+        monkeypatch.setenv(name, folder)
+        found.append(str(models.hub_cache()))
+    below = ("/.cache/huggingface/hub", "/xdg/huggingface/hub", "/hf/hub", "/hub")
+    assert found == [f"/home/me{folder}" for folder in below]

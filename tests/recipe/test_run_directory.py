@@ -132,11 +132,15 @@ def test_the_name_of_a_start_that_failed_is_free_unless_it_has_a_checkpoint(tmp_
         (["run.name=a", "run.resume=auto", "memory.scope=[task]"], r"memory.scope=\['task'\]"),
         (["run.name=a", "run.resume=auto", "memory.embedder=other"], "memory.embedder='other'"),
         (["run.name=b", "memory.from=/nowhere"], "memory.from='/nowhere': .*/nowhere"),
+        (["run.name=results"], "run.name='results': .*results exists"),
         (["run.name=thesis", "run.resume=auto"], "run.name='thesis': .* is not the folder of a run"),
     ],
 )
 def test_refused_without_a_change(tmp_path: Path, overrides: list[str], words: str) -> None:
     begun(tmp_path, 3)
+    (tmp_path / "results").mkdir()  # of `empo2 eval`, which leaves settings, too
+    for name in ("evaluation.json", "config.yaml"):
+        (tmp_path / "results" / name).write_text("{}")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("years of work")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
