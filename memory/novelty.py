@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
-from empo2.memory.index import STATES, ColumnTable, cosine_similarities, load, unit
+from empo2.memory.index import STATES, ColumnTable, cosine_similarities, load, near, unit
 
 MAX_VISITS = 2**31 - 1  # of one state; the sum over a scope's states stays far below the 2**63 of SQLite and numpy
 
@@ -38,11 +40,15 @@ class VisitedStates:
         self._dimension = dimension
         self._indices: dict[str, ColumnTable] = {}
 
-    def count(self, visit: Visit, *, threshold: float) -> int:
-        """Return the number of stored visits to states whose cosine with the visited one is above the threshold."""
-        index = self._index(visit.scope)
-        similarities = cosine_similarities(index["key"], unit(visit.key, self._dimension))
-        return int(index["visits"][similarities > threshold].sum())
+    def count(self, visits: Sequence[Visit], *, threshold: float) -> list[int]:
+        """Return of each visit the number of stored visits to states whose cosine with it is above the threshold."""
+        keys, found = [unit(visit.key, self._dimension) for visit in visits], [0] * len(visits)
+        for scope in {visit.scope for visit in visits}:
+            places = [place for place, visit in enumerate(visits) if visit.scope == scope]
+            index, wanted = self._index(scope), np.stack([keys[place] for place in places])
+            for place, rows in zip(places, near(index["key"], wanted, threshold), strict=True):
+                found[place] = int(index["visits"][rows].sum())
+        return found
 
     def add_visits(self, visits: Sequence[Visit], *, threshold: float) -> None:
         """Store all visits or none; the result does not depend on their order.
@@ -55,12 +61,16 @@ class VisitedStates:
         keys = {(visit.scope, visit.state): unit(visit.key, self._dimension) for visit in visits}
         times = Counter((visit.scope, visit.state) for visit in visits)
         with self._transaction():
-            for scope, state in sorted(times):  # the choice of stored states must not depend on the order of the visits
-                index, key = self._index(scope), keys[scope, state]
-                similarities = cosine_similarities(index["key"], key)
-                nearest = int(similarities.argmax()) if len(index) else None
-                row = nearest if nearest is not None and similarities[nearest] > threshold else None
-                self._add(scope, state, key, row, times[scope, state])
+            # The choice of stored states must not depend on the order of the visits.
+            for scope, of_scope in groupby(sorted(times), key=itemgetter(0)):
+                index, states = self._index(scope), [state for _, state in of_scope]
+                before, wanted = len(index), np.stack([keys[scope, state] for state in states])
+                for state, key, rows in zip(states, wanted, near(index["key"], wanted, threshold), strict=True):
+                    rows = np.append(rows, np.arange(before, len(index)))  # and those that are stored here
+                    similarities = cosine_similarities(index["key"][rows], key)
+                    nearest = int(similarities.argmax()) if len(rows) else None
+                    row = int(rows[nearest]) if nearest is not None and similarities[nearest] > threshold else None
+                    self._add(scope, state, key, row, times[scope, state])
 
     def add(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
         """Add visits to the state with exactly this text, or store it as a new state, however similar to others."""

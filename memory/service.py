@@ -118,7 +118,7 @@ class MemoryService:
         self._looks_up += 1
 
         def look_up(store: MemoryStore) -> list[int]:
-            return [store.states.count(visit, threshold=self._novelty_similarity) for visit, _ in asked]
+            return store.states.count([visit for visit, _ in asked], threshold=self._novelty_similarity)
 
         def answer(job: asyncio.Future[list[int]]) -> None:
             self._looks_up -= 1

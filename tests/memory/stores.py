@@ -45,7 +45,7 @@ def play(
 
 def visit(store: MemoryStore, scope: str, state: str, key: np.ndarray, *, threshold: float) -> int:
     """Count a visit and commit it at once; return n, the number of similar visits with this one."""
-    before = store.states.count(visited := Visit(scope, state, key), threshold=threshold)
+    before = store.states.count([visited := Visit(scope, state, key)], threshold=threshold)[0]
     store.states.add_visits([visited], threshold=threshold)
     return before + 1
 

@@ -185,7 +185,7 @@ def test_the_order_of_visits_changes_nothing(random):
         random.shuffle(visits)
         with closing(open_store(":memory:")) as store:
             store.states.add_visits(visits, threshold=0.7)
-            stored.append({(each.scope, each.state): store.states.count(each, threshold=0.7) for each in visits})
+            stored.append({(each.scope, each.state): store.states.count([each], threshold=0.7)[0] for each in visits})
     assert stored[0] == stored[1]
 
 
@@ -194,7 +194,7 @@ def test_visits_that_cannot_be_stored_leave_nothing(store):
         store.states.add_visits([Visit("task", "a", EAST), Visit("task", "b", np.ones(2))], threshold=0.7)
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         store.states.add("task", "east", np.ones(2), 1)
-    assert store.states.count(Visit("task", "", EAST), threshold=0.7) == 0
+    assert store.states.count([Visit("task", "", EAST)], threshold=0.7) == [0]
 
 
 def test_visits_of_a_state_stop_growing_before_a_sum_could_overflow(store):
@@ -202,5 +202,5 @@ def test_visits_of_a_state_stop_growing_before_a_sum_could_overflow(store):
     for _ in range(100):
         store.states.add("task", "east", EAST, 2**31 - 1)
     store.states.add("task", "almost east", EAST, 2**31 - 1)
-    assert store.states.count(Visit("task", "", -EAST), threshold=0.7) == 0
+    assert store.states.count([Visit("task", "", -EAST)], threshold=0.7) == [0]
     assert visit(store, "task", "east", EAST, threshold=0.7) == 2 * (2**31 - 1) + 1

@@ -71,11 +71,13 @@ class DistilledMemory(MemoryService):
 
     async def commit_visits(self) -> None:
         keys = [visit.key for own in self._visits.values() for visit in own]
-        await super().commit_visits()
-        if keys:
-            for key in np.random.default_rng(self._seed).permutation(keys):
+        try:
+            await super().commit_visits()
+        finally:  # also where that takes too long
+            for key in np.random.default_rng(self._seed).permutation(keys) if keys else ():
                 self._network.learn(key)
-            self._write(self._file)
+            if keys:
+                self._write(self._file)
 
     async def snapshot(self, path: Path) -> None:
         await super().snapshot(path)
