@@ -19,6 +19,8 @@ _NO_SECRETS |= {"answer_key", "answerKey"}  # of a task
 _OF_MODELS_TOKENS = re.compile(r"token_(len|ids?|level|veto)(?![a-z])")  # such as verl's ppo_max_token_len_per_gpu
 _FOLDERS = ("PWD", "OLDPWD")  # in the environment these are a shell's folders, not passwords
 _PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")  # in linear time
+# Of a command line: `API_KEY=value program --token value`, but no `{NAME}` or `$NAME`.
+_GIVEN = re.compile(r"""(?<![\w-])([A-Z][A-Z0-9_]*=|--[a-z][\w-]*[ =])(['"]?)([^\s{($'"][^\s'"]{7,})""")
 _SHORTEST = 8  # characters of a value that is looked for inside other text; "1" would be found everywhere
 
 
@@ -34,9 +36,9 @@ def is_secret(name: str) -> bool:
 def redacted(values: Any) -> Any:
     """Return a copy of nested settings, or of a text, without secrets.
 
-    Masked are values under secret names, the same values inside other text (a command line), those of this process's
-    environment variables with secret names, and passwords in URLs. None, empty values and fields of a task ("input.x")
-    stay.
+    Masked are values under secret names, also of variables and options of a command line, the same values inside other
+    text, those of this process's environment variables with secret names, and passwords in URLs. None, empty values and
+    fields of a task ("input.x") stay.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _FOLDERS}
     found = {*_secrets_in(values), *_secrets_in(environment)}
@@ -72,5 +74,10 @@ def _without_secrets(name: str, value: Any, known: Iterable[str]) -> Any:
     if isinstance(value, str):
         for secret in known:
             value = value.replace(secret, MASK)
-        return _PASSWORD_IN_URL.sub(MASK, value)
+        return _GIVEN.sub(_without_its_value, _PASSWORD_IN_URL.sub(MASK, value))
     return value
+
+
+def _without_its_value(given: re.Match[str]) -> str:
+    words = _WORDS.findall(given[1])  # the last one tells what it is: no `--token-file`
+    return f"{given[1]}{given[2]}{MASK}" if words[-1].lower() in _SECRET_WORDS else given[0]

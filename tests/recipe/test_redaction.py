@@ -43,6 +43,7 @@ def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
         "env": {"OPENAI_API_KEY": "sk-0123456789", "LINE": "play --key sk-0123456789", "TOKEN": "input.token"},
         "list": ["a hf_0123456789 b", {"password": "12"}, "Basic cHVibGljOnNlY3JldA== of x-team=1"],
         "url": "https://me:pass@host/x",
+        "line": "MY_API_KEY=tvly-123456 play --api-key 'sk-123456' --token-file a/token.txt --key {MY_KEY_OF}",
         "key": None,
         "max_tokens": 7,
     }
@@ -51,11 +52,12 @@ def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
         "env": {"OPENAI_API_KEY": MASK, "LINE": f"play --key {MASK}", "TOKEN": "input.token"},
         "list": [f"a {MASK} b", {"password": MASK}, f"Basic {MASK} of x-team=1"],
         "url": f"https://{MASK}@host/x",
+        "line": f"MY_API_KEY={MASK} play --api-key '{MASK}' --token-file a/token.txt --key {{MY_KEY_OF}}",
         "key": None,
         "max_tokens": 7,
     }
     masked = [name for name, value in flat(redacted(values)) if MASK in str(value)]
-    assert masked == ["env.OPENAI_API_KEY", "env.LINE", "list", "url"]
+    assert masked == ["env.OPENAI_API_KEY", "env.LINE", "list", "url", "line"]
 
 
 def test_a_wrong_setting_is_named_without_its_secret() -> None:
