@@ -162,6 +162,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         self._controller_log = controller_log
         self._tell_at = perf_counter() + _NONE_PLAYS_SECONDS
         self.carried_over: list[EnqueuedRollout] = []
+        self._created: list[EnqueuedRollout] = []
         self.results = StepResults(
             max_prompt_tokens,
             algorithm.failed_rollout_return,
@@ -262,7 +263,8 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
     def _create_rollouts(self, data: dict[str, Any], *, is_train: bool) -> list[EnqueuedRollout]:
         if not is_train and self._validates_with_memory:  # all are played at the same time
             data = {key: [value for value in values for _ in range(2)] for key, values in data.items()}
-        return super()._create_rollouts(data, is_train=is_train)
+        self._created = super()._create_rollouts(data, is_train=is_train)
+        return self._created
 
     def play(
         self,
@@ -280,7 +282,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
             carried_over: rollouts of earlier steps, which go on.
         """
         begin = perf_counter()
-        with self._told_of_a_new_gateway():
+        with self._told_of_a_new_gateway(carried_over):
             if groups is None:
                 self.played = self.enqueue_and_wait_until_completed(data, is_train=is_train)
             else:
@@ -305,11 +307,12 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         return usable
 
     @contextlib.contextmanager
-    def _told_of_a_new_gateway(self) -> Iterator[None]:
+    def _told_of_a_new_gateway(self, carried_over: Sequence[EnqueuedRollout]) -> Iterator[None]:
         """Wait for a gateway that has ended and is started again; then raise `NoUsableRollouts`.
 
         agent-lightning keeps rollouts in RAM, so those that were played are gone; the trainer plays the step anew, with
-        the same weights and the memory's file.
+        the same weights and the memory's file. Those that the gateway has nevertheless are deleted, or they would be
+        played first, and leave tips.
         """
         try:
             yield
@@ -318,6 +321,8 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
                 raise
             self.played, self.carried_over = [], []
             self._gateway.check({})
+            for rollout in (*self._created, *carried_over):
+                self._delete_rollout(rollout.rollout_id)
             raise NoUsableRollouts("the gateway has ended and was started again, without its rollouts") from error
 
     def drop_carried_over(self) -> None:

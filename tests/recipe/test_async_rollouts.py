@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from agentlightning.server.store import _rollouts
 
 from empo2.recipe.config import load_settings
+from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.protocol import Mode, StepProgress
 from empo2.recipe.trainer.manager import Empo2RolloutManager, why_none_plays
@@ -271,3 +273,14 @@ async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, late
     await asyncio.to_thread(later.drop_carried_over)
     assert not {rollout.rollout_id for rollout in carried} & set(_rollouts)
     assert (await gateway.call(carried[0].rollout_id, ROOMS[0])).status_code == 404
+
+
+def test_rollouts_of_an_attempt_that_is_given_up_are_deleted() -> None:
+    """A gateway that was only slow, or is new but got some of them, would play them before the next attempt's."""
+    manager: Any = object.__new__(Empo2RolloutManager)
+    deleted: list[str] = []
+    manager._created, carried = [SimpleNamespace(rollout_id=name) for name in "ab"], [SimpleNamespace(rollout_id="c")]
+    manager._gateway, manager._delete_rollout = SimpleNamespace(check=lambda _: None), deleted.append
+    with pytest.raises(NoUsableRollouts), manager._told_of_a_new_gateway(carried):
+        raise httpx.ReadTimeout("slow")
+    assert (deleted, manager.played, manager.carried_over) == (["a", "b", "c"], [], [])
