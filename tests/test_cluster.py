@@ -25,7 +25,7 @@ def test_what_the_slurm_script_says_to_ray_and_empo2_exists() -> None:
     tasks = text[text.index("common=(") : text.index("ray=$!")].replace(text[text.index("scancel --") :], "")
     known = {option for each in ray_start.params for option in each.opts}
     assert {*re.findall(r"--[a-z-]+", tasks)} <= known
-    given = re.findall(r'([a-z]+\.[a-z_]+)="?[$a]', text[text.index("empo2 train") :])
+    given = re.findall(r'([a-z]+\.[a-z_]+)="?\'?[$a]', text[text.index("empo2 train") :])
     assert len(given) == 6
     example = {"hardware.nodes": "2", "gateway.port": "20003"}
     settings = load_settings("gpu", [f"{key}={example.get(key, 'auto')}" for key in given])
