@@ -13,9 +13,11 @@ _SECRET_WORDS = frozenset(
     {"key", "keys", "apikey", "token", "secret", "secrets", "password", "passwd", "pwd", "credential", "credentials"}
 )
 _HEADERS = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?HEADERS")  # authorization=Bearer KEY,...
-# Columns of verl's data sets.
-_NO_SECRETS = frozenset({"prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "teacher_key"})
-_NO_SECRETS |= {"answer_key", "answerKey"}  # of a task
+# Columns of verl's data sets, and a field of tasks.
+_NO_SECRETS = frozenset({"prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "teacher_key"}) | {
+    "answer_key",
+    "answerKey",
+}
 _OF_MODELS_TOKENS = re.compile(r"token_(len|ids?|level|veto)(?![a-z])")  # such as verl's ppo_max_token_len_per_gpu
 _FOLDERS = ("PWD", "OLDPWD")  # in the environment these are a shell's folders, not passwords
 _PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")  # in linear time

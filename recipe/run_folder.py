@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +171,15 @@ def last_checkpoint(directory: Path) -> Path | None:
 
 def remove_old_checkpoints(directory: Path, keep: int) -> None:
     """Remove all but the latest ``keep`` complete ones; verl forgets older ones when a run is continued."""
-    there = {folder for folder in directory.glob(f"{_STEP}*") if is_checkpoint_name(folder.name)}
-    for folder in there - set(complete_checkpoints(directory)[-keep:]):
+    for folder in set(_checkpoints(directory)) - set(complete_checkpoints(directory)[-keep:]):
         shutil.rmtree(folder)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """Return the complete checkpoints, earliest step first; a copy of another name is none."""
-    marked = (marker.parent for marker in directory.glob(f"{_STEP}*/{_COMPLETE}"))
-    return sorted((folder for folder in marked if is_checkpoint_name(folder.name)), key=step_of)
+    """Return the complete checkpoints, earliest step first."""
+    return sorted(filter(is_complete, _checkpoints(directory)), key=step_of)
+
+
+def _checkpoints(directory: Path) -> Iterator[Path]:
+    """Yield all checkpoints; a copy of another name is none."""
+    return (folder for folder in directory.glob(f"{_STEP}*") if is_checkpoint_name(folder.name))

@@ -154,7 +154,7 @@ def _line(result: Result) -> str:
 
 
 def _check_equal(folder: Path, before: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    had, has = (dict(flat(json.loads(json.dumps(each)))) for each in (before, facts))
+    had, has = dict(flat(before)), dict(flat(json.loads(json.dumps(facts))))
     for key in sorted({*had, *has} - _NO_FACTS):
         if had.get(key) != has.get(key):
             raise ConfigError(

@@ -161,7 +161,8 @@ class Processes:
             steady = time.monotonic() - started >= _STEADY_SECONDS
             killed_once = _signal(code) and name not in self._restarted
             if start_again is None or not (steady or killed_once):
-                raise ProcessError(f"{name} {_describe_exit(code)}: {self._reason(name, code)}")
+                reason = _reason_in(self.directory / f"{name}.log", self._begun[name], code)
+                raise ProcessError(f"{name} {_describe_exit(code)}: {reason}")
             assert guard.stdin
             guard.stdin.close()
             start_again()
@@ -181,9 +182,6 @@ class Processes:
         self.warned = signal.Signals(number).name
         for name in self._trains & self._guards.keys():
             self._guards[name].send_signal(preemption.WARNING)
-
-    def _reason(self, name: str, code: int) -> str:
-        return _reason_in(self.directory / f"{name}.log", self._begun[name], code)
 
     def stop(self) -> None:
         """End all processes and their descendants: send SIGTERM, then SIGKILL after the grace time."""

@@ -313,13 +313,15 @@ def offloaded(settings: Settings, shape: Shape) -> float:
     return (moved + reference) / nodes
 
 
-def checkpoints(settings: Settings, shape: Shape) -> float:
-    """Return the bytes of the checkpoints that a run keeps: weights and optimizer in float32, weights in bfloat16.
+def most_checkpoints(settings: Settings) -> int:
+    """Return how many checkpoints lie on the disk at most: the last one is kept until the next one is complete."""
+    return max(2, settings.run.keep_checkpoints) if settings.run.save_every else 0
 
-    The last one is kept until the next one is complete, so there are at least two.
-    """
+
+def checkpoints(settings: Settings, shape: Shape) -> float:
+    """Return the bytes of a run's checkpoints: weights and optimizer in float32, weights in bfloat16."""
     each = 6 * shape.parameters + 8 * shape.trained(settings.model.lora_rank)
-    return each * max(2, settings.run.keep_checkpoints) if settings.run.save_every else 0
+    return each * most_checkpoints(settings)
 
 
 def java_of(settings: Settings) -> tuple[float, float]:

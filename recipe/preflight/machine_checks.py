@@ -141,7 +141,7 @@ def disk(start: Start) -> Iterator[Finding]:
     folder = Path(settings.run.directory).absolute()
     existing, hub = existing_folder(folder), existing_folder(hub_cache())
     free, wanted = shutil.disk_usage(existing).free, estimate.checkpoints(settings, shape)
-    kept = f"{max(2, settings.run.keep_checkpoints)} checkpoints" if wanted else "no checkpoints"
+    kept = f"{estimate.most_checkpoints(settings) or 'no'} checkpoints"
     same_disk = hub.stat().st_dev == existing.stat().st_dev
     if settings.model.path in SHAPES and files_of(settings.model.path) is None and same_disk:
         wanted += 2 * shape.parameters

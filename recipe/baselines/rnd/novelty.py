@@ -74,9 +74,9 @@ class DistilledMemory(MemoryService):
         try:
             await super().commit_visits()
         finally:  # also where that takes too long
-            for key in np.random.default_rng(self._seed).permutation(keys) if keys else ():
-                self._network.learn(key)
             if keys:
+                for key in np.random.default_rng(self._seed).permutation(keys):
+                    self._network.learn(key)
                 self._write(self._file)
 
     async def snapshot(self, path: Path) -> None:
