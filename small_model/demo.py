@@ -30,6 +30,9 @@ class Point(NamedTuple):
 
 
 def demo(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="key=value", help="Single settings, such as run.steps=20.")
+    ] = None,
     directory: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the run's folder is made.")] = Path("runs"),
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="Tell the story of a finished run again.")] = None,
 ) -> None:
@@ -43,7 +46,8 @@ def demo(
 
     if run is None:
         layer = lay_over(read_layer(_WORLD / "demo.yaml"), {"run": {"directory": str(directory)}})
-        run = launch(load_settings("cpu", file=_WORLD / "coin.yaml", layer=layer), "demo", Console())
+        settings = load_settings("cpu", overrides or (), file=_WORLD / "coin.yaml", layer=layer)
+        run = launch(settings, "demo", Console())
     print(tell(run))
 
 

@@ -82,6 +82,12 @@ def test_wrong_settings_are_one_line(cli: Cli, tmp_path: Path, arguments: list[s
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_demo_takes_settings(cli: Cli) -> None:
+    """Such as run.name and run.resume, by which a demo that was interrupted says it goes on."""
+    code, _, errors = cli("demo", "run.name=mine", "run.resume=auto", "run.steps=x")
+    assert (code, errors.count("\n")) == (2, 1) and "run.steps='x'" in errors, errors
+
+
 def test_a_memory_that_cannot_be_read_is_one_line(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     rates = {name: 0.5 for name in (ALONE, WITH_NOTES)}

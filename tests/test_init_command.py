@@ -174,8 +174,8 @@ def test_an_address_of_its_own_is_said_before_what_came_of_it(init, tmp_path):
     assert code == 1 and len(wrong) == 2, printed
     assert wrong[0].startswith("wrong  no model call came, and what the agent wrote tells of a connection")
     assert wrong[1].startswith("wrong  the agent failed: URLError")
-    log = (tmp_path / "empo2.log").read_text()
-    assert (tmp_path / "empo2.log").stat().st_mode & 0o777 == 0o600
+    log = (tmp_path / "empo2.init.log").read_text()
+    assert (tmp_path / "empo2.init.log").stat().st_mode & 0o777 == 0o600
     assert "Connection refused" in log and f"has all that the agent wrote, {len(log.splitlines())} lines" in printed
 
 

@@ -88,8 +88,8 @@ def init(
 
     The agent plays the first training task against the gateway of a training, and the findings are printed: wrong keeps
     it from being trained, note is worth knowing. No model is loaded: replies come from a script, or from a server. All
-    that the agent writes is kept in FILE.log beside the configuration, which is written if the agent can be trained.
-    Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
+    that the agent writes is kept in FILE.init.log beside the configuration, which is written if the agent can be
+    trained. Exit code 0: it can; 1: it cannot (the findings say why); 2: wrong settings.
     """
     from empo2.memory import EmbedderError
     from empo2.recipe.files.models import model_of
@@ -179,7 +179,7 @@ def init(
         for line in _own_words(trace.output).strip().splitlines()[-_OUTPUT_LINES:]:
             print(f"       | {printable(line)}")
     if trace.output.strip():
-        log = (config or output).with_suffix(".log")
+        log = (config or output).with_suffix(".init.log")
         _write(log, trace.output)
         log.chmod(0o600)  # chats are for their owner only
         lines = len(trace.output.splitlines())

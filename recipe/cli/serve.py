@@ -1,9 +1,12 @@
 """``empo2 serve``."""
 
+import contextlib
 import os
 import shlex
+import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +14,7 @@ import typer
 
 from empo2.recipe.cli.options import MemoryFrom, Model, Server, SettingsOptions, with_options
 from empo2.recipe.cli.panel_options import playing_layer, settings_file
-from empo2.recipe.errors import ConfigError
+from empo2.recipe.errors import ConfigError, ProcessError
 
 if TYPE_CHECKING:
     from empo2.recipe.launcher.serving import Served
@@ -77,11 +80,11 @@ def serve(
         raise ConfigError("--memory-from and --scope: choose the tips that --memory shows; give that, too")
     require(Start(settings, model=named.model), SERVED)
     resolved = named.resolve()
-    with tempfile.TemporaryDirectory(prefix="empo2-serve-") as folder:
-        put_memory(file, Path(folder))
-        print(f"model    {named.name}\nmemory   {said}\nlogs     {folder}, until the end\nstarting ...", flush=True)
+    with _log_folder() as folder:
+        put_memory(file, folder)
+        print(f"model    {named.name}\nmemory   {said}\nlogs     {folder}, until Ctrl-C\nstarting ...", flush=True)
         name = named.name if server is None else resolved
-        with gateway_of(settings, Path(folder), resolved, agents=Serving(name=name, tag=tag)) as served:
+        with gateway_of(settings, folder, resolved, agents=Serving(name=name, tag=tag)) as served:
             _say(served, name, secret=bool(given_keys().agent))
             try:
                 while True:
@@ -89,6 +92,20 @@ def serve(
                     time.sleep(_POLL_SECONDS)
             except KeyboardInterrupt:
                 print("stopping ...", flush=True)
+
+
+@contextlib.contextmanager
+def _log_folder() -> Iterator[Path]:
+    """Make a folder, and remove it afterwards unless a process has failed: the error names a log in it."""
+    folder, kept = Path(tempfile.mkdtemp(prefix="empo2-serve-")), False
+    try:
+        yield folder
+    except ProcessError:
+        kept = True
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder)
 
 
 def _tag(file: Path, asked: str | None) -> tuple["RolloutTag", str]:

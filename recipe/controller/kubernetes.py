@@ -1,18 +1,21 @@
-"""agent-lightning's Kubernetes reconciler (1.0.2), which also tells the gateway why a Job or pod does not start."""
+"""agent-lightning's Kubernetes reconciler (1.0.2), which also says why a Job does not start and how it ended."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from agentlightning.controller.k8s_reconciler import K8sReconciler
+from agentlightning.controller.k8s_reconciler import K8sReconciler, build_job_name
 from agentlightning.schemas import Rollout, RolloutState
 from kr8s.asyncio.objects import Job, Pod
 
 _JOB = "batch.kubernetes.io/job-name"  # Kubernetes puts it on a Job's pods
+_AGENT_FAILED = "Job failed: BackoffLimitExceeded"  # a container ended with an error, or its pod was evicted
+_LAST_OWN_CODE = 128  # above it a signal ended the container, such as 137 for want of memory
 _STARTING = ("ContainerCreating", "PodInitializing")
 
 
 class TellingReconciler(K8sReconciler):
-    """A rollout's ``error_message`` says why it has no Job, or, once it counts as running, why its pod waits."""
+    """A rollout's ``error_message`` says why it has no Job, why its pod waits, or with which code its agent ended."""
 
     async def _create_job(self, rollout: Rollout) -> None:
         """Create a Job; upstream only logs that Kubernetes refuses it, such as for want of rights, and tries again."""
@@ -34,6 +37,16 @@ class TellingReconciler(K8sReconciler):
             await super()._create_job(rollout)  # one rollout after another
         finally:
             Job.async_create = create
+
+    async def _patch_status(self, rollout_id: str, **status: Any) -> bool:
+        """Say of an agent that failed what upstream's reconciler of processes says, which ``failures.py`` reads."""
+        if str(status.get("error_message")).startswith(_AGENT_FAILED):
+            found = {"namespace": self._namespace, "label_selector": f"{_JOB}={build_job_name(rollout_id)}"}
+            with contextlib.suppress(Exception):  # without its pod, the failure is the system's
+                async for pod in Pod.async_list(**found, api=await self._get_k8s_api()):
+                    if code := exit_code(getattr(pod, "raw", pod).get("status", {})):
+                        status["error_message"] = f"subprocess exited with code {code}"
+        return await super()._patch_status(rollout_id, **status)
 
     async def _reconcile_once(self) -> None:
         await super()._reconcile_once()
@@ -57,3 +70,11 @@ def waiting_reason(status: Mapping[str, Any]) -> str | None:
         if (condition["type"], condition["status"]) == ("PodScheduled", "False"):
             return f"{condition.get('reason', 'Unschedulable')}: {condition.get('message', '')}"
     return None
+
+
+def exit_code(status: Mapping[str, Any]) -> int | None:
+    """Return the code with which an agent ended by itself, by its pod's status; None if it was killed or evicted."""
+    if any((each["type"], each["status"]) == ("DisruptionTarget", "True") for each in status.get("conditions", [])):
+        return None
+    ends = [container.get("state", {}).get("terminated") or {} for container in status.get("containerStatuses", [])]
+    return next((end["exitCode"] for end in ends if 0 < end.get("exitCode", 0) <= _LAST_OWN_CODE), None)

@@ -1,5 +1,7 @@
 """``empo2 serve``: agents that have no rollout, in every dialect. `tests/test_serve.py` has the command itself."""
 
+import contextlib
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -14,8 +16,10 @@ import pytest
 from agentlightning.server.store import _events, _rollouts
 
 from empo2.memory import MemoryStore, Step
+from empo2.recipe.cli.serve import _log_folder
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
+from empo2.recipe.errors import ProcessError
 from empo2.recipe.gateway.dialects import dialect
 from empo2.recipe.gateway.episodes import direct_chats
 from empo2.recipe.gateway.request import SERVED
@@ -171,6 +175,16 @@ def test_what_cannot_be_served(tmp_path: Path) -> None:
     ):
         code, message = run(["serve", "m", *url, "--profile", "cpu", *arguments])
         assert code == 2 and problem in message, message
+
+
+@pytest.mark.parametrize("ending", [ProcessError("vllm ended; see its log"), KeyboardInterrupt(), None])
+def test_the_logs_stay_only_if_an_error_names_one(ending: BaseException | None) -> None:
+    with contextlib.suppress(ProcessError, KeyboardInterrupt), _log_folder() as folder:
+        (folder / "vllm.log").write_text("why")
+        if ending is not None:
+            raise ending
+    assert folder.exists() == isinstance(ending, ProcessError)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_vllm_answers_under_the_name_that_is_served() -> None:

@@ -87,6 +87,8 @@ def test_files_of_tasks_are_found_by_the_process_that_trains(tmp_path: Path, mon
         ({"arms": {"a": {"settings": {"algorithm": {"sed": 1}}}}}, ["arm a", "algorithm.sed", "algorithm.seed?"]),
         ({"arms": {"a": {}}, "grid": {"memory.scope": [["task", "x"], "task-x"]}}, ["arm a-scope-task-x", "list"]),
         ({"arms": {"-x": {}}}, ["arms.-x", "pattern"]),
+        ({"settings": {"algorithm": {"seed": 7}}}, ["algorithm.seed", "from 1 on", "`seeds`"]),
+        ({"grid": {"algorithm.seed": [7, 8]}}, ["algorithm.seed", "from 1 on", "`seeds`"]),
         ({"grid": {"model.path": ["a/b", "a-b"]}}, ["path-a-b-1 is the name of two runs"]),
     ],
 )
@@ -94,6 +96,11 @@ def test_a_file_that_is_wrong(tmp_path: Path, content: dict, words: list[str]):
     with pytest.raises(ConfigError) as error:
         read_plan(write(tmp_path, content))
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+def test_a_seed_for_all_runs_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"algorithm\.seed: runs have their own, from 1 on"):
+        read_plan(write(tmp_path, {"seeds": 2}), overrides=["algorithm.seed=7"])
 
 
 def test_an_ablation_changes_its_part_alone_and_arms_differ():

@@ -23,6 +23,7 @@ from empo2.recipe.config import TRACES_VARIABLES
 from empo2.recipe.controller.kubernetes import TellingReconciler
 from empo2.recipe.controller.run import OwnKeys, start_agents_with, with_own_key
 from empo2.recipe.controller.warm_agents import WarmAgent, start_agent, start_fork_server
+from empo2.recipe.failures import cause_of_failure
 from empo2.recipe.protocol import traceparent
 
 from ..processes import mark, until
@@ -283,3 +284,54 @@ async def test_why_a_rollout_has_no_pod_is_told_once(monkeypatch: pytest.MonkeyP
         await reconciler._create_job(rollout("c"))
         assert said["c"] == wanted
     assert told == [*"abcc"] and not answers
+
+
+@pytest.mark.parametrize(
+    ("why", "status", "said"),
+    [
+        ("BackoffLimitExceeded", {"containerStatuses": [{"state": {"terminated": {"exitCode": 1}}}]}, "by agent"),
+        ("BackoffLimitExceeded", {"containerStatuses": [{"state": {"terminated": {"exitCode": 137}}}]}, "by system"),
+        (
+            "BackoffLimitExceeded",
+            {
+                "conditions": [{"type": "DisruptionTarget", "status": "True"}],
+                "containerStatuses": [{"state": {"terminated": {"exitCode": 1}}}],
+            },
+            "by system",
+        ),
+        ("DeadlineExceeded", {"containerStatuses": [{"state": {"terminated": {"exitCode": 1}}}]}, "by system"),
+        ("BackoffLimitExceeded", None, "by system"),
+    ],
+    ids=["exits with 1", "out of memory", "evicted", "out of time", "no right to list pods"],
+)
+async def test_whose_fault_a_failed_job_is(
+    why: str, status: dict[str, Any] | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the job event that agent-lightning's reconciler handles, and the words that the trainer reads."""
+    told: list[dict[str, Any]] = []
+
+    class Api:
+        async def patch(self, path: str, *, json: dict[str, Any]) -> SimpleNamespace:
+            assert path == "/api/rollouts/r"
+            told.append(json["status"])
+            return SimpleNamespace(raise_for_status=lambda: None)
+
+    async def listed(**asked: object) -> AsyncIterator[object]:
+        assert asked["label_selector"] == "batch.kubernetes.io/job-name=agl-rollout-r"
+        if status is None:
+            raise PermissionError("pods is forbidden")
+        yield SimpleNamespace(raw={"status": status})
+
+    async def no_cluster(_: object) -> None: ...
+
+    monkeypatch.setattr("empo2.recipe.controller.kubernetes.Pod", SimpleNamespace(async_list=listed))
+    monkeypatch.setattr(TellingReconciler, "_get_k8s_api", no_cluster)
+    config = OmegaConf.create({"k8s_runner": {"namespace": "ours"}})
+    reconciler = TellingReconciler(Api(), config)  # pyright: ignore[reportArgumentType]
+    ended = {"type": "Failed", "status": "True", "reason": why, "message": "it says more"}
+    labels = {"agentlightning/rollout-id": "r"}
+    await reconciler._handle_job_event({"metadata": {"labels": labels}, "status": {"conditions": [ended]}})
+    (failed,) = told
+    assert failed["state"] == "failed"
+    cause = cause_of_failure(failed["error_message"], [{"status": "success"}], answered=True)
+    assert cause == f"failed_{said.replace(' ', '_')}"
