@@ -179,6 +179,8 @@ def test_settings_that_the_text_names_exist(page: Path) -> None:
             load_settings("cpu", [word])
         elif section != "verl":
             assert name.partition(".")[0] in values[section], f"`{word}`"
+    for file in filter(re.compile(r"agents/[\w/-]+\.yaml").fullmatch, code_spans(page)):
+        load_settings("cpu", file=ROOT / file)
     for content in map(yaml.safe_load, blocks(page, "yaml")):
         if isinstance(content, dict) and content.keys() <= {*Settings.model_fields, "class"}:
             load_settings(layer=content)

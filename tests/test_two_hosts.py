@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.rare, pytest.mark.timeout(3600)]
 
 RAY = str(Path(sys.executable).with_name("ray"))
 AGENT = "stack_agent:GuessingAgent"
-STEPS, PORT, RAY_PORT = 3, 8080, 6379
+PORT, RAY_PORT = 8080, 6379
 # SECURITY.md names them: gloo and torch's store of the trainer, which answer only their own form, and Ray's counters,
 # at two ports of the head and one of each node's agent. Linux cuts a process's name at 15 characters.
 SILENT, AGENT_OF_NODE = "ray::WorkerDict", "ray::DashboardA"
@@ -59,7 +59,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "run.resume=auto",
         "run.validate_first=false",
         "run.save_every=1",
-        f"run.steps={STEPS}",
         f"gateway.port={PORT}",
         "agent.concurrency=0",
         f"agent.class={AGENT}",
@@ -79,8 +78,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
             words = [RAY, "start", *options, f"--node-ip-address={host.address}", "--num-gpus=1", "--num-cpus=3"]
             assert host.start(folder / "ray.log", *words, **token, **path).wait() == 0, (folder / "ray.log").read_text()
 
-        def train() -> Any:
-            command = [*CLI, "train", "--profile", "cpu", *arguments]
+        def train(steps: int) -> Any:
+            command = [*CLI, "train", "--profile", "cpu", *arguments, f"run.steps={steps}"]
             return ending(a.start(folder / "train.log", *command, EMPO2_KEY=key, **token, **path))
 
         join(a, "--head", f"--port={RAY_PORT}", "--include-dashboard=false")
@@ -88,7 +87,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
         url = f"http://{a.address}:{PORT}"
         command = controller_command(settings, url)
         playing = stack.enter_context(ending(c.start(folder / "controller.log", *command, EMPO2_KEY=key, **path)))
-        with train() as launcher:
+        with train(100) as launcher:  # it dies before, however long the questions below take
             said = "waiting for nodes: 1 of 2 with 1 free GPU"
             until(lambda: said in (folder / "train.log").read_text() or launcher.poll() is not None)
             join(b, f"--address={a.address}:{RAY_PORT}")
@@ -117,7 +116,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
         until(lambda: not _agents(playing))
         b.come_back()
         join(b, f"--address={a.address}:{RAY_PORT}")
-        with train() as launcher:
+        seen.steps = seen.steps_at_death + 1
+        with train(seen.steps) as launcher:
             assert launcher.wait() == 0, (folder / "train.log").read_text()[-3000:]
         yield seen
 
@@ -163,7 +163,7 @@ def _ask_all(stranger: Host, *others: Host) -> dict[str, tuple[str, str]]:
 
 def test_it_trains_on_both_hosts_and_shows_tips(seen: SimpleNamespace) -> None:
     steps = {line["step"]: line for line in metrics_of(seen.run)}
-    assert list(steps) == list(range(1, STEPS + 1))
+    assert list(steps) == list(range(1, seen.steps + 1))
     assert steps[2]["empo2/tips_injected_per_call"] > 0
     for step in steps.values():  # both servers sampled, with the weights that both ranks have trained
         assert step["rollout_corr/log_ppl_abs_diff"] < 0.05
@@ -198,7 +198,6 @@ def test_a_stranger_gets_nothing(seen: SimpleNamespace) -> None:
 
 
 def test_the_run_ends_with_the_host_that_died_and_nothing_is_left(seen: SimpleNamespace) -> None:
-    assert 2 <= seen.steps_at_death < STEPS
     assert seen.code == 1 and seen.seconds < 180
     (line,) = [line for line in seen.output.splitlines() if line.startswith("empo2: error: ")]
     assert "host 10.77.0.2" in line and "has left the Ray cluster" in line
