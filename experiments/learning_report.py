@@ -190,6 +190,7 @@ def table_of_development(kept: Kept) -> str:
     rows = [
         [values["title"], *(f"{100 * found[arm, rate]:.0f} %" if (arm, rate) in found else "-" for rate in rates)]
         for arm, values in plan["arms"].items()
+        if any((arm, rate) in found for rate in rates)
     ]
     names = ["frozen" if rate == FROZEN else f"{rate:.0e}" for rate in rates]
     told = markdown(["development: success without notes", *names], rows)

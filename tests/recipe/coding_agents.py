@@ -35,8 +35,6 @@ class Row:
     """A row of the table of coding agents in docs/agents.md."""
 
     version: str
-    rows: int
-    side_calls: int
     first_prompt: int
     small_prompt: int | None
 
@@ -46,10 +44,10 @@ def table() -> dict[str, Row]:
     found = {}
     for line in (ROOT / "docs/agents.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 6 and (name := re.match(r"`([a-z-]+)`", cells[0])):
-            rows, side_calls, first = (int(cell.replace(",", "")) for cell in cells[2:5])
-            small = re.search(r": ([\d,]+)$", cells[5])
-            found[name[1]] = Row(cells[1], rows, side_calls, first, int(small[1].replace(",", "")) if small else None)
+        if len(cells) == 4 and (name := re.match(r"`([a-z-]+)`,", cells[0])):
+            small = re.search(r": ([\d,]+)$", cells[3])
+            first, least = int(cells[2].replace(",", "")), int(small[1].replace(",", "")) if small else None
+            found[name[1]] = Row(cells[1], first, least)
     return found
 
 

@@ -29,7 +29,7 @@ class Row(NamedTuple):
     lines_changed: int
     training_rows: int
     said: tuple[str, ...]
-    trained: str
+    trained: bool
 
 
 def table() -> dict[str, Row]:
@@ -37,8 +37,8 @@ def table() -> dict[str, Row]:
     lines = after.partition("\n\n")[0].splitlines()[2:]
     found = {}
     for line in lines:
-        name, changed, rows, said, trained = (cell.strip() for cell in line.strip("|").split("|"))
-        found[name] = Row(int(changed), int(rows), tuple(said.split("; ")), trained)
+        name, changed, rows, said = (cell.strip() for cell in line.strip("|").split("|"))
+        found[name.strip("*")] = Row(int(changed), int(rows), tuple(said.split("; ")), name.startswith("**"))
     return found
 
 
@@ -187,4 +187,4 @@ PUBLISHED = [
 
 
 def trained_agents() -> list[Published]:
-    return [agent for agent in PUBLISHED if table()[agent.name].trained.startswith("yes")]
+    return [agent for agent in PUBLISHED if table()[agent.name].trained]

@@ -92,13 +92,13 @@ async def test_rows_side_calls_and_tips(agent: str, tmp_path: Path, prefix: Path
     row = table()[agent]
     programs = install(agent, row.version, prefix)
     played = await play(agent, programs, tmp_path / "plain")
-    assert (played.rows, played.side_calls) == (row.rows, row.side_calls)
+    assert (played.rows, played.side_calls) == (1, agent == "opencode")
     assert played.tips == [1] * len(played.tips)
     assert played.first_prompt == pytest.approx(row.first_prompt, rel=0.03)
     if agent in SMALL:
         variables, words = SMALL[agent]
         small = await play(agent, programs, tmp_path / "small", "small", words, variables)
-        assert small.rows == row.rows and small.first_prompt == pytest.approx(row.small_prompt, rel=0.03)
+        assert small.rows == 1 and small.first_prompt == pytest.approx(row.small_prompt, rel=0.03)
     for variant in ("thinking", "broken_arguments"):
         if os.environ.get("EMPO2_RECORD") == "1" and (RECORDED / f"{recorded_as(agent, variant)}.jsonl").exists():
             await play(agent, programs, tmp_path / variant, variant)
