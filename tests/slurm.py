@@ -1,4 +1,4 @@
-"""A real Slurm by the set-up of docs/cluster.md. Nodes are network namespaces, each with its name, munge and /tmp."""
+"""A real Slurm by the set-up of CONTRIBUTING.md. Nodes are network namespaces, each with its name, munge and /tmp."""
 
 import contextlib
 import os
@@ -74,8 +74,8 @@ class Node(Host):
 
 
 def set_up(folder: Path, nodes: list[Node]) -> str:
-    """Return the set-up of docs/cluster.md for these nodes, without its first command and its last one."""
-    text = (ROOT / "docs" / "cluster.md").read_text().partition("### Without a cluster")[2]
+    """Return the set-up of CONTRIBUTING.md for these nodes, without its first command and its last one."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("### Slurm without a cluster")[2]
     lines = text.partition("```bash\n")[2].partition("```")[0].splitlines()
     assert lines[0].startswith("apt-get") and lines[-1].startswith("sbatch")
     block = "\n".join(lines[1:-1])
