@@ -1,6 +1,7 @@
 """agent-lightning's Kubernetes reconciler (1.0.2), which also says why a Job does not start and how it ended."""
 
 import contextlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,8 @@ from agentlightning.schemas import Rollout, RolloutState
 from kr8s.asyncio.objects import Job, Pod
 
 _JOB = "batch.kubernetes.io/job-name"  # Kubernetes puts it on a Job's pods
-_AGENT_FAILED = "Job failed: BackoffLimitExceeded"  # a container ended with an error, or its pod was evicted
+# What upstream says of an agent that failed or was evicted; there is no reason before the Job has its condition.
+_AGENT_FAILED = re.compile(r"Job failed(: BackoffLimitExceeded\b.*)?", re.DOTALL)
 _LAST_OWN_CODE = 128  # above it a signal ended the container, such as 137 for want of memory
 _STARTING = ("ContainerCreating", "PodInitializing")
 
@@ -40,7 +42,7 @@ class TellingReconciler(K8sReconciler):
 
     async def _patch_status(self, rollout_id: str, **status: Any) -> bool:
         """Say of an agent that failed what upstream's reconciler of processes says, which ``failures.py`` reads."""
-        if str(status.get("error_message")).startswith(_AGENT_FAILED):
+        if _AGENT_FAILED.fullmatch(status.get("error_message") or ""):
             found = {"namespace": self._namespace, "label_selector": f"{_JOB}={build_job_name(rollout_id)}"}
             with contextlib.suppress(Exception):  # without its pod, the failure is the system's
                 async for pod in Pod.async_list(**found, api=await self._get_k8s_api()):

@@ -301,23 +301,35 @@ async def test_why_a_rollout_has_no_pod_is_told_once(monkeypatch: pytest.MonkeyP
         ),
         ("DeadlineExceeded", {"containerStatuses": [{"state": {"terminated": {"exitCode": 1}}}]}, "by system"),
         ("BackoffLimitExceeded", None, "by system"),
+        (None, {"containerStatuses": [{"state": {"terminated": {"exitCode": 1}}}]}, "by agent"),
     ],
-    ids=["exits with 1", "out of memory", "evicted", "out of time", "no right to list pods"],
+    ids=["exits with 1", "out of memory", "evicted", "out of time", "no right to list pods", "no condition yet"],
 )
 async def test_whose_fault_a_failed_job_is(
-    why: str, status: dict[str, Any] | None, said: str, monkeypatch: pytest.MonkeyPatch
+    why: str | None, status: dict[str, Any] | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the job event that agent-lightning's reconciler handles, and the words that the trainer reads."""
+    """By the Jobs that agent-lightning's reconciler lists, and the words that the trainer reads."""
     told: list[dict[str, Any]] = []
 
     class Api:
+        async def get(self, path: str, *, params: object) -> SimpleNamespace:
+            rollout = {"rollout_id": "r", "input": {}, "config": {}, "status": {**STATUS, "state": "running"}}
+            listed = [rollout] if path == "/api/rollouts" else []
+            return SimpleNamespace(raise_for_status=lambda: None, json=lambda: listed)
+
         async def patch(self, path: str, *, json: dict[str, Any]) -> SimpleNamespace:
             assert path == "/api/rollouts/r"
             told.append(json["status"])
             return SimpleNamespace(raise_for_status=lambda: None)
 
+    async def jobs(**_: object) -> AsyncIterator[object]:
+        ended = [{"type": "Failed", "status": "True", "reason": why, "message": "it says more"}]
+        name = {"name": k8s_reconciler.build_job_name("r")}
+        yield SimpleNamespace(raw={"metadata": name, "status": {"failed": 1, "conditions": ended if why else []}})
+
     async def listed(**asked: object) -> AsyncIterator[object]:
-        assert asked["label_selector"] == "batch.kubernetes.io/job-name=agl-rollout-r"
+        if asked["label_selector"] != "batch.kubernetes.io/job-name=agl-rollout-r":
+            return  # those that wait
         if status is None:
             raise PermissionError("pods is forbidden")
         yield SimpleNamespace(raw={"status": status})
@@ -325,12 +337,11 @@ async def test_whose_fault_a_failed_job_is(
     async def no_cluster(_: object) -> None: ...
 
     monkeypatch.setattr("empo2.recipe.controller.kubernetes.Pod", SimpleNamespace(async_list=listed))
+    monkeypatch.setattr(k8s_reconciler.k8s_objects.Job, "async_list", jobs)
     monkeypatch.setattr(TellingReconciler, "_get_k8s_api", no_cluster)
     config = OmegaConf.create({"k8s_runner": {"namespace": "ours"}})
     reconciler = TellingReconciler(Api(), config)  # pyright: ignore[reportArgumentType]
-    ended = {"type": "Failed", "status": "True", "reason": why, "message": "it says more"}
-    labels = {"agentlightning/rollout-id": "r"}
-    await reconciler._handle_job_event({"metadata": {"labels": labels}, "status": {"conditions": [ended]}})
+    await reconciler._reconcile_once()
     (failed,) = told
     assert failed["state"] == "failed"
     cause = cause_of_failure(failed["error_message"], [{"status": "success"}], answered=True)
