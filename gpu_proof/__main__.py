@@ -10,7 +10,8 @@ Tier `parts`: two minutes, one card. It needs torch, transformers and sentence-t
   model       log-probs of the small model against those of the CPU in float32
   embedder    states a second; 128 agents send 100
 
-Tier `stack`: ten minutes, one card from 16 GB. The small model plays CoinCollector through the whole stack.
+Tier `stack`: ten minutes, one card from 16 GB. The small model plays CoinCollector through the whole stack, if memory
+can be shared as in `parts`: without that a training waits for ever.
 
   steps       two steps are trained, in modes with and without tips in the update
   tips        the gateway shows tips
@@ -34,9 +35,11 @@ breaks ends its tier, with what the ones before it have shown. The last line is 
 
 import argparse
 import sys
+import traceback
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 TIERS = ("parts", "stack", "learning")
@@ -55,6 +58,8 @@ def main() -> None:
     import torch  # --help answers at once
 
     device = torch.device(options.device)
+    if device.index and options.tier != "parts":
+        parser.error(f"--device {options.device}: only for the tier parts; others take CUDA_VISIBLE_DEVICES")
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.error(f"--device {options.device}: torch {torch.__version__} finds no GPU here; nvidia-smi says why")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
@@ -77,13 +82,18 @@ def main() -> None:
     try:
         for part in found:
             verdict = "pass" if part.passed else "FAIL"
-            print(f"{part.name}: {verdict}", file=sys.stderr, flush=True)
-            table.add_row(part.name, part.found, part.needed, verdict)
+            # At once, since a time limit may end the rest.
+            print(f"{part.name}: {verdict}\n  {part.found}; needed: {part.needed or '-'}", file=sys.stderr, flush=True)
+            table.add_row(part.name, escape(part.found), part.needed, verdict)
             failed += [] if part.passed else [part.name]
     except SystemExit as error:
         print(error, file=sys.stderr)
         failed.append("a training")
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    except Exception:  # what a training has left cannot be read
+        traceback.print_exc()
+        failed.append(options.tier)
+    finally:
+        Console(width=None if sys.stdout.isatty() else 140).print(table)
     print(f"FAIL: {', '.join(failed)}" if failed else "PASS")
     sys.exit(bool(failed))
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from rich.markup import escape
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from empo2.memory import SentenceEmbedder
@@ -22,6 +21,7 @@ from empo2.recipe.trainer import log_probs
 VOCABULARY, HIDDEN = 152_064, 3_584  # Qwen2.5-7B
 ROW, SAMPLED = 12_692, 960  # tokens of the longest row, and those of a usual one that the policy has sampled
 STATES_PER_SECOND = 100
+_SHARING_SECONDS = 120  # a cold start of Python with torch takes most of it
 GB = 1e9
 
 
@@ -44,7 +44,9 @@ def parts(device: torch.device) -> Iterator[Part]:
             yield part(device)
         except Exception as error:  # a kernel, a package or memory that is missing: the next part may work
             traceback.print_exc()
-            yield Part(name, escape(f"{type(error).__name__}: {error}"[:300]), "no error", passed=False)
+            yield Part(name, f"{type(error).__name__}: {error}"[:300], "no error", passed=False)
+        finally:
+            torch.cuda.empty_cache()  # the next part may start a process that needs some
 
 
 def _log_probs(device: torch.device) -> Part:
@@ -192,10 +194,14 @@ def _attention(device: torch.device) -> Part:
         F.scaled_dot_product_attention(query, *every, attn_mask=mask)
 
     try:
-        times = [_milliseconds(way, device) for way in (flash, masked)]
+        fast = _milliseconds(flash, device)
     except RuntimeError as error:
         return Part("attention", f"no flash kernel: {str(error).splitlines()[0]}", "a flash kernel", False)
-    found = f"{taken} is taken; flash {times[0]:.1f} ms, with a dense mask {times[1]:.1f} ms"
+    try:
+        slow = f"{_milliseconds(masked, device):.1f} ms"
+    except torch.OutOfMemoryError:
+        slow = "out of memory"
+    found = f"{taken} is taken; flash {fast:.1f} ms, with a dense mask {slow}"
     return Part("attention", found, "a flash kernel", taken == "flash_attention")
 
 
@@ -209,20 +215,25 @@ def _milliseconds(compute: Callable[[], None], device: torch.device) -> float:
     return (time.perf_counter() - begin) * 200
 
 
-def _sharing(device: torch.device) -> Part:
+def sharing(device: torch.device) -> Part:
     """Memory that another process writes to, as verl hands weights to vLLM: a container may forbid it (CUDA IPC)."""
     shared = torch.zeros(1 << 20, device=device)
     process = torch.multiprocessing.get_context("spawn").Process(target=_fill, args=(shared,), daemon=True)
     process.start()
-    process.join(120)
+    process.join(_SHARING_SECONDS)
     passed = process.exitcode == 0 and bool((shared == 1).all())
-    return Part("sharing", f"{'' if passed else 'no '}memory of another process", "memory of another process", passed)
+    found = "memory of another process"
+    if process.exitcode is None:
+        found = f"no answer of another process within {_SHARING_SECONDS} s"
+    elif not passed:
+        found = f"another process ended with {process.exitcode}, and has {'not ' * (not shared.any())}written"
+    return Part("sharing", found, "memory of another process", passed)
 
 
 def _fill(shared: torch.Tensor) -> None:
     shared.fill_(1)
     if shared.is_cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(shared.device)
 
 
 def _model(device: torch.device) -> Part:
@@ -261,5 +272,5 @@ def _embedder(device: torch.device) -> Part:
 
 PARTS: dict[str, Callable[[torch.device], Part]] = {
     **{"log-probs": _log_probs, "loss": _loss, "peak": _peak, "attention": _attention},
-    **{"sharing": _sharing, "model": _model, "embedder": _embedder},
+    **{"sharing": sharing, "model": _model, "embedder": _embedder},
 }

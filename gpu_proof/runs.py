@@ -1,7 +1,9 @@
 """The tiers `stack` and `learning` of gpu_proof: trainings through the whole stack, judged by what they left."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.markup import escape
+import torch
 
 from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.errors import Empo2Error
@@ -22,13 +24,15 @@ from empo2.recipe.preflight import estimate, machine
 from empo2.recipe.preflight.estimate import GIB
 from empo2.recipe.run_folder import MEMORY_FILE, checkpoint_folder, is_complete, read_metrics
 
-from .parts import Part
+from .parts import Part, sharing
 
 ROOT = Path(__file__).parents[1]
 HOUSES = ROOT / "agents/houses/coin.yaml"
 AGREEMENT = 0.05  # nats, mean over rows
 ESTIMATE = 0.2  # share by which a peak may differ from its estimate
 _CLI = [sys.executable, "-m", "empo2.recipe.cli"]
+_TRAINING_SECONDS, _ENDING_SECONDS = 1800, 120
+_NVIDIA_SMI_SECONDS = 10  # it hangs where a card has failed
 _POLL_SECONDS = 3  # reading the memory of 30 processes takes a fifth of a second of a core
 _WHERE = ("rollouts", "drain", "embedding", "old_log_prob", "update_actor", "update_weights", "save_checkpoint")
 STACK = (
@@ -80,6 +84,11 @@ def stack(folder: Path, *, gpu: bool) -> Iterator[Part]:
     Raises:
         SystemExit: a training failed.
     """
+    if gpu:
+        shares = sharing(torch.device("cuda"))
+        yield shares
+        if not shares.passed:
+            return
     shutil.rmtree(folder, ignore_errors=True)
     arguments = ["--config", str(HOUSES), *SIZES[gpu], *STACK, f"run.directory={folder}"]
     full = [*arguments, "run.name=full"]
@@ -126,9 +135,11 @@ def agreement(name: str, steps: Sequence[dict[str, Any]]) -> Part:
 
 def sleep(samples: Sequence[float]) -> Part:
     """Compare the card's memory while vLLM is awake, and between two such times: before and after, it has none."""
-    awake = max(samples, default=0)
+    if not samples:
+        return Part("sleep", "nvidia-smi gave nothing", "falls by a third", False)
+    awake = max(samples)
     full = [at for at, sample in enumerate(samples) if sample > 0.9 * awake]
-    asleep = min(samples[full[0] : full[-1] + 1], default=0) if full else 0
+    asleep = min(samples[full[0] : full[-1] + 1]) if full else 0
     found = f"{awake / GIB:.1f} GiB in use, at the least {asleep / GIB:.1f}"
     return Part("sleep", found, "falls by a third", 0 < asleep < awake * 2 / 3)
 
@@ -158,7 +169,7 @@ def memory(settings: Settings, trainings: Sequence[Training], steps: Sequence[di
 
 
 def spent_seconds(trainings: Sequence[Training], steps: Sequence[dict[str, Any]]) -> Part:
-    spent: Counter[str] = Counter({"3 starts": round(sum(training.start for training in trainings))})
+    spent: Counter[str] = Counter({f"{len(trainings)} starts": round(sum(training.start for training in trainings))})
     for step in steps:
         spent.update({name: step.get(f"timing_s/{name}") or 0 for name in _WHERE})
     total = sum(training.seconds for training in trainings)
@@ -176,7 +187,7 @@ def learning(folder: Path, *, gpu: bool, steps: int) -> Iterator[Part]:
             rows = read_metrics(folder / f"{arm}-1")
         yield curve(arm, rows, steps, rises=arm == "empo2" and gpu)
     page = folder / "report.html"
-    yield Part("report", escape(str(page)) if page.exists() else "none", "a page", page.exists())
+    yield Part("report", str(page) if page.exists() else "none", "a page", page.exists())
 
 
 def curve(arm: str, rows: Sequence[dict[str, Any]], steps: int, *, rises: bool) -> Part:
@@ -208,44 +219,54 @@ def _train(arguments: Sequence[str], gpu: bool) -> Training:
     """Run `empo2 train` and follow its memory.
 
     Raises:
-        SystemExit: it failed; the message is the end of what it printed.
+        SystemExit: it failed, or took longer than half an hour; the message is the end of what it printed.
     """
-    begin = time.monotonic()
+    begin, late = time.monotonic(), ""
     with (
         subprocess.Popen(
             [*_CLI, "train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process,
         following(process.pid, gpu) as samples,
     ):
-        output = process.communicate()[0]
-    if process.returncode:
-        raise SystemExit(f"empo2 train {' '.join(arguments)}\n{output[-3000:]}\nFAIL: a training")
+        try:
+            output = process.communicate(timeout=_TRAINING_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            late = f"it took longer than {_TRAINING_SECONDS} s\n"
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_ENDING_SECONDS)
+            process.kill()
+            output = process.communicate()[0]
+    if process.returncode or late:
+        raise SystemExit(f"empo2 train {' '.join(arguments)}\n{output[-3000:]}\n{late}FAIL: a training")
     return Training(output, time.monotonic() - begin, max(samples, default=0), samples)
 
 
 @contextmanager
 def following(pid: int, gpu: bool) -> Iterator[list[float]]:
-    """Yield samples of the memory of the card (all cards' largest), or of a process and its descendants, in bytes."""
+    """Yield samples of the memory of the first visible card, or of a process and its descendants, in bytes."""
     samples: list[float] = []
     ended = threading.Event()
 
     def follow() -> None:
         while not ended.wait(0.2 if gpu else _POLL_SECONDS):
-            samples.append(_card_memory() if gpu else tree_memory(pid))
+            with suppress(OSError, subprocess.SubprocessError, ValueError):  # nvidia-smi fails or says "[N/A]"
+                samples.append(_card_memory() if gpu else tree_memory(pid))
 
-    thread = threading.Thread(target=follow)
+    thread = threading.Thread(target=follow, daemon=True)
     thread.start()
     try:
         yield samples
     finally:
         ended.set()
-        thread.join()
+        thread.join(2 * _NVIDIA_SMI_SECONDS)
 
 
 def _card_memory() -> float:
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    listed = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-    return max(map(float, listed.split())) * 2**20
+    card = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    query = ["nvidia-smi", f"--id={card}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    listed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_NVIDIA_SMI_SECONDS).stdout
+    return float(listed) * 2**20
 
 
 def tree_memory(pid: int) -> float:

@@ -2,12 +2,19 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from empo2.recipe.preflight.estimate import GIB, SHAPES
 from gpu_proof import runs
+from gpu_proof.__main__ import main
+from gpu_proof.parts import Part
+
+from .processes import until
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,6 +47,48 @@ def test_a_step_without_a_finite_gradient_and_a_run_without_steps_fail_in_the_ta
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     parts = [*runs.learning(tmp_path, gpu=False, steps=50)]
     assert [(part.name, part.passed) for part in parts] == [("grpo", False), ("empo2", False), ("report", False)]
+
+
+def test_what_was_found_is_told_before_a_tier_breaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stack(*_: object, **__: object) -> Iterator[Part]:
+        yield Part("tips", "0.00 [per] call", "shown")
+        assert "tips: pass\n  0.00 [per] call; needed: shown\n" in capsys.readouterr().err
+        raise KeyError("prompt_length/max")
+
+    monkeypatch.setattr(runs, "stack", stack)
+    monkeypatch.setattr(sys, "argv", ["gpu_proof", "stack", "--device", "cpu"])
+    with pytest.raises(SystemExit, match="True"):
+        main()
+    out, err = capsys.readouterr()
+    assert "KeyError" in err and "0.00 [per] call" in out and out.endswith("FAIL: stack\n")
+
+
+def test_a_training_that_hangs_is_ended_and_says_what_it_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = "import time; print('the weights are pushed', flush=True); time.sleep(1000)"
+    monkeypatch.setattr(runs, "_CLI", [sys.executable, "-c", hangs])
+    monkeypatch.setattr(runs, "_TRAINING_SECONDS", 5)
+    with pytest.raises(SystemExit, match=r"(?s)the weights are pushed.*longer than 5 s"):
+        runs._train([], gpu=False)
+
+
+def test_samples_of_a_card_go_on_after_nvidia_smi_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = ["[N/A]\n", subprocess.TimeoutExpired("nvidia-smi", 10), "2048\n"]
+
+    def run(words: list[str], **_: object) -> SimpleNamespace:
+        assert "--id=3" in words
+        answer = answers.pop(0) if answers else "1024\n"
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(stdout=answer)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    monkeypatch.setattr(subprocess, "run", run)
+    with runs.following(0, gpu=True) as samples:
+        until(lambda: len(samples) > 1)
+    assert samples[:2] == [2 * GIB, GIB]
+    assert not runs.sleep([]).passed and "nvidia-smi" in runs.sleep([]).found
 
 
 def test_memory_that_was_freed_before_it_was_sampled_counts() -> None:
