@@ -46,7 +46,8 @@ class TellingReconciler(K8sReconciler):
             found = {"namespace": self._namespace, "label_selector": f"{_JOB}={build_job_name(rollout_id)}"}
             with contextlib.suppress(Exception):  # without its pod, the failure is the system's
                 async for pod in Pod.async_list(**found, api=await self._get_k8s_api()):
-                    if code := exit_code(getattr(pod, "raw", pod).get("status", {})):
+                    raw: Any = getattr(pod, "raw", pod)
+                    if code := exit_code(raw.get("status", {})):
                         status["error_message"] = f"subprocess exited with code {code}"
         return await super()._patch_status(rollout_id, **status)
 
