@@ -32,7 +32,7 @@ from learning_report import (
 from learning_statistics import Curve, curve, first_reach, p_of_pairs
 
 BEGIN = "<!-- made by experiments/learning.py report --plan deep -->"
-STAGES = ("claim", "described")
+STAGES = ("claim", "passes", "described")
 PICTURE = "deep.png"
 OURS, PRIMARY, BESIDE = "internalise", ("grpo", "tuned"), "tuned-memory"
 
