@@ -162,7 +162,7 @@ def test_chats_that_are_alike_count_as_often_as_they_were_played(tmp_path: Path)
 def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
     plan = plans.read_plan("deep")
     made = plans.development(plan, plan["arms"], tmp_path)
-    assert len(made) == 2 + 2 + 3 * 5  # two frozen, two with one rate, and five arms with three
+    assert len(made) == 2 + 1 + 3 * 5  # two frozen, one with one rate, and five arms with three
     (tuned,) = [job for job in made if job.name == "dev-tuned-memory-2e-5-0"]
     assert isinstance(tuned, plans.FineTuning) and tuned.of == made[1] and made[1].name == "dev-frozen-memory-0"
     with pytest.raises(SystemExit, match="lacks dev-frozen-0, dev-frozen-memory-0, dev-internalise-1e-5-0"):
@@ -171,7 +171,8 @@ def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
     places = {"deleted": None, "adaptation": "meta"}  # evaluations stand with what they are of
     stages = [places.get(job.stage, job.stage) for job in listed]
     order = [stage for stage, _ in itertools.groupby(filter(None, stages))]
-    assert order == ["development", "claim", "meta", "development", "described"]  # what the claim needs comes first
+    # What the claim needs comes first.
+    assert order == ["development", "claim", "passes", "meta", "development", "described"]
     first = itertools.takewhile(lambda job: job.stage == "development", listed)
     assert {job.like for job in first if not isinstance(job, plans.Evaluation)} == plans.needed(plan)
     assert len({job.name for job in listed}) == len(listed)
