@@ -25,21 +25,6 @@ def by_kind(off_policy: torch.Tensor, memory: torch.Tensor) -> dict[str, torch.T
     return {"off_policy": off_policy, "with_tips": memory & ~off_policy, "without_tips": ~memory}
 
 
-def trust_mask(log_prob: torch.Tensor, off_policy: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Return 1[π_θ(a|s,u) ≥ δ] for the tokens of off-policy rows, 1 for all others.
-
-    Args:
-        log_prob: [rows, tokens], natural logarithm, of the *current* policy.
-        off_policy: [rows], bool.
-        threshold: δ, a probability; 0 masks nothing.
-
-    Returns:
-        [rows, tokens], bool; no gradient flows through it.
-    """
-    log_threshold = math.log(threshold) if threshold > 0 else -math.inf
-    return ~off_policy.unsqueeze(-1) | (log_prob.detach() >= log_threshold)
-
-
 def top_kl(student: torch.Tensor, teacher: torch.Tensor, *, reverse: bool) -> torch.Tensor:
     """Return KL(teacher ‖ student) of each token, [rows, tokens], or KL(student ‖ teacher) if ``reverse``.
 
@@ -90,7 +75,7 @@ def hybrid_loss(
             multiplied (updates.py); ``first_index``, [rows], that of the row's first token among all tokens of the
             step's responses; and where rows are distilled ``teacher_log_probs`` [rows, trained tokens, K] (rows.py).
         dp_group: unused; part of verl's call.
-        mask_threshold: δ, a probability.
+        mask_threshold: δ, a probability; 0 masks nothing.
         gap_limit: nats. On-policy rows whose mean log-prob is further from vLLM's have no clipped term.
         distillation: κ.
         reverse: whether the KL of distilled rows is KL(π_θ ‖ teacher).
@@ -105,7 +90,9 @@ def hybrid_loss(
     tokens = data["response_mask"].to(device).bool()
     off_policy = data["off_policy"].to(device)
     kinds = by_kind(off_policy, data["memory"].to(device))
-    trusted = trust_mask(log_prob, off_policy, mask_threshold)
+    # 1[π_θ(a|s,u) ≥ δ] for the tokens of off-policy rows, by the *current* policy; 1 for all others.
+    log_threshold = math.log(mask_threshold) if mask_threshold > 0 else -math.inf
+    trusted = ~off_policy.unsqueeze(-1) | (log_prob.detach() >= log_threshold)
     weight = data["token_weight"].to(device).unsqueeze(-1) * tokens
     # Before the first update π_θ equals π_old in on-policy rows, so this measures how far trainer and vLLM disagree.
     moved = (log_prob.detach() - data["old_log_probs"]) * tokens
@@ -125,14 +112,15 @@ def hybrid_loss(
     )
     moved = moved.clamp(-20, 20)  # as agent-lightning's
     ratio, high, low = moved.exp(), 1 + config.clip_ratio_high, 1 - config.clip_ratio_low
-    distils, masks = "teacher_log_probs" in data, mask_threshold > 0
+    distils = "teacher_log_probs" in data
     of_tokens = {
         "tokens": tokens,
         "clipped": torch.where(advantages > 0, ratio > high, (advantages < 0) & (ratio < low)),
         "masked": ~trusted | ~agreeing.unsqueeze(-1),
         "old_kl": -moved,
     }
-    nowhere = {("masked", kind) for kind in kinds if not (masks if kind == "off_policy" else gap_limit < math.inf)}
+    masks = {kind: mask_threshold > 0 if kind == "off_policy" else gap_limit < math.inf for kind in kinds}
+    nowhere = {("masked", kind) for kind in kinds if not masks[kind]}
     nowhere |= {("clipped", "off_policy"), ("masked", "off_policy")} if distils else set()  # no clipped term
     sums: dict[str, Any] = {"actor/pg_loss": float(loss.detach())}
     if distils:
@@ -166,13 +154,10 @@ def hybrid_loss(
     sums |= {name: count * value for name, value in clipped.items()}  # means over this micro-batch's tokens
     sums |= {
         "trained_tokens": count,
-        "off_policy_tokens": float((tokens & off_policy.unsqueeze(-1)).sum()),
         "compared_rows": float(rows.sum()),
         "disagreeing_rows": float((~agreeing).sum()) * ranks,  # of sums verl takes the mean over ranks
         "log_ppl_gap": float(log_ppl_gap[rows].abs().sum()),
     }
-    if masks:
-        sums["masked_tokens"] = float((tokens & ~trusted).sum())
     for kind, chosen in kinds.items():
         of_kind = {name: each for name, each in of_tokens.items() if (name, kind) not in nowhere}
         sums |= {f"{name}/{kind}": float((each * tokens)[chosen].sum()) for name, each in of_kind.items()}

@@ -218,9 +218,6 @@ def name_sums(metrics: dict[str, Any]) -> dict[str, Any]:
     tokens = max(total("actor/trained_tokens"), 1)
     for name in _TOKEN_MEANS:
         metrics[name] = [total(name) / tokens]
-    off_policy_tokens = max(total("actor/off_policy_tokens"), 1)
-    if "actor/masked_tokens" in metrics:
-        metrics["empo2/masked_token_fraction"] = [total("actor/masked_tokens") / off_policy_tokens]
     metrics["empo2/disagreeing_rows"] = [total("actor/disagreeing_rows")]
     if "actor/distilled_tokens" in metrics:
         metrics["empo2/distillation_kl"] = [total("actor/distillation_kl") / max(total("actor/distilled_tokens"), 1)]
@@ -229,6 +226,8 @@ def name_sums(metrics: dict[str, Any]) -> dict[str, Any]:
     for kind, count in counts.items():
         for name in [name for name in metrics if name.endswith(f"/{kind}")]:
             mean = total(name) / max(count, 1)
+            if name == "actor/masked/off_policy":
+                metrics["empo2/masked_token_fraction"] = [mean]
             if count:
                 metrics[f"empo2/{kind}/{name.split('/')[1]}"] = [mean]
     # π_θ is what vLLM sampled from only before the first update.

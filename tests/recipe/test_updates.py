@@ -128,7 +128,7 @@ def one_micro_batch(update: Update, data: TensorDict, config: Any, log_probs: li
     named = {"log_probs": log_prob, "entropy": entropy}
     output = {name: torch.nested.nested_tensor_from_jagged(each, offsets) for name, each in named.items()}
     loss, metrics = hybrid_loss(config, output, data, mask_threshold=DELTA)
-    assert len(metrics.pop("masked_at")) == metrics["masked_tokens"].aggregate()
+    assert len(metrics.pop("masked_at")) == metrics["masked/off_policy"].aggregate()
     loss.backward()
     update.loss += loss.item() / ranks  # FSDP's mean over the ranks
     for leaf, place in zip(leaves, real, strict=True):
