@@ -49,8 +49,8 @@ GATEWAY_FLOORS = (
 TRAINER_SIDE = {
     "baselines/gigpo": {"advantage"},
     "baselines/rlvmr": {"advantage"},
-    "trainer": {"entrypoint", "manager", "objective", "passes", "play", "rollout_calls", "row_text", "rows"}
-    | {"shown_rollouts", "step", "step_results", "tracking", "trainer", "updates"},
+    "trainer": {"entrypoint", "manager", "objective", "passes", "play", "rollout_calls", "rows", "shown_rollouts"}
+    | {"step", "step_results", "tracking", "trainer", "updates"},
     "trainer/compat": {"agentlightning", "imports", "trained_logits", "verl"},
     "engine": {"cpu_worker", "prompt_ids"},
 }

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from empo2.recipe.redaction import redacted
 from empo2.recipe.rollout_log import CallRow, Phase, write_rollouts
 from empo2.recipe.trainer.manager import Empo2RolloutManager
 from empo2.recipe.trainer.rollout_calls import PlayedCall
-from empo2.recipe.trainer.row_text import episode_record
 from empo2.recipe.trainer.rows import add_masks
 from empo2.recipe.trainer.step_results import Results, StepResults, mode_of
 
 _TEXT_CHARACTERS = 20_000  # of one text, such as an image in a message
 _ROLLOUT_CHARACTERS = 400_000  # of all new messages of a rollout; a chat that is written anew each turn may reach it
+_PROMPT_TOKENS, _REST_TOKENS = 1000, 3000  # of a row: the end of its prompt, and the beginning of what follows it
 
 
 def call_rows(
@@ -141,6 +142,58 @@ def _short(value: Any) -> Any:
         half = _TEXT_CHARACTERS // 2
         return f"{value[:half]}\n... {len(value) - 2 * half} characters are not kept ...\n{value[-half:]}"
     return value
+
+
+def episode_record(
+    step: int, batch: DataProto, results: Results, masked: torch.Tensor, known: torch.Tensor, tokenizer: Any
+) -> dict[str, Any]:
+    """Return a line of ``episodes.jsonl``, for `empo2 report`: one row that was trained, the first one of its episode.
+
+    It has no secrets. It is one with an advantage or a teacher if there is any, rather off-policy, rather with memory. ``spans`` are
+    ``[kind, text, tokens]``, at most 4,000 tokens in all; a kind is ``read``, ``trained`` or ``masked``.
+
+    Args:
+        batch: with its advantages.
+        masked: [rows, tokens], bool: those of the responses that the update masked.
+        known: [rows], bool; whether that is known of a row.
+    """
+    rollouts = batch.non_tensor_batch["rollout_id_list"].tolist()
+    advantages = batch.batch["advantages"]
+
+    def telling(row: int) -> tuple[bool, bool, bool]:
+        mode = results[rollouts[row]].mode
+        learns = bool(advantages[row].any() or batch.batch["distilled"][row])
+        return learns, mode.off_policy, mode.memory
+
+    rollout = rollouts[max(range(len(rollouts)), key=telling)]
+    row, result = rollouts.index(rollout), results[rollout]
+    trained = batch.batch["response_mask"][row].bool()
+    present = batch.batch["attention_mask"][row].bool()
+    of_row = masked[row] & known[row]
+    rest = present[-len(trained) :]
+    prompt = batch.batch["prompts"][row][present[: -len(trained)]].tolist()
+    kinds = ["read"] * len(prompt)
+    kinds += ["masked" if m else "trained" if t else "read" for t, m in zip(trained[rest], of_row[rest], strict=True)]
+    tokens = [*prompt, *batch.batch["responses"][row][rest].tolist()]
+    first, last = max(0, len(prompt) - _PROMPT_TOKENS), len(prompt) + _REST_TOKENS
+    spans = []
+    for kind, group in groupby(zip(kinds[first:last], tokens[first:last], strict=True), key=lambda pair: pair[0]):
+        ids = [token for _, token in group]
+        spans.append([kind, tokenizer.decode(ids), len(ids)])
+    return redacted(
+        {
+            "step": step,
+            "rollout": rollout,
+            "mode": result.mode.name,
+            "task": dict(result.task),
+            "return": result.return_,
+            "advantage": float(advantages[row][trained].mean()) if trained.any() else 0.0,
+            "tips": list(result.tips),
+            "mask_known": bool(known[row]),
+            "cut": first > 0 or last < len(tokens),
+            "spans": spans,
+        }
+    )
 
 
 class RunRecords:

@@ -30,9 +30,8 @@ from empo2.recipe.rollout_log import read_calls, read_rollouts, write_rollouts
 from empo2.recipe.run_folder import complete_checkpoints, last_checkpoint, step_of
 from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating
 from empo2.recipe.trainer.passes import old_log_probs, reference_log_probs, rows_with_kl
-from empo2.recipe.trainer.row_text import episode_record
 from empo2.recipe.trainer.rows import add_masks, distill, set_advantages
-from empo2.recipe.trainer.shown_rollouts import RunRecords, call_rows
+from empo2.recipe.trainer.shown_rollouts import RunRecords, call_rows, episode_record
 from empo2.recipe.trainer.step_results import DroppedRollout, StepResults
 from empo2.recipe.trainer.trainer import Empo2Trainer
 
