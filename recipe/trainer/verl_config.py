@@ -59,7 +59,7 @@ def build_verl_config(
         "agentlightning.agl_key": gateway_key,
     }
     if settings.hardware.device == "cpu":
-        values |= cpu_options(settings)
+        values |= _cpu_options(settings)
     if tool_parser is not None:
         vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
         values |= {f"{vllm}.enable_auto_tool_choice": True, f"{vllm}.tool_call_parser": tool_parser}
@@ -278,6 +278,7 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
     run, algorithm, model, hardware = settings.run, settings.algorithm, settings.model, settings.hardware
     aggregator, policy = "agentlightning.trace_aggregator", "actor_rollout_ref.model"
     actor, ref, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
+    offload = hardware.offload and hardware.device == "gpu"
     values = {
         "algorithm.adv_estimator": "grpo",
         "algorithm.norm_adv_by_std_in_grpo": algorithm.normalize_by_std,
@@ -304,12 +305,12 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         **{f"{actor}.{key}": getattr(algorithm, name) for name, key in _OBJECTIVE.items()},
         f"{actor}.clip_ratio_c": 10.0,  # of the dual clip, for negative advantages [paper]
         f"{actor}.use_kl_loss": algorithm.kl_coefficient > 0,
-        f"{actor}.fsdp_config.param_offload": hardware.offload,
-        f"{actor}.fsdp_config.optimizer_offload": hardware.offload,
+        f"{actor}.fsdp_config.param_offload": offload,
+        f"{actor}.fsdp_config.optimizer_offload": offload,
         # The next layer's weights are gathered while this one computes, for one more layer in memory.
         f"{actor}.fsdp_config.forward_prefetch": hardware.nodes * hardware.gpus_per_node > 1,
         f"{ref}.log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
-        f"{ref}.fsdp_config.param_offload": hardware.offload,
+        f"{ref}.fsdp_config.param_offload": offload,
         f"{rollout}.name": "vllm",
         f"{rollout}.n": algorithm.rollouts_per_task,
         f"{rollout}.temperature": model.temperature,
@@ -360,17 +361,14 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
     return values
 
 
-def cpu_options(settings: Settings) -> dict[str, Any]:
+def _cpu_options(settings: Settings) -> dict[str, Any]:
     """Return by verl's keys what differs without a GPU; compat/ explains it."""
     workers, dtype = settings.hardware.gpus_per_node, fast_dtype()
     ray = "ray_kwargs.ray_init"
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return {
         f"{actor}.fsdp_config.mixed_precision.param_dtype": dtype,  # verl's default for the rest is float32
-        f"{actor}.fsdp_config.param_offload": False,
-        f"{actor}.fsdp_config.optimizer_offload": False,
         "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype": dtype,
-        "actor_rollout_ref.ref.fsdp_config.param_offload": False,
         f"{rollout}.free_cache_engine": False,
         f"{rollout}.enable_sleep_mode": False,
         f"{rollout}.enforce_eager": True,
