@@ -91,14 +91,13 @@ def why_none_plays(progress: StepProgress, controller_log: Path | None) -> str:
     if progress.calls or progress.ended:
         return ""
     log = controller_log.read_text(errors="replace") if controller_log and controller_log.exists() else ""
-    problem = progress.problem or first_error(log[-_LOG_CHARACTERS:])
-    if not problem and progress.controllers == "silent":
-        problem = "none asks the gateway for them; start `empo2 controller --gateway URL`"
-    elif not problem and progress.controllers == "refused":
-        problem = "the gateway refuses its key; its EMPO2_KEY must be the gateway's"
-    elif not problem:
-        idle = "it starts none" if progress.queued else "agents that were started are silent"
-        problem = f"{idle}; see {controller_log or 'its log'}"
+    idle = "it starts none" if progress.queued else "agents that were started are silent"
+    of_controllers = {
+        "silent": "none asks the gateway for them; start `empo2 controller --gateway URL`",
+        "refused": "the gateway refuses its key; its EMPO2_KEY must be the gateway's",
+        "ask": f"{idle}; see {controller_log or 'its log'}",
+    }
+    problem = progress.problem or first_error(log[-_LOG_CHARACTERS:]) or of_controllers[progress.controllers]
     return (
         f"no agent has called the model for {_NONE_PLAYS_SECONDS} s, {progress.queued} of {progress.rollouts} rollouts "
         f"wait for a controller: {problem}"
