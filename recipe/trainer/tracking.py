@@ -51,8 +51,7 @@ class RunTracking(Tracking):
         for warning in self._symptoms.seen(data):
             say_note(f"step {step}: {warning}")
         if self._file is not None:
-            numbers = {key: float(value) for key, value in data.items()}
-            line = {"step": step} | {key: number if math.isfinite(number) else None for key, number in numbers.items()}
+            line = {"step": step} | {key: float(each) if math.isfinite(each) else None for key, each in data.items()}
             with self._file.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 

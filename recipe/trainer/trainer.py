@@ -4,12 +4,12 @@
 import math
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.profiler.performance import marked_timer
 
 from empo2.recipe import preemption, run_folder
 from empo2.recipe.errors import NoUsableRollouts
@@ -86,20 +86,19 @@ class Empo2Trainer(PlayingTrainer):
         return run_folder.checkpoint_folder(directory, self.global_steps)
 
     def _save_checkpoint(self) -> None:
-        timing: dict[str, float] = {}
+        begin = perf_counter()
         keep = self.config.trainer.max_actor_ckpt_to_keep  # None: all
-        with marked_timer("save_checkpoint", timing):
-            # With 1, verl would remove the last one before this one has its memory and is marked as complete.
-            self.config.trainer.max_actor_ckpt_to_keep = keep and max(2, keep)
-            super()._save_checkpoint()
-            self.config.trainer.max_actor_ckpt_to_keep = keep
-            if self.settings.algorithm.name == "empo2":
-                self.gateway.snapshot(self._checkpoint / run_folder.MEMORY_FILE)
-            run_folder.mark_complete(self._checkpoint)
-            if keep:
-                run_folder.remove_old_checkpoints(self._checkpoint.parent, keep)
+        # With 1, verl would remove the last one before this one has its memory and is marked as complete.
+        self.config.trainer.max_actor_ckpt_to_keep = keep and max(2, keep)
+        super()._save_checkpoint()
+        self.config.trainer.max_actor_ckpt_to_keep = keep
+        if self.settings.algorithm.name == "empo2":
+            self.gateway.snapshot(self._checkpoint / run_folder.MEMORY_FILE)
+        run_folder.mark_complete(self._checkpoint)
+        if keep:
+            run_folder.remove_old_checkpoints(self._checkpoint.parent, keep)
         if self._metrics is not None:  # `fit` has copied its own timers already
-            self._metrics["timing_s/save_checkpoint"] = timing["save_checkpoint"]
+            self._metrics["timing_s/save_checkpoint"] = perf_counter() - begin
 
     def _load_checkpoint(self) -> Any:
         result = super()._load_checkpoint()
