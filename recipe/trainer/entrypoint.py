@@ -8,7 +8,6 @@ from empo2.recipe.trainer import ray_environment  # before verl is imported
 from empo2.recipe.trainer.compat import verl as _compat  # noqa: F401  a script that composes its configuration has imported verl already
 
 # isort: split
-from agentlightning.verl.dataset import LoadedDataset
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayActorError
 
@@ -25,6 +24,7 @@ from empo2.recipe.trainer.compat.agentlightning import (
     use_tracking,
 )
 from empo2.recipe.trainer.node_watch import NodeWatch
+from empo2.recipe.trainer.play import TaskDataset
 from empo2.recipe.trainer.tracking import RunTracking
 from empo2.recipe.trainer.trainer import Empo2Trainer
 from empo2.recipe.trainer.verl_config import literally
@@ -46,7 +46,7 @@ def train(
     use_tracking(RunTracking)
     start_no_load_balancer()
     give_key(model_key(config.agentlightning.agl_key))
-    trainer = _make_trainer(config, settings, gateway, LoadedDataset(train_dataset), LoadedDataset(val_dataset))
+    trainer = _make_trainer(config, settings, gateway, TaskDataset(train_dataset), TaskDataset(val_dataset))
     say_loading("policy")
     trainer.init_workers()
     say_loading("")

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from time import perf_counter
@@ -41,6 +41,7 @@ from empo2.recipe.protocol import CONTINUED, TAG, Mode, RolloutTag, StepProgress
 from empo2.recipe.trainer.rollout_calls import rollout_times
 from empo2.recipe.trainer.step_results import StepResults
 
+TASK = "task"  # the one column of a batch: agent-lightning's are fields, which all tasks would have to share
 _NONE_PLAYS_SECONDS = 120  # a controller asks every few seconds, and an agent may need a minute to start
 _LOG_CHARACTERS = 100_000
 
@@ -141,16 +142,11 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         **others: Any,
     ) -> None:
         algorithm = settings.algorithm
-        own = hooks or RolloutHooks()
-        called: Any = own
-        if algorithm.name == "empo2":
-            called = SimpleNamespace(
-                on_enqueue=lambda request: self._tagged(dict(request.input), own.on_enqueue(request)),
-                on_succeeded=own.on_succeeded,
-                on_failed=own.on_failed,
-            )
+        self._has_user_hooks, self._user_hooks = hooks is not None, hooks or RolloutHooks()
+        called = SimpleNamespace(
+            on_enqueue=self._tagged, on_succeeded=self._user_hooks.on_succeeded, on_failed=self._user_hooks.on_failed
+        )
         super().__init__(**others | {"step": step, "train_rollout_n": train_rollout_n, "hooks": called})
-        self._has_user_hooks = hooks is not None
         self._validates_with_memory = settings.run.validate_with_memory and algorithm.name == "empo2"
         self._tags = draw_tags(algorithm, step, train_rollout_n)
         self._with_memory = itertools.cycle((False, settings.run.validate_with_memory))
@@ -236,12 +232,15 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         events = self._get_events(rollout_id, format=CONTINUED)
         return events, [event for event in events if event.event_type == "reward"]
 
-    def _tagged(self, task: dict[str, Any], request: RolloutCreate) -> RolloutCreate:
-        """Return a request with its tag; agent-lightning makes the training rollouts of a step group by group.
+    def _tagged(self, request: RolloutCreate) -> RolloutCreate:
+        """Return a request for a task alone, with its tag; agent-lightning makes those of a step group by group.
 
         Of the validation rollouts every second one is played with memory, if any are.
         """
-        algorithm = self._settings.algorithm
+        algorithm, task = self._settings.algorithm, request.input[TASK]
+        request = self._user_hooks.on_enqueue(request.model_copy(update={"input": {**task}}))
+        if algorithm.name != "empo2":
+            return request
         if request.is_train:
             mode, pair = next(self._tags)
         elif next(self._with_memory):
@@ -267,7 +266,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
 
     def play(
         self,
-        data: dict[str, Any],
+        tasks: Sequence[Mapping[str, Any]],
         *,
         is_train: bool,
         groups: int | None = None,
@@ -276,11 +275,11 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
         """Play rollouts and return the usable ones (`StepResults.usable`), ready for agent-lightning's adapter.
 
         Args:
-            data: lists of equal length by field of the tasks.
+            tasks: the inputs of the rollouts; each has fields of its own.
             groups: wait until so many have ended, and leave the others in ``carried_over``; None for all.
             carried_over: rollouts of earlier steps, which go on.
         """
-        begin = perf_counter()
+        begin, data = perf_counter(), {TASK: [*tasks]}
         with self._told_of_a_new_gateway(carried_over):
             if groups is None:
                 self.played = self.enqueue_and_wait_until_completed(data, is_train=is_train)

@@ -3,6 +3,7 @@
 # pyright: reportAttributeAccessIssue=false
 # verl's llm_server_manager has the type of a coroutine.
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,17 +12,39 @@ from agentlightning.verl.agl_rollout_manager import CompletedRollout
 from agentlightning.verl.rollout_adapter import RolloutAdapter
 from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
 from omegaconf import OmegaConf
+from torch.utils.data import Dataset
 from verl import DataProto
 
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.gateway_client import GatewayClient
-from empo2.recipe.trainer.manager import Empo2RolloutManager, vocabulary_of
+from empo2.recipe.trainer.manager import TASK, Empo2RolloutManager, vocabulary_of
 from empo2.recipe.trainer.shown_rollouts import RunRecords
 from empo2.recipe.trainer.step_results import staleness
 from empo2.recipe.trainer.tracking import training_metrics
 
 _ATTEMPTS = 3
+
+
+class TaskDataset(Dataset[dict[str, Any]]):
+    """Tasks as they are given; a task without ``index`` gets agent-lightning's, 0 or that of ``extra_info``.
+
+    agent-lightning's ``LoadedDataset`` makes a table of them: a field that the first task lacks is lost, whole numbers
+    beside fractions become fractions, a list of different types is refused, and a field ``index`` becomes 0.
+    """
+
+    def __init__(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+        self._tasks = [dict(tasks[place]) for place in range(len(tasks))]
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        task = self._tasks[place]
+        extra = task.get("extra_info")
+        index = extra.get("index", 0) if isinstance(extra, Mapping) else 0
+        own = task | {"index": task.get("index", index)}
+        return {TASK: own, "fake_ids": torch.ones(1)}  # verl's batches have a tensor
 
 
 class PlayingTrainer(AgentLightningRayPPOTrainer):
@@ -65,7 +88,7 @@ class PlayingTrainer(AgentLightningRayPPOTrainer):
         groups = self.config.data.train_batch_size if is_train and self.is_async else None
         carried = self._carry_over_rollouts if is_train else []
         try:
-            return manager.play(dict(tasks.non_tensor_batch), is_train=is_train, groups=groups, carried_over=carried)
+            return manager.play(tasks.non_tensor_batch[TASK], is_train=is_train, groups=groups, carried_over=carried)
         finally:
             if is_train:
                 self._carry_over_rollouts = manager.carried_over

@@ -149,8 +149,8 @@ def episode_record(
 ) -> dict[str, Any]:
     """Return a line of ``episodes.jsonl``, for `empo2 report`: one row that was trained, the first one of its episode.
 
-    It has no secrets. It is one with an advantage or a teacher if there is any, rather off-policy, rather with memory. ``spans`` are
-    ``[kind, text, tokens]``, at most 4,000 tokens in all; a kind is ``read``, ``trained`` or ``masked``.
+    Without secrets. It is one with an advantage or a teacher if there is any, rather off-policy, rather with memory.
+    ``spans`` are ``[kind, text, tokens]``, at most 4,000 tokens in all; a kind is ``read``, ``trained`` or ``masked``.
 
     Args:
         batch: with its advantages.

@@ -220,7 +220,7 @@ async def test_a_group_that_outlives_its_step(gateway: GatewayUnderTest, monkeyp
 async def _two_steps(gateway: GatewayUnderTest, first: Empo2RolloutManager, later: Empo2RolloutManager) -> None:
     def plays(manager: Empo2RolloutManager, tasks: list[str], carried: list[Any], groups: int) -> asyncio.Task[Any]:
         options: Any = {"is_train": True, "groups": groups, "carried_over": carried}
-        return asyncio.create_task(asyncio.to_thread(manager.play, {"task": tasks}, **options))
+        return asyncio.create_task(asyncio.to_thread(manager.play, [{"task": task} for task in tasks], **options))
 
     async def wait_at_the_gate(body: Any) -> list[asyncio.Task[Any]]:
         """Calls of the slow rollouts, which wait rather than being answered that there is no server."""

@@ -209,7 +209,7 @@ def test_what_agent_lightning_itself_cannot_read_is_dropped(
     bad = [[reward(10**400)], [{"event_type": "x", "data": {"deep": deep}}], [reward(float("nan"))]]
     posted = [good] * 3 + bad
     ended(manager, posted, monkeypatch)
-    played = manager.play({"task": ["a", "b"]}, is_train=True)
+    played = manager.play([{"task": "a"}, {"task": "b"}], is_train=True)
     assert len(played) == 3 and len(manager.played) == 6
     assert manager.results.reasons["unreadable"] >= 2 and len(manager.results.dropped) == 3
 
@@ -229,11 +229,11 @@ def test_a_gateway_that_was_started_again_has_the_step_played_anew(
 
     monkeypatch.setattr(manager, "_create_rollouts", create_and_forget)
     with pytest.raises(NoUsableRollouts, match="the gateway has ended and was started again"):
-        manager.play({"task": ["a"]}, is_train=True)
+        manager.play([{"task": "a"}], is_train=True)
     ended(manager, [[]] * 3, monkeypatch)
     monkeypatch.setattr(manager, "_get_events", lambda *_, **__: (_ for _ in ()).throw(httpx.ConnectError("gone")))
     with pytest.raises(NoUsableRollouts, match="the gateway has ended"):
-        manager.play({"task": ["a"]}, is_train=True)
+        manager.play([{"task": "a"}], is_train=True)
     assert waited == [{}, {}] and not manager.results.dropped
 
 
@@ -244,7 +244,7 @@ def test_a_gateway_that_ends_while_it_writes_tips_leaves_nothing_half_read(
     monkeypatch.setattr(manager._gateway, "check", lambda wanted: None)
     monkeypatch.setattr(manager._gateway, "drain", lambda timeout: (_ for _ in ()).throw(httpx.ReadError("gone")))
     with pytest.raises(NoUsableRollouts, match="the gateway has ended"):
-        manager.play({"task": ["a"]}, is_train=True)
+        manager.play([{"task": "a"}], is_train=True)
     RunRecords(str(tmp_path), load_settings().run, None).note_rollouts(manager, 1, "training", {})
 
 

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +15,8 @@ from agentlightning.schemas import RolloutCreate, RolloutState
 from agentlightning.server.app import create_app
 from agentlightning.server.store import _rollouts
 from agentlightning.verl.agl_rollout_manager import CompletedRollout
+from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader  # verl's
 
 from empo2.recipe.config import Algorithm, Settings, load_settings
 from empo2.recipe.errors import Empo2Error, GatewayError, NoUsableRollouts
@@ -23,12 +26,14 @@ from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.protocol import Mode, RolloutTag, scope_of
 from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is imported
 from empo2.recipe.trainer.advantages import compared_scores
-from empo2.recipe.trainer.manager import Empo2RolloutManager, draw_modes, draw_tags
+from empo2.recipe.trainer.manager import TASK, Empo2RolloutManager, draw_modes, draw_tags
+from empo2.recipe.trainer.play import PlayingTrainer, TaskDataset
+from empo2.recipe.trainer.shown_rollouts import RunRecords
 from empo2.recipe.trainer.step_results import DroppedRollout, RolloutResult, StepResults
 from empo2.recipe.trainer.tracking import step_line, training_metrics, validation_metrics
 from empo2.recipe.trainer.verl_config import build_verl_config
 
-from .model_server import serving
+from .model_server import MODEL, serving
 from .rollout_events import refused, request, rollout_of, two_turns
 
 KEY = "secret"
@@ -350,7 +355,7 @@ def create(server: str, chosen: Settings, *, is_train: bool = True, **options: A
     )
     _rollouts.clear()
     with made.client:
-        made._create_rollouts({name: [task[name] for task in TASKS] for name in TASKS[0]}, is_train=is_train)
+        made._create_rollouts({TASK: TASKS}, is_train=is_train)
     return [*_rollouts.values()]
 
 
@@ -405,6 +410,41 @@ def test_each_validation_task_is_played_without_and_with_memory(server: str) -> 
     for name, is_train, count in (("empo2", False, 3), ("grpo", False, 3), ("grpo", True, 12)):
         rollouts = create(server, settings(name == "grpo", name=name, memory_probability=1.0), is_train=is_train)
         assert len(rollouts) == count and not any(hasattr(rollout.metadata, "empo2") for rollout in rollouts)
+
+
+@pytest.mark.parametrize("is_train", [True, False])
+def test_a_task_reaches_its_agent_as_it_is(server: str, is_train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields that the first one lacks, types that differ, a field `index`: no table of tasks could hold these."""
+    from verl import DataProto
+    from verl.utils.dataset.rl_dataset import collate_fn
+
+    tasks = [
+        {"n": 1, "index": 7},
+        {"n": 1.5, "words": [1, "x"], "hint": {"a": 1}},
+        {"n": "two", "hint": {"b": None}, "extra_info": {"index": 3}},
+        {"extra_info": None},
+    ]
+    loader = StatefulDataLoader(TaskDataset(tasks), batch_size=4, collate_fn=collate_fn)
+    batch = DataProto.from_single_dict(next(iter(loader)))
+    nothing: Any = SimpleNamespace(resume=list, hold=list, drain=lambda seconds: {})
+    connection: dict[str, Any] = {"agl_base_url": server, "agl_key": KEY, "model": "m"}
+    asked = {"settings": settings(name="grpo"), "gateway": nothing, "train_rollout_n": 2, "step": 1, "hooks": Hooks()}
+    made = Empo2RolloutManager(**connection, **asked)
+    monkeypatch.setattr(made, "enqueue_and_wait_until_completed", lambda *a, **b: made._create_rollouts(*a, **b) and [])
+    trainer: Any = object.__new__(PlayingTrainer)
+    limits = {"trace_aggregator": {"trajectory_max_prompt_length": 9}}
+    trainer.config = OmegaConf.create({"agentlightning": limits, "actor_rollout_ref": {"model": {"path": MODEL}}})
+    trainer.settings, trainer.gateway, trainer.is_async, trainer.global_steps = asked["settings"], nothing, False, 1
+    trainer.records, trainer._carry_over_rollouts = RunRecords(None, trainer.settings.run, None), []
+    trainer.llm_server_manager = SimpleNamespace(get_replicas=list, get_addresses=list)
+    trainer._make_rollout_manager = lambda make: made
+    _rollouts.clear()
+    with made.client, pytest.raises(NoUsableRollouts):
+        trainer.play(batch.repeat(1), is_train=is_train)
+    wanted = [tasks[0], tasks[1] | {"index": 0}, tasks[2] | {"index": 3}, tasks[3] | {"index": 0}]
+    played = [task | {"saw": sorted(task), "from": "hook"} for task in wanted for _ in range(2 if is_train else 1)]
+    found = [rollout.input for rollout in _rollouts.values()]
+    assert found == played and type(found[0]["n"]) is int
 
 
 def test_an_evaluation_asks_for_the_rollouts_of_a_validation(server: str, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ async def test_one_changed_import_is_enough(tmp_path: Path, script: Any, capsys:
         assert (settings.memory.scope, algorithm.scale, algorithm.success_return) == ("all-tasks", 1, 1)
         assert (algorithm.tasks_per_step, algorithm.rollouts_per_task, algorithm.updates_per_step) == (2, 4, 1)
         assert (settings.agent.class_, settings.tasks.source) == (None, None)
-        assert [row["answer"] for row in trainer.train_dataset] == ["0", "2", "4", "6", "8"]
+        assert [row["task"]["answer"] for row in trainer.train_dataset] == ["0", "2", "4", "6", "8"]
         # A step that plays again draws more tasks than an epoch has; the steps end the training, not the epochs.
         assert (trainer.total_training_steps, trainer.config.trainer.total_epochs) == (4, sys.maxsize)
         actor = trainer.config.actor_rollout_ref.actor

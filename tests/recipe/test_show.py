@@ -39,8 +39,8 @@ async def test_what_was_played_can_be_read(
         poll_interval_seconds=0.1,
     )
     with controller(settings, url, tmp_path), closing(manager.client), closing(asked):
-        data = {"door": [3, 3], "trouble": ["none", "raise"]}
-        await asyncio.to_thread(manager.play, data, is_train=True)
+        tasks = [{"door": 3, "trouble": "none"}, {"door": 3, "trouble": "raise"}]
+        await asyncio.to_thread(manager.play, tasks, is_train=True)
     advantages = dict.fromkeys(manager.results.kept, 0.5)
     folder = tmp_path / "rollouts"
     memory = gateway.folder / "memory.sqlite"
