@@ -98,7 +98,7 @@ async def test_a_call_that_comes_while_the_policy_is_trained_waits_for_its_new_w
 ) -> None:
     """On a GPU vLLM sleeps then, and what an agent has left behind would end it as it wakes (vLLM's issue 44395)."""
     with manager(gateway, step=1, pauses=False) as made:
-        playing = asyncio.create_task(asyncio.to_thread(made.play, {"name": ["a"]}, is_train=False))
+        playing = asyncio.create_task(asyncio.to_thread(made.play, [{"name": "a"}], is_train=False))
         await until(lambda: len(_rollouts) > 0)
         for rollout in list(_rollouts):
             await gateway.patch(rollout, "running")
@@ -164,7 +164,7 @@ async def test_a_run_says_once_that_no_agent_plays_and_goes_on_waiting(
 
     await resume(gateway)
     with manager(gateway, step=1, pauses=False) as made:
-        play = asyncio.to_thread(made.play, {"name": ["a", "b"]}, is_train=False)
+        play = asyncio.to_thread(made.play, [{"name": "a"}, {"name": "b"}], is_train=False)
         playing = asyncio.create_task(play)
         await until(lambda: said.extend(notes()) or said)
         await asyncio.sleep(_A_WHILE)
