@@ -153,7 +153,6 @@ def hybrid_loss(
     count = float(tokens.sum())
     sums |= {name: count * value for name, value in clipped.items()}  # means over this micro-batch's tokens
     sums |= {
-        "trained_tokens": count,
         "compared_rows": float(rows.sum()),
         "disagreeing_rows": float((~agreeing).sum()) * ranks,  # of sums verl takes the mean over ranks
         "log_ppl_gap": float(log_ppl_gap[rows].abs().sum()),

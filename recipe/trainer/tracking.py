@@ -214,14 +214,13 @@ def name_sums(metrics: dict[str, Any]) -> dict[str, Any]:
     def total(name: str) -> float:
         return float(np.sum(metrics.pop(name)))
 
-    tokens = max(total("actor/trained_tokens"), 1)
-    for name in _TOKEN_MEANS:
-        metrics[name] = [total(name) / tokens]
     metrics["empo2/disagreeing_rows"] = [total("actor/disagreeing_rows")]
     if "actor/distilled_tokens" in metrics:
         metrics["empo2/distillation_kl"] = [total("actor/distillation_kl") / max(total("actor/distilled_tokens"), 1)]
     begin = "actor/tokens/"
     counts = {name.removeprefix(begin): total(name) for name in [*metrics] if name.startswith(begin)}
+    for name in _TOKEN_MEANS:
+        metrics[name] = [total(name) / max(sum(counts.values()), 1)]
     for kind, count in counts.items():
         for name in [name for name in metrics if name.endswith(f"/{kind}")]:
             mean = total(name) / max(count, 1)

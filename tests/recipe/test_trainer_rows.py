@@ -238,7 +238,6 @@ class StepUnderTest(Empo2Trainer):
         self.actor_rollout_wg: Any = SimpleNamespace(update_actor=self.update)
         self.rollouts, self.unusable = rollouts, 0  # so many times nothing can be used
         self.sums: dict[str, list[float]] = {
-            "trained_tokens": [10.0, 30.0],
             "pg_clipfrac": [1.0, 3.0],
             "ppo_kl": [0.0, 4.0],
             "pg_clipfrac_lower": [0.0, 0.0],
@@ -248,6 +247,7 @@ class StepUnderTest(Empo2Trainer):
             "masked_at": [0, 0],
             "tokens/off_policy": [8.0, 0.0],
             "masked/off_policy": [2.0, 0.0],
+            "tokens/without_tips": [0.0, 28.0],
             "tokens/with_tips": [3.0, 1.0],
             "clipped/with_tips": [1.0, 0.0],
             "mfu": [0.5, 0.5],
