@@ -111,8 +111,8 @@ def start_ray(config: DictConfig) -> None:
 
     if ray.is_initialized():
         return
-    address = options.get("address")
-    joined = address not in (None, "local")
+    address = options.get("address") or os.environ.get("RAY_ADDRESS")  # as ray.init takes it
+    joined = address not in (None, "", "local")
     if address == "local":  # else Ray puts the host's address on the network in the place of 127.0.0.1
         os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for the processes that it starts
         ray_constants.ENABLE_RAY_CLUSTER = False

@@ -57,6 +57,22 @@ def test_rays_start_is_tried_twice(
     assert (f"{second} during startup. This could happen" in capsys.readouterr().out) == (said is None)
 
 
+@pytest.mark.parametrize(("address", "told"), [("10.0.0.1:6379", "10.0.0.0/16"), ("", None)])
+def test_a_cluster_is_joined_that_rays_own_variable_names(
+    address: str, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's configuration need not repeat it; its workers are told the network, too."""
+    given: list[dict[str, Any]] = []
+    ray = SimpleNamespace(init=lambda **options: given.append(options), is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    hardware = {"network": "10.0.0.0/16"}
+    start_ray(OmegaConf.create({"ray_kwargs": {"ray_init": {}}, "empo2": {"hardware": hardware}}))
+    (options,) = given
+    assert options["runtime_env"]["env_vars"].get("EMPO2_NETWORK") == told
+    assert ("_temp_dir" in options) is (told is None)  # of a Ray that is started
+
+
 RAY = """
 import contextlib, json, os, psutil, ray, sys
 from empo2.recipe.config import load_settings
