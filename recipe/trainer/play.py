@@ -115,7 +115,7 @@ class PlayingTrainer(AgentLightningRayPPOTrainer):
                 break
             except NoUsableRollouts as error:
                 self.records.note_rollouts(self.manager, self.global_steps, "training", {})
-                self.records.write_rollouts(self.global_steps)
+                self.records.write_rollouts()
                 print(f"step {self.global_steps}, attempt {attempt} of {_ATTEMPTS}: {error}", flush=True)
                 if attempt == _ATTEMPTS:
                     raise

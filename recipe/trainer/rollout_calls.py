@@ -58,8 +58,7 @@ class PlayedCall:
     @property
     def without_tokens(self) -> bool:
         """Return whether it was answered, but without token ids, so that it cannot be trained."""
-        response = self.data.get("response")
-        choices = response.get("choices") if isinstance(response, dict) else None
+        choices = self.data["response"].get("choices")
         return self.data.get("status") != "error" and bool(choices) and choices[0].get("token_ids") is None
 
     @property

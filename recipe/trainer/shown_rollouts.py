@@ -235,7 +235,7 @@ class RunRecords:
         with (self._folder / run_folder.EPISODES_FILE).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def write_rollouts(self, step: int) -> None:
+    def write_rollouts(self) -> None:
         """Write the rollouts that are noted; the run goes on where that fails."""
         rows, self._unwritten = self._unwritten, []
         if self._folder is None or not rows:
@@ -243,4 +243,4 @@ class RunRecords:
         try:
             write_rollouts(self._folder / run_folder.ROLLOUTS, rows, self._run.keep_rollouts)
         except (OSError, ValueError, TypeError) as error:  # such as a full disk
-            say_note(f"step {step}: WARNING: its rollouts are not kept: {error}")
+            say_note(f"step {rows[0]['step']}: WARNING: its rollouts are not kept: {error}")

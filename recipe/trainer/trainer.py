@@ -52,7 +52,7 @@ class Empo2Trainer(PlayingTrainer):
             result = train_step(self, timing_raw, profile=curr_step_profile)
             self._metrics = result[0]
         finally:  # an update that fails leaves what was played
-            self.records.write_rollouts(self.global_steps)
+            self.records.write_rollouts()
         if preemption.came() and self.global_steps < self.total_training_steps:  # the last one ends as it would
             self._end_with_this_step()
         if self.is_async and self.global_steps >= self.total_training_steps:
@@ -75,7 +75,7 @@ class Empo2Trainer(PlayingTrainer):
             except NoUsableRollouts as error:
                 print(f"validation: {error}", flush=True)
             self.records.note_rollouts(self.manager, self.global_steps, "validation", {})
-            self.records.write_rollouts(self.global_steps)
+            self.records.write_rollouts()
             played.append(self.manager.results)
         return metrics | validation_metrics(played, self.settings.algorithm)
 
@@ -100,8 +100,8 @@ class Empo2Trainer(PlayingTrainer):
         if self._metrics is not None:  # `fit` has copied its own timers already
             self._metrics["timing_s/save_checkpoint"] = perf_counter() - begin
 
-    def _load_checkpoint(self) -> Any:
-        result = super()._load_checkpoint()
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
         if self.global_steps > 0:
             trainer, folder = self.config.trainer, self._checkpoint
             if trainer.resume_mode == "resume_path":
@@ -111,4 +111,3 @@ class Empo2Trainer(PlayingTrainer):
                 self.train_dataloader.load_state_dict(torch.load(order, weights_only=False))
             if self.settings.algorithm.name == "empo2":
                 self.gateway.restore(folder / run_folder.MEMORY_FILE)
-        return result
