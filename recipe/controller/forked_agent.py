@@ -28,10 +28,11 @@ _USED_BY_MOST = ("openai", "openai.resources.chat.completions")
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def import_class(agent_class: str) -> Callable[[str, Mapping[str, str]], str | None]:
+def import_class(agent_class: str) -> tuple[Callable[[str, Mapping[str, str]], str | None], dict[str, str | None]]:
     """Import the module of an agent's class, and what most agents use.
 
-    Return a function of an agent's class and variables: why it cannot be forked, or None if it can.
+    Return a function of an agent's class and variables: why it cannot be forked, or None if it can; and the variables
+    that the import has set, None for one that it has removed.
     """
     environment = dict(os.environ)
     module, name = agent_class.split(":")
@@ -44,10 +45,10 @@ def import_class(agent_class: str) -> Callable[[str, Mapping[str, str]], str | N
                 importlib.import_module(used)
         try:
             getattr(importlib.import_module(module), name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             refused = f"agent.class={agent_class!r} cannot be imported: {type(error).__name__}: {error}"
-    for variable in one_thread:
-        del os.environ[variable]
+    left = {variable: value for variable, value in os.environ.items() if one_thread.get(variable) != value}
+    changed = {variable: left.get(variable) for variable, _ in environment.items() ^ left.items()}
     if iterated:
         refused = refused or "its module reads the whole environment while it is imported; read it in run()"
     sys.stdout.flush()  # what the import has printed would be printed by each fork
@@ -63,7 +64,7 @@ def import_class(agent_class: str) -> Callable[[str, Mapping[str, str]], str | N
             f"its module reads {', '.join(sorted(differ))} while it is imported; read it in run()" if differ else None
         )
 
-    return refuses
+    return refuses, changed
 
 
 @contextlib.contextmanager
@@ -97,7 +98,7 @@ def _cannot_fork() -> str | None:
     return None
 
 
-_refuses = import_class(os.environ[AGENT_CLASS])
+_refuses, _changed = import_class(os.environ[AGENT_CLASS])
 _SAID = mmap.mmap(-1, 1)  # shared by all forks: not 0 once one has said why it is refused
 
 
@@ -112,7 +113,7 @@ def run_agent(agent_class: str, environment: dict[str, str]) -> None:
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.execve(sys.executable, [sys.executable, "-c", ALONE, agent_class], environment)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update({name: value for name, value in {**environment, **_changed}.items() if value is not None})
     sys.argv = ["-c", agent_class]  # as upstream starts it
     if "numpy.random" in sys.modules:  # Python's own generator is seeded anew by a fork
         sys.modules["numpy.random"].seed()

@@ -153,13 +153,20 @@ async def test_agents_end_with_a_killed_fork_server_and_later_ones_are_forked(
     assert await agents.play("exit") == 7
 
 
-async def test_a_class_that_cannot_be_imported_says_so_in_one_line(warm) -> None:
-    agents = warm("no_such_module:Agent")
+@pytest.mark.parametrize(
+    ("module", "code", "error"),
+    [("no_such_module", 1, "ModuleNotFoundError: No module named"), ("exiting_agent", 2, "SystemExit: 2")],
+)
+async def test_a_class_that_cannot_be_imported_says_so_in_one_line(
+    warm, tmp_path: Path, module: str, code: int, error: str
+) -> None:
+    (tmp_path / "exiting_agent.py").write_text("import sys\nsys.exit(2)\n")
+    agents = warm(f"{module}:Agent")
     agent = await agents.start("tell")
-    assert await agent.wait() == 1  # as without warm agents: with a traceback, of this rollout alone
+    assert await agent.wait() == code  # as without warm agents: with a traceback, of this rollout alone
     said = [line for line in agents.lines() if line.startswith("empo2:")]
     assert len(said) == 1
-    assert "agent.class='no_such_module:Agent' cannot be imported: ModuleNotFoundError: No module named" in said[0]
+    assert f"agent.class='{module}:Agent' cannot be imported: {error}" in said[0]
 
 
 ODD = {
@@ -184,6 +191,25 @@ async def test_what_a_fork_would_break_starts_alone(warm, tmp_path: Path, why: s
     *doors, said = agents.lines()
     assert doors == [f"door {door}" for door in played]
     assert said.startswith("empo2: every agent starts a Python of its own") and why in said
+
+
+async def test_what_a_module_sets_while_it_is_imported_is_set_in_each_agent(
+    warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where each agent starts alone."""
+    (tmp_path / "setting_agent.py").write_text(
+        "import os\nos.environ.setdefault('MY_CACHE', 'off')\nos.environ['OMP_NUM_THREADS'] = '7'\n"
+        "del os.environ['GONE']\nclass Agent:\n    def run(self):\n"
+        "        names = 'MY_CACHE', 'OMP_NUM_THREADS', 'GONE', 'MKL_NUM_THREADS', 'DOOR'\n"
+        "        print('set', *map(os.environ.get, names))\n"
+    )
+    monkeypatch.setenv("GONE", "1")
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    agents = warm("setting_agent:Agent")
+    for door in "34":
+        assert await agents.play("", DOOR=door) == 0
+    assert agents.lines() == ["set off 7 None None 3", "set off 7 None None 4"]
 
 
 async def test_agent_lightning_starts_agents_as_warm_agents_expect(monkeypatch: pytest.MonkeyPatch) -> None:
