@@ -180,6 +180,7 @@ def memory_file_system(start: Start) -> Iterator[Finding]:
     settings, folder = start.settings, Path(start.settings.run.directory).absolute()
     existing = existing_folder(folder).resolve()
     over = [each for each in psutil.disk_partitions(all=True) if existing.is_relative_to(each.mountpoint)]
+    over.reverse()  # of several that are mounted at one place, such as by autofs, the last one is seen
     kind = max(over, key=lambda each: len(Path(each.mountpoint).parts)).fstype if over else "unknown"
     remote = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
     if remote and (settings.hardware.nodes > 1 or settings.hardware.cluster):  # whose checkpoints need a shared disk

@@ -338,7 +338,8 @@ def test_what_the_machine_lacks_is_named(
         code, found = lines_of(*fits, port, capsys=capsys)
     assert code == 1 and found["port"][0] == "WRONG" and port in found["port"][1]
     disks = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype="")]
-    monkeypatch.setattr(machine_checks.psutil, "disk_partitions", lambda all: disks)
+    hidden = SimpleNamespace(mountpoint=str(tmp_path), fstype="autofs")  # below what it mounts
+    monkeypatch.setattr(machine_checks.psutil, "disk_partitions", lambda all: [hidden, *disks])
     for kind, said in (("nfs4", "WRONG"), ("fuse.sshfs", "WRONG"), ("fuse.overlayfs", "ok")):
         disks[1].fstype = kind
         found = lines_of(*fits, *mine, capsys=capsys)[1]["memory file"]
