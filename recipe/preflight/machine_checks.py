@@ -60,10 +60,10 @@ def compiler(start: Start) -> Iterator[Finding]:
     settings = start.settings
     if settings.hardware.device == "cpu" or settings.model.server is not None or start.pretended is not None:
         return
-    found = {name: shutil.which(name) for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if name}
-    missing = [*([] if any(found.values()) else ["a C compiler"]), *([] if HEADER.is_file() else [str(HEADER)])]
+    found = [path for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if (path := shutil.which(name))]
+    missing = ([] if found else ["a C compiler"]) + ([] if HEADER.is_file() else [str(HEADER)])
     fix = f"vLLM compiles kernels: {' and '.join(missing)} missing; apt install gcc python3.12-dev" if missing else ""
-    yield Finding("compiler", "" if fix else next(path for path in found.values() if path), fix)
+    yield Finding("compiler", "" if fix else found[0], fix)
 
 
 def gpu_memory(start: Start) -> Iterator[Finding]:
@@ -117,21 +117,17 @@ def cores(start: Start) -> Iterator[Finding]:
 def _free_memory() -> float:
     """Return the bytes that may still be taken: of the machine, and of the container or the job of this process."""
     free = psutil.virtual_memory().available
-    for group, limit, used, cached in _groups():
-        if (text := (group / limit).read_text().strip()) != "max":
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            free = min(free, int(text) - int((group / used).read_text()) + int(stat.get(cached, 0)))
-    return free
-
-
-def _groups() -> Iterator[tuple[Path, str, str, str]]:
-    """Yield the control groups of this process that may limit its memory, with the names of their files."""
     for line in MINE.read_text().splitlines():
         _, kinds, path = line.split(":", 2)
-        if kinds in _GROUP_FILES:
-            names, mine = _GROUP_FILES[kinds], CGROUPS / kinds / path.lstrip("/")  # a container may see its root alone
-            above = (each for each in mine.parents if each.is_relative_to(CGROUPS))
-            yield from ((each, *names) for each in (mine, *above) if (each / names[0]).is_file())
+        if kinds not in _GROUP_FILES:
+            continue
+        limit, used, cached = _GROUP_FILES[kinds]
+        mine = CGROUPS / kinds / path.lstrip("/")  # a container may see its root alone
+        for group in (mine, *mine.parents):
+            if (group / limit).is_file() and (most := (group / limit).read_text().strip()) != "max":
+                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                free = min(free, int(most) - int((group / used).read_text()) + int(stat.get(cached, 0)))
+    return free
 
 
 def disk(start: Start) -> Iterator[Finding]:
